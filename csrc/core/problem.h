@@ -1,0 +1,55 @@
+// One matrix multiplication, as plain data: no torch, no device runtime.
+//
+//   C[i, j] = activation( sum_p A[i, p] * B[p, j] + bias[j] )      i < m, j < n, p < k
+//
+// Strides count elements, may be anything >= 0 (0 = broadcast) for A, B and bias; those of C must not
+// let two elements share an address. A, B, bias and C have one dtype. C is write-only and overlaps no input.
+#pragma once
+
+#include <cstdint>
+
+namespace tiledmm {
+
+enum class DType : int32_t { f32 = 0, f64 = 1, f16 = 2, bf16 = 3 };
+inline constexpr int kNumDTypes = 4;
+
+enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
+
+enum class Status : int32_t {
+  ok = 0,
+  unknown_algorithm = 1,  // no kernel of that name
+  unsupported = 2,        // the kernel exists but cannot serve this device, dtype or machine
+  out_of_memory = 3,      // the workspace could not be allocated
+};
+
+constexpr int64_t size_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+}
+
+// One batch dimension; strides in elements. C's is 0 only where size == 1.
+struct BatchDim {
+  int64_t size;
+  int64_t stride_a;
+  int64_t stride_b;
+  int64_t stride_c;
+};
+
+struct GemmProblem {
+  int64_t m, n, k;
+  const void* a;
+  int64_t stride_am, stride_ak;
+  const void* b;
+  int64_t stride_bk, stride_bn;
+  void* c;
+  int64_t stride_cm, stride_cn;
+  // Added before the activation; null: none. One of its strides is 0 unless it is a whole matrix.
+  const void* bias;
+  int64_t stride_bias_m, stride_bias_n;
+  // Outermost first; the bias is shared by the whole batch. num_batch_dims == 0: one product.
+  const BatchDim* batch_dims;
+  int32_t num_batch_dims;
+  DType dtype;
+  Activation activation;
+};
+
+}  // namespace tiledmm
