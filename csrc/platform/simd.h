@@ -1,0 +1,152 @@
+// The vectors of one CPU instruction set, for every lane type that the kernels use.
+//
+// A translation unit picks its instruction set by defining exactly one of TILEDMM_ISA_PORTABLE, _AVX2, _AVX512,
+// _AVX512_BF16, _NEON before it includes this file, and encloses its code in TILEDMM_TARGET_BEGIN / _END, so that the
+// library as a whole is compiled for the baseline and the choice is made at run time. Everything here has internal
+// linkage: a function compiled for AVX-512 must never be the copy that the linker keeps for all.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define TILEDMM_PRAGMA(text) _Pragma(#text)
+#if defined(TILEDMM_ISA_AVX512_BF16)
+#define TILEDMM_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c"
+#elif defined(TILEDMM_ISA_AVX512)
+#define TILEDMM_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#elif defined(TILEDMM_ISA_AVX2)
+#define TILEDMM_TARGET "avx2,fma,f16c"
+#endif
+#if !defined(TILEDMM_TARGET)
+#define TILEDMM_TARGET_BEGIN
+#define TILEDMM_TARGET_END
+#elif defined(__clang__)
+#define TILEDMM_TARGET_BEGIN \
+  TILEDMM_PRAGMA(clang attribute push(__attribute__((target(TILEDMM_TARGET))), apply_to = function))
+#define TILEDMM_TARGET_END TILEDMM_PRAGMA(clang attribute pop)
+#else
+#define TILEDMM_TARGET_BEGIN TILEDMM_PRAGMA(GCC push_options) TILEDMM_PRAGMA(GCC target(TILEDMM_TARGET))
+#define TILEDMM_TARGET_END TILEDMM_PRAGMA(GCC pop_options)
+#endif
+
+#if defined(TILEDMM_ISA_AVX512) || defined(TILEDMM_ISA_AVX512_BF16)
+#define TILEDMM_VECTOR_BYTES 64
+#elif defined(TILEDMM_ISA_AVX2)
+#define TILEDMM_VECTOR_BYTES 32
+#else
+#define TILEDMM_VECTOR_BYTES 16
+#endif
+#define TILEDMM_INLINE inline __attribute__((always_inline))
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm {
+namespace {
+
+// T in a full vector register, as the compiler's own vector type (operators work lane by lane).
+template <class T>
+struct Simd {
+  static constexpr int kLanes = TILEDMM_VECTOR_BYTES / int(sizeof(T));
+  typedef T Reg __attribute__((vector_size(TILEDMM_VECTOR_BYTES)));
+};
+template <class T>
+using Reg = typename Simd<T>::Reg;
+
+template <class T>
+TILEDMM_INLINE Reg<T> load(const T* from) {
+  Reg<T> v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class T>
+TILEDMM_INLINE void store(T* to, Reg<T> v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+template <class T>
+TILEDMM_INLINE Reg<T> broadcast(T value) {
+  return value - Reg<T>{};
+}
+
+// The first `count` lanes, 0 <= count <= kLanes; the others are 0 and their memory is not touched.
+template <class T>
+TILEDMM_INLINE Reg<T> load_partial(const T* from, int64_t count) {
+#if TILEDMM_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return (Reg<T>)_mm512_maskz_loadu_epi32(__mmask16((1u << count) - 1), from);
+  } else if constexpr (sizeof(T) == 8) {
+    return (Reg<T>)_mm512_maskz_loadu_epi64(__mmask8((1u << count) - 1), from);
+  }
+#endif
+  Reg<T> v{};
+  for (int64_t i = 0; i < count; ++i) v[i] = from[i];
+  return v;
+}
+
+template <class T>
+TILEDMM_INLINE void store_partial(T* to, Reg<T> v, int64_t count) {
+#if TILEDMM_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return _mm512_mask_storeu_epi32(to, __mmask16((1u << count) - 1), (__m512i)v);
+  } else if constexpr (sizeof(T) == 8) {
+    return _mm512_mask_storeu_epi64(to, __mmask8((1u << count) - 1), (__m512i)v);
+  }
+#endif
+  for (int64_t i = 0; i < count; ++i) to[i] = v[i];
+}
+
+// a * b + c, in one rounding where the instruction set can.
+TILEDMM_INLINE Reg<float> multiply_add(Reg<float> a, Reg<float> b, Reg<float> c) {
+#if TILEDMM_VECTOR_BYTES == 64
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(TILEDMM_ISA_AVX2)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(TILEDMM_ISA_NEON)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double> c) {
+#if TILEDMM_VECTOR_BYTES == 64
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(TILEDMM_ISA_AVX2)
+  return _mm256_fmadd_pd(a, b, c);
+#elif defined(TILEDMM_ISA_NEON)
+  return vfmaq_f64(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+// One stage of the transpose below: swaps the off-diagonal SPAN x SPAN blocks of row pairs (i, i + SPAN).
+template <int SPAN, class R, int... I>
+TILEDMM_INLINE void swap_blocks(R& low, R& high, std::integer_sequence<int, I...>) {
+  constexpr int kLanes = sizeof...(I);
+  const R first = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I - SPAN : I)...);
+  high = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I : I + SPAN)...);
+  low = first;
+}
+
+// Transposes a square of kLanes x kLanes elements held in kLanes registers: log2(kLanes) stages.
+template <class T, int SPAN = 1>
+TILEDMM_INLINE void transpose(Reg<T> (&rows)[Simd<T>::kLanes]) {
+  constexpr int kLanes = Simd<T>::kLanes;
+  if constexpr (SPAN < kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (!(i & SPAN)) swap_blocks<SPAN>(rows[i], rows[i + SPAN], std::make_integer_sequence<int, kLanes>{});
+    }
+    transpose<T, SPAN * 2>(rows);
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm
+TILEDMM_TARGET_END
