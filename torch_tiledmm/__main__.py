@@ -1,0 +1,81 @@
+"""Looks inside: ``python -m torch_tiledmm info | explain M N K | bench``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command. Exits with 2 and a message on stderr for options that make no sense."""
+    parser = argparse.ArgumentParser(prog="python -m torch_tiledmm", description="matrix multiplication in tiles")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    info = commands.add_parser("info", help="version, build, instruction set in use, algorithms")
+    info.set_defaults(run=_info)
+
+    explain_ = commands.add_parser("explain", help="what auto picks for a problem, and why")
+    explain_.add_argument("m", type=int)
+    explain_.add_argument("n", type=int)
+    explain_.add_argument("k", type=int)
+    explain_.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
+    explain_.add_argument("--layout", choices=LAYOUTS, default="NT", help="NT, the default, is F.linear")
+    explain_.add_argument("--device", default="cpu", help='"cpu", or with an instruction set, as in "cpu:avx2"')
+    explain_.add_argument("--threads", type=int, default=None, help="default: torch's own number")
+    explain_.set_defaults(run=_explain)
+
+    bench = commands.add_parser("bench", help="speed against torch and numpy")
+    # The module is imported for its options here and not at the top of the file, so that `info` stays quick.
+    from .testing.bench import add_matmul_arguments
+
+    add_matmul_arguments(bench, default_rows="square")
+    bench.add_argument("--plot", type=Path, default=None, metavar="FILE.png", help="save a chart there")
+    bench.set_defaults(run=_bench)
+
+    args = parser.parse_args(arguments)
+    try:
+        args.run(args)
+    except ValueError as error:
+        commands.choices[args.command].error(str(error))
+
+
+def _info(args: argparse.Namespace) -> None:
+    info = build_info()
+    print(f"torch_tiledmm {info.version}, compiled by {info.compiler}")
+    for device, names in info.compiled.items():
+        isa = info.isa.get(device, "none")
+        print(f"{device}: {info.num_cores} cores, compiled for {', '.join(names)}; in use: {isa}")
+    rows = [("algorithm", "device", "rung", "dtypes", "description")]
+    for entry in info.algorithms:
+        dtypes = " ".join(entry.dtypes) if entry.available else f"not available: {entry.reason}"
+        rows.append((entry.name, entry.device, str(entry.rung), dtypes, entry.description))
+    print(format_columns(rows))
+
+
+def _explain(args: argparse.Namespace) -> None:
+    print(
+        explain(
+            args.m,
+            args.n,
+            args.k,
+            args.dtype,
+            layout=args.layout,
+            device=args.device,
+            num_threads=args.threads,
+        )
+    )
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from .testing.bench import plot_matmul, run_matmul
+
+    results = run_matmul(args)
+    if args.plot is not None:
+        plot_matmul(results, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What can compute a product, and what auto picks and why. The C++ side decides; this module asks it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One algorithm on one device: ``matmul(a, b, algorithm=name)``."""
+
+    name: str
+    device: str
+    rung: int  # its place on the ladder, see the kernel files
+    dtypes: tuple[str, ...]
+    available: bool
+    reason: str  # why it is not available, else empty
+    description: str
+
+    def __str__(self) -> str:
+        state = ", ".join(self.dtypes) if self.available else f"not available: {self.reason}"
+        return f"{self.name} ({self.device}): {state}"
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What was built and what runs here."""
+
+    version: str
+    compiler: str
+    compiled: dict[str, tuple[str, ...]]  # per device, the instruction sets that the library has kernels for
+    isa: dict[str, str]  # per device, the instruction set in use
+    num_cores: int
+    algorithms: tuple[Algorithm, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm that was considered for a problem."""
+
+    algorithm: str
+    legal: bool
+    cost_us: float | None  # estimated; None if it is not legal
+    reason: str
+    config: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The candidates for one problem and the choice. ``str()`` is a table."""
+
+    problem: dict[str, object]
+    device: str
+    isa: str
+    num_threads: int
+    candidates: tuple[Candidate, ...]
+    choice: str
+    reason: str
+
+    def __str__(self) -> str:
+        p = self.problem
+        threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
+        head = f"m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']} on {self.device} ({self.isa}, {threads})"
+        rows = [("", "algorithm", "legal", "cost us", "config", "reason")]
+        for c in self.candidates:
+            mark = "->" if c.algorithm == self.choice else ""
+            cost = "" if c.cost_us is None else f"{c.cost_us:.4g}"
+            config = " ".join(f"{key}={value}" for key, value in c.config.items())
+            rows.append((mark, c.algorithm, "yes" if c.legal else "no", cost, config, c.reason))
+        return "\n".join([head, format_columns(rows), f"choice: {self.choice} ({self.reason})"])
+
+
+def build_info() -> BuildInfo:
+    """The build, the instruction set in use and all algorithms."""
+    info = json.loads(torch.ops.tiledmm._info())
+    return BuildInfo(
+        version=info["version"],
+        compiler=info["compiler"],
+        compiled={device: tuple(names) for device, names in info["compiled"].items()},
+        isa=info["isa"],
+        num_cores=info["num_cores"],
+        algorithms=tuple(Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]),
+    )
+
+
+def algorithms(device: str | torch.device | None = None) -> list[Algorithm]:
+    """The algorithms of one device, of every device by default, with the reason where one is not available here.
+
+    Raises ValueError for a device type that no algorithm knows.
+    """
+    entries = build_info().algorithms
+    if device is None:
+        return list(entries)
+    device_type = str(device).split(":")[0]
+    known = sorted({entry.device for entry in entries})
+    if device_type not in known:
+        raise ValueError(f"device: got {str(device)!r}, expected one of {', '.join(known)}")
+    return [entry for entry in entries if entry.device == device_type]
+
+
+def explain(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str | torch.dtype,
+    *,
+    layout: str = "NT",
+    device: str | torch.device = "cpu",
+    num_threads: int | None = None,
+) -> Explanation:
+    """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
+
+    ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is stored as
+    written (N) or transposed (T), ``F.linear`` is NT; ``device`` may name an instruction set, as in ``cpu:avx2``;
+    ``num_threads`` is torch's by default. Nothing is computed, and the device need not be present.
+
+    Raises TypeError for a size that is no integer, ValueError for any other argument that is not one of these.
+    """
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name}: got {size!r}, expected an integer")
+        if not 0 <= size < 2**63:
+            raise ValueError(f"{name}: got {size}, expected an integer from 0 to 2**63 - 1")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    num_threads = torch.get_num_threads() if num_threads is None else num_threads
+    if num_threads < 1:
+        raise ValueError(f"num_threads: got {num_threads}, expected at least 1")
+    try:
+        text = torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    answer = json.loads(text)
+    answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])
+    return Explanation(**answer)
+
+
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype for fp32, fp64, fp16, bf16 or for itself. Raises ValueError for any other."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype in DTYPES.values():
+        return dtype
+    raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)} or the torch dtype")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """fp32, fp64, fp16 or bf16."""
+    return next(name for name, value in DTYPES.items() if value == dtype)
+
+
+def format_columns(rows: list[tuple[str, ...]]) -> str:
+    """Rows of text as aligned columns, the first row being the head."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

@@ -1,0 +1,166 @@
+"""THE reference and THE error bounds, used by every test.
+
+The reference is a float64 product of the operands as given. An output element is accepted when
+
+    |out - ref| <= gamma(k + 2) * (|A| |B| + |bias|)  +  u_out * |ref|  +  absolute term,
+
+with u the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order, fused or
+not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham, Accuracy and
+Stability of Numerical Algorithms, section 3.1); the one more is the reference's and second-order terms. u_out is the last
+rounding, to the dtype of the output. fp16 and bf16 accumulate in fp32, where their products are exact. For fp64 the reference
+has the same error as the result, so the first term counts twice.
+
+The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per operation. bf16 has
+more of it: the vdpbf16ps instruction reads denormal inputs as zero and writes zero for denormal sums (Intel SDM), which loses at
+most 2^-126 * (sum |a| + sum |b| + k). In every other dtype denormals are kept, and the bound is too tight for a
+flush to pass.
+
+An activation multiplies all this by its Lipschitz constant and adds its own evaluation error, 8 u_acc |x|, which covers
+implementations that lose relative accuracy where the activation cancels to nearly zero.
+
+The bound per element grows with k, the actual error with sqrt(k). So the whole output must also meet
+
+    ||out - ref||_F <= (4 sqrt(k + 1) u_acc + u_out) * (||ref||_F + ||Q||_F) + absolute term,    Q_ij^2 = sum_p (a_ip b_pj)^2.
+
+It holds for sums whose terms come in no particular order: the partial sums are then of the size of Q (zero mean) or of
+ref, and rounding errors add up like a random walk. Q keeps the bound meaningful when ref is small by chance.
+
+nan must be where the reference, rounded to the dtype of the output, has it; inf likewise, up to the bound at the overflow
+threshold. Sums whose |A| |B| overflows the accumulator are outside of these bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..dispatch import dtype_name
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+_FUNCTIONS = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+# Largest slope: gelu at sqrt(2) 1.1290, gelu_tanh 1.1290, silu at 2.3994 1.0998.
+_LIPSCHITZ = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+_ACTIVATION_ROUNDINGS = {"none": 0, "relu": 0, "gelu": 8, "gelu_tanh": 8, "silu": 8}
+_FROBENIUS_FACTOR = 4.0
+_SMALLEST_DENORMAL = {
+    torch.float16: 2.0**-24,
+    torch.bfloat16: 2.0**-133,
+    torch.float32: 2.0**-149,
+    torch.float64: 2.0**-1074,
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an output must be. All tensors are float64 on the CPU and have the shape of the output."""
+
+    what: str  # for messages, e.g. "matmul (2, 3) x (3, 4)"
+    dtype: torch.dtype  # of the output
+    value: torch.Tensor
+    bound: torch.Tensor  # of |out - value|, 0 where value is not finite
+    frobenius_bound: float  # of the Frobenius norm of out - value; not finite if an operand is not
+
+
+def expect_matmul(a: torch.Tensor, b: torch.Tensor) -> Expected:
+    """The expected result of ``matmul(a, b)``: shapes as torch.matmul takes them, one of the four dtypes."""
+    return _expect(f"matmul {tuple(a.shape)} x {tuple(b.shape)}", a, b, None, "none")
+
+
+def expect_linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
+) -> Expected:
+    """The expected result of ``linear(input, weight, bias, activation=activation)``, shapes as F.linear takes them."""
+    what = f"linear {tuple(input.shape)} x {tuple(weight.shape)}^T, bias {bias is not None}, activation {activation}"
+    return _expect(what, input, weight.mT if weight.dim() == 2 else weight, bias, activation)
+
+
+def assert_close(out: torch.Tensor, expected: Expected) -> None:
+    """Raises AssertionError, naming the worst element, unless out has the dtype, the shape and the values expected."""
+    head = f"{expected.what} in {dtype_name(expected.dtype)}"
+    assert out.dtype == expected.dtype, f"{head}: dtype {out.dtype}, expected {expected.dtype}"
+    assert out.shape == expected.value.shape, f"{head}: shape {tuple(out.shape)}, expected {tuple(expected.value.shape)}"
+
+    # Rounding to the output's dtype is monotone, so this decides overflow to inf as well.
+    actual = out.detach().to("cpu", torch.float64)
+    low = (expected.value - expected.bound).to(expected.dtype).double()
+    high = (expected.value + expected.bound).to(expected.dtype).double()
+    is_good = ((actual >= low) & (actual <= high)) | (actual.isnan() & expected.value.isnan())
+    if not is_good.all():
+        raise AssertionError(f"{head}: {_describe_worst(actual, expected, is_good)}")
+
+    is_finite = actual.isfinite() & expected.value.isfinite()
+    error = torch.where(is_finite, actual - expected.value, 0.0).norm().item()
+    if error > expected.frobenius_bound:  # false for a bound that is nan or inf
+        raise AssertionError(
+            f"{head}: Frobenius norm of the error {error:.6g} > bound {expected.frobenius_bound:.6g}, "
+            f"though every element is within its own"
+        )
+
+
+def _expect(
+    what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> Expected:
+    dtype, k = a.dtype, a.shape[-1]
+    acc_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    u_acc = torch.finfo(acc_dtype).eps / 2
+    u_out = torch.finfo(dtype).eps / 2
+    num_roundings = (k + 2) * (2 if dtype == torch.float64 else 1)
+    gamma = num_roundings * u_acc / (1 - num_roundings * u_acc)
+
+    a, b = a.detach().to("cpu", torch.float64), b.detach().to("cpu", torch.float64)
+    value = torch.matmul(a, b)
+    magnitude = torch.matmul(a.abs(), b.abs())
+    spread = _frobenius_of_squares(a, b, value.numel())
+    if bias is not None:
+        bias = bias.detach().to("cpu", torch.float64)
+        value = value + bias
+        magnitude = magnitude + bias.abs()
+
+    num_ops = k + 1 + _ACTIVATION_ROUNDINGS[activation]
+    absolute = torch.full_like(value, num_ops * _SMALLEST_DENORMAL[acc_dtype] + _SMALLEST_DENORMAL[dtype] / 2)
+    if dtype == torch.bfloat16:
+        ones_a, ones_b = torch.ones_like(a), torch.ones_like(b)
+        absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k)
+
+    evaluation = _ACTIVATION_ROUNDINGS[activation] * u_acc * value.abs()
+    slope = _LIPSCHITZ[activation]
+    value = _FUNCTIONS[activation](value)
+    bound = slope * (gamma * magnitude + absolute) + evaluation + u_out * value.abs()
+    bound = torch.where(value.isfinite(), bound, 0.0)
+
+    relative = slope * _FROBENIUS_FACTOR * math.sqrt(k + 1) * u_acc + u_out
+    norm = torch.linalg.vector_norm
+    frobenius_bound = (
+        relative * (norm(value) + spread) + norm(evaluation) + slope * norm(absolute)
+    ).item()
+    return Expected(what, dtype, value, bound, frobenius_bound)
+
+
+def _frobenius_of_squares(a: torch.Tensor, b: torch.Tensor, num_outputs: int) -> torch.Tensor:
+    """The Frobenius norm of Q, Q_ij^2 = sum_p (a_ip b_pj)^2."""
+    if num_outputs == 0:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.matmul(a.square(), b.square()).sum().sqrt()
+
+
+def _describe_worst(actual: torch.Tensor, expected: Expected, is_good: torch.Tensor) -> str:
+    """Where out is furthest outside of its bound; a wrong nan or inf counts as furthest."""
+    error = (actual - expected.value).abs()
+    excess = torch.where(is_good, -1.0, (error / expected.bound).nan_to_num(nan=math.inf, posinf=math.inf))
+    flat = int(excess.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape))
+    picked = [t.reshape(-1)[flat].item() for t in (actual, expected.value, error, expected.bound)]
+    return (
+        f"element {index} is {picked[0]:.9g}, reference {picked[1]:.9g}, error {picked[2]:.3g}, bound {picked[3]:.3g} "
+        f"({int((~is_good).sum())} of {actual.numel()} elements wrong)"
+    )

@@ -1,0 +1,112 @@
+"""The clock: several callables, the arms, timed against each other in one process, and the ceilings of this machine.
+
+Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change of clock rate or of load
+meets all of them alike. A sample is the mean of enough calls to outlast the timer. Every sample starts with an
+untimed call, which brings back the arm's own caches and wakes its own threads.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+_SAMPLE_SECONDS = 2e-3
+_MIN_ROUNDS = 5
+_MAX_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over the samples of one arm."""
+
+    median: float
+    minimum: float
+    spread: float  # half of the distance between the quartiles, relative to the median
+    num_samples: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        """Plain data in microseconds, rounded to the nanosecond."""
+        return {
+            "median_us": round(self.median * 1e6, 3),
+            "minimum_us": round(self.minimum * 1e6, 3),
+            "spread": round(self.spread, 4),
+            "num_samples": self.num_samples,
+        }
+
+
+def time_arms(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.5) -> dict[str, Timing]:
+    """Times every arm within about ``seconds`` in all, more if five rounds take longer.
+
+    An arm whose first call alone takes ``seconds`` is sampled by that call and left out of the rounds.
+    """
+    samples: dict[str, list[float]] = {}
+    num_calls: dict[str, int] = {}
+    for name, call in arms.items():
+        first = _time_calls(call, 1)
+        if first >= seconds:
+            samples[name] = [first]
+            continue
+        samples[name] = []
+        num_calls[name] = max(1, math.ceil(_SAMPLE_SECONDS / _time_calls(call, 3)))
+
+    names = list(num_calls)
+    deadline = time.perf_counter() + seconds
+    for round_idx in range(_MAX_ROUNDS if names else 0):
+        if round_idx >= _MIN_ROUNDS and time.perf_counter() >= deadline:
+            break
+        start = round_idx % len(names)
+        for name in names[start:] + names[:start]:
+            arms[name]()
+            samples[name].append(_time_calls(arms[name], num_calls[name]))
+    return {name: _summarize(samples[name]) for name in arms}
+
+
+def fma_peak(dtype: torch.dtype) -> float | None:
+    """GFLOP/s of fused multiply-adds held in registers on all of torch's threads; None where it cannot be measured."""
+    if not hasattr(torch.ops.tiledmm, "_fma_peak"):
+        return None
+    return max(torch.ops.tiledmm._fma_peak(dtype) for _ in range(3)) or None
+
+
+def copy_bandwidths() -> dict[int, float]:
+    """GB/s read and written by torch's copy, on all of its threads, per size of the working set in bytes, ascending.
+
+    A smaller set fits into nearer memory, so it gets at least the figure of every larger one; that also keeps
+    the cost of the call out of the figures of the small sets.
+    """
+    bandwidths: dict[int, float] = {}
+    best = 0.0
+    for exponent in range(28, 13, -2):
+        num_bytes = 2**exponent
+        source = torch.ones(num_bytes // 8, dtype=torch.float32)
+        target = torch.empty_like(source)
+        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)["copy"]
+        best = max(best, num_bytes / timing.median / 1e9)
+        bandwidths[num_bytes] = round(best, 2)
+    return dict(sorted(bandwidths.items()))
+
+
+def bandwidth_of(num_bytes: int, bandwidths: Mapping[int, float]) -> float:
+    """GB/s of the smallest measured working set that holds ``num_bytes``, of the largest one if none does."""
+    return next((rate for size, rate in bandwidths.items() if size >= num_bytes), list(bandwidths.values())[-1])
+
+
+def _time_calls(call: Callable[[], object], num_calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        call()
+    return (time.perf_counter() - start) / num_calls
+
+
+def _summarize(samples: list[float]) -> Timing:
+    median = statistics.median(samples)
+    spread = 0.0
+    if len(samples) >= 4:
+        quartiles = statistics.quantiles(samples, n=4)
+        spread = (quartiles[2] - quartiles[0]) / 2 / median
+    return Timing(median, min(samples), spread, len(samples))
