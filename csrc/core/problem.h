@@ -26,6 +26,8 @@ constexpr int64_t size_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
 }
 
+inline constexpr int kMaxBatchDims = 64;
+
 // One batch dimension; strides in elements. C's is 0 only where size == 1.
 struct BatchDim {
   int64_t size;
@@ -42,7 +44,7 @@ struct GemmProblem {
   int64_t stride_bk, stride_bn;
   void* c;
   int64_t stride_cm, stride_cn;
-  // Added before the activation; null: none. One of its strides is 0 unless it is a whole matrix.
+  // A vector added before the activation, along n or along m: the other stride is 0. Null: none.
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
   // Outermost first; the bias is shared by the whole batch. num_batch_dims == 0: one product.

@@ -15,7 +15,8 @@
 #include <arm_neon.h>
 #endif
 
-#define TILEDMM_PRAGMA(text) _Pragma(#text)
+#define TILEDMM_PRAGMA_TEXT(text) _Pragma(#text)
+#define TILEDMM_PRAGMA(text) TILEDMM_PRAGMA_TEXT(text)
 #if defined(TILEDMM_ISA_AVX512_BF16)
 #define TILEDMM_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c"
 #elif defined(TILEDMM_ISA_AVX512)

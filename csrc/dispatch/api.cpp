@@ -1,0 +1,236 @@
+// The C interface of core/api.h.
+#include "core/api.h"
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/config.h"
+#include "dispatch/cpu.h"
+#include "dispatch/select.h"
+
+#if !defined(TILEDMM_VERSION)
+#define TILEDMM_VERSION "unknown"
+#endif
+
+namespace tiledmm {
+namespace {
+
+// A batch that only one operand has is rows (or columns) of one larger product, and dimensions that follow each other
+// in memory are one: fewer, larger products. Writes the remaining dimensions to `dims`.
+GemmProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
+  GemmProblem folded = problem;
+  int32_t count = 0;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
+    const BatchDim& inner = problem.batch_dims[d];
+    if (inner.size == 1) continue;
+    BatchDim* outer = count ? &dims[count - 1] : nullptr;
+    if (outer && outer->stride_a == inner.size * inner.stride_a && outer->stride_b == inner.size * inner.stride_b &&
+        outer->stride_c == inner.size * inner.stride_c) {
+      *outer = {outer->size * inner.size, inner.stride_a, inner.stride_b, inner.stride_c};
+    } else {
+      dims[count++] = inner;
+    }
+  }
+  while (count) {
+    const BatchDim& dim = dims[count - 1];
+    const bool bias_along_m = problem.bias && problem.stride_bias_m != 0;
+    const bool bias_along_n = problem.bias && problem.stride_bias_n != 0;
+    const bool is_rows = dim.stride_b == 0 && !bias_along_m &&
+                         (folded.m == 1 || (dim.stride_a == folded.m * folded.stride_am &&
+                                            dim.stride_c == folded.m * folded.stride_cm));
+    const bool is_cols = dim.stride_a == 0 && !bias_along_n &&
+                         (folded.n == 1 || (dim.stride_b == folded.n * folded.stride_bn &&
+                                            dim.stride_c == folded.n * folded.stride_cn));
+    if (is_rows) {
+      if (folded.m == 1) folded.stride_am = dim.stride_a, folded.stride_cm = dim.stride_c;
+      folded.m *= dim.size;
+    } else if (is_cols) {
+      if (folded.n == 1) folded.stride_bn = dim.stride_b, folded.stride_cn = dim.stride_c;
+      folded.n *= dim.size;
+    } else {
+      break;
+    }
+    --count;
+  }
+  folded.batch_dims = dims;
+  folded.num_batch_dims = count;
+  return folded;
+}
+
+std::string quoted(const char* text) { return '"' + std::string(text) + '"'; }
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", value);
+  return text;
+}
+
+std::string field(const char* key, const std::string& value) { return quoted(key) + ": " + value; }
+
+// The elements of a JSON list or object, with the separators between them.
+struct Joined {
+  std::string text;
+  void add(const std::string& element) { text += (text.empty() ? "" : ", ") + element; }
+};
+
+size_t copy_text(const std::string& from, char* to, size_t capacity) {
+  std::memcpy(to, from.data(), from.size() < capacity ? from.size() : capacity);
+  return from.size();
+}
+
+std::string dtype_names() {
+  Joined names;
+  for (const char* name : kDTypeNames) names.add(quoted(name));
+  return "[" + names.text + "]";
+}
+
+// The micro-tiles behind kMaxThreadM of rung 04, for explain.
+std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int32_t num_threads) {
+  if (kernel.rung != 4) return "{}";
+  const bool is_wide = kernel.isa == Isa::avx512 || kernel.isa == Isa::avx512_bf16;
+  const int64_t vector_bytes = is_wide ? 64 : kernel.isa == Isa::avx2 ? 32 : 16;
+  const bool is_pairs = problem.dtype == DType::bf16 && kernel.isa == Isa::avx512_bf16;
+  const int64_t acc_bytes = problem.dtype == DType::f64 ? 8 : 4;
+  const CpuKernelShape shape{vector_bytes / acc_bytes, is_wide ? 14 : kernel.isa == Isa::neon ? 12 : 6,
+                             is_pairs ? 2 : 1, acc_bytes, acc_bytes, acc_bytes == size_of(problem.dtype)};
+  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, 1, problem.stride_bn == 1, num_threads,
+                                             shape);
+  Joined fields;
+  fields.add(field("thread_m", std::to_string(config.thread_m)));
+  fields.add(field("thread_n", std::to_string(kVectorsN * shape.lanes)));
+  fields.add(field("block_m", std::to_string(config.block_m)));
+  fields.add(field("block_n", std::to_string(config.block_n)));
+  fields.add(field("block_k", std::to_string(kChunkWords * shape.k_per_word)));
+  fields.add(field("tasks", quoted((std::to_string(config.tasks_m) + "x" + std::to_string(config.tasks_n)).c_str())));
+  fields.add(field("split_k", std::to_string(config.split_k)));
+  fields.add(field("path", quoted(config.is_streaming ? "streaming" : "packed")));
+  return "{" + fields.text + "}";
+}
+
+}  // namespace
+}  // namespace tiledmm
+
+using namespace tiledmm;
+
+int32_t tiledmm_abi_version() { return TILEDMM_ABI_VERSION; }
+
+int32_t tiledmm_find_algorithm(const char* name, size_t length) {
+  for (int32_t algorithm = 0; algorithm < num_algorithms(); ++algorithm) {
+    const char* known = algorithm_name(algorithm);
+    if (std::strlen(known) == length && std::memcmp(known, name, length) == 0) return algorithm;
+  }
+  return -1;
+}
+
+Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Executor* executor, char* reason,
+                        size_t capacity) {
+  if (algorithm < 0 || algorithm >= num_algorithms()) {
+    std::snprintf(reason, capacity, "there is no algorithm of index %d", int(algorithm));
+    return Status::unknown_algorithm;
+  }
+  BatchDim dims[kMaxBatchDims];
+  const GemmProblem folded = fold_batch(*problem, dims);
+  if (folded.m == 0 || folded.n == 0) return Status::ok;
+  for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
+    if (dims[d].size == 0) return Status::ok;
+  }
+  const int32_t choice = select_cpu(folded, algorithm, best_isa(), executor->num_threads, nullptr);
+  if (choice < 0) {
+    std::snprintf(reason, capacity, "algorithm '%s' cannot run here: this CPU has instruction set %s",
+                  algorithm_name(algorithm), kIsaNames[int(best_isa())]);
+    return Status::unsupported;
+  }
+  const Status status = cpu_kernels()[choice].launch(folded, *executor);
+  if (status == Status::out_of_memory) {
+    std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", cpu_kernels()[choice].name);
+  }
+  return status;
+}
+
+size_t tiledmm_info(char* text, size_t capacity) {
+  Joined compiled, algorithms;
+  for (int isa = 0; isa < kNumIsas; ++isa) {
+    for (int32_t idx = 0; idx < kNumCpuKernels; ++idx) {
+      const CpuKernel& kernel = cpu_kernels()[idx];
+      if (kernel.rung == 4 && int(kernel.isa) == isa && kernel.is_compiled) compiled.add(quoted(kIsaNames[isa]));
+    }
+  }
+  Candidate candidates[kNumCpuKernels];
+  const GemmProblem problem{};
+  select_cpu(problem, kAuto, best_isa(), 1, candidates);
+  for (int32_t algorithm = 0; algorithm < num_algorithms(); ++algorithm) {
+    const bool is_kernel = algorithm >= kFirstKernel;
+    const Candidate* candidate = is_kernel ? &candidates[algorithm - kFirstKernel] : nullptr;
+    const char* description = algorithm == kAuto ? "the cheapest kernel that is legal"
+                                                 : "register_tiled with the best instruction set of this machine";
+    Joined fields;
+    fields.add(field("name", quoted(algorithm_name(algorithm))));
+    fields.add(field("device", quoted("cpu")));
+    fields.add(field("rung", std::to_string(is_kernel ? candidate->kernel->rung : algorithm == kAuto ? 0 : 4)));
+    fields.add(field("dtypes", dtype_names()));
+    fields.add(field("available", !is_kernel || candidate->is_legal ? "true" : "false"));
+    fields.add(field("reason", quoted(is_kernel ? candidate->reason : "")));
+    fields.add(field("description", quoted(is_kernel ? candidate->kernel->description : description)));
+    algorithms.add("{" + fields.text + "}");
+  }
+  Joined info;
+  info.add(field("version", quoted(TILEDMM_VERSION)));
+  info.add(field("compiler", quoted(__VERSION__)));
+  info.add(field("compiled", "{" + field("cpu", "[" + compiled.text + "]") + "}"));
+  info.add(field("isa", "{" + field("cpu", quoted(kIsaNames[int(best_isa())])) + "}"));
+  info.add(field("num_cores", std::to_string(num_cores())));
+  info.add(field("algorithms", "[" + algorithms.text + "]"));
+  return copy_text("{" + info.text + "}", text, capacity);
+}
+
+size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t num_threads, char* text,
+                       size_t capacity) {
+  Isa isa = best_isa();
+  bool is_known = std::strcmp(device, "cpu") == 0;
+  for (int idx = 0; idx < kNumIsas; ++idx) {
+    if (device == std::string("cpu:") + kIsaNames[idx]) {
+      isa = Isa(idx);
+      is_known = true;
+    }
+  }
+  if (!is_known) {
+    return copy_text("{" + field("error", quoted("device is not known; known are cpu, cpu:portable, cpu:neon, "
+                                                 "cpu:avx2, cpu:avx512, cpu:avx512_bf16")) + "}",
+                     text, capacity);
+  }
+  BatchDim dims[kMaxBatchDims];
+  const GemmProblem folded = fold_batch(*problem, dims);
+  Candidate candidates[kNumCpuKernels];
+  const int32_t choice = select_cpu(folded, kAuto, isa, num_threads, candidates);
+  Joined list;
+  for (const Candidate& candidate : candidates) {
+    Joined fields;
+    fields.add(field("algorithm", quoted(candidate.kernel->name)));
+    fields.add(field("legal", candidate.is_legal ? "true" : "false"));
+    fields.add(field("cost_us", candidate.is_legal ? number(candidate.cost_us) : "null"));
+    fields.add(field("reason", quoted(candidate.reason)));
+    fields.add(field("config", config_text(folded, *candidate.kernel, num_threads)));
+    list.add("{" + fields.text + "}");
+  }
+  int64_t batch = 1;
+  for (int32_t d = 0; d < problem->num_batch_dims; ++d) batch *= problem->batch_dims[d].size;
+  Joined shape;
+  shape.add(field("m", std::to_string(problem->m)));
+  shape.add(field("n", std::to_string(problem->n)));
+  shape.add(field("k", std::to_string(problem->k)));
+  shape.add(field("batch", std::to_string(batch)));
+  shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
+  shape.add(field("layout", quoted((std::string(problem->stride_ak == 1 ? "N" : "T") +
+                                    (problem->stride_bn == 1 ? "N" : "T")).c_str())));
+  Joined explained;
+  explained.add(field("problem", "{" + shape.text + "}"));
+  explained.add(field("device", quoted(device)));
+  explained.add(field("isa", quoted(kIsaNames[int(isa)])));
+  explained.add(field("num_threads", std::to_string(num_threads)));
+  explained.add(field("candidates", "[" + list.text + "]"));
+  explained.add(field("choice", quoted(cpu_kernels()[choice].name)));
+  explained.add(field("reason", quoted("least predicted time of the legal candidates; the order of the candidates is "
+                                       "the same for every m, which keeps a row's bits independent of m")));
+  return copy_text("{" + explained.text + "}", text, capacity);
+}

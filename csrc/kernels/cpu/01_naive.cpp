@@ -1,0 +1,42 @@
+// Rung 01, naive: three loops, one element of C at a time, on one thread.
+//
+// Every multiply-add reads two elements from memory: a row of A and a column of B for each output, again and again.
+// The column of a row-major B touches a new cache line at every step, so beyond the cache this runs at memory latency.
+// One chain of additions per element, in the order of k. It is also the plainest statement of what the others compute.
+#include <type_traits>
+
+#include "kernels/cpu/kernels.h"
+#include "platform/element.h"
+
+namespace tiledmm::cpu {
+namespace {
+
+template <class T>
+void naive(const GemmProblem& problem) {
+  const T* a = static_cast<const T*>(problem.a);
+  const T* b = static_cast<const T*>(problem.b);
+  for (int64_t i = 0; i < problem.m; ++i) {
+    for (int64_t j = 0; j < problem.n; ++j) {
+      Acc<T> acc = 0;
+      for (int64_t p = 0; p < problem.k; ++p) {
+        acc += to_acc(a[i * problem.stride_am + p * problem.stride_ak]) *
+               to_acc(b[p * problem.stride_bk + j * problem.stride_bn]);
+      }
+      store_element<T>(problem, i, j, acc);
+    }
+  }
+}
+
+}  // namespace
+
+Status launch_naive(const GemmProblem& problem, const Executor&) {
+  visit_dtype(problem.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    for (int64_t batch_idx = 0; batch_idx < batch_size(problem); ++batch_idx) {
+      naive<T>(batch_item(problem, batch_idx));
+    }
+  });
+  return Status::ok;
+}
+
+}  // namespace tiledmm::cpu

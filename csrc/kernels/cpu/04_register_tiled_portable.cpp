@@ -1,0 +1,11 @@
+// Rung 04 for the instruction set portable.
+#if 1
+#define TILEDMM_ISA_PORTABLE
+#include "kernels/cpu/04_register_tiled.h"
+
+namespace tiledmm::cpu {
+Status launch_register_tiled_portable(const GemmProblem& problem, const Executor& executor) {
+  return launch(problem, executor);
+}
+}  // namespace tiledmm::cpu
+#endif

@@ -1,0 +1,113 @@
+// The four element types, their accumulators, and the scalar epilogue: what every CPU rung does the same way.
+#pragma once
+
+#include <cstdint>
+
+#include "core/math.h"
+#include "core/problem.h"
+#include "platform/vector_math.h"
+
+namespace tiledmm {
+namespace {
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct ElementTraits {
+  using Acc = T;
+};
+template <>
+struct ElementTraits<Half> {
+  using Acc = float;
+};
+template <>
+struct ElementTraits<BFloat16> {
+  using Acc = float;
+};
+// What products of T are summed in.
+template <class T>
+using Acc = typename ElementTraits<T>::Acc;
+
+static inline float to_acc(float value) { return value; }
+static inline double to_acc(double value) { return value; }
+static inline float to_acc(Half value) { return half_to_float(value.bits); }
+static inline float to_acc(BFloat16 value) { return bf16_to_float(value.bits); }
+
+template <class T>
+static inline T from_acc(Acc<T> value) {
+  return value;
+}
+template <>
+[[maybe_unused]] inline Half from_acc<Half>(float value) {
+  return {float_to_half(value)};
+}
+template <>
+[[maybe_unused]] inline BFloat16 from_acc<BFloat16>(float value) {
+  return {float_to_bf16(value)};
+}
+
+// Calls visit with a null pointer to the element type of `dtype`.
+template <class Visit>
+auto visit_dtype(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::f32: return visit(static_cast<float*>(nullptr));
+    case DType::f64: return visit(static_cast<double*>(nullptr));
+    case DType::f16: return visit(static_cast<Half*>(nullptr));
+    default: return visit(static_cast<BFloat16*>(nullptr));
+  }
+}
+
+template <class A>
+A activate_as(Activation activation, A value) {
+  switch (activation) {
+    case Activation::relu: return activate<Activation::relu>(value);
+    case Activation::gelu: return activate<Activation::gelu>(value);
+    case Activation::gelu_tanh: return activate<Activation::gelu_tanh>(value);
+    case Activation::silu: return activate<Activation::silu>(value);
+    default: return value;
+  }
+}
+
+// C[i, j] = activation(acc + bias), rounded once.
+template <class T>
+void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc) {
+  if (problem.bias) {
+    acc += to_acc(static_cast<const T*>(problem.bias)[i * problem.stride_bias_m + j * problem.stride_bias_n]);
+  }
+  static_cast<T*>(problem.c)[i * problem.stride_cm + j * problem.stride_cn] =
+      from_acc<T>(activate_as(problem.activation, acc));
+}
+
+[[maybe_unused]] int64_t batch_size(const GemmProblem& problem) {
+  int64_t size = 1;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) size *= problem.batch_dims[d].size;
+  return size;
+}
+
+// The product at place `batch_idx` of the batch, as a problem of its own.
+[[maybe_unused]] GemmProblem batch_item(const GemmProblem& problem, int64_t batch_idx) {
+  GemmProblem item = problem;
+  item.num_batch_dims = 0;
+  int64_t offset_a = 0, offset_b = 0, offset_c = 0;
+  for (int32_t d = problem.num_batch_dims - 1; d >= 0; --d) {
+    const BatchDim& dim = problem.batch_dims[d];
+    const int64_t idx = batch_idx % dim.size;
+    batch_idx /= dim.size;
+    offset_a += idx * dim.stride_a;
+    offset_b += idx * dim.stride_b;
+    offset_c += idx * dim.stride_c;
+  }
+  const int64_t bytes = size_of(problem.dtype);
+  item.a = static_cast<const char*>(problem.a) + offset_a * bytes;
+  item.b = static_cast<const char*>(problem.b) + offset_b * bytes;
+  item.c = static_cast<char*>(problem.c) + offset_c * bytes;
+  return item;
+}
+
+}  // namespace
+}  // namespace tiledmm
