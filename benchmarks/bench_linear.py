@@ -2,7 +2,8 @@
 
     python benchmarks/bench_linear.py --dtype bf16 --json benchmarks/results/linear_bf16.json
 
-One step is the forward and the gradients of input, weight and bias. Both layers hold the same parameters and get the same input.
+One step is the forward and the gradients of input, weight and bias. Both layers hold the same parameters
+and get the same input.
 """
 
 import argparse
@@ -43,7 +44,9 @@ def linear_step(
     return lambda: torch.autograd.grad(layer(input), inputs, grad_output)
 
 
-def linear_arms(in_features: int, out_features: int, batch_size: int, dtype: torch.dtype) -> dict[str, Callable]:
+def linear_arms(
+    in_features: int, out_features: int, batch_size: int, dtype: torch.dtype
+) -> dict[str, Callable]:
     """One training step per layer type, on shared parameters and data."""
     torch.manual_seed(0)
     theirs = torch.nn.Linear(in_features, out_features, dtype=dtype)

@@ -66,7 +66,8 @@ class Explanation:
     def __str__(self) -> str:
         p = self.problem
         threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
-        head = f"m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']} on {self.device} ({self.isa}, {threads})"
+        problem = f"m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
+        head = f"{problem} on {self.device} ({self.isa}, {threads})"
         rows = [("", "algorithm", "legal", "cost us", "config", "reason")]
         for c in self.candidates:
             mark = "->" if c.algorithm == self.choice else ""
@@ -85,12 +86,14 @@ def build_info() -> BuildInfo:
         compiled={device: tuple(names) for device, names in info["compiled"].items()},
         isa=info["isa"],
         num_cores=info["num_cores"],
-        algorithms=tuple(Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]),
+        algorithms=tuple(
+            Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]
+        ),
     )
 
 
 def algorithms(device: str | torch.device | None = None) -> list[Algorithm]:
-    """The algorithms of one device, of every device by default, with the reason where one is not available here.
+    """The algorithms of one device, by default of all, with the reason where one is not available here.
 
     Raises ValueError for a device type that no algorithm knows.
     """
@@ -116,11 +119,12 @@ def explain(
 ) -> Explanation:
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
-    ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is stored as
-    written (N) or transposed (T), ``F.linear`` is NT; ``device`` may name an instruction set, as in ``cpu:avx2``;
-    ``num_threads`` is torch's by default. Nothing is computed, and the device need not be present.
+    ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is
+    stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` may name an instruction set, as
+    in ``cpu:avx2``; ``num_threads`` is torch's by default. Nothing is computed, and the device need not be
+    present.
 
-    Raises TypeError for a size that is no integer, ValueError for any other argument that is not one of these.
+    Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
     for name, size in (("m", m), ("n", n), ("k", k)):
         if not isinstance(size, int) or isinstance(size, bool):

@@ -1,8 +1,9 @@
-"""The benchmark of matmul against torch and numpy: measures rows of the shapes table, prints them, plots them.
+"""The benchmark of matmul against torch and numpy: measures rows of the shapes table, prints and plots them.
 
-Every arm allocates its output at each call, as its users' calls do: none is spared the cost, none pays it twice. Operands are given
-to every arm as the same memory in the layout of the row, so nobody copies unless the library itself does. numpy takes part in
-fp32 and fp64; in the other two dtypes it has no matrix multiplication worth the name.
+Every arm allocates its output at each call, as its users' calls do: none is spared the cost, none pays it
+twice. Operands are given to every arm as the same memory in the layout of the row, so nobody copies unless
+the library itself does. numpy takes part in fp32 and fp64; in the other two dtypes it has no matrix
+multiplication worth the name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ OURS = "tiledmm"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every benchmark has."""
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
-    parser.add_argument("--threads", type=int, default=None, help="threads of every arm, default: torch's own")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="threads of every arm, default: torch's own"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each row, default 0.5")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there")
 
@@ -54,7 +57,9 @@ def run_matmul(args: argparse.Namespace) -> dict:
     shapes = list(SHAPES) if args.rows == "all" else select_shapes(args.rows.split(","))
     known = [entry.name for entry in algorithms("cpu")] + ["auto"]
     if args.algorithm not in known:
-        raise ValueError(f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}")
+        raise ValueError(
+            f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}"
+        )
     dtype = DTYPES[args.dtype]
     with threads_of_all_arms(args.threads):
         results = describe_run("matmul", dtype)
@@ -65,7 +70,9 @@ def run_matmul(args: argparse.Namespace) -> dict:
         rows = results["rows"] = []
         for shape in with_progress(shapes):
             arms = matmul_arms(shape, dtype, args.algorithm)
-            timings = {name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds).items()}
+            timings = {
+                name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds).items()
+            }
             rows.append(matmul_row(shape, dtype, timings, results["fma_peak_gflops"], bandwidths))
     results["summary"] = summarize(rows)
     print(format_matmul(results))
@@ -98,7 +105,7 @@ def matmul_row(
     peak_gflops: float | None,
     bandwidths: dict[int, float],
 ) -> dict:
-    """The record of one row. ``limit_us`` is the larger of the time of the flops and of the bytes at full rate."""
+    """The record of one row. The limit is the larger of the times of its flops and its bytes at full rate."""
     num_bytes = shape.num_bytes(dtype)
     byte_us = num_bytes / bandwidth_of(num_bytes, bandwidths) / 1e3
     limit_us = None if peak_gflops is None else max(shape.flops / peak_gflops / 1e3, byte_us)
@@ -162,14 +169,15 @@ def format_matmul(results: dict) -> str:
             f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads, {results['dtype']}, "
             f"FMA peak {'not measured' if peak is None else f'{peak:.0f} GFLOP/s'}, "
             f"algorithm {results['algorithm']}",
-            f"ratio = time of the fastest peer / ours: geomean {summary['geomean']:.3f} over {len(results['rows'])} rows",
+            f"ratio = time of the fastest peer / ours: geomean {summary['geomean']:.3f} "
+            f"over {len(results['rows'])} rows",
             f"rows below 1.0: {len(below)}" + "".join(f"\n  {name}" for name in below),
         ]
     )
 
 
 def plot_matmul(results: dict, path: Path) -> None:
-    """Saves a bar chart of GFLOP/s per row and library. Raises ValueError where matplotlib is not installed."""
+    """Saves a bar chart of GFLOP/s per row and library. Raises ValueError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -183,7 +191,9 @@ def plot_matmul(results: dict, path: Path) -> None:
         flops_us = [row["gflops"] * row["timings"][OURS]["median_us"] for row in rows]
         speeds = [flops / row["timings"][name]["median_us"] for flops, row in zip(flops_us, rows)]
         axes.barh([y + i * height for y in range(len(rows))], speeds, height, label=name)
-    axes.set_yticks([y + 0.4 - height / 2 for y in range(len(rows))], [row["shape"] for row in rows], fontsize=8)
+    axes.set_yticks(
+        [y + 0.4 - height / 2 for y in range(len(rows))], [row["shape"] for row in rows], fontsize=8
+    )
     axes.invert_yaxis()
     if results["fma_peak_gflops"] is not None:
         axes.axvline(results["fma_peak_gflops"], color="black", linestyle="--", label="FMA peak")
@@ -196,7 +206,11 @@ def plot_matmul(results: dict, path: Path) -> None:
 def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
     """What a reader needs to judge the figures: machine, versions, commit, threads."""
     info = build_info()
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "torch_tiledmm": info.version}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_tiledmm": info.version,
+    }
     if dtype in (torch.float32, torch.float64):
         import numpy
 
@@ -222,7 +236,9 @@ def threads_of_all_arms(num_threads: int | None) -> Iterator[None]:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        raise ValueError("threadpoolctl is not installed, numpy's threads cannot be set; pip install threadpoolctl") from None
+        raise ValueError(
+            "threadpoolctl is not installed, numpy's threads cannot be set; pip install threadpoolctl"
+        ) from None
     import numpy  # noqa: F401  its library has to be loaded before it can be limited
 
     before = torch.get_num_threads()
@@ -264,7 +280,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package lies in, marked where files differ from it; None if installed."""
+    """The commit of the checkout that this package lies in, "-dirty" if changed; None if installed."""
     root = Path(__file__).parents[2]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     if not (root / "setup.py").exists():

@@ -4,29 +4,31 @@ The reference is a float64 product of the operands as given. An output element i
 
     |out - ref| <= gamma(k + 2) * (|A| |B| + |bias|)  +  u_out * |ref|  +  absolute term,
 
-with u the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order, fused or
-not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham, Accuracy and
-Stability of Numerical Algorithms, section 3.1); the one more is the reference's and second-order terms. u_out is the last
-rounding, to the dtype of the output. fp16 and bf16 accumulate in fp32, where their products are exact. For fp64 the reference
-has the same error as the result, so the first term counts twice.
+with u the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order,
+fused or not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham,
+Accuracy and Stability of Numerical Algorithms, section 3.1); the one more is the reference's and
+second-order terms. u_out is the last rounding, to the dtype of the output. fp16 and bf16 accumulate in
+fp32, where their products are exact. For fp64 the reference has the same error as the result, so the first
+term counts twice.
 
-The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per operation. bf16 has
-more of it: the vdpbf16ps instruction reads denormal inputs as zero and writes zero for denormal sums (Intel SDM), which loses at
-most 2^-126 * (sum |a| + sum |b| + k). In every other dtype denormals are kept, and the bound is too tight for a
-flush to pass.
+The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per
+operation. bf16 has more of it: the vdpbf16ps instruction reads denormal inputs as zero and writes zero for
+denormal sums (Intel SDM), which loses at most 2^-126 * (sum |a| + sum |b| + k). In every other dtype
+denormals are kept, and the bound is too tight for a flush to pass.
 
-An activation multiplies all this by its Lipschitz constant and adds its own evaluation error, 8 u_acc |x|, which covers
-implementations that lose relative accuracy where the activation cancels to nearly zero.
+An activation multiplies all this by its Lipschitz constant and adds its own evaluation error, 8 u_acc |x|,
+which covers implementations that lose relative accuracy where the activation cancels to nearly zero.
 
 The bound per element grows with k, the actual error with sqrt(k). So the whole output must also meet
 
-    ||out - ref||_F <= (4 sqrt(k + 1) u_acc + u_out) * (||ref||_F + ||Q||_F) + absolute term,    Q_ij^2 = sum_p (a_ip b_pj)^2.
+    ||out - ref||_F <= (4 sqrt(k + 1) u_acc + u_out) * (||ref||_F + ||Q||_F)  +  absolute term,
 
-It holds for sums whose terms come in no particular order: the partial sums are then of the size of Q (zero mean) or of
-ref, and rounding errors add up like a random walk. Q keeps the bound meaningful when ref is small by chance.
+with Q_ij^2 = sum_p (a_ip b_pj)^2. It holds for sums whose terms come in no particular order: the partial
+sums are then of the size of Q (zero mean) or of ref, and rounding errors add up like a random walk. Q keeps
+the bound meaningful when ref is small by chance.
 
-nan must be where the reference, rounded to the dtype of the output, has it; inf likewise, up to the bound at the overflow
-threshold. Sums whose |A| |B| overflows the accumulator are outside of these bounds.
+nan must be where the reference, rounded to the dtype of the output, has it; inf likewise, up to the bound
+at the overflow threshold. Sums whose |A| |B| overflows the accumulator are outside of these bounds.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Expected:
     what: str  # for messages, e.g. "matmul (2, 3) x (3, 4)"
     dtype: torch.dtype  # of the output
     value: torch.Tensor
-    bound: torch.Tensor  # of |out - value|, 0 where value is not finite
+    bound: torch.Tensor  # of |out - value|, 0 where the sum is not finite
     frobenius_bound: float  # of the Frobenius norm of out - value; not finite if an operand is not
 
 
@@ -79,16 +81,20 @@ def expect_matmul(a: torch.Tensor, b: torch.Tensor) -> Expected:
 def expect_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
 ) -> Expected:
-    """The expected result of ``linear(input, weight, bias, activation=activation)``, shapes as F.linear takes them."""
-    what = f"linear {tuple(input.shape)} x {tuple(weight.shape)}^T, bias {bias is not None}, activation {activation}"
+    """The expected result of ``linear`` with these arguments, shapes as F.linear takes them."""
+    what = f"linear {tuple(input.shape)} x {tuple(weight.shape)}^T, {activation}, bias {bias is not None}"
     return _expect(what, input, weight.mT if weight.dim() == 2 else weight, bias, activation)
 
 
 def assert_close(out: torch.Tensor, expected: Expected) -> None:
-    """Raises AssertionError, naming the worst element, unless out has the dtype, the shape and the values expected."""
+    """Raises AssertionError, naming the worst element, unless out has the dtype, the shape and the values
+    expected.
+    """
     head = f"{expected.what} in {dtype_name(expected.dtype)}"
     assert out.dtype == expected.dtype, f"{head}: dtype {out.dtype}, expected {expected.dtype}"
-    assert out.shape == expected.value.shape, f"{head}: shape {tuple(out.shape)}, expected {tuple(expected.value.shape)}"
+    assert out.shape == expected.value.shape, (
+        f"{head}: shape {tuple(out.shape)}, expected {tuple(expected.value.shape)}"
+    )
 
     # Rounding to the output's dtype is monotone, so this decides overflow to inf as well.
     actual = out.detach().to("cpu", torch.float64)
@@ -132,17 +138,16 @@ def _expect(
         ones_a, ones_b = torch.ones_like(a), torch.ones_like(b)
         absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k)
 
+    is_finite = value.isfinite()
     evaluation = _ACTIVATION_ROUNDINGS[activation] * u_acc * value.abs()
     slope = _LIPSCHITZ[activation]
     value = _FUNCTIONS[activation](value)
     bound = slope * (gamma * magnitude + absolute) + evaluation + u_out * value.abs()
-    bound = torch.where(value.isfinite(), bound, 0.0)
+    bound = torch.where(is_finite, bound, 0.0)
 
     relative = slope * _FROBENIUS_FACTOR * math.sqrt(k + 1) * u_acc + u_out
     norm = torch.linalg.vector_norm
-    frobenius_bound = (
-        relative * (norm(value) + spread) + norm(evaluation) + slope * norm(absolute)
-    ).item()
+    frobenius_bound = (relative * (norm(value) + spread) + norm(evaluation) + slope * norm(absolute)).item()
     return Expected(what, dtype, value, bound, frobenius_bound)
 
 
@@ -160,7 +165,8 @@ def _describe_worst(actual: torch.Tensor, expected: Expected, is_good: torch.Ten
     flat = int(excess.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape))
     picked = [t.reshape(-1)[flat].item() for t in (actual, expected.value, error, expected.bound)]
+    num_wrong = int((~is_good).sum())
     return (
-        f"element {index} is {picked[0]:.9g}, reference {picked[1]:.9g}, error {picked[2]:.3g}, bound {picked[3]:.3g} "
-        f"({int((~is_good).sum())} of {actual.numel()} elements wrong)"
+        f"element {index} is {picked[0]:.9g}, reference {picked[1]:.9g}, "
+        f"error {picked[2]:.3g}, bound {picked[3]:.3g} ({num_wrong} of {actual.numel()} elements wrong)"
     )

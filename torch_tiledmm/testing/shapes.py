@@ -1,8 +1,9 @@
-"""THE table of shapes, used by the benchmarks and by the tests, and the maker of operands for one of its rows.
+"""THE table of shapes, used by the benchmarks and by the tests, and the maker of operands for one of its
+rows.
 
-A product is ``m x k`` times ``k x n``. The layout is two letters, for A and for B: N is stored row by row as written,
-T is stored transposed (the operand is a transposed view). ``F.linear(x, w)`` is NT, its backward is NN for the input
-and TN for the weight.
+A product is ``m x k`` times ``k x n``. The layout is two letters, for A and for B: N is stored row by row
+as written, T is stored transposed (the operand is a transposed view). ``F.linear(x, w)`` is NT, its
+backward is NN for the input and TN for the weight.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dispatch import LAYOUTS
-
 _CHEAP_FLOPS = 2**23
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One row: ``batch`` products of ``m x k`` by ``k x n``; ``batch == 0`` is one product without a batch dimension."""
+    """One row: ``batch`` products of ``m x k`` by ``k x n``; ``batch == 0`` is one product without a batch
+    dimension.
+    """
 
     name: str
     m: int
@@ -60,8 +61,18 @@ def _linear(name: str, m: int, n: int, k: int, why: str) -> Shape:
 
 def _backward(name: str, m: int, out_features: int, in_features: int, why: str) -> tuple[Shape, Shape]:
     return (
-        Shape(f"{name}_m{m}_dx", m, in_features, out_features, "NN", "backward", f"{why}, gradient of the input"),
-        Shape(f"{name}_m{m}_dw", out_features, in_features, m, "TN", "backward", f"{why}, gradient of the weight"),
+        Shape(
+            f"{name}_m{m}_dx", m, in_features, out_features, "NN", "backward", f"{why}, gradient of the input"
+        ),
+        Shape(
+            f"{name}_m{m}_dw",
+            out_features,
+            in_features,
+            m,
+            "TN",
+            "backward",
+            f"{why}, gradient of the weight",
+        ),
     )
 
 
@@ -166,13 +177,16 @@ def parse_shape(text: str) -> Shape:
     """The shape that ``MxNxK:NT`` or ``BATCHxMxNxK:NT`` describes; without a layout it is NN."""
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)(?::([NT]{2}))?", text)
     if match is None:
-        raise ValueError(f"shape: got {text!r}, expected MxNxK or BATCHxMxNxK, with an optional layout as in 64x32x16:NT")
+        raise ValueError(
+            f"shape: got {text!r}, expected MxNxK or BATCHxMxNxK, with an optional layout as in 64x32x16:NT"
+        )
     batch, m, n, k = (int(group or 0) for group in match.groups()[:4])
     return Shape(text, m, n, k, match.group(5) or "NN", "given", "given on the command line", batch)
 
 
 def select_shapes(names: list[str]) -> list[Shape]:
-    """Rows of the table by name, by kind or by ``cheap``, in table order, then the shapes written as MxNxK:NT.
+    """Rows of the table by name, by kind or by ``cheap``, in table order, then the shapes written as
+    MxNxK:NT.
 
     Raises ValueError for a word that is none of these.
     """
@@ -184,12 +198,16 @@ def select_shapes(names: list[str]) -> list[Shape]:
         elif re.match(r"\d", name):
             given.append(parse_shape(name))
         else:
-            raise ValueError(f"rows: got {name!r}, expected a row name, one of {', '.join((*KINDS, 'cheap'))}, or MxNxK:NT")
+            raise ValueError(
+                f"rows: got {name!r}, expected a row name, one of {', '.join((*KINDS, 'cheap'))}, or MxNxK:NT"
+            )
     return [shape for shape in SHAPES if shape in chosen] + given
 
 
 def make_operands(shape: Shape, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, random in [-1, 1], of shape ``(batch, m, k)`` and ``(batch, k, n)`` (no batch dimension if it is 0)."""
+    """A and B, random in [-1, 1], of shape ``(batch, m, k)`` and ``(batch, k, n)`` (no batch dimension if
+    it is 0).
+    """
     generator = torch.Generator().manual_seed(seed)
     batch = (shape.batch,) if shape.batch else ()
 

@@ -1,8 +1,9 @@
-"""The clock: several callables, the arms, timed against each other in one process, and the ceilings of this machine.
+"""The clock: several callables, the arms, timed against each other in one process, and the ceilings of this
+machine.
 
-Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change of clock rate or of load
-meets all of them alike. A sample is the mean of enough calls to outlast the timer. Every sample starts with an
-untimed call, which brings back the arm's own caches and wakes its own threads.
+Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change
+of clock rate or of load meets all of them alike. A sample is the mean of enough calls to outlast the timer.
+Every sample starts with an untimed call, which brings back the arm's own caches and wakes its own threads.
 """
 
 from __future__ import annotations
@@ -67,14 +68,17 @@ def time_arms(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.5)
 
 
 def fma_peak(dtype: torch.dtype) -> float | None:
-    """GFLOP/s of fused multiply-adds held in registers on all of torch's threads; None where it cannot be measured."""
+    """GFLOP/s of fused multiply-adds held in registers on all of torch's threads; None where it cannot be
+    measured.
+    """
     if not hasattr(torch.ops.tiledmm, "_fma_peak"):
         return None
     return max(torch.ops.tiledmm._fma_peak(dtype) for _ in range(3)) or None
 
 
 def copy_bandwidths() -> dict[int, float]:
-    """GB/s read and written by torch's copy, on all of its threads, per size of the working set in bytes, ascending.
+    """GB/s read and written by torch's copy, on all of its threads, per size of the working set in bytes,
+    ascending.
 
     A smaller set fits into nearer memory, so it gets at least the figure of every larger one; that also keeps
     the cost of the call out of the figures of the small sets.
@@ -85,7 +89,9 @@ def copy_bandwidths() -> dict[int, float]:
         num_bytes = 2**exponent
         source = torch.ones(num_bytes // 8, dtype=torch.float32)
         target = torch.empty_like(source)
-        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)["copy"]
+        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)[
+            "copy"
+        ]
         best = max(best, num_bytes / timing.median / 1e9)
         bandwidths[num_bytes] = round(best, 2)
     return dict(sorted(bandwidths.items()))
@@ -93,7 +99,9 @@ def copy_bandwidths() -> dict[int, float]:
 
 def bandwidth_of(num_bytes: int, bandwidths: Mapping[int, float]) -> float:
     """GB/s of the smallest measured working set that holds ``num_bytes``, of the largest one if none does."""
-    return next((rate for size, rate in bandwidths.items() if size >= num_bytes), list(bandwidths.values())[-1])
+    return next(
+        (rate for size, rate in bandwidths.items() if size >= num_bytes), list(bandwidths.values())[-1]
+    )
 
 
 def _time_calls(call: Callable[[], object], num_calls: int) -> float:
