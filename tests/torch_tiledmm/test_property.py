@@ -301,7 +301,9 @@ def run_case(index: int, allocate) -> None:
         results = []
         for num_threads in (threads[0], threads[0], threads[1]):
             torch.set_num_threads(num_threads)
-            results.append(compute())
+            result = compute()
+            # The sign and the payload of a nan are no part of the promise.
+            results.append(torch.where(result.isnan(), float("nan"), result))
         assert_close(results[0], expected)
         check_same_bits(results[1], results[0], "second run")
         check_same_bits(results[2], results[0], threads[1], "instead of", threads[0], "threads")

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+import torch_tiledmm
+from torch_tiledmm.dispatch import DTYPES, LAYOUTS, build_info
+
+
+def test_algorithms_name_the_cpu_rungs_and_say_why_one_is_missing():
+    entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cpu")}
+    assert {"auto", "naive", "block_tiled", "register_tiled", "native"} <= set(entries)
+    assert all(entry.available for name, entry in entries.items() if "." not in name)
+    for entry in entries.values():
+        assert entry.device == "cpu" and set(entry.dtypes) <= set(DTYPES)
+        assert entry.available != bool(entry.reason), entry
+        assert entry.name in str(entry)
+
+
+def test_algorithms_of_all_devices_are_the_default():
+    assert set(torch_tiledmm.algorithms("cpu")) <= set(torch_tiledmm.algorithms())
+    assert torch_tiledmm.algorithms(torch.device("cpu")) == torch_tiledmm.algorithms("cpu")
+    with pytest.raises(ValueError, match="device.*nonsense.*cpu"):
+        torch_tiledmm.algorithms("nonsense")
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_available_algorithms_run_and_others_raise(dtype_name):
+    a = torch.ones(3, 4, dtype=DTYPES[dtype_name])
+    for entry in torch_tiledmm.algorithms("cpu"):
+        if entry.available and dtype_name in entry.dtypes:
+            assert torch.ops.tiledmm.matmul(a, a.t(), algorithm=entry.name).eq(4).all()
+        else:
+            with pytest.raises(RuntimeError, match=entry.name):
+                torch.ops.tiledmm.matmul(a, a.t(), algorithm=entry.name)
+
+
+def test_build_info_is_complete():
+    info = build_info()
+    assert info.version and info.compiler and info.num_cores >= 1
+    assert info.isa["cpu"] in info.compiled["cpu"]
+    assert "portable" in info.compiled["cpu"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_explain_chooses_a_legal_candidate(dtype_name, layout):
+    answer = torch_tiledmm.explain(100, 30, 70, dtype_name, layout=layout, num_threads=2)
+    assert {key: answer.problem[key] for key in ("m", "n", "k", "dtype", "layout")} == {
+        "m": 100,
+        "n": 30,
+        "k": 70,
+        "dtype": dtype_name,
+        "layout": layout,
+    }
+    assert answer.num_threads == 2 and answer.reason
+    legal = {c.algorithm: c.cost_us for c in answer.candidates if c.legal}
+    assert answer.choice in legal
+    assert all(cost is not None and cost >= 0 for cost in legal.values())
+    assert all(c.reason for c in answer.candidates if not c.legal)
+
+
+def test_explain_takes_torch_dtypes_and_torch_s_number_of_threads():
+    answer = torch_tiledmm.explain(8, 8, 8, torch.bfloat16)
+    assert answer == torch_tiledmm.explain(8, 8, 8, "bf16", layout="NT", num_threads=torch.get_num_threads())
+
+
+def test_explain_prints_a_table_with_the_choice_marked():
+    answer = torch_tiledmm.explain(1000, 768, 3072, "fp32")
+    lines = str(answer).splitlines()
+    assert lines[0].startswith("m=1000 n=768 k=3072 fp32 NT on cpu")
+    assert all(any(c.algorithm in line for line in lines) for c in answer.candidates)
+    marked = [line for line in lines if line.startswith("->")]
+    assert len(marked) == 1 and answer.choice in marked[0]
+
+
+def test_explain_serves_an_instruction_set_that_is_asked_for():
+    answer = torch_tiledmm.explain(100, 100, 100, "fp32", device="cpu:portable")
+    assert answer.isa == "portable"
+    assert answer.choice != "register_tiled.avx2"
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"m": -1}, ValueError, "m: got -1"),
+        ({"n": 2**63}, ValueError, "n: got"),
+        ({"k": 2.5}, TypeError, "k: got 2.5"),
+        ({"dtype": "int8"}, ValueError, "dtype: got 'int8', expected one of fp32"),
+        ({"dtype": torch.int8}, ValueError, "dtype: got torch.int8"),
+        ({"layout": "NX"}, ValueError, "layout: got 'NX', expected one of NN"),
+        ({"device": "abacus"}, ValueError, "device.*abacus"),
+        ({"num_threads": 0}, ValueError, "num_threads: got 0"),
+    ],
+)
+def test_explain_refuses_wrong_arguments(change, error, message):
+    arguments = {"m": 4, "n": 5, "k": 6, "dtype": "fp32", **change}
+    with pytest.raises(error, match=message):
+        torch_tiledmm.explain(**arguments)

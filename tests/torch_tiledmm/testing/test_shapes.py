@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from torch_tiledmm.testing import LAYOUTS, SHAPES, make_operands, parse_shape, select_shapes
+from torch_tiledmm.testing.shapes import KINDS
+
+
+def test_names_are_unique_and_every_row_says_why():
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES)
+    assert all(shape.why for shape in SHAPES)
+    assert {shape.layout for shape in SHAPES} == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("text", ["4096x64x64:NN", "128x3072x768:NT", "1024x1024x1024:TN", "8x50257x768:NT"])
+def test_table_has_the_rows_that_the_goals_name(text):
+    assert text in {str(shape) for shape in SHAPES}
+
+
+def test_some_rows_of_most_kinds_are_cheap():
+    assert {shape.kind for shape in SHAPES if shape.is_cheap} >= {"tiny", "square", "odd", "linear", "long_k"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_operands_have_the_shape_and_layout_of_the_row(layout, batch):
+    shape = parse_shape("x".join(map(str, (*batch, 5, 7, 11))) + ":" + layout)
+    a, b = make_operands(shape, torch.float16)
+    assert (a.shape, b.shape) == ((*batch, 5, 11), (*batch, 11, 7))
+    assert a.stride()[-2:] == ((11, 1) if layout[0] == "N" else (1, 5))
+    assert b.stride()[-2:] == ((7, 1) if layout[1] == "N" else (1, 11))
+    assert a.dtype == b.dtype == torch.float16
+    assert a.min() < -0.5 and 0.5 < a.max() <= 1
+    again, _ = make_operands(shape, torch.float16)
+    assert torch.equal(a, again)
+
+
+def test_flops_and_bytes_count_the_batch():
+    shape = parse_shape("3x5x7x11:NT")
+    assert shape.flops == 3 * 2 * 5 * 7 * 11
+    assert shape.num_bytes(torch.bfloat16) == 3 * 2 * (5 * 11 + 11 * 7 + 5 * 7)
+
+
+def test_select_takes_names_kinds_and_sizes_in_table_order():
+    chosen = select_shapes(["2x3x4", "odd", "square_64_nn"])
+    assert chosen[0].name == "square_64_nn"
+    assert [str(shape) for shape in chosen[-1:]] == ["2x3x4:NN"]
+    assert {shape.kind for shape in chosen[1:-1]} == {"odd"}
+    assert select_shapes(list(KINDS)) == list(SHAPES)
+    assert all(shape.is_cheap for shape in select_shapes(["cheap"]))
+
+
+@pytest.mark.parametrize("word", ["", "square_65", "3x4", "3x4x5:NX", "3x4x5:NTT", "1x2x3x4x5"])
+def test_select_refuses_what_it_does_not_know(word):
+    with pytest.raises(ValueError, match="expected"):
+        select_shapes([word])
