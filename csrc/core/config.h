@@ -12,43 +12,51 @@ namespace {
 
 // What a kernel build is made of: fixed per instruction set and dtype.
 struct CpuKernelShape {
-  int64_t lanes;       // words in a vector register
   int64_t max_thread_m;  // rows of C that the registers hold
-  int64_t k_per_word;  // elements of k in a packed word: 2 where an instruction multiplies pairs
+  int64_t thread_n;      // columns of C that they hold
+  int64_t k_per_word;    // elements of k in a packed word: 2 where an instruction multiplies pairs
   int64_t word_bytes;
   int64_t acc_bytes;
   bool sums_in_c;  // C has the accumulator's type and unit stride: partial sums need no memory of their own
 };
 
-// k is summed in chunks of this many words: a chain of multiply-adds from zero within a chunk, then chunk after chunk.
-inline constexpr int64_t kChunkWords = 256;
-inline constexpr int64_t kVectorsN = 2;             // thread_n = kVectorsN vectors
+enum class CpuPath : int32_t {
+  packed,       // A and B packed, micro-tiles
+  stream_rows,  // few rows, B contiguous along n: B goes through registers row by row
+  dot_rows,     // few rows, B contiguous along k: dot products, B read once where it lies
+};
+inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows"};
+
+// k is summed in chunks of so many bytes of packed words. docs/NUMERICS.md: changing it changes bits, nothing else here
+// does.
+inline constexpr int64_t kChunkBytes = 2048;
+inline constexpr int64_t kMaxStreamRows = 8;
+inline constexpr int64_t kMaxDotRows = 4;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 512 << 10;  // packed B at one time: likewise
+inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
 inline constexpr int64_t kSumsBytes = 1 << 20;      // partial sums of a 16-bit C, or of C with split k
 inline constexpr int64_t kTaskFlops = 1 << 20;      // less is not worth waking a thread for
 
 struct CpuConfig {
-  int64_t thread_m;            // rows of a micro-tile, all tiles as even as m allows
-  int64_t block_m, block_n;    // rows of A and columns of B packed at one time
-  int64_t tasks_m, tasks_n;    // grid of block tiles of C, one task each
-  int64_t task_m, task_n;      // their sizes
-  int64_t split_k;             // chunks computed side by side before they are added up in order; 1: no split
-  bool is_resident;            // A of a task is packed once, for all chunks of k
-  bool is_streaming;           // few rows, B contiguous along n: no packing of B
+  CpuPath path;
+  int64_t thread_m;          // rows of a micro-tile
+  int64_t block_m, block_n;  // rows of A and columns of B packed at one time
+  int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
+  int64_t task_m, task_n;    // their sizes
+  int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
+  bool is_resident;          // A of a task is packed once, for all its chunks of k
 };
 
-// Work of one thread in multiply-add vectors, packing included (about a third of a vector operation per word).
+// Work of one thread in vector operations per word of k, packing included (about a quarter of one per packed word).
 [[maybe_unused]] double task_cost(int64_t rows, int64_t cols, const CpuKernelShape& shape) {
-  const double vectors = double(ceil_div(cols, shape.lanes)) * double(rows);
-  return vectors + 0.35 * double(rows + cols);
+  return double(ceil_div(cols, shape.thread_n)) * double(rows) + 0.25 * double(rows + cols);
 }
 
-[[maybe_unused]] CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool b_is_n_major,
-                                             int64_t num_threads, const CpuKernelShape& shape) {
+[[maybe_unused]] CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major,
+                                             bool is_b_k_major, int64_t num_threads, const CpuKernelShape& shape) {
   CpuConfig config{};
-  const int64_t thread_n = kVectorsN * shape.lanes;
-  const int64_t num_words = ceil_div(k, shape.k_per_word), num_chunks = max_of(1, ceil_div(num_words, kChunkWords));
+  const int64_t thread_n = shape.thread_n, chunk = kChunkBytes / shape.word_bytes * shape.k_per_word;
+  const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
 
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
@@ -58,45 +66,49 @@ struct CpuConfig {
     double best = 0;
     for (int64_t tasks_m = 1; tasks_m <= threads; ++tasks_m) {
       const int64_t tasks_n = threads / tasks_m;
-      const double cost = task_cost(min_of(m, round_up(ceil_div(m, tasks_m), 2)),
-                                    min_of(n, round_up(ceil_div(n, tasks_n), shape.lanes)), shape);
+      const double cost =
+          task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
       if (best == 0 || cost < best) {
         best = cost;
         config.tasks_m = tasks_m;
         config.tasks_n = tasks_n;
       }
     }
-    // Or whole tiles with k shared out, where that reads less; then the partial sums are written and read once.
-    const double sums = double(m) * double(n) / double(shape.lanes) * 3 / double(kChunkWords);
+    // Or whole tiles with k shared out, where that costs less; then each chunk's sums are written and read once.
+    const double sums = double(m) * double(n) / double(thread_n) * 3 * double(shape.word_bytes) / double(kChunkBytes);
     if (num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
-      config.tasks_m = config.tasks_n = 1;
-      config.split_k = min_of(num_chunks, kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes));
-      if (config.split_k < threads) config.split_k = 1;
+      const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
+      if (fitting >= threads) {
+        config.tasks_m = config.tasks_n = 1;
+        config.split_k = min_of(num_chunks, fitting);
+      }
     }
   }
   config.task_m = ceil_div(m, config.tasks_m);
-  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), shape.lanes));
+  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), thread_n));
+  // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
   config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, shape.max_thread_m));
   config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
+
+  const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
+  const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
+  const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
+  config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
+  config.path = is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n            ? CpuPath::stream_rows
+                : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
+                                                                                     : CpuPath::packed;
+  const int64_t fitting_m = kPanelABytes / 2 / max_of(16, bytes_per_lane) / config.thread_m;
+  const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / thread_n;
+  config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
+  config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * thread_n;
+  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in memory.
+  if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
+  if (!shape.sums_in_c && depth > chunk && config.path == CpuPath::packed) {
+    const int64_t fitting_sums = kSumsBytes / shape.acc_bytes / round_up(config.task_n, thread_n) / config.thread_m;
+    config.task_m = min_of(config.task_m, max_of(1, fitting_sums) * config.thread_m);
+  }
   config.tasks_m = ceil_div(m, config.task_m);
   config.tasks_n = ceil_div(n, config.task_n);
-
-  const int64_t chunk_bytes = min_of(kChunkWords, num_words) * shape.word_bytes;
-  config.is_streaming = b_is_n_major && config.task_m <= shape.max_thread_m && n > shape.lanes;
-  config.is_resident = round_up(config.task_m, config.thread_m) * num_words * shape.word_bytes <= kPanelABytes;
-  config.block_m = max_of(1, min_of(ceil_div(config.task_m, config.thread_m),
-                                    kPanelABytes / 2 / max_of(1, chunk_bytes * config.thread_m))) *
-                   config.thread_m;
-  config.block_n = max_of(1, min_of(ceil_div(config.task_n, thread_n),
-                                    kPanelBBytes / max_of(1, chunk_bytes * thread_n))) *
-                   thread_n;
-  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in memory.
-  if (config.is_resident && config.task_m <= config.thread_m && !b_is_n_major) config.block_n = thread_n;
-  if (!shape.sums_in_c && num_chunks > 1) {
-    config.task_m = min_of(config.task_m, max_of(1, kSumsBytes / shape.acc_bytes / config.block_n / config.thread_m) *
-                                              config.thread_m);
-    config.tasks_m = ceil_div(m, config.task_m);
-  }
   return config;
 }
 

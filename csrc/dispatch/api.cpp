@@ -85,26 +85,27 @@ std::string dtype_names() {
   return "[" + names.text + "]";
 }
 
-// The micro-tiles behind kMaxThreadM of rung 04, for explain.
+// The tile numbers that rung 04 would use, for explain. The rows of its micro-tiles are those of its kMaxThreadM.
 std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int32_t num_threads) {
   if (kernel.rung != 4) return "{}";
   const bool is_wide = kernel.isa == Isa::avx512 || kernel.isa == Isa::avx512_bf16;
-  const int64_t vector_bytes = is_wide ? 64 : kernel.isa == Isa::avx2 ? 32 : 16;
+  const int64_t max_thread_m = is_wide ? 6 : kernel.isa == Isa::neon ? 5 : kernel.isa == Isa::avx2 ? 3 : 2;
+  const int64_t thread_n = is_wide ? 16 : kernel.isa == Isa::avx2 ? 8 : 4;
   const bool is_pairs = problem.dtype == DType::bf16 && kernel.isa == Isa::avx512_bf16;
   const int64_t acc_bytes = problem.dtype == DType::f64 ? 8 : 4;
-  const CpuKernelShape shape{vector_bytes / acc_bytes, is_wide ? 14 : kernel.isa == Isa::neon ? 12 : 6,
-                             is_pairs ? 2 : 1, acc_bytes, acc_bytes, acc_bytes == size_of(problem.dtype)};
-  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, 1, problem.stride_bn == 1, num_threads,
-                                             shape);
+  const CpuKernelShape shape{max_thread_m, thread_n, is_pairs ? 2 : 1, acc_bytes, acc_bytes,
+                             acc_bytes == size_of(problem.dtype)};
+  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, 1, problem.stride_bn == 1,
+                                             problem.stride_bk == 1, num_threads, shape);
   Joined fields;
   fields.add(field("thread_m", std::to_string(config.thread_m)));
-  fields.add(field("thread_n", std::to_string(kVectorsN * shape.lanes)));
+  fields.add(field("thread_n", std::to_string(shape.thread_n)));
   fields.add(field("block_m", std::to_string(config.block_m)));
   fields.add(field("block_n", std::to_string(config.block_n)));
-  fields.add(field("block_k", std::to_string(kChunkWords * shape.k_per_word)));
+  fields.add(field("block_k", std::to_string(kChunkBytes / shape.word_bytes * shape.k_per_word)));
   fields.add(field("tasks", quoted((std::to_string(config.tasks_m) + "x" + std::to_string(config.tasks_n)).c_str())));
   fields.add(field("split_k", std::to_string(config.split_k)));
-  fields.add(field("path", quoted(config.is_streaming ? "streaming" : "packed")));
+  fields.add(field("path", quoted(kCpuPathNames[int(config.path)])));
   return "{" + fields.text + "}";
 }
 

@@ -2,7 +2,8 @@
 // multiply-add of packed words. One instruction set per translation unit, as in simd.h.
 //
 // A packed word holds what one lane of one multiply-add takes of an operand: one element converted to the accumulator's
-// type, or a pair of neighbours in k where an instruction multiplies pairs.
+// type, or a pair of neighbours in k where an instruction multiplies pairs. A block (128 bits) holds words that are
+// neighbours in k: kBlockWords = 4, or 2 for fp64.
 #pragma once
 
 #include "platform/element.h"
@@ -12,36 +13,41 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm {
 namespace {
 
-constexpr int kPrefetchBytes = 512;  // ahead of a packed row: the streams are too many for the hardware to follow
-
-template <class T, int COUNT>
-struct Memory {
-  typedef T type __attribute__((vector_size(sizeof(T) * COUNT)));
-};
-
-// Widening loads of a whole vector.
-TILEDMM_INLINE Reg<float> load_converted(const float* from) { return load(from); }
-TILEDMM_INLINE Reg<double> load_converted(const double* from) { return load(from); }
-
 // 16-bit patterns, each widened to the low half of a 32-bit lane.
-TILEDMM_INLINE Reg<uint32_t> load_widened(const void* from) {
-  typename Memory<uint16_t, Simd<float>::kLanes>::type bits;
-  __builtin_memcpy(&bits, from, sizeof bits);
-  return __builtin_convertvector(bits, Reg<uint32_t>);
+template <int BYTES>
+TILEDMM_INLINE Reg<uint32_t, BYTES> load_widened(const void* from) {
+  const auto bits = load_as<Reg<uint16_t, BYTES / 2>>(static_cast<const uint16_t*>(from));
+  return __builtin_convertvector(bits, Reg<uint32_t, BYTES>);
 }
 
-TILEDMM_INLINE Reg<float> load_converted(const BFloat16* from) { return (Reg<float>)(load_widened(from) << 16); }
-
-TILEDMM_INLINE Reg<float> load_converted(const Half* from) {
+// Widening loads of BYTES of accumulators.
+template <int BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_converted(const float* from) {
+  return load_as<Reg<float, BYTES>>(from);
+}
+template <int BYTES>
+TILEDMM_INLINE Reg<double, BYTES> load_converted(const double* from) {
+  return load_as<Reg<double, BYTES>>(from);
+}
+template <int BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_converted(const BFloat16* from) {
+  return (Reg<float, BYTES>)(load_widened<BYTES>(from) << 16);
+}
+template <int BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_converted(const Half* from) {
 #if TILEDMM_VECTOR_BYTES == 64
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(TILEDMM_ISA_AVX2)
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if constexpr (BYTES == 64) {
+    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+#endif
+#if TILEDMM_VECTOR_BYTES >= 32
+  if constexpr (BYTES == 32) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if constexpr (BYTES == 16) return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #elif defined(TILEDMM_ISA_NEON)
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
 #else
-  Reg<float> v;
-  for (int i = 0; i < Simd<float>::kLanes; ++i) v[i] = to_acc(from[i]);
+  Reg<float, BYTES> v;
+  for (int i = 0; i < BYTES / 4; ++i) v[i] = to_acc(from[i]);
   return v;
 #endif
 }
@@ -64,14 +70,14 @@ TILEDMM_INLINE void store_converted(BFloat16* to, Reg<float> v, int64_t count) {
   const Reg<uint32_t> quiet_nan = (bits >> 16) | 0x40;
   const auto is_nan = (Reg<uint32_t>)((bits & 0x7fffffff) > 0x7f800000);
   const auto narrow = __builtin_convertvector((quiet_nan & is_nan) | (rounded & ~is_nan),
-                                              typename Memory<uint16_t, Simd<float>::kLanes>::type);
+                                              Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>);
   store_bits(to, &narrow, count);
 }
 
 TILEDMM_INLINE void store_converted(Half* to, Reg<float> v, int64_t count) {
 #if TILEDMM_VECTOR_BYTES == 64
   const __m256i narrow = _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#elif defined(TILEDMM_ISA_AVX2)
+#elif TILEDMM_VECTOR_BYTES == 32
   const __m128i narrow = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(TILEDMM_ISA_NEON)
   const uint16x4_t narrow = vreinterpret_u16_f16(vcvt_f16_f32(v));
@@ -89,23 +95,20 @@ struct Fma {
   using Acc = ACC;
   static constexpr int kPerWord = 1;
 
-  static TILEDMM_INLINE Reg<Acc> multiply_add(Reg<Word> a, Reg<Word> b, Reg<Acc> c) {
+  template <class R>
+  static TILEDMM_INLINE R multiply_add(R a, R b, R c) {
     return tiledmm::multiply_add(a, b, c);
   }
-  // A vector of words of neighbours in memory; `count` of them exist.
-  static TILEDMM_INLINE Reg<Word> load_neighbours(const T* from, int64_t count) {
-    constexpr int kLanes = Simd<Word>::kLanes;
-    if (count >= kLanes) return load_converted(from);
-    T near[kLanes] = {};
-    for (int64_t i = 0; i < count; ++i) near[i] = from[i];
-    return load_converted(near);
+  // BYTES of words that are neighbours along k; all of them exist.
+  template <int BYTES>
+  static TILEDMM_INLINE Reg<Word, BYTES> load_words(const T* from) {
+    return load_converted<BYTES>(from);
   }
-  // One word for each of `count` lanes that are neighbours in memory.
-  static TILEDMM_INLINE Reg<Word> load_lanes(const T* from, int64_t, int64_t, int64_t count) {
-    return load_neighbours(from, count);
+  // BYTES of words, one for each of the lanes that are neighbours in memory; all of them exist.
+  template <int BYTES>
+  static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const T* from, int64_t) {
+    return load_converted<BYTES>(from);
   }
-  // One vector of words of one lane, neighbours along k.
-  static TILEDMM_INLINE Reg<Word> load_words(const T* from, int64_t depth) { return load_neighbours(from, depth); }
   static TILEDMM_INLINE Word load_word(const T* from, int64_t, int64_t) { return to_acc(*from); }
 };
 
@@ -119,80 +122,107 @@ struct DotBf16 {
   static TILEDMM_INLINE Reg<Acc> multiply_add(Reg<Word> a, Reg<Word> b, Reg<Acc> c) {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
   }
-  static TILEDMM_INLINE Reg<Word> load_lanes(const BFloat16* from, int64_t stride_k, int64_t depth, int64_t count) {
-    constexpr int kLanes = Simd<Word>::kLanes;
-    BFloat16 near[2][kLanes] = {};
-    const BFloat16 *low = from, *high = from + stride_k;
-    if (count < kLanes) {
-      for (int64_t i = 0; i < count; ++i) near[0][i] = low[i];
-      for (int64_t i = 0; i < count && depth > 1; ++i) near[1][i] = high[i];
-      low = near[0];
-      high = near[1];
-    }
-    return depth > 1 ? load_widened(low) | load_widened(high) << 16 : load_widened(low);
+  static TILEDMM_INLINE Block<Acc> multiply_add(Block<Word> a, Block<Word> b, Block<Acc> c) {
+    return _mm_dpbf16_ps(c, (__m128bh)a, (__m128bh)b);
   }
-  static TILEDMM_INLINE Reg<Word> load_words(const BFloat16* from, int64_t depth) {
-    constexpr int kElements = 2 * Simd<Word>::kLanes;
-    if (depth >= kElements) return load(reinterpret_cast<const Word*>(from));
-    BFloat16 near[kElements] = {};
-    for (int64_t i = 0; i < depth; ++i) near[i] = from[i];
-    return load(reinterpret_cast<const Word*>(near));
+  template <int BYTES>
+  static TILEDMM_INLINE Reg<Word, BYTES> load_words(const BFloat16* from) {
+    return load_as<Reg<Word, BYTES>>(from);
   }
+  template <int BYTES>
+  static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const BFloat16* from, int64_t stride_k) {
+    return load_widened<BYTES>(from) | load_widened<BYTES>(from + stride_k) << 16;
+  }
+  // The word at `from`, of which `depth` elements exist.
   static TILEDMM_INLINE Word load_word(const BFloat16* from, int64_t stride_k, int64_t depth) {
     return from->bits | (depth > 1 ? uint32_t(from[stride_k].bits) << 16 : 0);
   }
 };
 #endif
 
-// Packs `lanes` rows (of A) or columns (of B), `depth` deep in k, as to[word][ld]; lanes <= ld and lanes beyond are 0
-// where ld is a multiple of the vector. May write one vector past the end when ld is less than a vector.
-template <class T, class Op>
-void pack_strip(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t depth,
-                typename Op::Word* to, int64_t ld) {
+// A packed panel of `lanes` rows of A or columns of B: strips of `strip` lanes, each [steps of k][places][block].
+template <class Word, bool IS_B>
+struct PanelLayout {
+  static constexpr int64_t kWords = Simd<Word, kBlockBytes>::kLanes, kSet = kWords * kBlocks;
+  int64_t lanes, strip, steps;
+
+  // Places in the strip that holds `lane`: B's are padded, so that whole vectors of it can be read.
+  int64_t places(int64_t lane) const { return IS_B ? strip : min_of(strip, lanes - lane / strip * strip); }
+  // Rows of A stand in their order; columns of B so that sum_blocks leaves them in their order.
+  int64_t place(int64_t lane) const {
+    const int64_t l = lane % strip;
+    return IS_B ? l / kSet * kSet + l % kWords * kBlocks + l % kSet / kWords : l;
+  }
+  // The block of `lane` in step 0; one step on is step_words(lane) further.
+  Word* first_block(Word* panel, int64_t lane) const {
+    return panel + (lane / strip * strip * steps + place(lane)) * kWords;
+  }
+  int64_t step_words(int64_t lane) const { return places(lane) * kWords; }
+};
+
+// Packs `lanes` lanes, `depth` deep in k. Words beyond the depth are 0, and so are B's places without a lane.
+template <class T, class Op, bool IS_B>
+void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t strip, int64_t depth,
+                typename Op::Word* to) {
   using Word = typename Op::Word;
-  constexpr int kLanes = Simd<Word>::kLanes;
-  const int64_t words = ceil_div(depth, Op::kPerWord);
-  const int64_t step = stride_k * Op::kPerWord;
-  const bool is_whole_vectors = ld % kLanes == 0 || ld < kLanes;  // else a store would reach into the next word
-  if (stride_lane == 1 && lanes > 1 && is_whole_vectors) {
-    for (int64_t p = 0; p < words; ++p) {
-      for (int64_t l = 0; l < lanes; l += kLanes) {
-        store(to + p * ld + l, Op::load_lanes(from + p * step + l, stride_k, depth - p * Op::kPerWord, lanes - l));
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
+  const int64_t whole_steps = depth / kStep;
+  const PanelLayout<Word, IS_B> layout{lanes, strip, ceil_div(depth, kStep)};
+  int64_t first_lane = 0;  // lanes before it are packed, down to whole_steps
+  if (stride_lane == 1) {
+    // Groups of lanes that are read as one contiguous run in every row of k.
+    constexpr int64_t kGroup = 64;
+    Word* block_of[kGroup];
+    int64_t step_of[kGroup];
+    for (; first_lane + kWords <= lanes; ) {
+      const int64_t group = min_of(kGroup, (lanes - first_lane) / kWords * kWords);
+      for (int64_t l = 0; l < group; ++l) {
+        block_of[l] = layout.first_block(to, first_lane + l);
+        step_of[l] = layout.step_words(first_lane + l);
       }
-    }
-  } else if (stride_k == 1 && lanes > 4 && is_whole_vectors) {
-    for (int64_t p = 0; p < words; p += kLanes) {
-      for (int64_t l = 0; l < lanes; l += kLanes) {
-        Reg<Word> block[kLanes];
-        const T* corner = from + l * stride_lane + p * Op::kPerWord;
-        const int64_t left = depth - p * Op::kPerWord;
-        if (lanes - l >= kLanes && left >= kLanes * Op::kPerWord) {
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; ++i) {
-            block[i] = Op::load_words(corner + i * stride_lane, kLanes * Op::kPerWord);
-            __builtin_prefetch(corner + i * stride_lane + kPrefetchBytes / int(sizeof(T)));
+      for (int64_t step = 0; step < whole_steps; ++step) {
+        const T* corner = from + first_lane + step * kStep * stride_k;
+        for (int64_t l = 0; l < group; l += kWords) {
+          Block<Word> block[kWords];
+#pragma GCC unroll 4
+          for (int w = 0; w < kWords; ++w) {
+            block[w] = Op::template load_lanes<kBlockBytes>(corner + l + w * Op::kPerWord * stride_k, stride_k);
           }
-        } else {
-          for (int i = 0; i < kLanes; ++i) {
-            block[i] = i < lanes - l ? Op::load_words(corner + i * stride_lane, left) : Reg<Word>{};
+          transpose_in_blocks<Word>(block);
+#pragma GCC unroll 4
+          for (int w = 0; w < kWords; ++w) {
+            store(block_of[l + w], block[w]);
+            block_of[l + w] += step_of[l + w];
           }
         }
-        transpose<Word>(block);
-        Word* corner_to = to + p * ld + l;
-        if (words - p >= kLanes) {
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; ++i) store(corner_to + i * ld, block[i]);
-        } else {
-          for (int i = 0; i < words - p; ++i) store(corner_to + i * ld, block[i]);
-        }
+      }
+      first_lane += group;
+    }
+  } else if (stride_k == 1) {
+    for (; first_lane < lanes; ++first_lane) {
+      const T* row = from + first_lane * stride_lane;
+      Word* block = layout.first_block(to, first_lane);
+      const int64_t step_words = layout.step_words(first_lane);
+      for (int64_t step = 0; step < whole_steps; ++step) {
+        store(block + step * step_words, Op::template load_words<kBlockBytes>(row + step * kStep));
       }
     }
-  } else {
-    for (int64_t p = 0; p < words; ++p) {
-      for (int64_t l = 0; l < lanes; ++l) {
-        to[p * ld + l] = Op::load_word(from + l * stride_lane + p * step, stride_k, depth - p * Op::kPerWord);
+  }
+  // What is left: single lanes, all steps of any other layout, and the last step where it is not whole.
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    Word* block = layout.first_block(to, lane);
+    for (int64_t step = lane < first_lane ? whole_steps : 0; step < layout.steps; ++step) {
+      for (int w = 0; w < kWords; ++w) {
+        const int64_t k = step * kStep + w * Op::kPerWord;
+        block[step * layout.step_words(lane) + w] =
+            k < depth ? Op::load_word(from + lane * stride_lane + k * stride_k, stride_k, depth - k) : Word(0);
       }
-      for (int64_t l = lanes; l < ld; ++l) to[p * ld + l] = 0;
+    }
+  }
+  for (int64_t lane = lanes; IS_B && lane % strip; ++lane) {
+    for (int64_t step = 0; step < layout.steps; ++step) {
+      store(layout.first_block(to, lane) + step * layout.step_words(lane), Block<Word>{});
     }
   }
 }

@@ -49,30 +49,52 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm {
 namespace {
 
-// T in a full vector register, as the compiler's own vector type (operators work lane by lane).
-template <class T>
+// T in a vector of BYTES, as the compiler's own vector type (operators work lane by lane).
+template <class T, int BYTES = TILEDMM_VECTOR_BYTES>
 struct Simd {
-  static constexpr int kLanes = TILEDMM_VECTOR_BYTES / int(sizeof(T));
-  typedef T Reg __attribute__((vector_size(TILEDMM_VECTOR_BYTES)));
+  static constexpr int kLanes = BYTES / int(sizeof(T));
+  typedef T Reg __attribute__((vector_size(BYTES)));
 };
-template <class T>
-using Reg = typename Simd<T>::Reg;
+template <class T, int BYTES = TILEDMM_VECTOR_BYTES>
+using Reg = typename Simd<T, BYTES>::Reg;
 
+// A block is 128 bits: the unit in which the kernels keep neighbours along k together.
+constexpr int kBlockBytes = 16;
+constexpr int kBlocks = TILEDMM_VECTOR_BYTES / kBlockBytes;  // in a full vector
 template <class T>
-TILEDMM_INLINE Reg<T> load(const T* from) {
-  Reg<T> v;
+using Block = Reg<T, kBlockBytes>;
+
+template <class R, class T>
+TILEDMM_INLINE R load_as(const T* from) {
+  R v;
   __builtin_memcpy(&v, from, sizeof v);
   return v;
 }
-
 template <class T>
-TILEDMM_INLINE void store(T* to, Reg<T> v) {
+TILEDMM_INLINE Reg<T> load(const T* from) {
+  return load_as<Reg<T>>(from);
+}
+
+template <class R, class T>
+TILEDMM_INLINE void store(T* to, R v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
 
 template <class T>
 TILEDMM_INLINE Reg<T> broadcast(T value) {
   return value - Reg<T>{};
+}
+
+// One block from memory in every block of a vector.
+template <class T>
+TILEDMM_INLINE Reg<T> broadcast_block(const T* from) {
+#if TILEDMM_VECTOR_BYTES == 64
+  return (Reg<T>)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif TILEDMM_VECTOR_BYTES == 32
+  return (Reg<T>)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  return load(from);
+#endif
 }
 
 // The first `count` lanes, 0 <= count <= kLanes; the others are 0 and their memory is not touched.
@@ -102,11 +124,11 @@ TILEDMM_INLINE void store_partial(T* to, Reg<T> v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = v[i];
 }
 
-// a * b + c, in one rounding where the instruction set can.
+// a * b + c, in one rounding where the instruction set can; full vectors and single blocks.
 TILEDMM_INLINE Reg<float> multiply_add(Reg<float> a, Reg<float> b, Reg<float> c) {
 #if TILEDMM_VECTOR_BYTES == 64
   return _mm512_fmadd_ps(a, b, c);
-#elif defined(TILEDMM_ISA_AVX2)
+#elif TILEDMM_VECTOR_BYTES == 32
   return _mm256_fmadd_ps(a, b, c);
 #elif defined(TILEDMM_ISA_NEON)
   return vfmaq_f32(c, a, b);
@@ -117,7 +139,7 @@ TILEDMM_INLINE Reg<float> multiply_add(Reg<float> a, Reg<float> b, Reg<float> c)
 TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double> c) {
 #if TILEDMM_VECTOR_BYTES == 64
   return _mm512_fmadd_pd(a, b, c);
-#elif defined(TILEDMM_ISA_AVX2)
+#elif TILEDMM_VECTOR_BYTES == 32
   return _mm256_fmadd_pd(a, b, c);
 #elif defined(TILEDMM_ISA_NEON)
   return vfmaq_f64(c, a, b);
@@ -125,26 +147,49 @@ TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double
   return a * b + c;
 #endif
 }
+#if TILEDMM_VECTOR_BYTES > 16
+TILEDMM_INLINE Block<float> multiply_add(Block<float> a, Block<float> b, Block<float> c) {
+  return _mm_fmadd_ps(a, b, c);
+}
+TILEDMM_INLINE Block<double> multiply_add(Block<double> a, Block<double> b, Block<double> c) {
+  return _mm_fmadd_pd(a, b, c);
+}
+#endif
 
-// One stage of the transpose below: swaps the off-diagonal SPAN x SPAN blocks of row pairs (i, i + SPAN).
+// Exchanges the lanes of `low` in which SPAN is set with the lanes of `high` in which it is not, SPAN lanes apart.
 template <int SPAN, class R, int... I>
-TILEDMM_INLINE void swap_blocks(R& low, R& high, std::integer_sequence<int, I...>) {
+TILEDMM_INLINE void swap_lanes(R& low, R& high, std::integer_sequence<int, I...>) {
   constexpr int kLanes = sizeof...(I);
   const R first = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I - SPAN : I)...);
   high = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I : I + SPAN)...);
   low = first;
 }
 
-// Transposes a square of kLanes x kLanes elements held in kLanes registers: log2(kLanes) stages.
-template <class T, int SPAN = 1>
-TILEDMM_INLINE void transpose(Reg<T> (&rows)[Simd<T>::kLanes]) {
-  constexpr int kLanes = Simd<T>::kLanes;
-  if constexpr (SPAN < kLanes) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      if (!(i & SPAN)) swap_blocks<SPAN>(rows[i], rows[i + SPAN], std::make_integer_sequence<int, kLanes>{});
+// In every block of COUNT registers, COUNT = lanes of a block: lane c of register r <-> lane r of register c.
+template <class T, int SPAN = 1, class R, int COUNT>
+TILEDMM_INLINE void transpose_in_blocks(R (&rows)[COUNT]) {
+  static_assert(COUNT == Simd<T, kBlockBytes>::kLanes, "a block is transposed with as many registers as it has lanes");
+  if constexpr (SPAN < COUNT) {
+#pragma GCC unroll 4
+    for (int i = 0; i < COUNT; ++i) {
+      if (!(i & SPAN)) {
+        swap_lanes<SPAN>(rows[i], rows[i + SPAN], std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
+      }
     }
-    transpose<T, SPAN * 2>(rows);
+    transpose_in_blocks<T, SPAN * 2>(rows);
+  }
+}
+
+// The sum over the lanes of each block, for as many registers as a block has lanes: lane c of block g of the result is
+// the sum of block g of rows[c]; fp32: (lane 0 + lane 2) + (lane 1 + lane 3), fp64: lane 0 + lane 1.
+template <class T, class R, int COUNT>
+TILEDMM_INLINE R sum_blocks(R (&rows)[COUNT]) {
+  transpose_in_blocks<T>(rows);
+  if constexpr (COUNT == 4) {
+    return (rows[0] + rows[2]) + (rows[1] + rows[3]);
+  } else {
+    static_assert(COUNT == 2, "fp32 or fp64");
+    return rows[0] + rows[1];
   }
 }
 

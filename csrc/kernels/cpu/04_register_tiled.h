@@ -1,9 +1,10 @@
 // Rung 04, register_tiled: packed panels, a micro-tile of C held in registers, threads over block tiles.
 //
-// Since rung 02: C stays in registers for a whole chunk of k (thread_m x 2 vectors), so a multiply-add costs no load or
-// store of C; A and B are packed, from any layout and dtype, in the order in which the micro-kernel reads them.
-// Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and BLIS.
-// Included once per instruction set by 04_register_tiled_<isa>.cpp. docs/NUMERICS.md states the order of summation.
+// Since rung 02: C stays in registers for a whole chunk of k, so a multiply-add costs no load or store of C; A and B are
+// packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of their own.
+// Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and BLIS. Ours is
+// the order of summation, in blocks of 128 bits along k, which a dot product and an outer product can both follow.
+// Included once per instruction set by 04_register_tiled_<isa>.cpp.
 #pragma once
 
 #include <type_traits>
@@ -11,67 +12,77 @@
 #include "core/config.h"
 #include "kernels/cpu/kernels.h"
 #include "platform/element.h"
-#include "platform/parallel.h"
 #include "platform/pack.h"
+#include "platform/parallel.h"
 #include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
+// Registers: kVectorsN accumulators a row, kVectorsN vectors of B (or operands from memory), 1 broadcast of A.
+constexpr int kVectorsN = 4;
 #if TILEDMM_VECTOR_BYTES == 64
-constexpr int kMaxThreadM = 14;  // 28 accumulators, 2 vectors of B, 1 broadcast of A: 31 of 32 registers
+constexpr int kMaxThreadM = 6;  // 24 + 4 + 1 of 32
 #elif defined(TILEDMM_ISA_NEON)
-constexpr int kMaxThreadM = 12;  // 24 + 2 + 1 of 32
+constexpr int kMaxThreadM = 5;  // 20 + 4 + 1 of 32
+#elif TILEDMM_VECTOR_BYTES == 32
+constexpr int kMaxThreadM = 3;  // 12 + 3 + 1 of 16
 #else
-constexpr int kMaxThreadM = 6;  // 12 + 2 + 1 of 16
+constexpr int kMaxThreadM = 2;  // 8 + 4 + 1 of 16
 #endif
+constexpr int kThreadN = kVectorsN * kBlocks;  // one column of C a block
 
 template <class Op>
 struct Config {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
-  static constexpr int kLanes = Simd<Word>::kLanes;
-  static constexpr int kThreadN = int(kVectorsN) * kLanes;
-  static constexpr int kStreamWords = 8;  // words of k that a pass over a streamed row of sums takes along
-  static_assert(Simd<Acc>::kLanes == kLanes, "a vector of words is summed in one vector of accumulators");
-
-  static CpuKernelShape shape(bool sums_in_c) {
-    return {kLanes, kMaxThreadM, Op::kPerWord, int64_t(sizeof(Word)), int64_t(sizeof(Acc)), sums_in_c};
-  }
+  static constexpr int kLanes = Simd<Acc>::kLanes;
+  static constexpr int kWords = Simd<Acc, kBlockBytes>::kLanes;  // of a block
+  static constexpr int kStep = kWords * Op::kPerWord;             // elements of k in a block
+  static constexpr int64_t kChunk = kChunkBytes / int64_t(sizeof(Word)) * Op::kPerWord;  // elements of k in a chunk
+  static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
+  static_assert(kVectorsN % kWords == 0, "sum_blocks takes as many vectors as a block has words");
+  static_assert(kChunk % (4 * kStep) == 0, "chunks consist of whole passes of stream_rows");
 };
 
-// sums (+)= A * B for one micro-tile: `a` is [num_words][MR], `b` is [num_words][NV vectors].
-// Writes columns < cols of MR rows. The one chain of multiply-adds of each element starts at zero.
-template <class Op, int MR, int NV>
-void multiply(int64_t num_words, const typename Op::Word* a, const typename Op::Word* b, typename Op::Acc* sums,
+// sums (+)= A * B for one micro-tile: `a` is [num_steps][MR blocks], `b` is [num_steps][kThreadN blocks].
+// Writes columns < cols of MR rows.
+template <class Op, int MR>
+void multiply(int64_t num_steps, const typename Op::Word* a, const typename Op::Word* b, typename Op::Acc* sums,
               int64_t ld_sums, bool accumulate, int64_t cols) {
   using Acc = typename Op::Acc;
-  constexpr int kLanes = Config<Op>::kLanes;
-  Reg<Acc> acc[MR][NV] = {};
-  for (int64_t p = 0; p < num_words; ++p) {
-    Reg<typename Op::Word> frag_b[NV];
+  constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
+  Reg<Acc> acc[MR][kVectorsN] = {};
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) __builtin_prefetch(sums + i * ld_sums, 1);  // C comes while A and B are multiplied
+  for (int64_t step = 0; step < num_steps; ++step) {
+    Reg<typename Op::Word> frag_b[kVectorsN];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) frag_b[v] = load(b + v * kLanes);
-#pragma GCC unroll 16
+    for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
+#pragma GCC unroll 8
     for (int i = 0; i < MR; ++i) {
-      const auto frag_a = broadcast(a[i]);
+      const auto frag_a = broadcast_block(a + i * kWords);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
+      for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
     }
-    a += MR;
-    b += NV * kLanes;
+    a += MR * kWords;
+    b += kVectorsN * kLanes;
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 2
+    for (int set = 0; set < kVectorsN / kWords; ++set) {
+      Reg<Acc> parts[kWords];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) {
-      Acc* to = sums + i * ld_sums + v * kLanes;
-      const int64_t count = cols - v * kLanes;
+      for (int w = 0; w < kWords; ++w) parts[w] = acc[i][set * kWords + w];
+      const Reg<Acc> sum = sum_blocks<Acc>(parts);
+      Acc* to = sums + i * ld_sums + set * kLanes;
+      const int64_t count = cols - set * kLanes;
       if (count >= kLanes) {
-        store(to, accumulate ? load(to) + acc[i][v] : acc[i][v]);
+        store(to, accumulate ? load(to) + sum : sum);
       } else if (count > 0) {
-        store_partial(to, accumulate ? load_partial(to, count) + acc[i][v] : acc[i][v], count);
+        store_partial(to, accumulate ? load_partial(to, count) + sum : sum, count);
       }
     }
   }
@@ -81,15 +92,11 @@ template <class Op>
 using Multiply = void (*)(int64_t, const typename Op::Word*, const typename Op::Word*, typename Op::Acc*, int64_t,
                           bool, int64_t);
 
-// The micro-kernel for a tile of `rows` x `vectors`, both from 1.
+// The micro-kernel for 1 .. kMaxThreadM rows.
 template <class Op, int... I>
-Multiply<Op> find_multiply(int64_t rows, int64_t vectors, std::integer_sequence<int, I...>) {
-  static constexpr Multiply<Op> kTable[][kVectorsN] = {{multiply<Op, I + 1, 1>, multiply<Op, I + 1, 2>}...};
-  return kTable[rows - 1][vectors - 1];
-}
-template <class Op>
-Multiply<Op> find_multiply(int64_t rows, int64_t vectors) {
-  return find_multiply<Op>(rows, vectors, std::make_integer_sequence<int, kMaxThreadM>{});
+Multiply<Op> find_multiply(int64_t rows, std::integer_sequence<int, I...>) {
+  static constexpr Multiply<Op> kTable[] = {multiply<Op, I + 1>...};
+  return kTable[rows - 1];
 }
 
 // C = activation(sums + bias) for rows x cols of C from (row, col).
@@ -149,66 +156,79 @@ struct BlockTile {
   using Word = typename Op::Word;
   using A = typename Op::Acc;
   static constexpr int kLanes = Config<Op>::kLanes;
-  static constexpr int kThreadN = Config<Op>::kThreadN;
-  static constexpr int64_t kChunk = kChunkWords * Op::kPerWord;  // elements of k
+  static constexpr int kWords = Config<Op>::kWords;
+  static constexpr int kStep = Config<Op>::kStep;
+  static constexpr int64_t kChunk = Config<Op>::kChunk;
+  static constexpr int kPassWords = 4 * kWords;  // words of k that one pass of stream_rows takes along
 
   const GemmProblem& problem;
   const CpuConfig& config;
   int64_t row, rows, col, cols;
   int64_t k_begin, k_end;  // k_begin is a multiple of kChunk
-  Word *panel_a, *panel_b;
+  char* workspace;
   A* sums;  // partial sums of this tile, [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
   int64_t ld_sums;
   bool is_sums_in_c;  // sums is C itself
   bool is_finished;   // the last chunk is followed by the epilogue
 
-  static int64_t num_words(int64_t elements) { return ceil_div(elements, Op::kPerWord); }
-  static int64_t panel_a_words(const CpuConfig& config, int64_t k) {
-    const int64_t rows = config.is_resident ? round_up(config.task_m, config.thread_m) : config.block_m;
-    return rows * num_words(config.is_resident ? k : min_of(k, kChunk)) + kLanes;
+  static int64_t words_per_lane(int64_t depth) { return ceil_div(depth, kStep) * kWords; }
+
+  // Bytes that a tile needs for its panels and, in stream_rows, for its sums.
+  static int64_t panel_a_bytes(const CpuConfig& config, int64_t k) {
+    const int64_t rows = config.path == CpuPath::packed && !config.is_resident ? config.block_m : config.task_m;
+    const int64_t chunks = config.is_resident ? max_of(1, ceil_div(k, kChunk)) : 1;
+    return round_up(round_up(rows, config.thread_m) * words_per_lane(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)),
+                    64);
   }
-  static int64_t panel_b_words(const CpuConfig& config, int64_t k) {
-    return config.is_streaming ? 0 : config.block_n * num_words(min_of(k, kChunk));
+  static int64_t workspace_bytes(const CpuConfig& config, int64_t k) {
+    int64_t bytes = panel_a_bytes(config, k);
+    if (config.path == CpuPath::packed) bytes += config.block_n * words_per_lane(min_of(k, kChunk)) * int64_t(sizeof(Word));
+    if (config.path == CpuPath::stream_rows) bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
+    return round_up(bytes, 64);
   }
 
-  void load_panel_a(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
-    const T* a = static_cast<const T*>(problem.a) + (row + first) * problem.stride_am + k_first * problem.stride_ak;
-    for (int64_t i = 0; i < count; i += config.thread_m) {
-      pack_strip<T, Op>(a + i * problem.stride_am, problem.stride_am, problem.stride_ak,
-                        min_of(config.thread_m, count - i), depth, to, min_of(config.thread_m, count - i));
-      to += config.thread_m * num_words(depth);
+  void run() const {
+    switch (config.path) {
+      case CpuPath::packed: return run_packed();
+      case CpuPath::stream_rows: return run_stream_rows();
+      case CpuPath::dot_rows: return run_dot_rows();
     }
   }
 
-  void load_strip_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
-    const T* b = static_cast<const T*>(problem.b) + (col + first) * problem.stride_bn + k_first * problem.stride_bk;
-    pack_strip<T, Op>(b, problem.stride_bn, problem.stride_bk, count, depth, to, round_up(count, kLanes));
+  // Packs `count` rows of A or columns of B from `first`, `strip` to a strip, for `depth` of k from k_first.
+  template <bool IS_B>
+  static void load_panel(const void* operand, int64_t stride_lane, int64_t stride_k, int64_t first, int64_t count,
+                         int64_t strip, int64_t k_first, int64_t depth, Word* to) {
+    pack_panel<T, Op, IS_B>(static_cast<const T*>(operand) + first * stride_lane + k_first * stride_k, stride_lane,
+                            stride_k, count, strip, depth, to);
   }
-
-  void run() const { config.is_streaming ? run_streaming() : run_packed(); }
 
   void run_packed() const {
     const bool has_epilogue = !is_sums_in_c || problem.bias || problem.activation != Activation::none;
+    Word* panel_a = reinterpret_cast<Word*>(workspace);
+    Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
       const int64_t block_cols = min_of(config.block_n, cols - jc);
       int64_t pc = k_begin;
       do {  // once for k = 0, too
-        const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
-        const bool is_last = pc + depth >= k_end;
+        const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
+        const bool is_stored = pc + depth >= k_end && is_finished && has_epilogue;
         for (int64_t ic = 0; ic < rows; ic += config.block_m) {
           const int64_t block_rows = min_of(config.block_m, rows - ic);
-          Word* near_a = panel_a;
-          if (config.is_resident) near_a += num_words(pc - k_begin) * round_up(rows, config.thread_m) + ic * words;
-          if (!config.is_resident || jc == 0) load_panel_a(ic, block_rows, pc, depth, near_a);
-          for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
-            const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
-            for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
-              const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
-              // The strip is packed when it is first needed, so that its first use finds it in the nearest cache.
-              Word* near_b = panel_b + jr * words;
-              if (ic == 0 && ir == 0) load_strip_b(jc + jr, tile_cols, pc, depth, near_b);
-              multiply_tile(words, near_a + ir * words, near_b, ic + ir, tile_rows, jc + jr, tile_cols, pc > k_begin,
-                            is_last && is_finished && has_epilogue);
+          Word* block_a = panel_a;
+          if (config.is_resident) block_a += (pc - k_begin) / Op::kPerWord * rows + ic * words;
+          if (!config.is_resident || jc == 0) {
+            load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row + ic, block_rows, config.thread_m, pc,
+                              depth, block_a);
+          }
+          for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
+            const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
+            Word* strip_b = panel_b + jr * words;
+            // Packed when it is first needed, so that its first use finds it in the nearest cache.
+            if (ic == 0) load_panel<true>(problem.b, problem.stride_bn, problem.stride_bk, col + jc + jr, tile_cols, kThreadN, pc, depth, strip_b);
+            for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
+              multiply_tile(words / kWords, block_a + ir * words, strip_b, ic + ir,
+                            min_of(config.thread_m, block_rows - ir), jc + jr, tile_cols, pc > k_begin, is_stored);
             }
           }
         }
@@ -217,47 +237,53 @@ struct BlockTile {
     }
   }
 
-  void multiply_tile(int64_t words, const Word* a, const Word* b, int64_t i, int64_t tile_rows, int64_t j,
+  void multiply_tile(int64_t steps, const Word* a, const Word* b, int64_t i, int64_t tile_rows, int64_t j,
                      int64_t tile_cols, bool accumulate, bool is_stored) const {
     alignas(64) A near_sums[kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + j : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
-    find_multiply<Op>(tile_rows, ceil_div(tile_cols, kLanes))(words, a, b, tile, ld_tile, accumulate, tile_cols);
+    find_multiply<Op>(tile_rows, std::make_integer_sequence<int, kMaxThreadM>{})(steps, a, b, tile, ld_tile, accumulate,
+                                                                                 tile_cols);
     if (is_stored) store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
   }
 
-  // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, kStreamWords rows
-  // at a time, in long contiguous runs. Same chains, same chunks, same bits as run_packed.
-  void run_streaming() const {
-    constexpr int kStreamWords = Config<Op>::kStreamWords;
-    const int64_t words_a = num_words(min_of(kChunk, k_end - k_begin));
-    const int64_t width = stream_width(rows);
-    A* chunk_sums = reinterpret_cast<A*>(panel_a + round_up(rows * words_a + kLanes, kLanes));
-    A* total = chunk_sums + rows * width;
+  // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows allow.
+  static int64_t stream_width(int64_t rows) {
+    return max_of(4 * kLanes, (16 << 10) / int64_t(sizeof(A)) / (kWords + 1) / rows / kLanes * kLanes);
+  }
+
+  // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
+  // runs, one row of sums for each place in a block. Same chains, same chunks, same bits as run_packed.
+  void run_stream_rows() const {
+    Word* panel_a = reinterpret_cast<Word*>(workspace);
+    A* chains = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
+    const int64_t width = stream_width(config.task_m);
+    A* total = chains + kWords * rows * width;
     for (int64_t jc = 0; jc < cols; jc += width) {
       const int64_t block_cols = min_of(width, cols - jc);
-      for (int64_t pc = k_begin; pc < k_end || pc == k_begin; pc += kChunk) {
-        const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
-        load_panel_a(0, rows, pc, depth, panel_a);
-        const T* b = static_cast<const T*>(problem.b) + (col + jc) + pc * problem.stride_bk;
-        A* to = pc == k_begin ? total : chunk_sums;
-        for (int64_t e = 0; e < rows * width; ++e) to[e] = 0;
-        for (int64_t p = 0; p < words; p += kStreamWords) {
-          const int64_t count = min_of(kStreamWords, words - p);
-          for (int64_t j = 0; j < block_cols; j += kLanes) {
-            Reg<Word> frag_b[kStreamWords] = {};
-            for (int64_t q = 0; q < count; ++q) {
-              const int64_t k_word = (p + q) * Op::kPerWord;
-              frag_b[q] = Op::load_lanes(b + k_word * problem.stride_bk + j, problem.stride_bk, depth - k_word,
-                                         min_of(kLanes, block_cols - j));
-            }
-            multiply_rows(panel_a + p * rows, frag_b, count, to + j, width);
+      int64_t pc = k_begin;
+      do {
+        const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
+        load_rows_a(pc, depth, panel_a);
+        const T* b = static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + pc * problem.stride_bk;
+        for (int64_t e = 0; e < kWords * rows * width; ++e) chains[e] = 0;
+        for (int64_t word = 0; word < words; word += kPassWords) {
+          stream_pass(panel_a + word * rows, b + word * Op::kPerWord * problem.stride_bk, depth - word * Op::kPerWord,
+                      block_cols, chains, width);
+        }
+        for (int64_t e = 0; e < rows * width; e += kLanes) {
+          const A* chain = chains + e;
+          const int64_t next = rows * width;
+          Reg<A> sum;
+          if constexpr (kWords == 4) {
+            sum = (load(chain) + load(chain + 2 * next)) + (load(chain + next) + load(chain + 3 * next));
+          } else {
+            sum = load(chain) + load(chain + next);
           }
+          store(total + e, pc > k_begin ? load(total + e) + sum : sum);
         }
-        if (pc > k_begin) {
-          for (int64_t e = 0; e < rows * width; ++e) total[e] += chunk_sums[e];
-        }
-      }
+        pc += depth;
+      } while (pc < k_end);
       if (is_finished) {
         store_block_tile<T>(problem, row, rows, col + jc, block_cols, total, width);
       } else {
@@ -268,48 +294,145 @@ struct BlockTile {
     }
   }
 
-  void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[Config<Op>::kStreamWords], int64_t count, A* to,
-                     int64_t ld_to) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      Reg<A> acc = load(to + i * ld_to);
-      if (count == Config<Op>::kStreamWords) {
-#pragma GCC unroll 8
-        for (int q = 0; q < Config<Op>::kStreamWords; ++q) {
-          acc = Op::multiply_add(broadcast(a[q * rows + i]), frag_b[q], acc);
+  // All rows as one strip.
+  void load_rows_a(int64_t k_first, int64_t depth, Word* to) const {
+    load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row, rows, rows, k_first, depth, to);
+  }
+
+  void stream_pass(const Word* a, const T* b, int64_t depth, int64_t block_cols, A* chains, int64_t width) const {
+    const int64_t words = min_of(kPassWords, words_per_lane(depth));
+    const bool is_whole = depth >= kPassWords * Op::kPerWord;
+    for (int64_t j = 0; j < block_cols; j += kLanes) {
+      Reg<Word> frag_b[kPassWords];
+      if (is_whole && block_cols - j >= kLanes) {
+#pragma GCC unroll 16
+        for (int w = 0; w < kPassWords; ++w) {
+          frag_b[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(b + w * Op::kPerWord * problem.stride_bk + j,
+                                                                    problem.stride_bk);
         }
       } else {
-        for (int64_t q = 0; q < count; ++q) acc = Op::multiply_add(broadcast(a[q * rows + i]), frag_b[q], acc);
+        Word near[kPassWords][kLanes] = {};
+        for (int w = 0; w * Op::kPerWord < depth && w < kPassWords; ++w) {
+          for (int64_t l = 0; l < min_of(kLanes, block_cols - j); ++l) {
+            near[w][l] = Op::load_word(b + w * Op::kPerWord * problem.stride_bk + j + l, problem.stride_bk,
+                                       depth - w * Op::kPerWord);
+          }
+        }
+        for (int w = 0; w < kPassWords; ++w) frag_b[w] = load(near[w]);
       }
-      store(to + i * ld_to, acc);
+      for (int64_t i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kWords; ++chain) {
+          A* to = chains + (chain * rows + i) * width + j;
+          Reg<A> acc = load(to);
+#pragma GCC unroll 4
+          for (int w = chain; w < kPassWords; w += kWords) {
+            if (w < words) {
+              acc = Op::multiply_add(broadcast(a[w / kWords * rows * kWords + i * kWords + chain]), frag_b[w], acc);
+            }
+          }
+          store(to, acc);
+        }
+      }
     }
   }
 
-  // Columns of one streaming pass: both rows of sums stay in half of a 32 KiB first-level cache.
-  static int64_t stream_width(int64_t rows) {
-    return max_of(4 * kLanes, (8 << 10) / int64_t(sizeof(A)) / rows / kLanes * kLanes);
+  // Few rows and B contiguous along k: every block of B is used where it lies, a block-wide dot product a column.
+  void run_dot_rows() const {
+    switch (rows) {
+      case 1: return dot_rows<1, kMaxThreadM >= 5 ? 8 : 4>();
+      case 2: return dot_rows<2, kMaxThreadM >= 5 ? 8 : 4>();
+      case 3: return dot_rows<3, 4>();
+      default: return dot_rows<4, 4>();
+    }
+  }
+
+  template <int MR, int COLS>
+  void dot_rows() const {
+    Word* panel_a = reinterpret_cast<Word*>(workspace);
+    for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
+      load_rows_a(pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / Op::kPerWord * MR);
+    }
+    for (int64_t j = 0; j < cols; j += COLS) {
+      const int64_t tile_cols = min_of(COLS, cols - j);
+      const T* b[COLS];  // columns beyond the last repeat it, their sums are dropped
+      for (int c = 0; c < COLS; ++c) {
+        b[c] = static_cast<const T*>(problem.b) + (col + min_of(j + c, cols - 1)) * problem.stride_bn;
+      }
+      A total[MR][COLS] = {};
+      for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
+        dot_chunk<MR, COLS>(panel_a + (pc - k_begin) / Op::kPerWord * MR, b, pc, min_of(kChunk, k_end - pc), total,
+                            pc > k_begin);
+      }
+      if (is_finished) {
+        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], COLS);
+      } else {
+        for (int i = 0; i < MR; ++i) {
+          for (int64_t c = 0; c < tile_cols; ++c) sums[i * ld_sums + j + c] = total[i][c];
+        }
+      }
+    }
+  }
+
+  template <int MR, int COLS>
+  static void dot_chunk(const Word* a, const T* const (&b)[COLS], int64_t k_first, int64_t depth, A (&total)[MR][COLS],
+                        bool accumulate) {
+    Block<A> acc[MR][COLS] = {};
+    const int64_t whole_steps = depth / kStep;
+    const auto multiply_step = [&](const Block<Word>(&frag_b)[COLS]) {
+#pragma GCC unroll 4
+      for (int i = 0; i < MR; ++i) {
+        const auto frag_a = load_as<Block<Word>>(a + i * kWords);
+#pragma GCC unroll 8
+        for (int c = 0; c < COLS; ++c) acc[i][c] = Op::multiply_add(frag_a, frag_b[c], acc[i][c]);
+      }
+      a += MR * kWords;
+    };
+    Block<Word> frag_b[COLS];
+    for (int64_t step = 0; step < whole_steps; ++step) {
+#pragma GCC unroll 8
+      for (int c = 0; c < COLS; ++c) frag_b[c] = Op::template load_words<kBlockBytes>(b[c] + k_first + step * kStep);
+      multiply_step(frag_b);
+    }
+    if (whole_steps * kStep < depth) {
+      for (int c = 0; c < COLS; ++c) {
+        Word words[kWords] = {};
+        for (int64_t k = whole_steps * kStep; k < depth; k += Op::kPerWord) {
+          words[k % kStep / Op::kPerWord] = Op::load_word(b[c] + k_first + k, 1, depth - k);
+        }
+        frag_b[c] = load_as<Block<Word>>(words);
+      }
+      multiply_step(frag_b);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+      for (int c = 0; c < COLS; c += kWords) {
+        Block<A> parts[kWords];
+#pragma GCC unroll 4
+        for (int w = 0; w < kWords; ++w) parts[w] = acc[i][c + w];
+        const Block<A> sum = sum_blocks<A>(parts);
+        store(&total[i][c], accumulate ? load_as<Block<A>>(&total[i][c]) + sum : sum);
+      }
+    }
   }
 };
 
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const Executor& executor) {
   using Tile = BlockTile<T, Op>;
-  using Word = typename Op::Word;
   using A = typename Op::Acc;
   const bool is_sums_in_c = std::is_same_v<T, A> && problem.stride_cn == 1;
   const int64_t batch = batch_size(problem);
+  const CpuKernelShape shape{kMaxThreadM, kThreadN, Op::kPerWord, int64_t(sizeof(A)), int64_t(sizeof(A)), is_sums_in_c};
   const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
-                                             executor.num_threads, Config<Op>::shape(is_sums_in_c));
-  const bool is_chunked = problem.k > Tile::kChunk;
-  const int64_t ld_sums = round_up(min_of(config.task_n, problem.n), Config<Op>::kThreadN);
-
-  const int64_t bytes_a = round_up(Tile::panel_a_words(config, problem.k) * int64_t(sizeof(Word)), 64);
-  const int64_t bytes_b = round_up(Tile::panel_b_words(config, problem.k) * int64_t(sizeof(Word)), 64);
-  const int64_t stream_sums = config.is_streaming ? 2 * config.task_m * Tile::stream_width(config.task_m) : 0;
-  // In-order partial sums: C serves when it can; streaming brings its own.
-  const bool needs_sums = is_chunked && !is_sums_in_c && !config.is_streaming && config.split_k == 1;
-  const int64_t bytes_sums =
-      round_up((stream_sums + (needs_sums ? config.task_m * ld_sums : 0)) * int64_t(sizeof(A)), 64);
-  const int64_t bytes_task = bytes_a + bytes_b + bytes_sums;
+                                             problem.stride_bk == 1, executor.num_threads, shape);
+  const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
+  const int64_t ld_sums = round_up(config.task_n, kThreadN);
+  // Sums from chunk to chunk: C serves when it can, few rows bring their own.
+  const bool needs_sums = task_k > Tile::kChunk && !is_sums_in_c && config.path == CpuPath::packed;
+  const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
+  const int64_t bytes_task = bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
   const int64_t num_workers = min_of(executor.num_threads, config.split_k > 1 ? config.split_k : num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
@@ -322,14 +445,8 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
   if (!workspace) return Status::out_of_memory;
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
-    char* own = workspace + worker_idx * bytes_task;
-    return Tile{item,        config,
-                0,           problem.m,
-                0,           problem.n,
-                0,           problem.k,
-                reinterpret_cast<Word*>(own), reinterpret_cast<Word*>(own + bytes_a),
-                nullptr,     ld_sums,
-                false,       true};
+    return Tile{item, config, 0, item.m, 0, item.n, 0, item.k, workspace + worker_idx * bytes_task, nullptr, ld_sums,
+                false, true};
   };
 
   if (config.split_k == 1) {
@@ -341,23 +458,24 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
         Tile tile = make_tile(item, worker_idx);
         tile.row = tile_idx / config.tasks_n * config.task_m;
         tile.col = tile_idx % config.tasks_n * config.task_n;
-        tile.rows = min_of(config.task_m, problem.m - tile.row);
-        tile.cols = min_of(config.task_n, problem.n - tile.col);
+        tile.rows = min_of(config.task_m, item.m - tile.row);
+        tile.cols = min_of(config.task_n, item.n - tile.col);
         if constexpr (std::is_same_v<T, A>) {
           if (is_sums_in_c) {
-            tile.sums = static_cast<A*>(item.c) + tile.row * problem.stride_cm + tile.col;
-            tile.ld_sums = problem.stride_cm;
+            tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
+            tile.ld_sums = item.stride_cm;
             tile.is_sums_in_c = true;
           }
         }
-        if (needs_sums) tile.sums = reinterpret_cast<A*>(tile.panel_b) + bytes_b / int64_t(sizeof(A));
+        if (needs_sums) tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
         tile.run();
       }
     });
   } else {
     // Chunks of k side by side, split_k at a time; then their sums are added up in the order of k.
     A* parts = reinterpret_cast<A*>(workspace + num_workers * bytes_task);
-    A* total = parts + config.split_k * problem.m * ld_sums;
+    const int64_t part_size = problem.m * ld_sums;
+    A* total = parts + config.split_k * part_size;
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));
       parallel_for(executor, num_workers, [&](int64_t worker_idx) {
@@ -365,15 +483,15 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
           Tile tile = make_tile(problem, worker_idx);
           tile.k_begin = first + part * Tile::kChunk;
           tile.k_end = min_of(problem.k, tile.k_begin + Tile::kChunk);
-          tile.sums = parts + part * problem.m * ld_sums;
+          tile.sums = parts + part * part_size;
           tile.is_finished = false;
           tile.run();
         }
       });
       for (int64_t part = 0; part < count; ++part) {
-        const A* from = parts + part * problem.m * ld_sums;
+        const A* from = parts + part * part_size;
         const bool is_first = first == 0 && part == 0;
-        for (int64_t e = 0; e < problem.m * ld_sums; ++e) total[e] = is_first ? from[e] : total[e] + from[e];
+        for (int64_t e = 0; e < part_size; ++e) total[e] = is_first ? from[e] : total[e] + from[e];
       }
     }
     store_block_tile<T>(problem, 0, problem.m, 0, problem.n, total, ld_sums);
@@ -382,20 +500,8 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
   return Status::ok;
 }
 
-// The operand roles are exchanged (C^T = B^T A^T) where C is column-major or where that fills the vectors better.
-// Products commute, so no bit depends on it.
-template <class T, class Op>
-Status launch_oriented(const GemmProblem& problem, const Executor& executor) {
-  constexpr int kLanes = Config<Op>::kLanes;
-  const double vectors = double(problem.m) * double(ceil_div(problem.n, kLanes));
-  const double vectors_exchanged = double(problem.n) * double(ceil_div(problem.m, kLanes));
-  const bool is_c_column_major = problem.stride_cm == 1 && problem.stride_cn != 1 && problem.m > 1;
-  // A strided store of C costs about two vector operations an element.
-  const double words = double(ceil_div(problem.k, Op::kPerWord));
-  const double stores = 2.0 * double(problem.m) * double(problem.n);
-  const bool is_exchanged = vectors * words + (is_c_column_major ? stores : 0) >
-                            vectors_exchanged * words + (is_c_column_major || problem.n == 1 ? 0 : stores);
-  if (!is_exchanged) return launch_as<T, Op>(problem, executor);
+// C^T = B^T A^T as a problem, with its batch dimensions in `dims`.
+GemmProblem exchange_operands(const GemmProblem& problem, BatchDim* dims) {
   GemmProblem exchanged = problem;
   exchanged.m = problem.n;
   exchanged.n = problem.m;
@@ -409,13 +515,29 @@ Status launch_oriented(const GemmProblem& problem, const Executor& executor) {
   exchanged.stride_cn = problem.stride_cm;
   exchanged.stride_bias_m = problem.stride_bias_n;
   exchanged.stride_bias_n = problem.stride_bias_m;
-  BatchDim dims[kMaxBatchDims];
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
     const BatchDim& dim = problem.batch_dims[d];
     dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
   }
   exchanged.batch_dims = dims;
-  return launch_as<T, Op>(exchanged, executor);
+  return exchanged;
+}
+
+// The operands exchange their roles where C is column-major or where that fills the vectors better. Products commute,
+// so no bit depends on it.
+template <class T, class Op>
+Status launch_oriented(const GemmProblem& problem, const Executor& executor) {
+  const double words = double(ceil_div(problem.k, Op::kPerWord));
+  const double vectors = double(problem.m) * double(ceil_div(problem.n, kThreadN));
+  const double vectors_exchanged = double(problem.n) * double(ceil_div(problem.m, kThreadN));
+  // A strided store of C costs about two vector operations an element.
+  const double stores = 2.0 * double(problem.m) * double(problem.n);
+  const bool is_strided = problem.stride_cn != 1, is_strided_exchanged = problem.stride_cm != 1;
+  if (vectors * words + is_strided * stores <= vectors_exchanged * words + is_strided_exchanged * stores) {
+    return launch_as<T, Op>(problem, executor);
+  }
+  BatchDim dims[kMaxBatchDims];
+  return launch_as<T, Op>(exchange_operands(problem, dims), executor);
 }
 
 Status launch(const GemmProblem& problem, const Executor& executor) {
