@@ -74,9 +74,9 @@ struct CpuConfig {
         config.tasks_n = tasks_n;
       }
     }
-    // Or whole tiles with k shared out, where that costs less; then each chunk's sums are written and read once.
+    // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
     const double sums = double(m) * double(n) / double(thread_n) * 3 * double(shape.word_bytes) / double(kChunkBytes);
-    if (num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
+    if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
       const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
       if (fitting >= threads) {
         config.tasks_m = config.tasks_n = 1;
