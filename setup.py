@@ -1,0 +1,112 @@
+"""Builds the two libraries of torch_tiledmm (docs: CONTRIBUTING.md, "Build").
+
+_kernels  kernels and dispatch, plain C interface, no torch: one binary for every torch version.
+_ops      the torch operators on top of it: built for the torch that is installed now.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from glob import glob
+
+from setuptools import Extension, setup
+
+VERSION = "0.1.0"
+PACKAGE = "torch_tiledmm"
+HERE = os.path.dirname(os.path.abspath(__file__))
+OLDEST_TORCH = (2, 11)
+REBUILD = "pip install --no-build-isolation ."
+
+
+def stop(problem: str, remedy: str) -> None:
+    raise SystemExit(f"\ntorch_tiledmm: {problem}\n  What to do: {remedy}\n")
+
+
+def import_torch():
+    try:
+        import torch
+    except ImportError:
+        stop(
+            f"the build needs torch, and {sys.executable} has none.",
+            "install torch first (CPU only: pip install torch --index-url https://download.pytorch.org/whl/cpu), then "
+            f"`{REBUILD}`. Without --no-build-isolation, pip hides the installed torch from the build.",
+        )
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        stop(f"torch {torch.__version__} is too old.", "install torch >= %d.%d." % OLDEST_TORCH)
+    return torch
+
+
+def compiler() -> str:
+    command = os.environ.get("CXX", "g++")
+    if not shutil.which(command.split()[0]):
+        stop(f"there is no C++ compiler '{command}'.", "install g++ 11 or later (Debian: apt install g++), or set CXX.")
+    first_line = subprocess.run([*command.split(), "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    return first_line.strip()
+
+
+def sources(*folders: str) -> list[str]:
+    return sorted(path for folder in folders for path in glob(f"csrc/{folder}/*.cpp"))
+
+
+def main() -> None:
+    os.chdir(HERE)
+    is_build = any(command in sys.argv for command in ("build_ext", "build", "bdist_wheel", "develop", "install",
+                                                       "editable_wheel"))
+    if not is_build:  # sdist, egg_info: neither torch nor a compiler is needed
+        setup(version=VERSION, packages=[PACKAGE, f"{PACKAGE}.testing"])
+        return
+
+    torch = import_torch()
+    compiled_by = compiler()
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, is_ninja_available
+
+    flags = ["-O3", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-g0",
+             f'-DTILEDMM_VERSION="{VERSION}"']
+    if os.environ.get("TILEDMM_WERROR") == "1":
+        flags.append("-Werror")
+    headers = glob("csrc/**/*.h", recursive=True)
+
+    class Build(BuildExtension):
+        """Plain file names (_kernels.so, _ops.so), so that one library finds the other on every Python."""
+
+        def get_ext_filename(self, fullname):
+            return os.path.join(*fullname.split(".")) + ".so"
+
+        def run(self):
+            print(f"torch_tiledmm {VERSION}: building for torch {torch.__version__} with {compiled_by}\n"
+                  "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
+                  "  CUDA  no: this version has no GPU kernels\n"
+                  "  ROCm  no: this version has no GPU kernels\n"
+                  f"  ninja {'yes' if is_ninja_available() else 'no: sequential build; pip install ninja is faster'}",
+                  flush=True)
+            super().run()
+            info = {"version": VERSION, "torch_version": ".".join(torch.__version__.split(".")[:2]),
+                    "compiler": compiled_by, "kernels": ["cpu"]}
+            folder = PACKAGE if self.inplace else os.path.join(self.build_lib, PACKAGE)
+            with open(os.path.join(folder, "_build_info.json"), "w") as file:
+                json.dump(info, file, indent=1)
+
+        def build_extensions(self):
+            # _ops is linked to the _kernels that this very build has just made.
+            self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
+            super().build_extensions()
+
+    if "MAX_JOBS" not in os.environ:
+        os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
+    kernels = Extension(f"{PACKAGE}._kernels", sources("dispatch", "kernels/cpu"), include_dirs=[f"{HERE}/csrc"],
+                        depends=headers, language="c++", extra_compile_args=["-std=c++17", *flags])
+    ops = CppExtension(f"{PACKAGE}._ops", sources("torch"), include_dirs=[f"{HERE}/csrc"], depends=headers,
+                       extra_compile_args=flags,
+                       extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"])
+    setup(
+        version=VERSION,
+        packages=[PACKAGE, f"{PACKAGE}.testing"],
+        package_data={PACKAGE: ["_build_info.json", "py.typed"]},
+        ext_modules=[kernels, ops],
+        cmdclass={"build_ext": Build},
+    )
+
+
+main()
