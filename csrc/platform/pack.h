@@ -140,6 +140,10 @@ struct DotBf16 {
 };
 #endif
 
+// Ahead of a row of B: the rows are too many streams for the hardware to follow. Into the second level, since rows that
+// are a power of two apart fall into one set of the first.
+constexpr int64_t kPrefetchBytes = 1024;
+
 // A packed panel of `lanes` rows of A or columns of B: strips of `strip` lanes, each [steps of k][places][block].
 template <class Word, bool IS_B>
 struct PanelLayout {
@@ -160,6 +164,51 @@ struct PanelLayout {
   int64_t step_words(int64_t lane) const { return places(lane) * kWords; }
 };
 
+// A whole strip of B, `whole_steps` deep, in full vectors. Returns the steps packed: none if B has no unit stride.
+template <class T, class Op>
+int64_t pack_strip_vectors(const T* from, int64_t stride_lane, int64_t stride_k, int64_t strip, int64_t whole_steps,
+                           typename Op::Word* to) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
+  constexpr int kStep = kWords * Op::kPerWord;
+  if (stride_lane == 1) {
+    for (int64_t step = 0; step < whole_steps; ++step) {
+      for (int64_t l = 0; l < strip; l += kLanes) {
+        Reg<Word> rows[kWords];
+        const T* corner = from + l + step * kStep * stride_k;
+#pragma GCC unroll 4
+        for (int w = 0; w < kWords; ++w) {
+          rows[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(corner + w * Op::kPerWord * stride_k, stride_k);
+        }
+        transpose_in_blocks<Word>(rows);
+#pragma GCC unroll 4
+        for (int w = 0; w < kWords; ++w) store(to + (step * strip + l) * kWords + w * kLanes, rows[w]);
+      }
+    }
+    return whole_steps;
+  }
+  if (stride_k != 1) return 0;
+  const int64_t steps = whole_steps / kBlocks * kBlocks;
+  for (int64_t step = 0; step < steps; step += kBlocks) {
+    for (int64_t l = 0; l < strip; l += kLanes) {
+#pragma GCC unroll 4
+      for (int w = 0; w < kWords; ++w) {
+        Reg<Word> lanes[kBlocks];  // lanes w, w + kWords, ...: the blocks of one vector of every step
+        const T* corner = from + (l + w) * stride_lane + step * kStep;
+#pragma GCC unroll 4
+        for (int g = 0; g < kBlocks; ++g) {
+          lanes[g] = Op::template load_words<TILEDMM_VECTOR_BYTES>(corner + g * kWords * stride_lane);
+          __builtin_prefetch(corner + g * kWords * stride_lane + kPrefetchBytes / int(sizeof(T)), 0, 2);
+        }
+        transpose_blocks<Word>(lanes);
+#pragma GCC unroll 4
+        for (int g = 0; g < kBlocks; ++g) store(to + ((step + g) * strip + l) * kWords + w * kLanes, lanes[g]);
+      }
+    }
+  }
+  return steps;
+}
+
 // Packs `lanes` lanes, `depth` deep in k. Words beyond the depth are 0, and so are B's places without a lane.
 template <class T, class Op, bool IS_B>
 void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t strip, int64_t depth,
@@ -169,13 +218,17 @@ void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t la
   constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
   const int64_t whole_steps = depth / kStep;
   const PanelLayout<Word, IS_B> layout{lanes, strip, ceil_div(depth, kStep)};
-  int64_t first_lane = 0;  // lanes before it are packed, down to whole_steps
-  if (stride_lane == 1) {
+  // Lanes below first_lane are packed down to packed_steps.
+  int64_t first_lane = 0, packed_steps = whole_steps;
+  if (IS_B && lanes == strip) {
+    packed_steps = pack_strip_vectors<T, Op>(from, stride_lane, stride_k, strip, whole_steps, to);
+    first_lane = lanes;
+  } else if (stride_lane == 1) {
     // Groups of lanes that are read as one contiguous run in every row of k.
     constexpr int64_t kGroup = 64;
     Word* block_of[kGroup];
     int64_t step_of[kGroup];
-    for (; first_lane + kWords <= lanes; ) {
+    while (first_lane + kWords <= lanes) {
       const int64_t group = min_of(kGroup, (lanes - first_lane) / kWords * kWords);
       for (int64_t l = 0; l < group; ++l) {
         block_of[l] = layout.first_block(to, first_lane + l);
@@ -200,19 +253,27 @@ void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t la
       first_lane += group;
     }
   } else if (stride_k == 1) {
-    for (; first_lane < lanes; ++first_lane) {
-      const T* row = from + first_lane * stride_lane;
-      Word* block = layout.first_block(to, first_lane);
-      const int64_t step_words = layout.step_words(first_lane);
-      for (int64_t step = 0; step < whole_steps; ++step) {
-        store(block + step * step_words, Op::template load_words<kBlockBytes>(row + step * kStep));
+    // A cache line of every lane at a time, so that a strip is written front to back.
+    constexpr int64_t kLineSteps = 4;
+    for (int64_t lane = 0; lane < lanes; lane += strip) {
+      const int64_t places = layout.places(lane);
+      for (int64_t line = 0; line < whole_steps; line += kLineSteps) {
+        const int64_t line_steps = min_of(kLineSteps, whole_steps - line);
+        for (int64_t l = lane; l < min_of(lane + strip, lanes); ++l) {
+          const T* row = from + l * stride_lane + line * kStep;
+          Word* block = layout.first_block(to, l) + line * places * kWords;
+          for (int64_t step = 0; step < line_steps; ++step) {
+            store(block + step * places * kWords, Op::template load_words<kBlockBytes>(row + step * kStep));
+          }
+        }
       }
     }
+    first_lane = lanes;
   }
-  // What is left: single lanes, all steps of any other layout, and the last step where it is not whole.
+  // What is left: single lanes, all steps of any other layout, and the last steps where they are not whole.
   for (int64_t lane = 0; lane < lanes; ++lane) {
     Word* block = layout.first_block(to, lane);
-    for (int64_t step = lane < first_lane ? whole_steps : 0; step < layout.steps; ++step) {
+    for (int64_t step = lane < first_lane ? packed_steps : 0; step < layout.steps; ++step) {
       for (int w = 0; w < kWords; ++w) {
         const int64_t k = step * kStep + w * Op::kPerWord;
         block[step * layout.step_words(lane) + w] =

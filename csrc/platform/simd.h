@@ -87,13 +87,13 @@ TILEDMM_INLINE Reg<T> broadcast(T value) {
 
 // One block from memory in every block of a vector.
 template <class T>
-TILEDMM_INLINE Reg<T> broadcast_block(const T* from) {
+TILEDMM_INLINE Reg<T> broadcast_block(const void* from) {
 #if TILEDMM_VECTOR_BYTES == 64
-  return (Reg<T>)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return (Reg<T>)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(static_cast<const __m128i*>(from)));
 #elif TILEDMM_VECTOR_BYTES == 32
-  return (Reg<T>)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return (Reg<T>)_mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 #else
-  return load(from);
+  return load_as<Reg<T>>(static_cast<const T*>(from));
 #endif
 }
 
@@ -180,17 +180,44 @@ TILEDMM_INLINE void transpose_in_blocks(R (&rows)[COUNT]) {
   }
 }
 
+// The same with whole blocks: block c of register r <-> block r of register c, for kBlocks registers.
+template <class T, int SPAN = 1>
+TILEDMM_INLINE void transpose_blocks(Reg<T> (&rows)[kBlocks]) {
+  if constexpr (SPAN < kBlocks) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kBlocks; ++i) {
+      if (!(i & SPAN)) {
+        swap_lanes<SPAN * Simd<T, kBlockBytes>::kLanes>(rows[i], rows[i + SPAN],
+                                                        std::make_integer_sequence<int, Simd<T>::kLanes>{});
+      }
+    }
+    transpose_blocks<T, SPAN * 2>(rows);
+  }
+}
+
 // The sum over the lanes of each block, for as many registers as a block has lanes: lane c of block g of the result is
 // the sum of block g of rows[c]; fp32: (lane 0 + lane 2) + (lane 1 + lane 3), fp64: lane 0 + lane 1.
-template <class T, class R, int COUNT>
-TILEDMM_INLINE R sum_blocks(R (&rows)[COUNT]) {
-  transpose_in_blocks<T>(rows);
-  if constexpr (COUNT == 4) {
-    return (rows[0] + rows[2]) + (rows[1] + rows[3]);
-  } else {
-    static_assert(COUNT == 2, "fp32 or fp64");
-    return rows[0] + rows[1];
+template <class T, class R, int... I>
+TILEDMM_INLINE R sum_blocks(const R (&rows)[2], std::integer_sequence<int, I...>) {
+  constexpr int kLanes = sizeof...(I);
+  return __builtin_shufflevector(rows[0], rows[1], (I % 2 ? kLanes + I - 1 : I)...) +
+         __builtin_shufflevector(rows[0], rows[1], (I % 2 ? kLanes + I : I + 1)...);
+}
+template <class T, class R, int... I>
+TILEDMM_INLINE R sum_blocks(const R (&rows)[4], std::integer_sequence<int, I...>) {
+  constexpr int kLanes = sizeof...(I);
+  R halves[2];  // of each block: lanes 0 and 1 of rows 0 and 1 (or 2 and 3) plus their lanes 2 and 3
+  for (int pair = 0; pair < 2; ++pair) {
+    const R &even = rows[2 * pair], &odd = rows[2 * pair + 1];
+    halves[pair] = __builtin_shufflevector(even, odd, (I / 4 * 4 + I % 4 / 2 + (I % 2 ? kLanes : 0))...) +
+                   __builtin_shufflevector(even, odd, (I / 4 * 4 + I % 4 / 2 + 2 + (I % 2 ? kLanes : 0))...);
   }
+  return __builtin_shufflevector(halves[0], halves[1], (I / 4 * 4 + I % 2 + (I % 4 / 2 ? kLanes : 0))...) +
+         __builtin_shufflevector(halves[0], halves[1], (I / 4 * 4 + I % 2 + 2 + (I % 4 / 2 ? kLanes : 0))...);
+}
+template <class T, class R, int COUNT>
+TILEDMM_INLINE R sum_blocks(const R (&rows)[COUNT]) {
+  return sum_blocks<T>(rows, std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
 }
 
 }  // namespace

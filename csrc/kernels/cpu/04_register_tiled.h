@@ -46,27 +46,34 @@ struct Config {
   static_assert(kChunk % (4 * kStep) == 0, "chunks consist of whole passes of stream_rows");
 };
 
-// sums (+)= A * B for one micro-tile: `a` is [num_steps][MR blocks], `b` is [num_steps][kThreadN blocks].
-// Writes columns < cols of MR rows.
-template <class Op, int MR>
-void multiply(int64_t num_steps, const typename Op::Word* a, const typename Op::Word* b, typename Op::Acc* sums,
-              int64_t ld_sums, bool accumulate, int64_t cols) {
+// Where a micro-tile's rows of A are: packed, or where they lie if k is contiguous there and no conversion is needed.
+struct RowsA {
+  const char* base;
+  int64_t row_bytes;   // from row to row
+  int64_t step_bytes;  // from block to block along k
+};
+
+// to (+)= A * B for one micro-tile: MR rows of A, B as [num_steps][kThreadN blocks]. Writes columns < cols.
+template <class Op, int MR, class OUT>
+void multiply(int64_t num_steps, RowsA a, const typename Op::Word* b, OUT* to, int64_t ld_to, bool accumulate,
+              int64_t cols) {
+  using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
   Reg<Acc> acc[MR][kVectorsN] = {};
 #pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) __builtin_prefetch(sums + i * ld_sums, 1);  // C comes while A and B are multiplied
+  for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);  // C comes while A and B are multiplied
   for (int64_t step = 0; step < num_steps; ++step) {
-    Reg<typename Op::Word> frag_b[kVectorsN];
+    Reg<Word> frag_b[kVectorsN];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; ++i) {
-      const auto frag_a = broadcast_block(a + i * kWords);
+      const auto frag_a = broadcast_block<Word>(a.base + i * a.row_bytes);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
     }
-    a += MR * kWords;
+    a.base += a.step_bytes;
     b += kVectorsN * kLanes;
   }
 #pragma GCC unroll 8
@@ -76,26 +83,25 @@ void multiply(int64_t num_steps, const typename Op::Word* a, const typename Op::
       Reg<Acc> parts[kWords];
 #pragma GCC unroll 4
       for (int w = 0; w < kWords; ++w) parts[w] = acc[i][set * kWords + w];
-      const Reg<Acc> sum = sum_blocks<Acc>(parts);
-      Acc* to = sums + i * ld_sums + set * kLanes;
-      const int64_t count = cols - set * kLanes;
-      if (count >= kLanes) {
-        store(to, accumulate ? load(to) + sum : sum);
-      } else if (count > 0) {
-        store_partial(to, accumulate ? load_partial(to, count) + sum : sum, count);
+      Reg<Acc> sum = sum_blocks<Acc>(parts);
+      OUT* row = to + i * ld_to + set * kLanes;
+      const int64_t count = min_of(kLanes, cols - set * kLanes);
+      if (count <= 0) continue;
+      if constexpr (std::is_same_v<OUT, Acc>) {
+        if (accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
       }
+      store_converted(row, sum, count);
     }
   }
 }
 
-template <class Op>
-using Multiply = void (*)(int64_t, const typename Op::Word*, const typename Op::Word*, typename Op::Acc*, int64_t,
-                          bool, int64_t);
+template <class Op, class OUT>
+using Multiply = void (*)(int64_t, RowsA, const typename Op::Word*, OUT*, int64_t, bool, int64_t);
 
 // The micro-kernel for 1 .. kMaxThreadM rows.
-template <class Op, int... I>
-Multiply<Op> find_multiply(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Multiply<Op> kTable[] = {multiply<Op, I + 1>...};
+template <class Op, class OUT, int... I>
+Multiply<Op, OUT> find_multiply(int64_t rows, std::integer_sequence<int, I...>) {
+  static constexpr Multiply<Op, OUT> kTable[] = {multiply<Op, I + 1, OUT>...};
   return kTable[rows - 1];
 }
 
@@ -203,8 +209,13 @@ struct BlockTile {
                             stride_k, count, strip, depth, to);
   }
 
+  // A is used where it lies: words need no conversion, k is contiguous and consists of whole blocks.
+  bool is_a_in_place() const {
+    return sizeof(T) * Op::kPerWord == sizeof(Word) && problem.stride_ak == 1 && (k_end - k_begin) % kStep == 0;
+  }
+
   void run_packed() const {
-    const bool has_epilogue = !is_sums_in_c || problem.bias || problem.activation != Activation::none;
+    const bool in_place = is_a_in_place();
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
@@ -212,12 +223,11 @@ struct BlockTile {
       int64_t pc = k_begin;
       do {  // once for k = 0, too
         const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
-        const bool is_stored = pc + depth >= k_end && is_finished && has_epilogue;
         for (int64_t ic = 0; ic < rows; ic += config.block_m) {
           const int64_t block_rows = min_of(config.block_m, rows - ic);
           Word* block_a = panel_a;
           if (config.is_resident) block_a += (pc - k_begin) / Op::kPerWord * rows + ic * words;
-          if (!config.is_resident || jc == 0) {
+          if (!in_place && (!config.is_resident || jc == 0)) {
             load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row + ic, block_rows, config.thread_m, pc,
                               depth, block_a);
           }
@@ -225,10 +235,14 @@ struct BlockTile {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* strip_b = panel_b + jr * words;
             // Packed when it is first needed, so that its first use finds it in the nearest cache.
-            if (ic == 0) load_panel<true>(problem.b, problem.stride_bn, problem.stride_bk, col + jc + jr, tile_cols, kThreadN, pc, depth, strip_b);
+            if (ic == 0) {
+              load_panel<true>(problem.b, problem.stride_bn, problem.stride_bk, col + jc + jr, tile_cols, kThreadN, pc,
+                               depth, strip_b);
+            }
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
-              multiply_tile(words / kWords, block_a + ir * words, strip_b, ic + ir,
-                            min_of(config.thread_m, block_rows - ir), jc + jr, tile_cols, pc > k_begin, is_stored);
+              const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
+              const RowsA rows_a = in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows);
+              multiply_tile(words / kWords, rows_a, strip_b, ic + ir, tile_rows, jc + jr, tile_cols, pc);
             }
           }
         }
@@ -237,14 +251,30 @@ struct BlockTile {
     }
   }
 
-  void multiply_tile(int64_t steps, const Word* a, const Word* b, int64_t i, int64_t tile_rows, int64_t j,
-                     int64_t tile_cols, bool accumulate, bool is_stored) const {
+  RowsA rows_in_place(int64_t i, int64_t pc) const {
+    const T* a = static_cast<const T*>(problem.a) + (row + i) * problem.stride_am + pc;
+    return {reinterpret_cast<const char*>(a), problem.stride_am * int64_t(sizeof(T)), kBlockBytes};
+  }
+  static RowsA rows_packed(const Word* strip, int64_t tile_rows) {
+    return {reinterpret_cast<const char*>(strip), kBlockBytes, tile_rows * kBlockBytes};
+  }
+
+  void multiply_tile(int64_t steps, RowsA a, const Word* b, int64_t i, int64_t tile_rows, int64_t j, int64_t tile_cols,
+                     int64_t pc) const {
+    constexpr auto kRows = std::make_integer_sequence<int, kMaxThreadM>{};
+    const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
+    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    if (is_plain && is_finished && is_first && is_last) {
+      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
+      return find_multiply<Op, T>(tile_rows, kRows)(steps, a, b, to, problem.stride_cm, false, tile_cols);
+    }
     alignas(64) A near_sums[kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + j : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
-    find_multiply<Op>(tile_rows, std::make_integer_sequence<int, kMaxThreadM>{})(steps, a, b, tile, ld_tile, accumulate,
-                                                                                 tile_cols);
-    if (is_stored) store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
+    find_multiply<Op, A>(tile_rows, kRows)(steps, a, b, tile, ld_tile, !is_first, tile_cols);
+    if (is_last && is_finished && !(is_sums_in_c && is_plain)) {
+      store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
+    }
   }
 
   // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows allow.
