@@ -136,11 +136,11 @@ def explain(
     num_threads = torch.get_num_threads() if num_threads is None else num_threads
     if num_threads < 1:
         raise ValueError(f"num_threads: got {num_threads}, expected at least 1")
-    try:
-        text = torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
-    answer = json.loads(text)
+    answer = json.loads(
+        torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads)
+    )
+    if "error" in answer:
+        raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
     answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])
     return Explanation(**answer)
 

@@ -219,18 +219,25 @@ def draw_size(rng: random.Random) -> int:
     return rng.choice(EDGES) if chance < 0.7 else rng.randrange(2, 101)
 
 
+def draw_large_size(rng: random.Random, low: int, high: int) -> int:
+    """Every other one is next to a multiple of 128, where blocks and chunks end."""
+    if rng.random() < 0.5:
+        return rng.randrange(low, high)
+    return 128 * rng.randrange(low // 128 + 1, high // 128) + rng.choice((-1, 0, 1, 2))
+
+
 def draw_sizes(rng: random.Random) -> tuple[int, int, int]:
     """m, n, k: mostly all of them small, else one of them large."""
     m, n, k = draw_size(rng), draw_size(rng), draw_size(rng)
     chance = rng.random()
     if chance < 0.08:
-        return min(m, 20), min(n, 20), rng.randrange(300, 6000)
+        return min(m, 20), min(n, 20), draw_large_size(rng, 128, 6000)
     if chance < 0.13:
-        return min(m, 20), rng.randrange(300, 3000), min(k, 64)
+        return min(m, 20), draw_large_size(rng, 128, 3000), min(k, 64)
     if chance < 0.18:
-        return rng.randrange(300, 3000), min(n, 20), min(k, 64)
+        return draw_large_size(rng, 128, 3000), min(n, 20), min(k, 64)
     if chance < 0.21:
-        return rng.randrange(100, 300), rng.randrange(100, 300), rng.randrange(100, 600)
+        return rng.randrange(100, 300), rng.randrange(100, 300), draw_large_size(rng, 128, 700)
     return m, n, k
 
 
@@ -238,7 +245,7 @@ def draw_matmul_shapes(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, 
     m, n, k = draw_sizes(rng)
     batch_a, batch_b = ((), ()) if rng.random() < 0.55 else rng.choice(BATCHES)
     if batch_a or batch_b:
-        m, n, k = min(m, 300), min(n, 300), min(k, 400)
+        m, n = min(m, 300), min(n, 300)
     a_shape, b_shape = (*batch_a, m, k), (*batch_b, k, n)
     if rng.random() < 0.05:
         a_shape = (k,)

@@ -126,13 +126,16 @@ def compare(timings: dict[str, dict]) -> dict:
     """The fastest peer and how many times its time is ours."""
     peers = {name: timing["median_us"] for name, timing in timings.items() if name != OURS}
     best = min(peers, key=peers.__getitem__)
-    return {"best_peer": best, "ratio": round(peers[best] / timings[OURS]["median_us"], 3)}
+    return {"best_peer": best, "ratio": float(f"{peers[best] / timings[OURS]['median_us']:.4g}")}
 
 
 def summarize(rows: list[dict]) -> dict:
     """The geometric mean of the ratios and the rows where a peer is faster."""
     geomean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
-    return {"geomean": round(geomean, 3), "below_one": [row["name"] for row in rows if row["ratio"] < 1]}
+    return {
+        "geomean": float(f"{geomean:.4g}"),
+        "below_one": [row["name"] for row in rows if row["ratio"] < 1],
+    }
 
 
 def matmul_table(results: dict) -> list[tuple[str, ...]]:
