@@ -81,7 +81,7 @@ def run_linear(args: argparse.Namespace) -> dict:
     """Runs every layer at every batch size, prints the table, writes the JSON, returns the results."""
     dtype = DTYPES[args.dtype]
     cases = [(*layer, batch_size) for batch_size in BATCH_SIZES for layer in LAYERS]
-    with threads_of_all_arms(args.threads):
+    with threads_of_all_arms(args.threads, has_numpy=False):
         results = describe_run("linear", dtype)
         rows = results["rows"] = []
         for name, in_features, out_features, batch_size in with_progress(cases):

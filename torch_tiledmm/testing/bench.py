@@ -26,6 +26,7 @@ from .shapes import KINDS, SHAPES, Shape, make_operands, select_shapes
 from .timing import bandwidth_of, copy_bandwidths, fma_peak, time_arms
 
 OURS = "tiledmm"
+NUMPY_DTYPES = (torch.float32, torch.float64)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,7 @@ def run_matmul(args: argparse.Namespace) -> dict:
             f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}"
         )
     dtype = DTYPES[args.dtype]
-    with threads_of_all_arms(args.threads):
+    with threads_of_all_arms(args.threads, has_numpy=dtype in NUMPY_DTYPES):
         results = describe_run("matmul", dtype)
         results["algorithm"] = args.algorithm
         results["fma_peak_gflops"] = fma_peak(dtype)
@@ -90,7 +91,7 @@ def matmul_arms(shape: Shape, dtype: torch.dtype, algorithm: str) -> dict[str, C
         OURS: lambda: ours(a, b, **options),
         "torch": lambda: theirs(a, b),
     }
-    if dtype in (torch.float32, torch.float64):
+    if dtype in NUMPY_DTYPES:
         import numpy
 
         np_a, np_b = a.numpy(), b.numpy()
@@ -214,7 +215,7 @@ def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
         "torch": torch.__version__,
         "torch_tiledmm": info.version,
     }
-    if dtype in (torch.float32, torch.float64):
+    if dtype in NUMPY_DTYPES:
         import numpy
 
         versions["numpy"] = numpy.__version__
@@ -232,25 +233,32 @@ def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
 
 
 @contextlib.contextmanager
-def threads_of_all_arms(num_threads: int | None) -> Iterator[None]:
-    """Gives torch, and numpy's library with it, this many threads, torch's current number by default."""
+def threads_of_all_arms(num_threads: int | None, *, has_numpy: bool) -> Iterator[None]:
+    """Gives torch, and numpy's library where it takes part, this many threads; by default torch's number.
+
+    Raises ValueError for a number below 1, and where numpy's threads cannot be set.
+    """
     if num_threads is not None and num_threads < 1:
         raise ValueError(f"threads: got {num_threads}, expected at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        with _numpy_threads(num_threads or before) if has_numpy else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _numpy_threads(num_threads: int) -> contextlib.AbstractContextManager:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
         raise ValueError(
-            "threadpoolctl is not installed, numpy's threads cannot be set; pip install threadpoolctl"
+            "numpy's threads cannot be set without threadpoolctl; pip install threadpoolctl"
         ) from None
     import numpy  # noqa: F401  its library has to be loaded before it can be limited
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
-    with threadpool_limits(limits=num_threads or before, user_api="blas"):
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    return threadpool_limits(limits=num_threads, user_api="blas")
 
 
 def with_progress(rows: Sequence) -> Iterator:
