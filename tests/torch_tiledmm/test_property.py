@@ -7,6 +7,21 @@ prints the line that runs it again:
 
 Operands lie in memory filled with NaN, so that a read outside of an operand shows in the result; the
 guarded cases lie against pages without access, so that it kills the process, in a child of its own.
+
+Bugs that were planted into the kernels, and what caught them:
+
+- the packing of bf16 pairs reads one element past an odd k: sweep (NaN), guard pages
+- a masked vector load reads the whole vector: guard pages only
+- a partial store writes a whole vector: the process died of its heap
+- with 2 threads the chunks of k are added in reverse: sweep, long sums
+- the streaming path keeps one chain of k in place of chunks: bits of a row
+- the bias of the last column is dropped: sweep, bits of linear
+- a batch is folded into rows though B has that batch dimension, too: sweep
+- the last k is dropped when it is alone in its chunk: sweep
+- one stride of A is taken as 1 while packing: sweep, guard pages
+- bf16 is truncated in place of rounded: sweep, bits of a row
+
+Found in earnest: with k split over threads only the first product of a small batch was computed.
 """
 
 from __future__ import annotations

@@ -2,12 +2,16 @@
 
 The reference is a float64 product of the operands as given. An output element is accepted when
 
-    |out - ref| <= gamma(k + 2) * (|A| |B| + |bias|)  +  u_out * |ref|  +  absolute term,
+    round(ref - bound) <= out <= round(ref + bound),  bound = gamma(k + 2) * (|A| |B| + |bias|) + absolute term,
 
-with u the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order,
+where round() is the last rounding, to the dtype of the output. Rounding is monotone, so this is what
+|out - ref| <= bound + u_out * |ref| says, but exact: it decides overflow and underflow of the output as
+well, and a result that is truncated instead of rounded fails.
+
+u is the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order,
 fused or not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham,
 Accuracy and Stability of Numerical Algorithms, section 3.1); the one more is the reference's and
-second-order terms. u_out is the last rounding, to the dtype of the output. fp16 and bf16 accumulate in
+second-order terms. fp16 and bf16 accumulate in
 fp32, where their products are exact. For fp64 the reference has the same error as the result, so the first
 term counts twice.
 
@@ -54,12 +58,7 @@ _FUNCTIONS = {
 _LIPSCHITZ = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 _ACTIVATION_ROUNDINGS = {"none": 0, "relu": 0, "gelu": 8, "gelu_tanh": 8, "silu": 8}
 _FROBENIUS_FACTOR = 4.0
-_SMALLEST_DENORMAL = {
-    torch.float16: 2.0**-24,
-    torch.bfloat16: 2.0**-133,
-    torch.float32: 2.0**-149,
-    torch.float64: 2.0**-1074,
-}
+_SMALLEST_DENORMAL = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}  # of the accumulator
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Expected:
     what: str  # for messages, e.g. "matmul (2, 3) x (3, 4)"
     dtype: torch.dtype  # of the output
     value: torch.Tensor
-    bound: torch.Tensor  # of |out - value|, 0 where the sum is not finite
+    bound: torch.Tensor  # of |out - value| before the last rounding, 0 where the sum is not finite
     frobenius_bound: float  # of the Frobenius norm of out - value; not finite if an operand is not
 
 
@@ -96,13 +95,12 @@ def assert_close(out: torch.Tensor, expected: Expected) -> None:
         f"{head}: shape {tuple(out.shape)}, expected {tuple(expected.value.shape)}"
     )
 
-    # Rounding to the output's dtype is monotone, so this decides overflow to inf as well.
     actual = out.detach().to("cpu", torch.float64)
     low = (expected.value - expected.bound).to(expected.dtype).double()
     high = (expected.value + expected.bound).to(expected.dtype).double()
     is_good = ((actual >= low) & (actual <= high)) | (actual.isnan() & expected.value.isnan())
     if not is_good.all():
-        raise AssertionError(f"{head}: {_describe_worst(actual, expected, is_good)}")
+        raise AssertionError(f"{head}: {_describe_worst(actual, expected, low, high, is_good)}")
 
     is_finite = actual.isfinite() & expected.value.isfinite()
     error = torch.where(is_finite, actual - expected.value, 0.0).norm().item()
@@ -133,7 +131,7 @@ def _expect(
         magnitude = magnitude + bias.abs()
 
     num_ops = k + 1 + _ACTIVATION_ROUNDINGS[activation]
-    absolute = torch.full_like(value, num_ops * _SMALLEST_DENORMAL[acc_dtype] + _SMALLEST_DENORMAL[dtype] / 2)
+    absolute = torch.full_like(value, num_ops * _SMALLEST_DENORMAL[acc_dtype])
     if dtype == torch.bfloat16:
         ones_a, ones_b = torch.ones_like(a), torch.ones_like(b)
         absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k)
@@ -142,12 +140,13 @@ def _expect(
     evaluation = _ACTIVATION_ROUNDINGS[activation] * u_acc * value.abs()
     slope = _LIPSCHITZ[activation]
     value = _FUNCTIONS[activation](value)
-    bound = slope * (gamma * magnitude + absolute) + evaluation + u_out * value.abs()
+    bound = slope * (gamma * magnitude + absolute) + evaluation
     bound = torch.where(is_finite, bound, 0.0)
 
     relative = slope * _FROBENIUS_FACTOR * math.sqrt(k + 1) * u_acc + u_out
     norm = torch.linalg.vector_norm
-    frobenius_bound = (relative * (norm(value) + spread) + norm(evaluation) + slope * norm(absolute)).item()
+    underflow = slope * norm(absolute) + norm(torch.full_like(value, torch.finfo(dtype).tiny * u_out))
+    frobenius_bound = (relative * (norm(value) + spread) + norm(evaluation) + underflow).item()
     return Expected(what, dtype, value, bound, frobenius_bound)
 
 
@@ -158,13 +157,16 @@ def _frobenius_of_squares(a: torch.Tensor, b: torch.Tensor, num_outputs: int) ->
     return torch.matmul(a.square(), b.square()).sum().sqrt()
 
 
-def _describe_worst(actual: torch.Tensor, expected: Expected, is_good: torch.Tensor) -> str:
-    """Where out is furthest outside of its bound; a wrong nan or inf counts as furthest."""
+def _describe_worst(
+    actual: torch.Tensor, expected: Expected, low: torch.Tensor, high: torch.Tensor, is_good: torch.Tensor
+) -> str:
+    """Where out is furthest outside of what is allowed, relative to it; a wrong nan or inf counts as furthest."""
     error = (actual - expected.value).abs()
-    excess = torch.where(is_good, -1.0, (error / expected.bound).nan_to_num(nan=math.inf, posinf=math.inf))
+    bound = torch.maximum(high - expected.value, expected.value - low)
+    excess = torch.where(is_good, -1.0, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf))
     flat = int(excess.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape))
-    picked = [t.reshape(-1)[flat].item() for t in (actual, expected.value, error, expected.bound)]
+    picked = [t.reshape(-1)[flat].item() for t in (actual, expected.value, error, bound)]
     num_wrong = int((~is_good).sum())
     return (
         f"element {index} is {picked[0]:.9g}, reference {picked[1]:.9g}, "

@@ -86,12 +86,24 @@ def test_frobenius_bound_sees_what_the_bound_per_element_cannot():
         assert_close((expected.value + noise).float(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_truncation_in_place_of_rounding_fails(dtype):
+    a, b = random(6, 8, dtype=dtype), random(8, 5, dtype=dtype, seed=1)
+    expected = expect_matmul(a, b)
+    out = expected.value.to(dtype)
+    assert_close(out, expected)
+    is_up = out.double().abs() > expected.value.abs()
+    truncated = torch.where(is_up, torch.nextafter(out, torch.zeros_like(out)), out)
+    with pytest.raises(AssertionError, match=f"{int(is_up.sum())} of 30"):
+        assert_close(truncated, expected)
+
+
 @dtypes
 def test_an_error_of_a_few_bounds_fails_and_is_named(dtype):
     a, b = random(6, 50, dtype=dtype), random(50, 5, dtype=dtype, seed=1)
     expected = expect_matmul(a, b)
     out = good_matmul(a, b)
-    out[4, 2] = expected.value[4, 2] + 4 * expected.bound[4, 2]
+    out[4, 2] = expected.value[4, 2] * (1 + 2 * torch.finfo(dtype).eps) + 4 * expected.bound[4, 2]
     with pytest.raises(AssertionError, match=r"element \(4, 2\) is .*reference .*bound .*1 of 30"):
         assert_close(out, expected)
 
