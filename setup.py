@@ -60,7 +60,7 @@ def main() -> None:
 
     torch = import_torch()
     compiled_by = compiler()
-    from torch.utils.cpp_extension import BuildExtension, CppExtension, is_ninja_available
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, is_ninja_available
 
     flags = ["-O3", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-g0",
              f'-DTILEDMM_VERSION="{VERSION}"']
@@ -89,6 +89,7 @@ def main() -> None:
                 json.dump(info, file, indent=1)
 
         def build_extensions(self):
+            self.extensions[1].include_dirs = [f"{HERE}/csrc"]
             # _ops is linked to the _kernels that this very build has just made.
             self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
             super().build_extensions()
@@ -97,8 +98,10 @@ def main() -> None:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
     kernels = Extension(f"{PACKAGE}._kernels", sources("dispatch", "kernels/cpu"), include_dirs=[f"{HERE}/csrc"],
                         depends=headers, language="c++", extra_compile_args=["-std=c++17", *flags])
+    # torch's headers as system headers: their warnings are not ours.
+    system_includes = [f"-isystem{path}" for path in include_paths()]
     ops = CppExtension(f"{PACKAGE}._ops", sources("torch"), include_dirs=[f"{HERE}/csrc"], depends=headers,
-                       extra_compile_args=flags,
+                       extra_compile_args=[*flags, *system_includes],
                        extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"])
     setup(
         version=VERSION,

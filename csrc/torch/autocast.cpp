@@ -1,0 +1,43 @@
+// Autocast: operands that torch.matmul would cast to the user's lower-precision dtype are cast here, fp64 is left alone.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "torch/matmul.h"
+
+namespace tiledmm {
+namespace {
+
+using at::Tensor;
+
+template <at::DeviceType DEVICE>
+struct Autocast {
+  static Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    return matmul_op().call(cast(a), cast(b), algorithm);
+  }
+
+  static Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       std::string_view activation, std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const std::optional<Tensor> cast_bias = bias && bias->defined() ? std::optional(cast(*bias)) : bias;
+    return linear_op().call(cast(input), cast(weight), cast_bias, activation, algorithm);
+  }
+
+  static Tensor cast(const Tensor& tensor) {
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), tensor, DEVICE);
+  }
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
+  m.impl("matmul", &Autocast<at::kCPU>::matmul);
+  m.impl("linear", &Autocast<at::kCPU>::linear);
+}
+
+TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
+  m.impl("matmul", &Autocast<at::kCUDA>::matmul);
+  m.impl("linear", &Autocast<at::kCUDA>::linear);
+}
+
+}  // namespace tiledmm

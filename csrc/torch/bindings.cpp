@@ -1,0 +1,16 @@
+// Schemas of the operators, nothing else. Kernels: matmul.cpp (CPU), autograd.cpp, autocast.cpp; fake kernels and
+// vmap rules: torch_tiledmm/ops.py.
+#include <torch/library.h>
+
+TORCH_LIBRARY(tiledmm, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\") -> Tensor", tags);
+  m.def("matmul_out(Tensor a, Tensor b, Tensor(a!) out, *, str algorithm=\"auto\") -> ()", tags);
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\", str algorithm=\"auto\") "
+      "-> Tensor",
+      tags);
+  m.def("_info() -> str");
+  m.def(
+      "_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads) -> str");
+}

@@ -1,0 +1,311 @@
+// CPU kernels of the operators: checks, shapes, the GemmProblem straight from the tensors' strides, the call.
+// No operand is ever copied here: any strides go to the kernel as they are, broadcast batch dimensions with stride 0.
+#include "torch/matmul.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/library.h>
+
+#include "core/api.h"
+
+namespace tiledmm {
+namespace {
+
+using at::Tensor;
+using Sizes = c10::SmallVector<int64_t, 6>;
+
+DType to_dtype(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::f32;
+    case at::kDouble: return DType::f64;
+    case at::kHalf: return DType::f16;
+    case at::kBFloat16: return DType::bf16;
+    default:
+      TORCH_CHECK_TYPE(false, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
+                       "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
+  }
+}
+
+void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ",
+                   tensor.scalar_type(), " and ", other_name, " has ", other.scalar_type(),
+                   "; both must have one dtype");
+  TORCH_CHECK(tensor.device() == other.device(), "tiledmm: ", name, " is on ", tensor.device(), " and ", other_name,
+              " on ", other.device(), "; both must be on one device");
+}
+
+void check_operand(const char* name, const Tensor& tensor) {
+  TORCH_CHECK(tensor.is_cpu(), "tiledmm: ", name, " is on ", tensor.device(), "; this kernel accepts cpu");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),
+                              "; accepted is torch.strided");
+}
+
+int32_t to_algorithm(std::string_view name) {
+  const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
+  TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name,
+                    "' is not known; torch_tiledmm.algorithms() lists the known: auto, native, naive, block_tiled, "
+                    "register_tiled, register_tiled.<instruction set>");
+  return algorithm;
+}
+
+Activation to_activation(std::string_view name) {
+  constexpr std::string_view kNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  for (int i = 0; i < 5; ++i) {
+    if (name == kNames[i]) return Activation(i);
+  }
+  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name, "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
+}
+
+// torch's threads and torch's memory.
+Executor torch_executor() {
+  Executor executor{};
+  executor.num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  executor.parallel_for = [](void*, int64_t num_tasks, void (*task)(void*, int64_t), void* arg) {
+    struct Context {
+      void (*task)(void*, int64_t);
+      void* arg;
+    } context{task, arg};
+    torch_parallel_for(
+        0, num_tasks, 1,
+        [](int64_t begin, int64_t end, void* opaque) {
+          const auto& context = *static_cast<Context*>(opaque);
+          for (int64_t idx = begin; idx < end; ++idx) context.task(context.arg, idx);
+        },
+        &context);
+  };
+  executor.allocate = [](void*, size_t num_bytes) -> void* {
+    try {
+      return c10::GetDefaultCPUAllocator()->raw_allocate(num_bytes);
+    } catch (...) {
+      return nullptr;
+    }
+  };
+  executor.release = [](void*, void* memory) { c10::GetDefaultCPUAllocator()->raw_deallocate(memory); };
+  return executor;
+}
+
+void run(const GemmProblem& problem, int32_t algorithm) {
+  const Executor executor = torch_executor();
+  char reason[256] = "";
+  switch (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason)) {
+    case Status::ok: return;
+    case Status::out_of_memory: TORCH_CHECK_WITH(OutOfMemoryError, false, "tiledmm: ", reason);
+    case Status::unsupported: TORCH_CHECK_NOT_IMPLEMENTED(false, "tiledmm: ", reason);
+    case Status::unknown_algorithm: TORCH_CHECK_VALUE(false, "tiledmm: ", reason);
+  }
+}
+
+// The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
+struct MatmulShape {
+  bool a_is_vector, b_is_vector;
+  Sizes out;        // shape of the result
+  int64_t num_batch_dims;
+
+  MatmulShape(const Tensor& a, const Tensor& b) : a_is_vector(a.dim() == 1), b_is_vector(b.dim() == 1) {
+    TORCH_CHECK(a.dim() > 0 && b.dim() > 0, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
+                "; both need at least 1");
+    TORCH_CHECK(a.size(-1) == b.size(b_is_vector ? 0 : -2), "tiledmm: the shapes of a ", a.sizes(), " and b ", b.sizes(),
+                " do not fit: the last dimension of a must be the ", b_is_vector ? "only" : "last but one", " of b");
+    const int64_t batch_a = std::max<int64_t>(a.dim() - 2, 0), batch_b = std::max<int64_t>(b.dim() - 2, 0);
+    num_batch_dims = std::max(batch_a, batch_b);
+    TORCH_CHECK(num_batch_dims <= kMaxBatchDims, "tiledmm: a and b have ", num_batch_dims,
+                " batch dimensions; accepted are ", kMaxBatchDims);
+    for (int64_t d = 0; d < num_batch_dims; ++d) {
+      const int64_t in_a = d - (num_batch_dims - batch_a), in_b = d - (num_batch_dims - batch_b);
+      const int64_t size_a = in_a < 0 ? 1 : a.size(in_a), size_b = in_b < 0 ? 1 : b.size(in_b);
+      TORCH_CHECK(size_a == size_b || size_a == 1 || size_b == 1, "tiledmm: the batch dimensions of a ", a.sizes(),
+                  " and b ", b.sizes(), " do not broadcast");
+      out.push_back(size_a == 1 ? size_b : size_a);
+    }
+    if (!a_is_vector) out.push_back(a.size(-2));
+    if (!b_is_vector) out.push_back(b.size(-1));
+  }
+};
+
+void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
+  problem.a = a.const_data_ptr();
+  problem.b = b.const_data_ptr();
+  problem.k = a.size(-1);
+  problem.stride_ak = a.stride(-1);
+  problem.m = a.dim() == 1 ? 1 : a.size(-2);
+  problem.stride_am = a.dim() == 1 ? 0 : a.stride(-2);
+  problem.n = b.dim() == 1 ? 1 : b.size(-1);
+  problem.stride_bn = b.dim() == 1 ? 0 : b.stride(-1);
+  problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
+}
+
+// out = a b, all checked, out of the right shape.
+void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape& shape, DType dtype,
+                 int32_t algorithm) {
+  GemmProblem problem{};
+  problem.dtype = dtype;
+  fill_operands(problem, a, b);
+  problem.c = out.mutable_data_ptr();
+  problem.stride_cm = shape.a_is_vector ? 0 : out.stride(shape.b_is_vector ? -1 : -2);
+  problem.stride_cn = shape.b_is_vector ? 1 : out.stride(-1);
+  BatchDim dims[kMaxBatchDims];
+  const auto stride = [&](const Tensor& tensor, int64_t d) -> int64_t {
+    const int64_t own = d - (shape.num_batch_dims - std::max<int64_t>(tensor.dim() - 2, 0));
+    return own < 0 || tensor.size(own) == 1 ? 0 : tensor.stride(own);
+  };
+  for (int64_t d = 0; d < shape.num_batch_dims; ++d) {
+    dims[d] = {shape.out[d], stride(a, d), stride(b, d), out.stride(d)};
+  }
+  problem.batch_dims = dims;
+  problem.num_batch_dims = int32_t(shape.num_batch_dims);
+  run(problem, algorithm);
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
+  check_operand("a", a);
+  check_operand("b", b);
+  check_alike("a", a, "b", b);
+  const DType dtype = to_dtype("a", a);
+  const int32_t algorithm_idx = to_algorithm(algorithm);
+  if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) {  // the common case, without the general one's work
+    const Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
+    GemmProblem problem{};
+    problem.dtype = dtype;
+    fill_operands(problem, a, b);
+    problem.c = out.mutable_data_ptr();
+    problem.stride_cm = b.size(1);
+    problem.stride_cn = 1;
+    run(problem, algorithm_idx);
+    return out;
+  }
+  const MatmulShape shape(a, b);
+  const Tensor out = at::empty(shape.out, a.options());
+  matmul_into(a, b, out, shape, dtype, algorithm_idx);
+  return out;
+}
+
+void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_view algorithm) {
+  check_operand("a", a);
+  check_operand("b", b);
+  check_operand("out", out);
+  check_alike("a", a, "b", b);
+  check_alike("a", a, "out", out);
+  const MatmulShape shape(a, b);
+  TORCH_CHECK(out.sizes() == c10::IntArrayRef(shape.out), "tiledmm: out has shape ", out.sizes(), "; the result has ",
+              c10::IntArrayRef(shape.out));
+  TORCH_CHECK(at::has_internal_overlap(out) != at::MemOverlap::Yes,
+              "tiledmm: elements of out share memory; accepted is a tensor without overlap (not an expanded one)");
+  for (const Tensor* operand : {&a, &b}) {
+    const auto overlap = at::get_overlap_status(out, *operand);
+    TORCH_CHECK(overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
+                "tiledmm: out shares memory with ", operand == &a ? "a" : "b", "; accepted is a tensor of its own");
+  }
+  matmul_into(a, b, out, shape, to_dtype("a", a), to_algorithm(algorithm));
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
+              std::string_view algorithm) {
+  check_operand("input", input);
+  check_operand("weight", weight);
+  check_alike("input", input, "weight", weight);
+  const int64_t dim = input.dim(), weight_dim = weight.dim();
+  TORCH_CHECK(dim >= 1, "tiledmm: input has 0 dimensions; it needs at least 1, the last of size in_features");
+  TORCH_CHECK(weight_dim == 1 || weight_dim == 2, "tiledmm: weight has shape ", weight.sizes(),
+              "; accepted are (out_features, in_features) and (in_features,)");
+  TORCH_CHECK(input.size(-1) == weight.size(-1), "tiledmm: the shapes of input ", input.sizes(), " and weight ",
+              weight.sizes(), " do not fit: their last dimensions must be equal");
+  TORCH_CHECK(dim - 2 <= kMaxBatchDims, "tiledmm: input has ", dim, " dimensions; accepted are ", kMaxBatchDims + 2);
+
+  GemmProblem problem{};
+  problem.dtype = to_dtype("input", input);
+  problem.activation = to_activation(activation);
+  problem.a = input.const_data_ptr();
+  problem.b = weight.const_data_ptr();
+  problem.m = dim == 1 ? 1 : input.size(-2);
+  problem.n = weight_dim == 1 ? 1 : weight.size(0);
+  problem.k = input.size(-1);
+  problem.stride_am = dim == 1 ? 0 : input.stride(-2);
+  problem.stride_ak = input.stride(-1);
+  problem.stride_bn = weight_dim == 1 ? 0 : weight.stride(0);
+  problem.stride_bk = weight.stride(-1);
+  problem.stride_cm = problem.n;
+  problem.stride_cn = 1;
+  if (bias && bias->defined()) {
+    check_operand("bias", *bias);
+    check_alike("input", input, "bias", *bias);
+    const int64_t size = bias->dim() == 0 ? 1 : bias->size(0);
+    TORCH_CHECK(bias->dim() <= 1 && (size == problem.n || size == 1), "tiledmm: bias has shape ", bias->sizes(),
+                "; accepted are (", problem.n, ",) and (1,)");
+    problem.bias = bias->const_data_ptr();
+    problem.stride_bias_n = size == 1 ? 0 : bias->stride(0);
+  }
+  Sizes out_sizes(input.sizes().begin(), input.sizes().end() - 1);
+  if (weight_dim == 2) out_sizes.push_back(problem.n);
+  const Tensor out = at::empty(out_sizes, input.options());
+  problem.c = out.mutable_data_ptr();
+
+  BatchDim dims[kMaxBatchDims];
+  int64_t stride_c = problem.m * problem.n;
+  for (int64_t d = dim - 3; d >= 0; --d) {
+    dims[d] = {input.size(d), input.stride(d), 0, stride_c};
+    stride_c *= input.size(d);
+  }
+  problem.batch_dims = dims;
+  problem.num_batch_dims = int32_t(std::max<int64_t>(dim - 2, 0));
+  run(problem, to_algorithm(algorithm));
+  return out;
+}
+
+template <class Write>
+std::string whole_text(const Write& write) {
+  std::string text(1 << 14, '\0');
+  const size_t length = write(text.data(), text.size());
+  if (length > text.size()) {
+    text.resize(length);
+    write(text.data(), text.size());
+  }
+  text.resize(length);
+  return text;
+}
+
+std::string info() {
+  return whole_text([](char* text, size_t capacity) { return tiledmm_info(text, capacity); });
+}
+
+std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::string_view layout,
+                    std::string_view device, int64_t num_threads) {
+  TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", "tiledmm: layout '", layout,
+                    "' is not known; accepted are NN, NT, TN, TT");
+  TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n, ", ", k,
+                    " and num_threads is ", num_threads, "; accepted are sizes >= 0 and num_threads >= 1");
+  GemmProblem problem{};
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.dtype = to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype)));
+  problem.stride_am = layout[0] == 'N' ? k : 1;
+  problem.stride_ak = layout[0] == 'N' ? 1 : m;
+  problem.stride_bk = layout[1] == 'N' ? n : 1;
+  problem.stride_bn = layout[1] == 'N' ? 1 : k;
+  problem.stride_cm = n;
+  problem.stride_cn = 1;
+  const std::string device_name(device);
+  return whole_text([&](char* text, size_t capacity) {
+    return tiledmm_explain(&problem, device_name.c_str(), int32_t(num_threads), text, capacity);
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
+  m.impl("matmul", &matmul);
+  m.impl("matmul_out", &matmul_out);
+  m.impl("linear", &linear);
+}
+
+TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) {
+  m.impl("_info", &info);
+  m.impl("_explain", &explain);
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,27 @@
+// The public operators as typed calls through the dispatcher, for the Autograd and Autocast kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string_view>
+
+namespace tiledmm {
+
+using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm);
+using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            std::string_view activation, std::string_view algorithm);
+
+inline const c10::TypedOperatorHandle<MatmulOp>& matmul_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
+  return op;
+}
+inline const c10::TypedOperatorHandle<LinearOp>& linear_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear", "").typed<LinearOp>();
+  return op;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,243 @@
+"""The operators `torch.ops.tiledmm.matmul`, `.matmul_out` and `.linear`: documentation, fake kernels, vmap, flop counts.
+
+Kernels, autograd and autocast are C++ (csrc/torch). A fake kernel says what shape and dtype comes out, for meta tensors,
+torch.compile and torch.export; it makes the same checks as the kernel.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
+    """Matrix product with the semantics of `torch.matmul`.
+
+    Args:
+        a: (k,), (m, k) or (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied.
+        b: (k,), (k, n) or (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
+        algorithm: a name of `torch_tiledmm.algorithms()`; "auto" takes the cheapest legal kernel.
+
+    Returns:
+        The product, contiguous; float16 and bfloat16 are summed in float32 and rounded once. A row's bits depend neither
+        on m, nor on the place in the batch, nor on the number of threads.
+
+    Raises:
+        TypeError: a dtype that is not accepted, or two different dtypes.
+        ValueError: an algorithm that is not known.
+        NotImplementedError: an algorithm that cannot serve this device; a layout other than strided.
+        RuntimeError: shapes that do not fit, or different devices.
+    """
+    return torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+
+
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none", algorithm: str = "auto"
+) -> Tensor:
+    """`activation(input @ weight.T + bias)`, with the semantics of `torch.nn.functional.linear`.
+
+    Args:
+        input: (..., in_features); float32, float64, float16 or bfloat16; any strides.
+        weight: (out_features, in_features) or (in_features,); dtype and device of `input`; read as it is stored.
+        bias: (out_features,) or (1,), or None; added before the activation.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
+        algorithm: see `matmul`.
+
+    Returns:
+        (..., out_features), contiguous.
+
+    Raises:
+        As `matmul`; ValueError also for an activation that is not known.
+    """
+    return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm)
+
+
+def _check_operands(**operands: Tensor) -> None:
+    (first_name, first), *others = operands.items()
+    for name, tensor in operands.items():
+        torch._check_type(
+            tensor.dtype in _DTYPES,
+            lambda name=name, tensor=tensor: f"tiledmm: {name} has dtype {tensor.dtype}; accepted are torch.float32, "
+            "torch.float64, torch.float16 and torch.bfloat16",
+        )
+    for name, tensor in others:
+        torch._check_type(
+            tensor.dtype == first.dtype,
+            lambda name=name, tensor=tensor: f"tiledmm: {first_name} has dtype {first.dtype} and {name} has "
+            f"{tensor.dtype}; both must have one dtype",
+        )
+        torch._check(
+            tensor.device == first.device,
+            lambda name=name, tensor=tensor: f"tiledmm: {first_name} is on {first.device} and {name} on "
+            f"{tensor.device}; both must be on one device",
+        )
+
+
+def _check_algorithm(algorithm: str) -> None:
+    from .dispatch import algorithms
+
+    known = [entry.name for entry in algorithms()]
+    torch._check_value(
+        algorithm in known, lambda: f"tiledmm: algorithm '{algorithm}' is not known; known are {', '.join(known)}"
+    )
+
+
+def _matmul_shape(a: Tensor, b: Tensor) -> list:
+    torch._check(
+        a.dim() > 0 and b.dim() > 0,
+        lambda: f"tiledmm: a has {a.dim()} dimensions and b has {b.dim()}; both need at least 1",
+    )
+    torch._check(
+        a.shape[-1] == b.shape[0 if b.dim() == 1 else -2],
+        lambda: f"tiledmm: the shapes of a {tuple(a.shape)} and b {tuple(b.shape)} do not fit",
+    )
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return [*batch, *(a.shape[-2:-1] if a.dim() > 1 else ()), *(b.shape[-1:] if b.dim() > 1 else ())]
+
+
+@torch.library.register_fake("tiledmm::matmul")
+def _matmul_fake(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
+    _check_operands(a=a, b=b)
+    _check_algorithm(algorithm)
+    return a.new_empty(_matmul_shape(a, b))
+
+
+@torch.library.register_fake("tiledmm::matmul_out")
+def _matmul_out_fake(a: Tensor, b: Tensor, out: Tensor, *, algorithm: str = "auto") -> None:
+    _check_operands(a=a, b=b, out=out)
+    _check_algorithm(algorithm)
+    shape = _matmul_shape(a, b)
+    torch._check(
+        list(out.shape) == shape, lambda: f"tiledmm: out has shape {tuple(out.shape)}; the result has {tuple(shape)}"
+    )
+
+
+@torch.library.register_fake("tiledmm::linear")
+def _linear_fake(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none", algorithm: str = "auto"
+) -> Tensor:
+    _check_operands(input=input, weight=weight, **({} if bias is None else {"bias": bias}))
+    _check_algorithm(algorithm)
+    torch._check_value(
+        activation in _ACTIVATIONS,
+        lambda: f"tiledmm: activation '{activation}' is not known; accepted are {', '.join(_ACTIVATIONS)}",
+    )
+    torch._check(input.dim() >= 1, lambda: "tiledmm: input has 0 dimensions; it needs at least 1")
+    torch._check(
+        weight.dim() in (1, 2),
+        lambda: f"tiledmm: weight has shape {tuple(weight.shape)}; accepted are (out_features, in_features) and "
+        "(in_features,)",
+    )
+    torch._check(
+        input.shape[-1] == weight.shape[-1],
+        lambda: f"tiledmm: the shapes of input {tuple(input.shape)} and weight {tuple(weight.shape)} do not fit: "
+        "their last dimensions must be equal",
+    )
+    out_features = weight.shape[:1] if weight.dim() == 2 else ()
+    if bias is not None:
+        size = weight.shape[0] if weight.dim() == 2 else 1
+        torch._check(
+            bias.dim() == 0 or (bias.dim() == 1 and (bias.shape[0] == size or bias.shape[0] == 1)),
+            lambda: f"tiledmm: bias has shape {tuple(bias.shape)}; accepted are ({size},) and (1,)",
+        )
+    return input.new_empty([*input.shape[:-1], *out_features])
+
+
+def _batch_first(tensor: Tensor, dim: int | None, matrix_dims: int, batch_dims: int) -> Tensor:
+    """The mapped dimension first, then size-1 dimensions up to `batch_dims`, then the tensor's own dimensions."""
+    if dim is None:
+        return tensor
+    tensor = tensor.movedim(dim, 0)
+    missing = batch_dims - (tensor.dim() - 1 - matrix_dims)
+    return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
+
+
+@torch.library.register_vmap("tiledmm::matmul")
+def _matmul_vmap(info, in_dims, a: Tensor, b: Tensor, *, algorithm: str = "auto"):
+    a_dim, b_dim = in_dims[:2]
+    own_a = a.dim() - (a_dim is not None)
+    own_b = b.dim() - (b_dim is not None)
+    torch._check(own_a > 0 and own_b > 0, lambda: "tiledmm: a and b both need at least 1 dimension")
+    # Vectors become matrices, so that the mapped dimension is a batch dimension of both.
+    if own_a == 1:
+        a = a.unsqueeze(-2) if a_dim is None else a.movedim(a_dim, 0).unsqueeze(-2)
+        a_dim = None if a_dim is None else 0
+    if own_b == 1:
+        b = b.unsqueeze(-1) if b_dim is None else b.movedim(b_dim, 0).unsqueeze(-1)
+        b_dim = None if b_dim is None else 0
+    batch_dims = max(own_a, own_b, 2) - 2
+    a, b = _batch_first(a, a_dim, 2, batch_dims), _batch_first(b, b_dim, 2, batch_dims)
+    out = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+    if own_b == 1:
+        out = out.squeeze(-1)
+    if own_a == 1:
+        out = out.squeeze(-1 if own_b == 1 else -2)
+    return out, 0
+
+
+@torch.library.register_vmap("tiledmm::linear")
+def _linear_vmap(
+    info,
+    in_dims,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    algorithm: str = "auto",
+):
+    input_dim, weight_dim, *bias_dim = in_dims
+    bias_dim = bias_dim[0] if bias_dim else None
+    if weight_dim is None and bias_dim is None:
+        out = torch.ops.tiledmm.linear.default(
+            input.movedim(input_dim, 0), weight, bias, activation=activation, algorithm=algorithm
+        )
+        return out, 0
+    if weight_dim is not None:
+        weight = weight.movedim(weight_dim, 0)
+    own_weight = weight.dim() - (weight_dim is not None)
+    own_input = input.dim() - (input_dim is not None)
+    transposed = weight if own_weight == 1 else weight.mT
+    out, _ = (
+        _matmul_vmap(info, (input_dim, None if weight_dim is None else 0), input, transposed, algorithm=algorithm)
+        if input_dim is not None or weight_dim is not None
+        else (torch.ops.tiledmm.matmul.default(input, transposed, algorithm=algorithm).unsqueeze(0), 0)
+    )
+    if bias is not None:
+        if bias_dim is not None:
+            bias = bias.movedim(bias_dim, 0)
+            if own_weight == 1:
+                bias = bias.flatten()
+            ones = [1] * (out.dim() - 1 - (0 if own_weight == 1 else bias.dim() - 1))
+            bias = bias.reshape(bias.shape[0], *ones, *(() if own_weight == 1 else bias.shape[1:]))
+        out = out + bias
+    del own_input
+    return _activate(out, activation), 0
+
+
+def _activate(z: Tensor, activation: str) -> Tensor:
+    functional = torch.nn.functional
+    if activation == "relu":
+        return functional.relu(z)
+    if activation in ("gelu", "gelu_tanh"):
+        return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return functional.silu(z) if activation == "silu" else z
+
+
+def _product(sizes) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+@register_flop_formula(torch.ops.tiledmm.matmul)
+def _matmul_flops(a_shape, b_shape, *args, out_shape=None, **kwargs) -> int:
+    return 2 * _product(out_shape) * a_shape[-1]
+
+
+@register_flop_formula(torch.ops.tiledmm.linear)
+def _linear_flops(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    return 2 * _product(out_shape) * input_shape[-1]
