@@ -161,6 +161,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def format_columns(rows: list[tuple[str, ...]]) -> str:
     """Rows of text as aligned columns, the first row being the head."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

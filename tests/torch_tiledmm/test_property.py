@@ -43,8 +43,8 @@ import torch_tiledmm
 from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing import ACTIVATIONS, LAYOUTS, assert_close, expect_linear, expect_matmul
 
-NUM_CASES = 2400
-NUM_GUARDED_CASES = 800
+NUM_CASES = 4000
+NUM_GUARDED_CASES = 1200
 EDGES = (
     2,
     3,
@@ -192,7 +192,9 @@ def place(
     before, after = rng.choice((0, 0, 1, 3, 8, 17)), rng.choice((0, 5))
     if allocate is guarded_memory:
         before, after = (before, 0) if is_at_end else (0, after)
-    extent = sum((size - 1) * step for size, step in zip(shape, strides)) + 1 if 0 not in shape else 0
+    extent = (
+        sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    )
     memory = allocate(before + extent + after, dtype, is_at_end)
     view = memory.as_strided(shape, strides, memory.storage_offset() + before)
     return Operand(view, memory)
@@ -441,7 +443,7 @@ def test_bits_do_not_depend_on_layout_or_n(dtype_name):
                 )
                 for layout in LAYOUTS
             ]
-            for layout, result in zip(LAYOUTS, results):
+            for layout, result in zip(LAYOUTS, results, strict=True):
                 check_same_bits(result, results[0], algorithm, m, n, k, layout)
             a, b = make_layout(m, k, "N", dtype, 0), make_layout(k, n, "T", dtype, 1)
             for num_columns in {1, n // 3, n // 2, n - 1} - {0}:

@@ -193,7 +193,9 @@ def plot_matmul(results: dict, path: Path) -> None:
     height = 0.8 / len(names)
     for i, name in enumerate(names):
         flops_us = [row["gflops"] * row["timings"][OURS]["median_us"] for row in rows]
-        speeds = [flops / row["timings"][name]["median_us"] for flops, row in zip(flops_us, rows)]
+        speeds = [
+            flops / row["timings"][name]["median_us"] for flops, row in zip(flops_us, rows, strict=True)
+        ]
         axes.barh([y + i * height for y in range(len(rows))], speeds, height, label=name)
     axes.set_yticks(
         [y + 0.4 - height / 2 for y in range(len(rows))], [row["shape"] for row in rows], fontsize=8

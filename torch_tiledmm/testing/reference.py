@@ -2,7 +2,7 @@
 
 The reference is a float64 product of the operands as given. An output element is accepted when
 
-    round(ref - bound) <= out <= round(ref + bound),  bound = gamma(k + 2) * (|A| |B| + |bias|) + absolute term,
+    round(ref - bound) <= out <= round(ref + bound),  bound = gamma(k + 2) (|A| |B| + |bias|) + absolute term,
 
 where round() is the last rounding, to the dtype of the output. Rounding is monotone, so this is what
 |out - ref| <= bound + u_out * |ref| says, but exact: it decides overflow and underflow of the output as
@@ -160,7 +160,7 @@ def _frobenius_of_squares(a: torch.Tensor, b: torch.Tensor, num_outputs: int) ->
 def _describe_worst(
     actual: torch.Tensor, expected: Expected, low: torch.Tensor, high: torch.Tensor, is_good: torch.Tensor
 ) -> str:
-    """Where out is furthest outside of what is allowed, relative to it; a wrong nan or inf counts as furthest."""
+    """Where out is furthest outside of what is allowed; a wrong nan or inf counts as furthest."""
     error = (actual - expected.value).abs()
     bound = torch.maximum(high - expected.value, expected.value - low)
     excess = torch.where(is_good, -1.0, (error / bound).nan_to_num(nan=math.inf, posinf=math.inf))

@@ -43,17 +43,18 @@ class Timing:
 def time_arms(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.5) -> dict[str, Timing]:
     """Times every arm within about ``seconds`` in all, more if five rounds take longer.
 
-    An arm whose first call alone takes ``seconds`` is sampled by that call and left out of the rounds.
+    An arm whose second call alone takes ``seconds`` is sampled by that call and left out of the rounds.
     """
     samples: dict[str, list[float]] = {}
     num_calls: dict[str, int] = {}
     for name, call in arms.items():
-        first = _time_calls(call, 1)
-        if first >= seconds:
-            samples[name] = [first]
+        call()  # whatever is set up once
+        duration = _time_calls(call, 1)
+        if duration >= seconds:
+            samples[name] = [duration]
             continue
         samples[name] = []
-        num_calls[name] = max(1, math.ceil(_SAMPLE_SECONDS / _time_calls(call, 3)))
+        num_calls[name] = max(1, math.ceil(_SAMPLE_SECONDS / min(duration, _time_calls(call, 3))))
 
     names = list(num_calls)
     deadline = time.perf_counter() + seconds
