@@ -1,0 +1,131 @@
+// Activations and 16-bit conversions as branch-free scalar functions, so that a loop over them becomes vector code of
+// whatever instruction set the including file is compiled for. Internal linkage, for the same reason.
+//
+// fp32: exp by Cody-Waite reduction and a polynomial; the normal distribution function by exp(-x*x/2) times a polynomial
+// in 1 / (1 + x * scale), which keeps relative accuracy in the left tail, where 1 + erf(x) loses it. Coefficients:
+// docs/vector_math.py. Largest errors: tests/csrc/platform. fp64 calls the C library.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace tiledmm {
+namespace {
+
+#define TILEDMM_SCALAR [[maybe_unused]] static inline __attribute__((always_inline))
+
+TILEDMM_SCALAR uint32_t bits_of(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+TILEDMM_SCALAR float float_of(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// exp(high + low) for high <= 0 and |low| small beside it: 0 below the smallest denormal, NaN stays NaN.
+TILEDMM_SCALAR float exp_nonpositive(float high, float low) {
+  const float x = high < -110.0f ? -110.0f : high;
+  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
+  const float n = shifted - 12582912.0f;
+  const float r = ((x - n * 0.693359375f) + n * 2.12194440e-4f) + low;  // ln 2 = 0.693359375 - 2.1219444e-4
+  float p = 0.00138367747f;
+  p = p * r + 0.00837481581f;
+  p = p * r + 0.0416682251f;
+  p = p * r + 0.166664198f;
+  p = p * r + 0.499999911f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  // 2^n in two factors, since n goes down to -159 and a float's exponent to -126.
+  const uint32_t half_n = uint32_t(int32_t(bits_of(shifted) - bits_of(12582912.0f)) >> 1);
+  const uint32_t other_n = bits_of(shifted) - bits_of(12582912.0f) - half_n;
+  return p * float_of((half_n + 127) << 23) * float_of((other_n + 127) << 23);
+}
+
+// 1 / (1 + exp(-x)), accurate relative to its size for negative x, too.
+TILEDMM_SCALAR float logistic(float x) {
+  const float tail = exp_nonpositive(x < 0 ? x : -x, 0);
+  return (x < 0 ? tail : 1.0f) / (1.0f + tail);
+}
+
+// The normal distribution function.
+TILEDMM_SCALAR float normal_cdf(float x) {
+  const float size = x < 0 ? -x : x;
+  const float z = size > 15.0f ? 15.0f : size;
+  const float t = 1.0f / (1.0f + z * 0.353553391f);
+  float p = -0.0277322065f;
+  p = p * t + 0.133027479f;
+  p = p * t - 0.223152325f;
+  p = p * t + 0.113646813f;
+  p = p * t + 0.00614996394f;
+  p = p * t + 0.0918222591f;
+  p = p * t + 0.124513716f;
+  p = p * t + 0.140624434f;
+  p = p * t + 0.141102478f;
+  p = p * t - 2.62672847e-06f;
+  // z * z exactly: the square of z's leading bits, and the rest.
+  const float leading = float_of(bits_of(z) & 0xfffff000);
+  const float tail = p * exp_nonpositive(-0.5f * (leading * leading), -0.5f * ((z - leading) * (z + leading)));
+  const float cdf = x < 0 ? tail : 1.0f - tail;
+  return x != x ? x : cdf;
+}
+
+template <Activation ACT>
+TILEDMM_SCALAR float activate(float x) {
+  if constexpr (ACT == Activation::relu) return x < 0 ? 0.0f : x;
+  if constexpr (ACT == Activation::gelu) return x * normal_cdf(x);
+  if constexpr (ACT == Activation::gelu_tanh) {
+    // 1 + tanh(u) = 2 * logistic(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x^3)
+    return x * logistic(1.59576912f * (x + 0.044715f * x * x * x));
+  }
+  if constexpr (ACT == Activation::silu) return x * logistic(x);
+  return x;
+}
+
+template <Activation ACT>
+[[maybe_unused]] static inline double activate(double x) {
+  if constexpr (ACT == Activation::relu) return x < 0 ? 0.0 : x;
+  if constexpr (ACT == Activation::gelu) return x * (0.5 * std::erfc(-x * 0.70710678118654752440));
+  if constexpr (ACT == Activation::gelu_tanh) {
+    const double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+    return x / (1.0 + std::exp(-2.0 * u));
+  }
+  if constexpr (ACT == Activation::silu) return x / (1.0 + std::exp(-x));
+  return x;
+}
+
+TILEDMM_SCALAR float bf16_to_float(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
+
+// Rounds to nearest even; a NaN stays one and becomes quiet.
+TILEDMM_SCALAR uint16_t float_to_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return uint16_t(value != value ? (bits >> 16) | 0x40 : rounded);
+}
+
+TILEDMM_SCALAR float half_to_float(uint16_t half) {
+  const uint32_t magnitude = half & 0x7fff, sign = uint32_t(half & 0x8000) << 16;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t denormal = bits_of(float(int32_t(magnitude)) * 5.9604644775390625e-8f);  // 2^-24
+  const uint32_t finite = magnitude < 0x400 ? denormal : normal;
+  return float_of(sign | (magnitude < 0x7c00 ? finite : (magnitude << 13) | 0x7f800000));
+}
+
+// Rounds to nearest even, beyond the largest half to infinity; a NaN stays one and becomes quiet.
+TILEDMM_SCALAR uint16_t float_to_half(float value) {
+  const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
+  const uint32_t normal = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+  const uint32_t denormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // the sum's last bit is worth 2^-24
+  const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
+  const uint32_t number = magnitude < 0x477ff000 ? finite : 0x7c00;  // 65520 rounds to infinity
+  return uint16_t(sign | (magnitude > 0x7f800000 ? 0x7e00 | ((magnitude >> 13) & 0x3ff) : number));
+}
+
+#undef TILEDMM_SCALAR
+
+}  // namespace
+}  // namespace tiledmm
