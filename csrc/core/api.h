@@ -39,6 +39,9 @@ TILEDMM_API int32_t tiledmm_find_algorithm(const char* name, size_t length);
 TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
+// GFLOP/s of this machine's best multiply-add instruction for a dtype, on executor->num_threads threads, measured now.
+TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executor* executor);
+
 // JSON texts. Each returns the length that the whole text has and writes at most capacity bytes of it.
 // info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
 // explain: candidates with legality, cost and reason, and the choice, for one device ("cpu", "cpu:avx2", ...);

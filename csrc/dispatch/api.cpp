@@ -149,6 +149,8 @@ Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Exe
   return status;
 }
 
+double tiledmm_fma_peak(DType dtype, const Executor* executor) { return measure_fma_peak(dtype, *executor); }
+
 size_t tiledmm_info(char* text, size_t capacity) {
   Joined compiled, algorithms;
   for (int isa = 0; isa < kNumIsas; ++isa) {

@@ -84,6 +84,19 @@ Isa best_isa() { return machine().best; }
 int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 const CpuKernel* cpu_kernels() { return kKernels; }
 
+double measure_fma_peak(DType dtype, const Executor& executor) {
+  switch (best_isa()) {
+#if defined(__x86_64__)
+    case Isa::avx512_bf16: return cpu::fma_peak_avx512_bf16(dtype, executor);
+    case Isa::avx512: return cpu::fma_peak_avx512(dtype, executor);
+    case Isa::avx2: return cpu::fma_peak_avx2(dtype, executor);
+#elif defined(__aarch64__)
+    case Isa::neon: return cpu::fma_peak_neon(dtype, executor);
+#endif
+    default: return cpu::fma_peak_portable(dtype, executor);
+  }
+}
+
 double cpu_cost_us(const CpuKernel& kernel, const GemmProblem& problem, int32_t num_threads) {
   double batch = 1;
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= double(problem.batch_dims[d].size);

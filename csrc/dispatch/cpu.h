@@ -20,6 +20,9 @@ int32_t num_cores();
 inline constexpr int kNumCpuKernels = 7;
 const CpuKernel* cpu_kernels();
 
+// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now.
+double measure_fma_peak(DType dtype, const Executor& executor);
+
 // Microseconds that the model predicts for a kernel; the rates are those of a core at `kCpuGHz`.
 double cpu_cost_us(const CpuKernel& kernel, const GemmProblem& problem, int32_t num_threads);
 

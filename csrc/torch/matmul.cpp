@@ -295,6 +295,11 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   });
 }
 
+double fma_peak(at::ScalarType dtype) {
+  const Executor executor = torch_executor();
+  return tiledmm_fma_peak(to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype))), &executor);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
@@ -305,6 +310,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
 
 TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) {
   m.impl("_info", &info);
+  m.impl("_fma_peak", &fma_peak);
   m.impl("_explain", &explain);
 }
 
