@@ -23,7 +23,9 @@ struct FmaChains {
   static constexpr double kFlops = 2.0 * kChains * kRounds * Simd<Acc>::kLanes * Op::kPerWord;
 
   static void run(volatile Acc* sink) {
-    Reg<Acc> acc[kChains] = {};
+    Reg<Acc> acc[kChains];
+#pragma GCC unroll 24
+    for (int c = 0; c < kChains; ++c) acc[c] = broadcast(Acc(c));  // chains that differ cannot be merged
     Reg<Word> a{}, b{};
     for (int64_t round = 0; round < kRounds; ++round) {
       asm volatile("" : "+m"(*sink));  // no round is merged with the next
