@@ -1,0 +1,69 @@
+# make demo   sets up .venv, builds, trains the digits example with nn.Linear and with TiledLinear
+# make test   sets up .venv, builds, runs all tests
+# make help   lists the rest
+#
+# The virtual environment gets a torch without CUDA, so nothing here downloads gigabytes. To use an environment that has
+# torch already, for example one with CUDA or ROCm:   make VENV= PYTHON=/path/to/its/bin/python build test
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST_FLAGS ?=
+
+VENV_PYTHON := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+VENV_STAMP := $(if $(VENV),$(VENV)/.torch_is_installed)
+BUILD_STAMP := $(if $(VENV),$(VENV),build)/.is_built
+SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
+PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
+
+.PHONY: build demo test bench check format clean help
+.DELETE_ON_ERROR:
+
+build: $(BUILD_STAMP)
+
+# Only builds for the CPU carry "+cpu" in their version, and none of them is on PyPI: what pip is configured with (a mirror,
+# a folder of wheels) is asked first and answers at once, then the index of PyTorch itself.
+$(VENV)/.torch_is_installed:
+	$(PYTHON) -m venv $(VENV) || { echo "make: needs Python >= 3.10 with venv (Debian: apt install python3-venv)"; exit 1; }
+	$(PIP) -q 'setuptools>=77,<82' wheel ninja
+	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
+	touch $@
+
+$(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
+	$(PIP) --no-build-isolation -e '.[test,demo]'
+	mkdir -p $(@D) && touch $@
+
+demo: build
+	$(VENV_PYTHON) examples/train_digits.py
+
+test: build
+	$(VENV_PYTHON) -m pytest $(PYTEST_FLAGS)
+
+bench: build
+	$(VENV_PYTHON) -m torch_tiledmm bench
+
+# What needs no build: style, and README's tables against the committed results.
+check: build
+	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m clang_format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(VENV_PYTHON) benchmarks/readme_table.py --check
+
+format: build
+	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
+	$(VENV_PYTHON) -m ruff check --fix .
+	$(VENV_PYTHON) -m ruff format .
+	$(VENV_PYTHON) -m clang_format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+
+clean:
+	rm -rf build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
+	$(if $(VENV),rm -rf $(VENV))
+
+help:
+	@echo "make build    virtual environment in $(VENV), libraries"
+	@echo "make demo     the main example; plots go to out/"
+	@echo "make test     all tests; PYTEST_FLAGS='-k linear' for some"
+	@echo "make bench    speed against torch and numpy, on this machine"
+	@echo "make check    style; make format repairs it"
+	@echo "make clean    removes everything that was made"
