@@ -25,7 +25,7 @@ build: $(BUILD_STAMP)
 # a folder of wheels) is asked first and answers at once, then the index of PyTorch itself.
 $(VENV)/.torch_is_installed:
 	$(PYTHON) -m venv $(VENV) || { echo "make: needs Python >= 3.10 with venv (Debian: apt install python3-venv)"; exit 1; }
-	$(PIP) -q 'setuptools>=77,<82' wheel ninja
+	$(PIP) -q 'setuptools>=77' wheel ninja
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
 	touch $@
 

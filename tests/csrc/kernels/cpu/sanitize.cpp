@@ -1,0 +1,405 @@
+// Runs the CPU rungs without torch on random problems, for test_sanitize.py, which compiles everything with the address
+// and undefined behaviour sanitizers. Prints the number of cases; the first wrong one ends the program with code 1.
+//
+// Operands lie in heap memory of exactly their size (the sanitizer's redzones around it), or flush against a page that
+// must not be touched: vector intrinsics with a mask are invisible to the sanitizer. What no index reaches, in operands
+// and output, is NaN, and must stay so. Every result is compared with a float64 reference within
+// gamma(k + 2) (|A| |B| + |bias|), torch_tiledmm/testing/reference.py, and bit for bit with that of other thread counts.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "core/api.h"
+#include "platform/element.h"
+
+using namespace tiledmm;
+
+namespace {
+
+std::mt19937 generator(20240229);
+
+int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
+bool chance(int percent) { return random_int(1, 100) <= percent; }
+template <class T, size_t COUNT>
+T pick(const T (&choices)[COUNT]) {
+  return choices[random_int(0, int64_t(COUNT) - 1)];
+}
+
+// --- What the caller lends to a kernel ---
+
+void run_on_threads(void* self, int64_t num_tasks, void (*task)(void*, int64_t), void* arg) {
+  std::atomic<int64_t> next{0};
+  std::vector<std::thread> threads;
+  for (int32_t idx = 0; idx < *static_cast<int32_t*>(self); ++idx) {
+    threads.emplace_back([&] {
+      for (int64_t task_idx = next++; task_idx < num_tasks; task_idx = next++) task(arg, task_idx);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Exactly the size asked for, filled with NaN.
+void* allocate(void*, size_t num_bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, num_bytes)) std::abort();
+  return std::memset(memory, 0xff, num_bytes);
+}
+void* allocate_nothing(void*, size_t) { return nullptr; }
+void release(void*, void* memory) { std::free(memory); }
+
+// --- Operands ---
+
+int64_t bytes_of(DType dtype) { return size_of(dtype); }
+
+double read_element(DType dtype, const char* from) {
+  return visit_dtype(dtype, [&](auto* element) {
+    std::remove_pointer_t<decltype(element)> value;
+    std::memcpy(&value, from, sizeof value);
+    return double(to_acc(value));
+  });
+}
+
+void write_element(DType dtype, char* to, double value) {
+  visit_dtype(dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    const T rounded = from_acc<T>(static_cast<Acc<T>>(value));
+    std::memcpy(to, &rounded, sizeof rounded);
+  });
+}
+
+// Memory of one operand, all bits set (NaN in every dtype).
+class Buffer {
+ public:
+  enum class Place { heap, before_guard, after_guard };
+
+  Buffer(int64_t num_bytes, Place place) : num_bytes_(num_bytes), place_(place) {
+    if (place == Place::heap) {
+      data_ = static_cast<char*>(std::malloc(size_t(num_bytes)));
+    } else {
+      const int64_t page = sysconf(_SC_PAGESIZE), inside = round_up(max_of(1, num_bytes), page);
+      mapped_bytes_ = size_t(inside + page);
+      mapped_ = static_cast<char*>(
+          mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      if (mapped_ == MAP_FAILED) std::abort();
+      const bool before = place == Place::before_guard;
+      mprotect(before ? mapped_ + inside : mapped_, size_t(page), PROT_NONE);
+      data_ = before ? mapped_ + inside - num_bytes : mapped_ + page;
+    }
+    clear();
+  }
+  ~Buffer() { place_ == Place::heap ? std::free(data_) : void(munmap(mapped_, mapped_bytes_)); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  char* data() { return data_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  void clear() {
+    if (num_bytes_) std::memset(data_, 0xff, size_t(num_bytes_));
+  }
+
+ private:
+  int64_t num_bytes_;
+  Place place_;
+  char* data_ = nullptr;
+  char* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+};
+
+// An array of any order of dimensions and any gaps between its elements; broadcast in some of them if it is an input.
+struct Operand {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset, num_elements;  // the first element, and all that the memory holds
+  std::unique_ptr<Buffer> buffer;
+  DType dtype;
+
+  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output) : sizes(std::move(all_sizes)), dtype(dtype) {
+    const size_t rank = sizes.size();
+    std::vector<size_t> order(rank);  // innermost first
+    for (size_t d = 0; d < rank; ++d) order[d] = rank - 1 - d;
+    if (chance(40)) std::swap(order[0], order[1]);  // column-major
+    if (chance(15)) std::shuffle(order.begin(), order.end(), generator);
+    strides.assign(rank, 0);
+    const bool is_sparse = chance(20), is_padded = chance(50);
+    int64_t span = is_sparse ? random_int(2, 3) : 1, last = 0;
+    for (size_t place = 0; place < rank; ++place) {
+      const size_t d = order[place];
+      if (!is_output && chance(d + 2 < rank ? 30 : 3)) continue;
+      strides[d] = span;
+      last += max_of(0, sizes[d] - 1) * span;
+      span = max_of(1, sizes[d]) * span + (is_padded ? random_int(0, 9) : 0);
+    }
+    bool is_empty = false;
+    for (int64_t size : sizes) is_empty |= size == 0;
+    const auto place = pick({Buffer::Place::heap, Buffer::Place::before_guard, Buffer::Place::after_guard});
+    const bool has_margins = place == Buffer::Place::heap && (is_output || chance(30));
+    offset = has_margins ? random_int(0, 40) : 0;
+    num_elements = offset + (is_empty ? 0 : last + 1) + (has_margins && is_output ? 40 : 0);
+    buffer = std::make_unique<Buffer>(num_elements * bytes_of(dtype), place);
+  }
+
+  char* first() { return buffer->data() + offset * bytes_of(dtype); }
+  char* at(int64_t idx) { return first() + idx * bytes_of(dtype); }
+
+  // Calls visit(offset in elements) for every index, in row-major order; a broadcast element comes again and again.
+  template <class Visit>
+  void for_each(const Visit& visit, size_t d = 0, int64_t start = 0) const {
+    if (d == sizes.size()) return visit(start);
+    for (int64_t i = 0; i < sizes[d]; ++i) for_each(visit, d + 1, start + i * strides[d]);
+  }
+
+  void fill() {
+    for_each([&](int64_t idx) {
+      write_element(dtype, at(idx), std::uniform_real_distribution<double>(-1, 1)(generator));
+    });
+  }
+
+  // The values in row-major order.
+  std::vector<double> values() {
+    std::vector<double> all;
+    for_each([&](int64_t idx) { all.push_back(read_element(dtype, at(idx))); });
+    return all;
+  }
+
+  // Whether the elements that no index reaches still have all bits set.
+  bool has_clean_gaps() {
+    std::vector<bool> is_reached(size_t(num_elements), false);
+    for_each([&](int64_t idx) { is_reached[size_t(offset + idx)] = true; });
+    for (int64_t e = 0; e < num_elements; ++e) {
+      for (int64_t byte = 0; byte < bytes_of(dtype) && !is_reached[size_t(e)]; ++byte) {
+        if (buffer->data()[e * bytes_of(dtype) + byte] != char(0xff)) return false;
+      }
+    }
+    return true;
+  }
+};
+
+// --- Reference ---
+
+struct Limits {
+  double value, bound;
+};
+
+double activate_reference(Activation activation, double x) {
+  switch (activation) {
+    case Activation::relu: return x < 0 ? 0 : x;
+    case Activation::gelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case Activation::silu: return x / (1 + std::exp(-x));
+    default: return x;
+  }
+}
+
+struct Case {
+  int64_t m, n, k;
+  std::vector<int64_t> batch;
+  DType dtype;
+  Activation activation;
+  int bias_along;  // 0: no bias, 1: n, 2: m
+};
+
+std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const std::vector<double>& b,
+                              const std::vector<double>& bias) {
+  const double u_acc = c.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  const double u_out[] = {0x1p-24, 0x1p-53, 0x1p-11, 0x1p-8};
+  const double smallest_out[] = {0x1p-149, 0x1p-1074, 0x1p-24, 0x1p-133};
+  // In float64 the reference rounds as often as the kernel.
+  const double num_roundings = double(c.k + 2) * (c.dtype == DType::f64 ? 2 : 1);
+  const double gamma = num_roundings * u_acc / (1 - num_roundings * u_acc);
+  const bool is_curved = c.activation > Activation::relu;
+  const double slope = is_curved ? 1.13 : 1;
+  int64_t batch = 1;
+  for (int64_t size : c.batch) batch *= size;
+  std::vector<Limits> limits;
+  std::vector<double> sums(size_t(c.n)), sizes(size_t(c.n));
+  for (int64_t i = 0; i < batch * c.m; ++i) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    std::fill(sizes.begin(), sizes.end(), 0.0);
+    for (int64_t p = 0; p < c.k; ++p) {
+      const double a_ip = a[size_t(i * c.k + p)];
+      const double* row_b = b.data() + (i / c.m * c.k + p) * c.n;
+      for (int64_t j = 0; j < c.n; ++j) {
+        sums[size_t(j)] += a_ip * row_b[j];
+        sizes[size_t(j)] += std::fabs(a_ip * row_b[j]);
+      }
+    }
+    for (int64_t j = 0; j < c.n; ++j) {
+      const double add = c.bias_along == 1 ? bias[size_t(j)] : c.bias_along == 2 ? bias[size_t(i % c.m)] : 0;
+      const double value = activate_reference(c.activation, sums[size_t(j)] + add);
+      // Beyond the sum: 8 roundings of an activation, the rounding of the output, and products too small for fp32.
+      double bound = slope * gamma * (sizes[size_t(j)] + std::fabs(add)) + double(c.k + 1) * 0x1p-124;
+      if (is_curved) bound += 8 * u_acc * std::fabs(value);
+      bound += u_out[int(c.dtype)] * (std::fabs(value) + bound) + smallest_out[int(c.dtype)];
+      limits.push_back({value, bound});
+    }
+  }
+  return limits;
+}
+
+// --- One case, on every algorithm and thread count ---
+
+const char* const kAlgorithms[] = {"auto",
+                                   "naive",
+                                   "block_tiled",
+                                   "register_tiled",
+                                   "native",
+                                   "register_tiled.portable",
+                                   "register_tiled.neon",
+                                   "register_tiled.avx2",
+                                   "register_tiled.avx512",
+                                   "register_tiled.avx512_bf16"};
+constexpr int kNumAlgorithms = int(sizeof kAlgorithms / sizeof *kAlgorithms);
+const char* const kDTypes[] = {"fp32", "fp64", "fp16", "bf16"};
+int64_t num_runs[kNumAlgorithms] = {};
+
+[[noreturn]] void fail(const Case& c, const char* algorithm, int32_t num_threads, const std::string& what) {
+  std::string batch;
+  for (int64_t size : c.batch) batch += std::to_string(size) + " ";
+  std::printf("WRONG: m %lld, n %lld, k %lld, batch ( %s), %s, activation %d, bias %d, %s, %d threads: %s\n",
+              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)], int(c.activation),
+              c.bias_along, algorithm, int(num_threads), what.c_str());
+  std::exit(1);
+}
+
+std::vector<int64_t> with_matrix(std::vector<int64_t> batch, int64_t rows, int64_t cols) {
+  batch.push_back(rows);
+  batch.push_back(cols);
+  return batch;
+}
+
+void run_case(const Case& c) {
+  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false), b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
+  Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true);
+  Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false);
+  a.fill();
+  b.fill();
+  bias.fill();
+  const std::vector<Limits> limits = reference(c, a.values(), b.values(), bias.values());
+
+  const size_t rank = c.batch.size();
+  std::vector<BatchDim> dims;
+  for (size_t d = 0; d < rank; ++d) dims.push_back({c.batch[d], a.strides[d], b.strides[d], out.strides[d]});
+  GemmProblem problem{};
+  problem.m = c.m, problem.n = c.n, problem.k = c.k;
+  problem.a = a.first(), problem.stride_am = a.strides[rank], problem.stride_ak = a.strides[rank + 1];
+  problem.b = b.first(), problem.stride_bk = b.strides[rank], problem.stride_bn = b.strides[rank + 1];
+  problem.c = out.first(), problem.stride_cm = out.strides[rank], problem.stride_cn = out.strides[rank + 1];
+  if (c.bias_along) problem.bias = bias.first();
+  (c.bias_along == 2 ? problem.stride_bias_m : problem.stride_bias_n) = c.bias_along ? bias.strides[1] : 0;
+  problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
+  problem.dtype = c.dtype, problem.activation = c.activation;
+
+  const bool is_large = double(c.m) * double(c.n) * double(c.k) > 4e6;
+  for (int idx = 0; idx < kNumAlgorithms; ++idx) {
+    const char* algorithm = kAlgorithms[idx];
+    if (is_large && idx < 5) continue;
+    const int32_t algorithm_idx = tiledmm_find_algorithm(algorithm, std::strlen(algorithm));
+    if (algorithm_idx < 0) fail(c, algorithm, 1, "there is no such algorithm");
+    std::vector<char> first_bits;
+    for (int32_t num_threads = 1; num_threads <= 3; num_threads += is_large ? 2 : 1) {
+      const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate, release};
+      out.buffer->clear();
+      char reason[256] = "";
+      const Status status = tiledmm_gemm_cpu(&problem, algorithm_idx, &executor, reason, sizeof reason);
+      if (status == Status::unsupported && idx >= 6) break;  // this CPU lacks the instruction set
+      if (status != Status::ok) fail(c, algorithm, num_threads, reason);
+      ++num_runs[idx];
+      const char* data = out.buffer->data();
+      const std::vector<char> bits(data, data + out.buffer->num_bytes());
+      if (num_threads == 1) {
+        first_bits = bits;
+        const std::vector<double> values = out.values();
+        for (size_t e = 0; e < limits.size(); ++e) {
+          const double error = std::fabs(values[e] - limits[e].value);
+          if (!(error <= limits[e].bound)) {
+            fail(c, algorithm, num_threads,
+                 "element " + std::to_string(e) + " is " + std::to_string(values[e]) + ", reference " +
+                     std::to_string(limits[e].value) + ", error / bound " + std::to_string(error / limits[e].bound));
+          }
+        }
+        if (!out.has_clean_gaps()) fail(c, algorithm, num_threads, "wrote outside of the output");
+      } else if (bits != first_bits) {
+        fail(c, algorithm, num_threads, "other bits than with one thread");
+      }
+    }
+  }
+}
+
+int64_t random_size() {
+  static const int64_t kEdges[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18, 19, 24, 31, 32, 33, 63, 64, 65};
+  return chance(60) ? pick(kEdges) : random_int(1, 80);
+}
+int64_t random_depth(DType dtype) {
+  const int64_t chunk = dtype == DType::f64 ? 256 : dtype == DType::bf16 ? 1024 : 512;
+  return chance(55) ? random_size() : chunk * random_int(1, 2) + random_int(-5, 5);
+}
+
+Case random_case() {
+  Case c{};
+  c.dtype = DType(random_int(0, kNumDTypes - 1));
+  const int64_t num_batch_dims = chance(60) ? 0 : random_int(1, 3);
+  for (int64_t d = 0; d < num_batch_dims; ++d) c.batch.push_back(chance(4) ? 0 : random_int(1, 3));
+  const int64_t most = num_batch_dims ? 60000 : 400000;
+  do {
+    c.m = random_size(), c.n = random_size(), c.k = random_depth(c.dtype);
+  } while (c.m * c.n * c.k > most);
+  c.activation = chance(50) ? Activation::none : Activation(random_int(0, 4));
+  c.bias_along = int(random_int(0, 2));
+  return c;
+}
+
+// Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot products.
+const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099}, {3, 1000, 700},
+                                   {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},   {130, 97, 130}, {4, 257, 2050}};
+const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
+
+void test_out_of_memory() {
+  std::vector<float> a(300 * 700, 1), b(700 * 300, 1), c(300 * 300);
+  GemmProblem problem{};
+  problem.m = problem.n = 300, problem.k = 700;
+  problem.a = a.data(), problem.stride_am = 700, problem.stride_ak = 1;
+  problem.b = b.data(), problem.stride_bk = 300, problem.stride_bn = 1;
+  problem.c = c.data(), problem.stride_cm = 300, problem.stride_cn = 1;
+  int32_t num_threads = 2;
+  const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate_nothing, release};
+  char reason[256] = "";
+  const int32_t algorithm = tiledmm_find_algorithm("register_tiled", 14);
+  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory || !reason[0]) {
+    std::printf("WRONG: without memory the status must be out_of_memory, with a reason\n");
+    std::exit(1);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t num_cases = argc > 1 ? std::atoll(argv[1]) : 400;
+  test_out_of_memory();
+  for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
+  int64_t num_named = 0;
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    for (const auto& shape : kNamedShapes) {
+      run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
+      ++num_named;
+    }
+    const auto& shape = kLargeShapes[dtype % 2];
+    run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation::none, 0});
+    ++num_named;
+  }
+  std::printf("%lld cases:", (long long)(num_cases + num_named));
+  for (int idx = 0; idx < kNumAlgorithms; ++idx) std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
+  std::printf("\n");
+  return 0;
+}
