@@ -22,7 +22,15 @@ MUTANTS = {
 
 
 def compile_source(source: Path, to: Path, csrc: Path) -> Path:
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra"]
+    command = [
+        os.environ.get("CXX", "g++"),
+        "-std=c++17",
+        "-O1",
+        "-g0",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+    ]
     command += ["-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{csrc}"]
     done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
@@ -38,9 +46,15 @@ def link(objects: list[Path], to: Path) -> Path:
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sanitize")
-    sources = [HERE / "sanitize.cpp", *sorted(CSRC.glob("kernels/cpu/*.cpp")), *sorted(CSRC.glob("dispatch/*.cpp"))]
+    sources = [
+        HERE / "sanitize.cpp",
+        *sorted(CSRC.glob("kernels/cpu/*.cpp")),
+        *sorted(CSRC.glob("dispatch/*.cpp")),
+    ]
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda s: compile_source(s, folder / f"{s.parent.name}_{s.name}.o", CSRC), sources)
+        compiled = pool.map(
+            lambda s: compile_source(s, folder / f"{s.parent.name}_{s.name}.o", CSRC), sources
+        )
         return dict(zip(sources, compiled, strict=True))
 
 
