@@ -30,20 +30,23 @@ def import_torch():
     except ImportError:
         stop(
             f"the build needs torch, and {sys.executable} has none.",
-            "install torch first (CPU only: pip install torch --index-url https://download.pytorch.org/whl/cpu), then "
-            f"`{REBUILD}`. Without --no-build-isolation, pip hides the installed torch from the build.",
+            "install torch first (CPU only: pip install torch --index-url "
+            f"https://download.pytorch.org/whl/cpu), then `{REBUILD}`. Without --no-build-isolation, pip hides the installed torch from the build.",
         )
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        stop(f"torch {torch.__version__} is too old.", "install torch >= %d.%d." % OLDEST_TORCH)
+        stop(f"torch {torch.__version__} is too old.", "install torch >= " + ".".join(map(str, OLDEST_TORCH)))
     return torch
 
 
 def compiler() -> str:
     command = os.environ.get("CXX", "g++")
     if not shutil.which(command.split()[0]):
-        stop(f"there is no C++ compiler '{command}'.", "install g++ 11 or later (Debian: apt install g++), or set CXX.")
-    first_line = subprocess.run([*command.split(), "--version"], capture_output=True, text=True).stdout.split("\n")[0]
-    return first_line.strip()
+        stop(
+            f"there is no C++ compiler '{command}'.",
+            "install g++ 11 or later (Debian: apt install g++), or set CXX.",
+        )
+    version = subprocess.run([*command.split(), "--version"], capture_output=True, text=True).stdout
+    return version.split("\n")[0].strip()
 
 
 def sources(*folders: str) -> list[str]:
@@ -52,9 +55,8 @@ def sources(*folders: str) -> list[str]:
 
 def main() -> None:
     os.chdir(HERE)
-    is_build = any(command in sys.argv for command in ("build_ext", "build", "bdist_wheel", "develop", "install",
-                                                       "editable_wheel"))
-    if not is_build:  # sdist, egg_info: neither torch nor a compiler is needed
+    build_commands = {"build_ext", "build", "bdist_wheel", "develop", "install", "editable_wheel"}
+    if not build_commands & set(sys.argv):  # sdist, egg_info: neither torch nor a compiler is needed
         setup(version=VERSION, packages=[PACKAGE, f"{PACKAGE}.testing"])
         return
 
@@ -62,8 +64,15 @@ def main() -> None:
     compiled_by = compiler()
     from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, is_ninja_available
 
-    flags = ["-O3", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-g0",
-             f'-DTILEDMM_VERSION="{VERSION}"']
+    flags = [
+        "-O3",
+        "-fvisibility=hidden",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-g0",
+        f'-DTILEDMM_VERSION="{VERSION}"',
+    ]
     if os.environ.get("TILEDMM_WERROR") == "1":
         flags.append("-Werror")
     headers = glob("csrc/**/*.h", recursive=True)
@@ -75,15 +84,21 @@ def main() -> None:
             return os.path.join(*fullname.split(".")) + ".so"
 
         def run(self):
-            print(f"torch_tiledmm {VERSION}: building for torch {torch.__version__} with {compiled_by}\n"
-                  "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
-                  "  CUDA  no: this version has no GPU kernels\n"
-                  "  ROCm  no: this version has no GPU kernels\n"
-                  f"  ninja {'yes' if is_ninja_available() else 'no: sequential build; pip install ninja is faster'}",
-                  flush=True)
+            print(
+                f"torch_tiledmm {VERSION}: building for torch {torch.__version__} with {compiled_by}\n"
+                "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
+                "  CUDA  no: this version has no GPU kernels\n"
+                "  ROCm  no: this version has no GPU kernels\n"
+                f"  ninja {'yes' if is_ninja_available() else 'no, one file at a time: pip install ninja'}",
+                flush=True,
+            )
             super().run()
-            info = {"version": VERSION, "torch_version": ".".join(torch.__version__.split(".")[:2]),
-                    "compiler": compiled_by, "kernels": ["cpu"]}
+            info = {
+                "version": VERSION,
+                "torch_version": ".".join(torch.__version__.split(".")[:2]),
+                "compiler": compiled_by,
+                "kernels": ["cpu"],
+            }
             folder = PACKAGE if self.inplace else os.path.join(self.build_lib, PACKAGE)
             with open(os.path.join(folder, "_build_info.json"), "w") as file:
                 json.dump(info, file, indent=1)
@@ -91,18 +106,31 @@ def main() -> None:
         def build_extensions(self):
             self.extensions[1].include_dirs = [f"{HERE}/csrc"]
             # _ops is linked to the _kernels that this very build has just made.
-            self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
+            self.extensions[1].library_dirs.append(
+                os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels"))
+            )
             super().build_extensions()
 
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
-    kernels = Extension(f"{PACKAGE}._kernels", sources("dispatch", "kernels/cpu"), include_dirs=[f"{HERE}/csrc"],
-                        depends=headers, language="c++", extra_compile_args=["-std=c++17", *flags])
+    kernels = Extension(
+        f"{PACKAGE}._kernels",
+        sources("dispatch", "kernels/cpu"),
+        include_dirs=[f"{HERE}/csrc"],
+        depends=headers,
+        language="c++",
+        extra_compile_args=["-std=c++17", *flags],
+    )
     # torch's headers as system headers: their warnings are not ours.
     system_includes = [f"-isystem{path}" for path in include_paths()]
-    ops = CppExtension(f"{PACKAGE}._ops", sources("torch"), include_dirs=[f"{HERE}/csrc"], depends=headers,
-                       extra_compile_args=[*flags, *system_includes],
-                       extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"])
+    ops = CppExtension(
+        f"{PACKAGE}._ops",
+        sources("torch"),
+        include_dirs=[f"{HERE}/csrc"],
+        depends=headers,
+        extra_compile_args=[*flags, *system_includes],
+        extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"],
+    )
     setup(
         version=VERSION,
         packages=[PACKAGE, f"{PACKAGE}.testing"],

@@ -1,7 +1,7 @@
 """Installing: wheel, source distribution, and what is said when something is missing.
 
-Planted bugs that these checks caught: headers left out of MANIFEST.in, testing/ left out of the packages, the rpath of
-_ops dropped.
+Planted bugs that these checks caught: headers left out of MANIFEST.in, testing/ left out of the packages, the
+rpath of _ops dropped.
 """
 
 import json
@@ -43,7 +43,7 @@ def tree(tmp_path):
 
 
 def test_wheel_installs_and_computes(tree, tmp_path):
-    # Without optimisation, which takes most of the time of a build. The wheel is unpacked, which is how pip installs it.
+    # With less optimisation, which takes most of the time of a build. To unpack a wheel is to install it.
     text = (tree / "setup.py").read_text()
     assert text.count('"-O3"') == 1
     (tree / "setup.py").write_text(text.replace('"-O3"', '"-O1"'))

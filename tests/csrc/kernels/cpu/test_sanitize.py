@@ -1,4 +1,4 @@
-"""The CPU kernels, compiled without torch and with the address and undefined behaviour sanitizers (sanitize.cpp).
+"""The CPU kernels without torch, compiled with the address and undefined behaviour sanitizers (sanitize.cpp).
 
 The mutants say that the program can fail: each is one guard of an edge taken away.
 """
