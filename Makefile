@@ -30,7 +30,7 @@ $(VENV)/.torch_is_installed:
 	touch $@
 
 $(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
-	$(PIP) --no-build-isolation -e '.[test,demo]'
+	$(PIP) --no-build-isolation -e '.[bench,demo,test]'
 	mkdir -p $(@D) && touch $@
 
 demo: build

@@ -31,7 +31,8 @@ def import_torch():
         stop(
             f"the build needs torch, and {sys.executable} has none.",
             "install torch first (CPU only: pip install torch --index-url "
-            f"https://download.pytorch.org/whl/cpu), then `{REBUILD}`. Without --no-build-isolation, pip hides the installed torch from the build.",
+            f"https://download.pytorch.org/whl/cpu), then `{REBUILD}`. "
+            "Without --no-build-isolation, pip hides the installed torch from the build.",
         )
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         stop(f"torch {torch.__version__} is too old.", "install torch >= " + ".".join(map(str, OLDEST_TORCH)))
