@@ -13,6 +13,10 @@
 
 #include "core/api.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace tiledmm {
 namespace {
 
@@ -100,6 +104,22 @@ void run(const GemmProblem& problem, int32_t algorithm) {
   }
 }
 
+// Memory of a large result comes page by page as it is written: huge pages make that several times faster (numpy asks
+// for them, too).
+Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  Tensor result = at::empty(sizes, options);
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 4096;
+  constexpr size_t kLargeBytes = size_t(4) << 20;
+  if (result.nbytes() >= kLargeBytes) {
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + result.nbytes();
+    madvise(reinterpret_cast<void*>(begin), end / kPage * kPage - begin, MADV_HUGEPAGE);  // a wish: failure is no error
+  }
+#endif
+  return result;
+}
+
 // The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
 struct MatmulShape {
   bool a_is_vector, b_is_vector;
@@ -168,7 +188,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
   const DType dtype = to_dtype("a", a);
   const int32_t algorithm_idx = to_algorithm(algorithm);
   if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) {  // the common case, without the general one's work
-    const Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
+    const Tensor out = new_result({a.size(0), b.size(1)}, a.options());
     GemmProblem problem{};
     problem.dtype = dtype;
     fill_operands(problem, a, b);
@@ -179,7 +199,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
     return out;
   }
   const MatmulShape shape(a, b);
-  const Tensor out = at::empty(shape.out, a.options());
+  const Tensor out = new_result(shape.out, a.options());
   matmul_into(a, b, out, shape, dtype, algorithm_idx);
   return out;
 }
@@ -241,7 +261,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   }
   Sizes out_sizes(input.sizes().begin(), input.sizes().end() - 1);
   if (weight_dim == 2) out_sizes.push_back(problem.n);
-  const Tensor out = at::empty(out_sizes, input.options());
+  const Tensor out = new_result(out_sizes, input.options());
   problem.c = out.mutable_data_ptr();
 
   BatchDim dims[kMaxBatchDims];

@@ -72,7 +72,7 @@ def run_matmul(args: argparse.Namespace) -> dict:
         for shape in with_progress(shapes):
             arms = matmul_arms(shape, dtype, args.algorithm)
             timings = {
-                name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds).items()
+                name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds, pause_after="numpy").items()
             }
             rows.append(matmul_row(shape, dtype, timings, results["fma_peak_gflops"], bandwidths))
     results["summary"] = summarize(rows)

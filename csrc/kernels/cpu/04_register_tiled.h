@@ -279,7 +279,7 @@ struct BlockTile {
 
   // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows allow.
   static int64_t stream_width(int64_t rows) {
-    return max_of(4 * kLanes, (16 << 10) / int64_t(sizeof(A)) / (kWords + 1) / rows / kLanes * kLanes);
+    return max_of(4 * kLanes, (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / rows / kLanes * kLanes);
   }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
@@ -350,19 +350,29 @@ struct BlockTile {
         }
         for (int w = 0; w < kPassWords; ++w) frag_b[w] = load(near[w]);
       }
-      for (int64_t i = 0; i < rows; ++i) {
-#pragma GCC unroll 4
-        for (int chain = 0; chain < kWords; ++chain) {
-          A* to = chains + (chain * rows + i) * width + j;
-          Reg<A> acc = load(to);
-#pragma GCC unroll 4
-          for (int w = chain; w < kPassWords; w += kWords) {
-            if (w < words) {
-              acc = Op::multiply_add(broadcast(a[w / kWords * rows * kWords + i * kWords + chain]), frag_b[w], acc);
-            }
-          }
-          store(to, acc);
+      if (words == kPassWords) {
+        multiply_rows<kPassWords>(a, frag_b, chains + j, width);
+      } else {
+        for (int64_t w = 0; w < words; w += kWords) {
+          const Reg<Word>(&block)[kWords] = *reinterpret_cast<const Reg<Word>(*)[kWords]>(frag_b + w);
+          multiply_rows<kWords>(a + w * rows, block, chains + j, width);
         }
+      }
+    }
+  }
+
+  template <int WORDS>
+  void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS], A* chains, int64_t width) const {
+    for (int64_t i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+      for (int chain = 0; chain < kWords; ++chain) {
+        A* to = chains + (chain * rows + i) * width;
+        Reg<A> acc = load(to);
+#pragma GCC unroll 4
+        for (int w = chain; w < WORDS; w += kWords) {
+          acc = Op::multiply_add(broadcast(a[(w / kWords * rows + i) * kWords + chain]), frag_b[w], acc);
+        }
+        store(to, acc);
       }
     }
   }
