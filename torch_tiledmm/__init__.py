@@ -26,6 +26,7 @@ def _load_libraries() -> str:
 
 __version__ = _load_libraries()
 
+from . import distributed  # noqa: E402, F401
 from .dispatch import algorithms, explain  # noqa: E402
 from .modules import TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import linear, matmul  # noqa: E402

@@ -1,64 +1,105 @@
-"""Sharding rules of the operators for DTensor (tensor parallel).
+"""Sharding rules, so that the operators take DTensors (tensor parallelism); DDP and fully_shard alone need none.
 
-Importing this module registers them. That happens by itself when `torch.distributed.tensor` was imported before
-`torch_tiledmm`, or when a TiledLinear is given a DTensor as parameter (`parallelize_module`, `distribute_module`); who calls
-the operators on DTensors in other ways imports this module once.
-
-DDP and FSDP2 need no rules.
+`import torch_tiledmm` is enough: the rules are registered as soon as torch.distributed.tensor is imported, before or
+after. Only importing that here would add a second to `import torch_tiledmm` for those who do not need it.
 """
 
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.experimental import register_sharding
 
-Rules = list[tuple[list, list]]
+_DTENSOR = "torch.distributed.tensor"
 
 
-@register_sharding(torch.ops.tiledmm.matmul.default)
-def _matmul_sharding(a, b, *, algorithm: str = "auto") -> Rules:
-    """Placements ([out], [a, b]) that need no communication, for operands of any rank."""
-    a_batch, b_batch = max(a.ndim - 2, 0), max(b.ndim - 2, 0)
-    batch = max(a_batch, b_batch)
-    row, column = batch, batch + (a.ndim > 1)  # dimensions of the result
-    a_k, b_k = a.ndim - 1, max(b.ndim - 2, 0)
+def register_sharding_rules() -> None:
+    """Tells DTensor how `tiledmm::matmul` and `tiledmm::linear` may be sharded. Calling it again changes nothing."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import register_sharding
+
+    matmul, linear = torch.ops.tiledmm.matmul.default, torch.ops.tiledmm.linear.default
+    register_sharding(matmul)(_matmul_rules)
+    register_sharding(linear)(_linear_rules)
+    # DTensor remembers its choice per operands and integer arguments; here a string takes part in the choice.
+    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
+
+
+def _matmul_rules(a, b, *, algorithm="auto"):
+    """([placement of the result], [of a, of b]) that need no communication, for one dimension of the device mesh."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    batch_a, batch_b = a.shape[:-2], b.shape[:-2]
+    num_batch_dims = max(len(batch_a), len(batch_b))
     rules = [
         ([Replicate()], [Replicate(), Replicate()]),
-        ([Partial()], [Shard(a_k), Shard(b_k)]),
+        ([Partial()], [Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))]),
         ([Partial()], [Partial(), Replicate()]),
         ([Partial()], [Replicate(), Partial()]),
     ]
     if a.ndim > 1:
-        rules.append(([Shard(row)], [Shard(a.ndim - 2), Replicate()]))
+        rules.append(([Shard(num_batch_dims)], [Shard(a.ndim - 2), Replicate()]))
     if b.ndim > 1:
-        rules.append(([Shard(column)], [Replicate(), Shard(b.ndim - 1)]))
-    for dim in range(batch):
-        operands = []
-        for tensor, own_batch in ((a, a_batch), (b, b_batch)):
-            own = dim - (batch - own_batch)
-            operands.append(Shard(own) if own >= 0 and tensor.shape[own] > 1 else Replicate())
-        rules.append(([Shard(dim)], operands))
+        rules.append(([Shard(num_batch_dims + (a.ndim > 1))], [Replicate(), Shard(b.ndim - 1)]))
+    for dim in range(num_batch_dims):
+        in_a, in_b = dim - num_batch_dims + len(batch_a), dim - num_batch_dims + len(batch_b)
+        size = max(batch_a[in_a] if in_a >= 0 else 1, batch_b[in_b] if in_b >= 0 else 1)
+        placements = [
+            Shard(own) if own >= 0 and batch[own] == size else Replicate()  # what is broadcast stays whole
+            for own, batch in ((in_a, batch_a), (in_b, batch_b))
+        ]
+        rules.append(([Shard(dim)], placements))
     return rules
 
 
-@register_sharding(torch.ops.tiledmm.linear.default)
-def _linear_sharding(input, weight, bias=None, *, activation: str = "none", algorithm: str = "auto") -> Rules:
-    """Placements ([out], [input, weight, bias]) that need no communication.
+def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="auto"):
+    """([placement of the result], [of input, of weight, of bias]); see `_matmul_rules`.
 
-    A sum that is spread over devices takes its bias spread likewise, so that it counts once, and no activation, since
-    the activation of a part is not a part of the activation.
+    A partial sum takes its bias as one, too, so that it counts once: DTensor keeps a replicated bias on one rank and takes
+    zeros on the others. An activation of partial sums would be wrong, so with one there are none.
     """
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
-    def with_bias(placement):
-        return None if bias is None else placement
+    def add(out, *operands):
+        rules.append(([out], list(operands if bias is not None else operands[:2])))
 
+    rules = []
     last = input.ndim - 1
-    rules = [([Replicate()], [Replicate(), Replicate(), with_bias(Replicate())])]
-    if weight.ndim == 2:
-        is_whole = bias is None or (bias.ndim == 1 and bias.shape[0] == weight.shape[0])
-        rules.append(([Shard(last)], [Replicate(), Shard(0), with_bias(Shard(0) if is_whole else Replicate())]))
+    add(Replicate(), Replicate(), Replicate(), Replicate())
     for dim in range(last):
-        rules.append(([Shard(dim)], [Shard(dim), Replicate(), with_bias(Replicate())]))
+        add(Shard(dim), Shard(dim), Replicate(), Replicate())
+    if weight.ndim == 2:
+        is_per_row = bias is not None and tuple(bias.shape) == (weight.shape[0],)
+        add(Shard(last), Replicate(), Shard(0), Shard(0) if is_per_row else Replicate())
     if activation == "none":
-        for operands in ([Shard(last), Shard(weight.ndim - 1)], [Partial(), Replicate()], [Replicate(), Partial()]):
-            rules.append(([Partial()], [*operands, with_bias(Partial())]))
+        add(Partial(), Shard(last), Shard(weight.ndim - 1), Partial())
+        add(Partial(), Partial(), Replicate(), Partial())
+        add(Partial(), Replicate(), Partial(), Partial())
     return rules
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Registers the rules at the end of the import of torch.distributed.tensor, then is gone."""
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _DTENSOR:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        run_module = spec.loader.exec_module
+
+        def run_module_and_register(module: ModuleType) -> None:
+            sys.meta_path.remove(self)
+            run_module(module)
+            register_sharding_rules()
+
+        spec.loader.exec_module = run_module_and_register
+        return spec
+
+
+if _DTENSOR in sys.modules:
+    register_sharding_rules()
+else:
+    sys.meta_path.insert(0, _AfterImport())

@@ -1,17 +1,27 @@
 """TiledLinear, a drop-in for nn.Linear, and the swap of a model's linear layers in place."""
 
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from .dispatch import DTYPES
+
+# The overload itself: through `torch_tiledmm.linear` or the packet a call costs a Python frame or a look-up more.
 _linear = torch.ops.tiledmm.linear.default
 
 
 class TiledLinear(nn.Linear):
-    """nn.Linear on tiled matmul: the same constructor, parameters, initialisation, repr and state_dict.
+    """nn.Linear on tiled matmul: constructor, parameters, initialisation and state_dict are those of nn.Linear.
 
     Shapes: input (..., in_features), weight (out_features, in_features), bias (out_features,); output
     (..., out_features). Dtypes float32, float64, float16, bfloat16. Raises what `torch_tiledmm.linear` raises.
@@ -20,100 +30,161 @@ class TiledLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return _linear(input, self.weight, self.bias)
 
-    def _get_name(self) -> str:
-        return "Linear" if type(self) is TiledLinear else type(self).__name__
 
+@dataclass(frozen=True, repr=False)
+class LinearSwap:
+    """What `replace_linear` or `restore_linear` did, by exact names ("" is the model itself). Printing it tells all."""
 
-@dataclass(frozen=True)
-class Replacement:
-    """What `replace_linear` did."""
+    replaced: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
+    warnings: list[str] = field(default_factory=list)  # where a replaced layer is bypassed
 
-    replaced: list[str] = field(default_factory=list)  # names of the layers that are tiled now
-    skipped: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the linear layers that are not
-    warnings: list[str] = field(default_factory=list)  # where a replaced layer may not be called
-
-    def __str__(self) -> str:
-        lines = [f"replaced {len(self.replaced)} linear layers: {', '.join(self.replaced) or '-'}"]
-        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped]
+    def __repr__(self) -> str:
+        lines = [f"replaced {len(self.replaced)}: {_listed(self.replaced)}"]
+        for reason in dict.fromkeys(reason for _, reason in self.skipped):
+            names = [name for name, own_reason in self.skipped if own_reason == reason]
+            lines.append(f"skipped {len(names)}: {_listed(names)} ({reason})")
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
 
-def _is_exactly_linear(module: nn.Module, fqn: str) -> bool:
-    return type(module) is nn.Linear
-
-
 def replace_linear(
     model: nn.Module, *, module_filter_fn: Callable[[nn.Module, str], bool] | None = None
-) -> Replacement:
+) -> LinearSwap:
     """Turns the linear layers of `model` into TiledLinear, in place.
 
-    A layer stays the same object: parameters, tied weights, hooks, optimiser state, training flag, dtype and device are
-    untouched; only its class changes.
+    A layer stays the same object and only its class changes, so parameters, tied weights, hooks, optimiser state,
+    training flag, dtype and device are untouched.
 
     Args:
-        model: any module; itself a linear layer, too.
-        module_filter_fn: called as (module, fully qualified name) for every nn.Linear and subclass of it; True replaces.
-            The default takes `type(module) is nn.Linear`. A subclass that is let through loses its own `forward`.
+        model: any module; itself a linear layer, too. A layer that occurs twice is handled once, by its first name.
+        module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True replaces.
+            The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its attributes and its own
+            `forward`: TiledLinear is put between it and nn.Linear, so `super().forward(input)` there is tiled, and
+            `F.linear(...)` there is not.
 
     Returns:
-        What was replaced, what was skipped and why, and where replaced layers may be bypassed.
+        The names replaced, the names skipped with the reason, and warnings where torch never calls a replaced layer but
+        reads its weight: nn.MultiheadAttention, and the fast path of nn.TransformerEncoderLayer in eval mode. The
+        warnings are issued as UserWarning, too.
 
     Raises:
         TypeError: `model` is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"replace_linear: model is a {type(model).__name__}; accepted is a torch.nn.Module")
-    accepts = module_filter_fn or _is_exactly_linear
-    report = Replacement()
-    for fqn, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            reason = _reason_to_skip(module, fqn, accepts, module_filter_fn is None)
-            if reason:
-                report.skipped.append((fqn, reason))
-            else:
-                module.__dict__["_class_before_tiled"] = type(module)
-                module.__class__ = TiledLinear
-                report.replaced.append(fqn)
-    for fqn, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(
-            isinstance(child, TiledLinear) for child in module.modules()
-        ):
-            report.warnings.append(
-                f"{fqn or 'the model'} is a TransformerEncoderLayer: in eval mode without gradients its fast path reads "
-                "the weights and does not call its linear layers; torch.backends.mha.set_fastpath_enabled(False) "
-                "switches it off"
-            )
-    return report
+    _check_module("replace_linear", model)
+    swap = LinearSwap()
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        reason = _reason_to_keep(module) or _refusal(module, name, module_filter_fn)
+        if reason:
+            swap.skipped.append((name, reason))
+        else:
+            module.__class__ = _tiled_class(type(module))
+            swap.replaced.append(name)
+    for name, module in model.named_modules():
+        swap.warnings.extend(_bypasses(module, name))
+    for warning in swap.warnings:
+        warnings.warn(f"replace_linear: {warning}", stacklevel=2)
+    return swap
 
 
-def _reason_to_skip(module: nn.Linear, fqn: str, accepts: Callable[[nn.Module, str], bool], is_default: bool) -> str:
+def restore_linear(model: nn.Module) -> LinearSwap:
+    """Undoes `replace_linear`: every replaced layer has its former class again. What was made as TiledLinear becomes
+    nn.Linear.
+
+    Returns:
+        The names replaced; skipped are layers whose class was made from TiledLinear by somebody else.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    _check_module("restore_linear", model)
+    swap = LinearSwap()
+    for name, module in model.named_modules():
+        if not isinstance(module, TiledLinear):
+            continue
+        former_class = nn.Linear if type(module) is TiledLinear else vars(type(module)).get("_former_class")
+        if former_class is None:
+            swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
+        else:
+            module.__class__ = former_class
+            swap.replaced.append(name)
+    return swap
+
+
+@functools.cache
+def _tiled_class(former_class: type[nn.Linear]) -> type[TiledLinear]:
+    """TiledLinear itself, or for a subclass of nn.Linear: that class with TiledLinear between it and nn.Linear."""
+    if former_class is nn.Linear:
+        return TiledLinear
+
+    def reduce(module: nn.Module, protocol: int) -> tuple:  # pickle finds a class by its name; this one has none
+        _, _, *state = former_class.__reduce_ex__(module, 2)
+        return (_new_tiled, (former_class,), *state)
+
+    namespace = {"_former_class": former_class, "__module__": __name__, "__reduce_ex__": reduce}
+    return type(f"Tiled{former_class.__name__}", (former_class, TiledLinear), namespace)
+
+
+def _new_tiled(former_class: type[nn.Linear]) -> TiledLinear:
+    tiled_class = _tiled_class(former_class)
+    return tiled_class.__new__(tiled_class)
+
+
+def _reason_to_keep(module: nn.Linear) -> str:
+    """Why a layer cannot be replaced, whatever the filter says; empty if it can."""
     if isinstance(module, TiledLinear):
         return "already tiled"
-    if nn.utils.parametrize.is_parametrized(module):
-        return "parametrized: its class is made for it alone"
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        return "lazy: run the model once first"
-    if module.weight.dtype not in _DTYPES:
-        return f"dtype {module.weight.dtype} is not supported"
-    if not accepts(module, fqn):
-        return f"subclass {type(module).__name__} of nn.Linear" if is_default else "module_filter_fn said no"
+    if is_parametrized(module):
+        return "parametrized; replace first, then parametrize"
+    if isinstance(module, LazyModuleMixin):
+        return "lazy; run the model once first"
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if is_traceable_wrapper_subclass(module.weight) and not (
+        dtensor and isinstance(module.weight, dtensor.DTensor)
+    ):
+        return f"its weight is a {type(module.weight).__name__}, which has products of its own"
+    if module.weight.dtype not in DTYPES.values():
+        return f"{module.weight.dtype} is not supported"
     return ""
 
 
-def restore_linear(model: nn.Module) -> list[str]:
-    """Undoes `replace_linear`: every replaced layer has its former class again. Returns their names.
+def _refusal(
+    module: nn.Linear, name: str, module_filter_fn: Callable[[nn.Module, str], bool] | None
+) -> str:
+    if module_filter_fn is not None:
+        return "" if module_filter_fn(module, name) else "module_filter_fn said no"
+    return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of nn.Linear"
 
-    Layers that were made as TiledLinear become nn.Linear.
 
-    Raises:
-        TypeError: `model` is not a module.
-    """
+def _bypasses(module: nn.Module, name: str) -> list[str]:
+    """Where torch reads the weights of TiledLinear children of `module` without calling them."""
+
+    def tiled(*children: str) -> str:
+        return " and ".join(child for child in children if isinstance(getattr(module, child, None), TiledLinear))
+
+    bypasses = []
+    if isinstance(module, nn.MultiheadAttention) and tiled("out_proj"):
+        bypasses.append(
+            f"{_shown(name)} (nn.MultiheadAttention) never calls out_proj, it reads its weight"
+        )
+    if isinstance(module, nn.TransformerEncoderLayer) and tiled("linear1", "linear2"):
+        bypasses.append(
+            f"{_shown(name)} (nn.TransformerEncoderLayer) does not call {tiled('linear1', 'linear2')} in eval mode without "
+            "gradients, its fast path reads their weights; torch.backends.mha.set_fastpath_enabled(False) switches that off"
+        )
+    return bypasses
+
+
+def _check_module(function: str, model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"restore_linear: model is a {type(model).__name__}; accepted is a torch.nn.Module")
-    restored = []
-    for fqn, module in model.named_modules():
-        if type(module) is TiledLinear:
-            module.__class__ = module.__dict__.pop("_class_before_tiled", nn.Linear)
-            restored.append(fqn)
-    return restored
+        raise TypeError(f"{function}: model is a {type(model).__name__}; accepted is a torch.nn.Module")
+
+
+def _shown(name: str) -> str:
+    return name or "the model itself"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(_shown, names)) or "none"
