@@ -34,7 +34,7 @@ inline constexpr int64_t kMaxStreamRows = 8;
 inline constexpr int64_t kMaxDotRows = 4;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 1 << 20;      // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
 inline constexpr int64_t kTaskFlops = 1 << 20;      // less is not worth waking a thread for
 
 struct CpuConfig {
@@ -104,8 +104,10 @@ struct CpuConfig {
   // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
   if (!shape.sums_in_c && depth > chunk && config.path == CpuPath::packed) {
-    const int64_t fitting_sums = kSumsBytes / shape.acc_bytes / round_up(config.task_n, thread_n) / config.thread_m;
-    config.task_m = min_of(config.task_m, max_of(1, fitting_sums) * config.thread_m);
+    // Even tasks of so many rows that the sums of block_n columns fit.
+    const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / shape.acc_bytes / config.block_n);
+    const int64_t parts = ceil_div(config.task_m, fitting_rows);
+    config.task_m = min_of(m, round_up(ceil_div(config.task_m, parts), config.thread_m));
   }
   config.tasks_m = ceil_div(m, config.task_m);
   config.tasks_n = ceil_div(n, config.task_n);

@@ -65,12 +65,16 @@ TILEDMM_INLINE void store_bits(T* to, const void* bits, int64_t count) {
 }
 
 TILEDMM_INLINE void store_converted(BFloat16* to, Reg<float> v, int64_t count) {
+#if defined(TILEDMM_ISA_AVX512_BF16)
+  const __m256bh narrow = _mm512_cvtneps_pbh(v);
+#else
   const auto bits = (Reg<uint32_t>)v;
   const Reg<uint32_t> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Reg<uint32_t> quiet_nan = (bits >> 16) | 0x40;
   const auto is_nan = (Reg<uint32_t>)((bits & 0x7fffffff) > 0x7f800000);
   const auto narrow = __builtin_convertvector((quiet_nan & is_nan) | (rounded & ~is_nan),
                                               Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>);
+#endif
   store_bits(to, &narrow, count);
 }
 
@@ -214,7 +218,7 @@ template <class T, class Op, bool IS_B>
 void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t strip, int64_t depth,
                 typename Op::Word* to) {
   using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
   constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
   const int64_t whole_steps = depth / kStep;
   const PanelLayout<Word, IS_B> layout{lanes, strip, ceil_div(depth, kStep)};
@@ -236,7 +240,24 @@ void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t la
       }
       for (int64_t step = 0; step < whole_steps; ++step) {
         const T* corner = from + first_lane + step * kStep * stride_k;
-        for (int64_t l = 0; l < group; l += kWords) {
+        int64_t l = 0;
+        for (; l + kLanes <= group; l += kLanes) {
+          Reg<Word> rows[kWords];  // transposed: block g of register w belongs to lane g * kWords + w
+#pragma GCC unroll 4
+          for (int w = 0; w < kWords; ++w) {
+            rows[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(corner + l + w * Op::kPerWord * stride_k, stride_k);
+          }
+          transpose_in_blocks<Word>(rows);
+#pragma GCC unroll 4
+          for (int g = 0; g < kBlocks; ++g) {
+#pragma GCC unroll 4
+            for (int w = 0; w < kWords; ++w) {
+              const int64_t lane = l + g * kWords + w;
+              store(block_of[lane] + step * step_of[lane], block_at<Word>(rows[w], g));
+            }
+          }
+        }
+        for (; l < group; l += kWords) {
           Block<Word> block[kWords];
 #pragma GCC unroll 4
           for (int w = 0; w < kWords; ++w) {
@@ -244,10 +265,7 @@ void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t la
           }
           transpose_in_blocks<Word>(block);
 #pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) {
-            store(block_of[l + w], block[w]);
-            block_of[l + w] += step_of[l + w];
-          }
+          for (int w = 0; w < kWords; ++w) store(block_of[l + w] + step * step_of[l + w], block[w]);
         }
       }
       first_lane += group;

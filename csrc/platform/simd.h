@@ -97,6 +97,14 @@ TILEDMM_INLINE Reg<T> broadcast_block(const void* from) {
 #endif
 }
 
+// Block `idx` of a vector.
+template <class T>
+TILEDMM_INLINE Block<T> block_at(Reg<T> v, int idx) {
+  Block<T> blocks[kBlocks];
+  __builtin_memcpy(blocks, &v, sizeof v);
+  return blocks[idx];
+}
+
 // The first `count` lanes, 0 <= count <= kLanes; the others are 0 and their memory is not touched.
 template <class T>
 TILEDMM_INLINE Reg<T> load_partial(const T* from, int64_t count) {

@@ -172,8 +172,9 @@ struct BlockTile {
   int64_t row, rows, col, cols;
   int64_t k_begin, k_end;  // k_begin is a multiple of kChunk
   char* workspace;
-  A* sums;  // partial sums of this tile, [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
+  A* sums;  // partial sums [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
   int64_t ld_sums;
+  bool is_sums_of_block;  // sums holds block_n columns at a time, not all of the tile's
   bool is_sums_in_c;  // sums is C itself
   bool is_finished;   // the last chunk is followed by the epilogue
 
@@ -242,7 +243,7 @@ struct BlockTile {
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
               const RowsA rows_a = in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows);
-              multiply_tile(words / kWords, rows_a, strip_b, ic + ir, tile_rows, jc + jr, tile_cols, pc);
+              multiply_tile(words / kWords, rows_a, strip_b, ic + ir, tile_rows, jc, jr, tile_cols, pc);
             }
           }
         }
@@ -259,8 +260,9 @@ struct BlockTile {
     return {reinterpret_cast<const char*>(strip), kBlockBytes, tile_rows * kBlockBytes};
   }
 
-  void multiply_tile(int64_t steps, RowsA a, const Word* b, int64_t i, int64_t tile_rows, int64_t j, int64_t tile_cols,
-                     int64_t pc) const {
+  void multiply_tile(int64_t steps, RowsA a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
+                     int64_t tile_cols, int64_t pc) const {
+    const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
@@ -269,7 +271,7 @@ struct BlockTile {
       return find_multiply<Op, T>(tile_rows, kRows)(steps, a, b, to, problem.stride_cm, false, tile_cols);
     }
     alignas(64) A near_sums[kMaxThreadM * kThreadN];
-    A* tile = sums ? sums + i * ld_sums + j : near_sums;
+    A* tile = sums ? sums + i * ld_sums + (is_sums_of_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
     find_multiply<Op, A>(tile_rows, kRows)(steps, a, b, tile, ld_tile, !is_first, tile_cols);
     if (is_last && is_finished && !(is_sums_in_c && is_plain)) {
@@ -468,7 +470,7 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
   const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
                                              problem.stride_bk == 1, executor.num_threads, shape);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
-  const int64_t ld_sums = round_up(config.task_n, kThreadN);
+  const int64_t ld_sums = round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
   const bool needs_sums = task_k > Tile::kChunk && !is_sums_in_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
@@ -486,7 +488,7 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
     return Tile{item, config, 0, item.m, 0, item.n, 0, item.k, workspace + worker_idx * bytes_task, nullptr, ld_sums,
-                false, true};
+                false, false, true};
   };
 
   if (config.split_k == 1) {
@@ -507,7 +509,10 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
             tile.is_sums_in_c = true;
           }
         }
-        if (needs_sums) tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
+        if (needs_sums) {
+          tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
+          tile.is_sums_of_block = true;
+        }
         tile.run();
       }
     });
