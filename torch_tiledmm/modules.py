@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -59,14 +59,13 @@ def replace_linear(
     Args:
         model: any module; itself a linear layer, too. A layer that occurs twice is handled once, by its first name.
         module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True replaces.
-            The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its attributes and its own
-            `forward`: TiledLinear is put between it and nn.Linear, so `super().forward(input)` there is tiled, and
-            `F.linear(...)` there is not.
+            The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its methods: TiledLinear is put
+            between it and nn.Linear, so in a `forward` of its own `super().forward(input)` is tiled.
 
     Returns:
-        The names replaced, the names skipped with the reason, and warnings where torch never calls a replaced layer but
-        reads its weight: nn.MultiheadAttention, and the fast path of nn.TransformerEncoderLayer in eval mode. The
-        warnings are issued as UserWarning, too.
+        The names replaced, the names skipped with the reason, and warnings where a replaced layer may be bypassed: by a
+        `forward` of its own, in nn.MultiheadAttention, and in eval mode in nn.TransformerEncoderLayer, which read weights
+        instead of calling layers. The warnings are issued as UserWarning, too.
 
     Raises:
         TypeError: `model` is not a module.
@@ -83,7 +82,7 @@ def replace_linear(
             module.__class__ = _tiled_class(type(module))
             swap.replaced.append(name)
     for name, module in model.named_modules():
-        swap.warnings.extend(_bypasses(module, name))
+        swap.warnings.extend(f"{name or 'the model itself'} {bypass}" for bypass in _bypasses(module))
     for warning in swap.warnings:
         warnings.warn(f"replace_linear: {warning}", stacklevel=2)
     return swap
@@ -158,23 +157,21 @@ def _refusal(
     return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of nn.Linear"
 
 
-def _bypasses(module: nn.Module, name: str) -> list[str]:
-    """Where torch reads the weights of TiledLinear children of `module` without calling them."""
+def _bypasses(module: nn.Module) -> Iterator[str]:
+    """How `module` gets by without calling TiledLinear.forward of itself or of its children."""
 
     def tiled(*children: str) -> str:
         return " and ".join(child for child in children if isinstance(getattr(module, child, None), TiledLinear))
 
-    bypasses = []
+    if isinstance(module, TiledLinear) and type(module).forward is not TiledLinear.forward:
+        yield f"({type(module).__name__}) has a forward of its own: tiled is only what it leaves to super().forward"
     if isinstance(module, nn.MultiheadAttention) and tiled("out_proj"):
-        bypasses.append(
-            f"{_shown(name)} (nn.MultiheadAttention) never calls out_proj, it reads its weight"
-        )
+        yield "(nn.MultiheadAttention) never calls out_proj, it reads the weight"
     if isinstance(module, nn.TransformerEncoderLayer) and tiled("linear1", "linear2"):
-        bypasses.append(
-            f"{_shown(name)} (nn.TransformerEncoderLayer) does not call {tiled('linear1', 'linear2')} in eval mode without "
-            "gradients, its fast path reads their weights; torch.backends.mha.set_fastpath_enabled(False) switches that off"
+        yield (
+            f"(nn.TransformerEncoderLayer) does not call {tiled('linear1', 'linear2')} in eval mode without gradients: its "
+            "fast path reads the weights; torch.backends.mha.set_fastpath_enabled(False) switches that off"
         )
-    return bypasses
 
 
 def _check_module(function: str, model: object) -> None:
@@ -182,9 +179,5 @@ def _check_module(function: str, model: object) -> None:
         raise TypeError(f"{function}: model is a {type(model).__name__}; accepted is a torch.nn.Module")
 
 
-def _shown(name: str) -> str:
-    return name or "the model itself"
-
-
 def _listed(names: list[str]) -> str:
-    return ", ".join(map(_shown, names)) or "none"
+    return ", ".join(name or "the model itself" for name in names) or "none"

@@ -3,7 +3,8 @@
 All cases run in one pair of processes, which writes down what each case said; a test per case reads it.
 
 Planted bugs that these tests caught: a bias kept whole beside a partial sum (added twice), partial sums under an
-activation, DTensor's choice not keyed by the activation, m and n of the result swapped, broadcast batch dimensions sharded.
+activation, DTensor's choice not keyed by the activation, m and n of the result swapped, a dimension that is broadcast
+sharded like the others.
 """
 
 import functools
@@ -117,6 +118,8 @@ def placements() -> None:
     assert op(whole_x, n_sharded_w, sharded_b).placements == (Shard(2),)
     assert op(k_sharded_x, k_sharded_w, whole_b).placements == (Partial(),)
     assert op(spread(randn(4, 6, 8))[1], whole_w, whole_b).placements == (Shard(0),)
+    broadcast, batch_sharded = spread(randn(2, 1, 6, 8))[0], spread(randn(4, 8, 3))[1]
+    assert torch.ops.tiledmm.matmul(broadcast, batch_sharded).placements == (Shard(1),)
 
 
 CASES = {
