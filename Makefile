@@ -30,7 +30,9 @@ $(VENV)/.torch_is_installed:
 	touch $@
 
 $(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
-	$(PIP) --no-build-isolation -e '.[bench,demo,test]'
+	@echo "building torch_tiledmm, 1 to 2 minutes on 2 cores"
+	$(PIP) -q --no-build-isolation -e '.[bench,demo,test]'
+	$(VENV_PYTHON) -m torch_tiledmm info
 	mkdir -p $(@D) && touch $@
 
 demo: build

@@ -40,7 +40,7 @@ def import_torch():
 
 
 def compiler() -> str:
-    command = os.environ.get("CXX", "g++")
+    command = os.environ.setdefault("CXX", "g++")  # torch's build asks for the same variable
     if not shutil.which(command.split()[0]):
         stop(
             f"there is no C++ compiler '{command}'.",
@@ -51,7 +51,11 @@ def compiler() -> str:
 
 
 def sources(*folders: str) -> list[str]:
-    return sorted(path for folder in folders for path in glob(f"csrc/{folder}/*.cpp"))
+    """Largest first: they take longest, and the last compilation has no other beside it."""
+    return sorted(
+        (path for folder in folders for path in glob(f"csrc/{folder}/*.cpp")),
+        key=lambda path: (-os.path.getsize(path), path),
+    )
 
 
 def main() -> None:
