@@ -1,7 +1,8 @@
 """TiledLinear is nn.Linear in everything but the product; replace_linear and restore_linear swap in place.
 
-Planted bugs that these tests caught: forward that calls F.linear, a swap by prefix of the name, a new object instead of a
-new class, restore to nn.Linear whatever was there before, a subclass without its own forward.
+Planted bugs that these tests caught: forward through F.linear, forward without the bias, restore to nn.Linear whatever
+was there before, TiledLinear before the subclass, the filter's arguments swapped, no pickling of subclasses, parametrized
+layers and subclasses replaced, no word on the transformer's fast path.
 """
 
 import copy
