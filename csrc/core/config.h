@@ -27,9 +27,8 @@ enum class CpuPath : int32_t {
 };
 inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows"};
 
-// k is summed in chunks of so many bytes of packed words. docs/NUMERICS.md: changing it changes bits, nothing else here
-// does.
-inline constexpr int64_t kChunkBytes = 2048;
+// k is summed in chunks of so many packed words. docs/NUMERICS.md: changing it changes bits, nothing else here does.
+inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kMaxStreamRows = 8;
 inline constexpr int64_t kMaxDotRows = 4;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
@@ -55,7 +54,7 @@ struct CpuConfig {
 [[maybe_unused]] CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major,
                                              bool is_b_k_major, int64_t num_threads, const CpuKernelShape& shape) {
   CpuConfig config{};
-  const int64_t thread_n = shape.thread_n, chunk = kChunkBytes / shape.word_bytes * shape.k_per_word;
+  const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
   const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
 
@@ -75,7 +74,7 @@ struct CpuConfig {
       }
     }
     // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
-    const double sums = double(m) * double(n) / double(thread_n) * 3 * double(shape.word_bytes) / double(kChunkBytes);
+    const double sums = double(m) * double(n) / double(thread_n) * 3 / double(kChunkWords);
     if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
       const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
       if (fitting >= threads) {
@@ -97,7 +96,7 @@ struct CpuConfig {
   config.path = is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n            ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
                                                                                      : CpuPath::packed;
-  const int64_t fitting_m = kPanelABytes / 2 / max_of(16, bytes_per_lane) / config.thread_m;
+  const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
   const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / thread_n;
   config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
   config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * thread_n;

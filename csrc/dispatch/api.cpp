@@ -102,7 +102,7 @@ std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int
   fields.add(field("thread_n", std::to_string(shape.thread_n)));
   fields.add(field("block_m", std::to_string(config.block_m)));
   fields.add(field("block_n", std::to_string(config.block_n)));
-  fields.add(field("block_k", std::to_string(kChunkBytes / shape.word_bytes * shape.k_per_word)));
+  fields.add(field("block_k", std::to_string(kChunkWords * shape.k_per_word)));
   fields.add(field("tasks", quoted((std::to_string(config.tasks_m) + "x" + std::to_string(config.tasks_n)).c_str())));
   fields.add(field("split_k", std::to_string(config.split_k)));
   fields.add(field("path", quoted(kCpuPathNames[int(config.path)])));

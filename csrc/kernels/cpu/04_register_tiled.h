@@ -40,7 +40,7 @@ struct Config {
   static constexpr int kLanes = Simd<Acc>::kLanes;
   static constexpr int kWords = Simd<Acc, kBlockBytes>::kLanes;  // of a block
   static constexpr int kStep = kWords * Op::kPerWord;             // elements of k in a block
-  static constexpr int64_t kChunk = kChunkBytes / int64_t(sizeof(Word)) * Op::kPerWord;  // elements of k in a chunk
+  static constexpr int64_t kChunk = kChunkWords * Op::kPerWord;  // elements of k in a chunk
   static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
   static_assert(kVectorsN % kWords == 0, "sum_blocks takes as many vectors as a block has words");
   static_assert(kChunk % (4 * kStep) == 0, "chunks consist of whole passes of stream_rows");
