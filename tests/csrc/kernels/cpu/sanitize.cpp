@@ -1,10 +1,12 @@
-// Runs the CPU rungs without torch on random problems, for test_sanitize.py, which compiles everything with the address
-// and undefined behaviour sanitizers. Prints the number of cases; the first wrong one ends the program with code 1.
+// Runs the CPU rungs without torch on random problems, for test_sanitize.py, which compiles everything with
+// the address and undefined behaviour sanitizers. Prints the number of cases; the first wrong one ends the
+// program with code 1.
 //
-// Operands lie in heap memory of exactly their size (the sanitizer's redzones around it), or flush against a page that
-// must not be touched: vector intrinsics with a mask are invisible to the sanitizer. What no index reaches, in operands
-// and output, is NaN, and must stay so. Every result is compared with a float64 reference within
-// gamma(k + 2) (|A| |B| + |bias|), torch_tiledmm/testing/reference.py, and bit for bit with that of other thread counts.
+// Operands lie in heap memory of exactly their size (the sanitizer's redzones around it), or flush against a
+// page that must not be touched: vector intrinsics with a mask are invisible to the sanitizer. What no index
+// reaches, in operands and output, is NaN, and must stay so. Every result is compared with a float64
+// reference within gamma(k + 2) (|A| |B| + |bias|), torch_tiledmm/testing/reference.py, and bit for bit with
+// that of other thread counts.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,7 +32,9 @@ namespace {
 
 std::mt19937 generator(20240229);
 
-int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
+int64_t random_int(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(generator);
+}
 bool chance(int percent) { return random_int(1, 100) <= percent; }
 template <class T, size_t COUNT>
 T pick(const T (&choices)[COUNT]) {
@@ -117,14 +121,16 @@ class Buffer {
   size_t mapped_bytes_ = 0;
 };
 
-// An array of any order of dimensions and any gaps between its elements; broadcast in some of them if it is an input.
+// An array of any order of dimensions and any gaps between its elements; broadcast in some of them if it is
+// an input.
 struct Operand {
   std::vector<int64_t> sizes, strides;
   int64_t offset, num_elements;  // the first element, and all that the memory holds
   std::unique_ptr<Buffer> buffer;
   DType dtype;
 
-  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output) : sizes(std::move(all_sizes)), dtype(dtype) {
+  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output)
+      : sizes(std::move(all_sizes)), dtype(dtype) {
     const size_t rank = sizes.size();
     std::vector<size_t> order(rank);  // innermost first
     for (size_t d = 0; d < rank; ++d) order[d] = rank - 1 - d;
@@ -152,7 +158,8 @@ struct Operand {
   char* first() { return buffer->data() + offset * bytes_of(dtype); }
   char* at(int64_t idx) { return first() + idx * bytes_of(dtype); }
 
-  // Calls visit(offset in elements) for every index, in row-major order; a broadcast element comes again and again.
+  // Calls visit(offset in elements) for every index, in row-major order; a broadcast element comes again and
+  // again.
   template <class Visit>
   void for_each(const Visit& visit, size_t d = 0, int64_t start = 0) const {
     if (d == sizes.size()) return visit(start);
@@ -193,12 +200,16 @@ struct Limits {
 
 double activate_reference(Activation activation, double x) {
   switch (activation) {
-    case Activation::relu: return x < 0 ? 0 : x;
-    case Activation::gelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::relu:
+      return x < 0 ? 0 : x;
+    case Activation::gelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::gelu_tanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-    case Activation::silu: return x / (1 + std::exp(-x));
-    default: return x;
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
+    default:
+      return x;
   }
 }
 
@@ -238,7 +249,8 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
     for (int64_t j = 0; j < c.n; ++j) {
       const double add = c.bias_along == 1 ? bias[size_t(j)] : c.bias_along == 2 ? bias[size_t(i % c.m)] : 0;
       const double value = activate_reference(c.activation, sums[size_t(j)] + add);
-      // Beyond the sum: 8 roundings of an activation, the rounding of the output, and products too small for fp32.
+      // Beyond the sum: 8 roundings of an activation, the rounding of the output, and products too small for
+      // fp32.
       double bound = slope * gamma * (sizes[size_t(j)] + std::fabs(add)) + double(c.k + 1) * 0x1p-124;
       if (is_curved) bound += 8 * u_acc * std::fabs(value);
       bound += u_out[int(c.dtype)] * (std::fabs(value) + bound) + smallest_out[int(c.dtype)];
@@ -268,8 +280,8 @@ int64_t num_runs[kNumAlgorithms] = {};
   std::string batch;
   for (int64_t size : c.batch) batch += std::to_string(size) + " ";
   std::printf("WRONG: m %lld, n %lld, k %lld, batch ( %s), %s, activation %d, bias %d, %s, %d threads: %s\n",
-              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)], int(c.activation),
-              c.bias_along, algorithm, int(num_threads), what.c_str());
+              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)],
+              int(c.activation), c.bias_along, algorithm, int(num_threads), what.c_str());
   std::exit(1);
 }
 
@@ -280,7 +292,8 @@ std::vector<int64_t> with_matrix(std::vector<int64_t> batch, int64_t rows, int64
 }
 
 void run_case(const Case& c) {
-  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false), b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
+  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false),
+      b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true);
   Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false);
   a.fill();
@@ -326,7 +339,8 @@ void run_case(const Case& c) {
           if (!(error <= limits[e].bound)) {
             fail(c, algorithm, num_threads,
                  "element " + std::to_string(e) + " is " + std::to_string(values[e]) + ", reference " +
-                     std::to_string(limits[e].value) + ", error / bound " + std::to_string(error / limits[e].bound));
+                     std::to_string(limits[e].value) + ", error / bound " +
+                     std::to_string(error / limits[e].bound));
           }
         }
         if (!out.has_clean_gaps()) fail(c, algorithm, num_threads, "wrote outside of the output");
@@ -338,7 +352,8 @@ void run_case(const Case& c) {
 }
 
 int64_t random_size() {
-  static const int64_t kEdges[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18, 19, 24, 31, 32, 33, 63, 64, 65};
+  static const int64_t kEdges[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  12, 13,
+                                   15, 16, 17, 18, 19, 24, 31, 32, 33, 63, 64, 65};
   return chance(60) ? pick(kEdges) : random_int(1, 80);
 }
 int64_t random_depth(DType dtype) {
@@ -360,9 +375,11 @@ Case random_case() {
   return c;
 }
 
-// Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot products.
-const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099}, {3, 1000, 700},
-                                   {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},   {130, 97, 130}, {4, 257, 2050}};
+// Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot
+// products.
+const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099},
+                                   {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
+                                   {130, 97, 130}, {4, 257, 2050}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 void test_out_of_memory() {
@@ -376,7 +393,8 @@ void test_out_of_memory() {
   const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate_nothing, release};
   char reason[256] = "";
   const int32_t algorithm = tiledmm_find_algorithm("register_tiled", 14);
-  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory || !reason[0]) {
+  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory ||
+      !reason[0]) {
     std::printf("WRONG: without memory the status must be out_of_memory, with a reason\n");
     std::exit(1);
   }
@@ -391,7 +409,13 @@ int main(int argc, char** argv) {
   int64_t num_named = 0;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (const auto& shape : kNamedShapes) {
-      run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
+      run_case({shape[0],
+                shape[1],
+                shape[2],
+                {},
+                DType(dtype),
+                Activation(random_int(0, 4)),
+                int(random_int(0, 2))});
       ++num_named;
     }
     const auto& shape = kLargeShapes[dtype % 2];
@@ -399,7 +423,8 @@ int main(int argc, char** argv) {
     ++num_named;
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
-  for (int idx = 0; idx < kNumAlgorithms; ++idx) std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
+  for (int idx = 0; idx < kNumAlgorithms; ++idx)
+    std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
   std::printf("\n");
   return 0;
 }
