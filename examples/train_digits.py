@@ -1,156 +1,195 @@
 """Trains one MLP on scikit-learn's handwritten digits twice: with nn.Linear, and with every nn.Linear replaced.
 
-    python examples/train_digits.py                # 30 epochs, plot in out/train_digits.png
-    python examples/train_digits.py --quick
+    python examples/train_digits.py                # 30 epochs; the plot goes to out/train_digits.png
+    python examples/train_digits.py --dtype fp64   # shows that the two learn the same, up to rounding
+    python examples/train_digits.py --quick        # seconds, for tests
 
-Same seed, same data, same order of batches. Prints the loss on the way, then accuracies, the largest difference of the
-learned weights, and forward and backward time of both; plots the loss curves and the speed of each layer's shape.
+Same seed, same batches; the two take turns at every batch, so that their times compare. Prints accuracies, the largest
+difference of the learned weights and the time spent in forward and backward; plots the losses and each layer's speed.
 """
 
 import argparse
 import copy
+import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import matplotlib
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
 
 from torch_tiledmm import replace_linear
+from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.timing import time_arms
 
-CLASSES = 10
+NUM_CLASSES = 10
+COLORS = {"nn.Linear": "#9aa5b1", "TiledLinear": "#e4572e"}
 
 
-def load_data(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images (n, 64) scaled to [0, 1] and labels (n,), split 80 : 20 into training and test data."""
+@dataclass
+class History:
+    losses: list[float] = field(default_factory=list)  # mean of each epoch
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+
+
+def load_data(dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images (n, 64) scaled to [0, 1] and labels (n,), four fifths for training, one for testing."""
     digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
-    images = torch.from_numpy(digits.data).float()[order] / 16
+    order = torch.randperm(len(digits.target), generator=generator)
+    images = torch.from_numpy(digits.data).to(dtype)[order] / 16
     labels = torch.from_numpy(digits.target)[order]
     split = len(labels) * 4 // 5
     return images[:split], labels[:split], images[split:], labels[split:]
 
 
-def make_model(features: int, hidden: int) -> nn.Sequential:
+def make_model(num_features: int, hidden: int, dtype: torch.dtype) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+        nn.Linear(num_features, hidden, dtype=dtype),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden, dtype=dtype),
+        nn.ReLU(),
+        nn.Linear(hidden, NUM_CLASSES, dtype=dtype),
     )
 
 
-def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+def train(
+    models: dict[str, nn.Module], images: Tensor, labels: Tensor, epochs: int, batch: int, generator: torch.Generator
+) -> dict[str, History]:
+    """Trains all models on the same batches; prints the losses as it goes."""
+    optimizers = {name: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for name, model in models.items()}
+    histories = {name: History() for name in models}
+    for epoch in range(epochs):
+        totals = dict.fromkeys(models, 0.0)
+        for rows in torch.randperm(len(labels), generator=generator).split(batch):
+            for name, model in models.items():
+                optimizers[name].zero_grad()
+                start = time.perf_counter()
+                logits = model(images[rows])
+                loss = nn.functional.cross_entropy(logits, labels[rows])
+                middle = time.perf_counter()
+                loss.backward()
+                histories[name].forward_seconds += middle - start
+                histories[name].backward_seconds += time.perf_counter() - middle
+                optimizers[name].step()
+                totals[name] += loss.item() * len(rows)
+        for name, history in histories.items():
+            history.losses.append(totals[name] / len(labels))
+        losses = ", ".join(f"{name} {history.losses[-1]:.4f}" for name, history in histories.items())
+        is_last = epoch + 1 == epochs
+        end = "\r" if sys.stdout.isatty() and not is_last else "\n"
+        print(f"epoch {epoch + 1:3d}/{epochs}  loss: {losses}", end=end, flush=True)
+    return histories
+
+
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     with torch.no_grad():
         return (model(images).argmax(1) == labels).double().mean().item()
 
 
-def train(name: str, model: nn.Module, images, labels, *, epochs: int, batch: int, seed: int) -> dict:
-    """Loss per epoch, and seconds spent in forward and in backward."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(seed)
-    result = {"losses": [], "forward": 0.0, "backward": 0.0}
-    for epoch in range(epochs):
-        total = 0.0
-        for rows in torch.randperm(len(labels), generator=generator).split(batch):
-            optimizer.zero_grad()
-            start = time.perf_counter()
-            loss = nn.functional.cross_entropy(model(images[rows]), labels[rows])
-            middle = time.perf_counter()
-            loss.backward()
-            result["backward"] += time.perf_counter() - middle
-            result["forward"] += middle - start
-            optimizer.step()
-            total += loss.item() * len(rows)
-        result["losses"].append(total / len(labels))
-        print(f"\r{name:12s} epoch {epoch + 1:3d}/{epochs}  loss {result['losses'][-1]:.4f}", end="", flush=True)
-    print()
-    return result
-
-
-def layer_speeds(model: nn.Module, tiled: nn.Module, batch: int) -> list[tuple[str, float, float]]:
-    """(shape, GFLOP/s of nn.Linear, GFLOP/s of TiledLinear) of each linear layer, forward and backward."""
-    speeds = []
-    for reference, layer in zip(model, tiled, strict=True):
-        if not isinstance(reference, nn.Linear):
+def layer_speeds(models: dict[str, nn.Module], batch: int, seconds: float) -> dict[str, dict[str, float]]:
+    """GFLOP/s of each linear layer, forward and backward together: {shape: {name of the model: speed}}."""
+    speeds = {}
+    for layers in zip(*models.values(), strict=True):
+        if not isinstance(layers[0], nn.Linear):
             continue
-        x = torch.randn(batch, reference.in_features, requires_grad=True)
-        grad = torch.randn(batch, reference.out_features)
-        timings = time_arms(
-            {
-                "linear": lambda layer=reference, x=x, grad=grad: layer(x).backward(grad),
-                "tiled": lambda layer=layer, x=x, grad=grad: layer(x).backward(grad),
-            },
-            seconds=0.3,
-        )
-        flops = 6 * batch * reference.in_features * reference.out_features
-        speeds.append(
-            (
-                f"{batch}x{reference.in_features}\nto {reference.out_features}",
-                *(flops / timings[arm].median / 1e9 for arm in ("linear", "tiled")),
-            )
-        )
+        in_features, out_features, dtype = layers[0].in_features, layers[0].out_features, layers[0].weight.dtype
+        input = torch.randn(batch, in_features, dtype=dtype, requires_grad=True)
+        grad = torch.randn(batch, out_features, dtype=dtype)
+        arms = {
+            name: lambda layer=layer, input=input, grad=grad: layer(input).backward(grad)
+            for name, layer in zip(models, layers, strict=True)
+        }
+        num_flops = 3 * 2 * batch * in_features * out_features
+        speeds[f"{in_features} → {out_features}"] = {
+            name: num_flops / timing.median / 1e9 for name, timing in time_arms(arms, seconds=seconds).items()
+        }
     return speeds
 
 
-def plot(path: Path, results: dict[str, dict], speeds: list[tuple[str, float, float]]) -> None:
-    import matplotlib
-
+def plot(path: Path, histories: dict[str, History], speeds: dict[str, dict[str, float]], batch: int) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    styles = {"nn.Linear": {"linewidth": 5, "alpha": 0.35}, "TiledLinear": {"linewidth": 1.5}}
-    for name, result in results.items():
-        epochs = range(1, len(result["losses"]) + 1)
-        left.semilogy(epochs, result["losses"], label=name, **styles[name])
-    left.set(xlabel="epoch", ylabel="training loss", title="Same seed, same curve")
-    left.legend()
-    for offset, arm in ((-0.2, 1), (0.2, 2)):
-        bars = right.bar([i + offset for i in range(len(speeds))], [speed[arm] for speed in speeds], 0.4)
-        bars.set_label(list(results)[arm - 1])
-        right.bar_label(bars, fmt="%.0f", fontsize=8)
-    right.set_xticks(range(len(speeds)), [speed[0] for speed in speeds])
-    right.set(ylabel="GFLOP/s, forward + backward", title="Speed of each layer")
-    right.legend()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for (name, history), width in zip(histories.items(), (6, 1.8), strict=True):
+        left.semilogy(range(1, len(history.losses) + 1), history.losses, label=name, lw=width, color=COLORS[name])
+    left.set(xlabel="epoch", ylabel="training loss", title="Training on the digits: same seed, same batches")
+
+    for name, offset in zip(histories, (-0.2, 0.2), strict=True):
+        values = [of_layer[name] for of_layer in speeds.values()]
+        bars = right.bar([i + offset for i in range(len(values))], values, 0.38, label=name, color=COLORS[name])
+        references = [of_layer["nn.Linear"] for of_layer in speeds.values()]
+        labels = [
+            f"{value:.0f}" if name == "nn.Linear" else f"{value:.0f} ({value / reference:.2f}x)"
+            for value, reference in zip(values, references, strict=True)
+        ]
+        right.bar_label(bars, labels, padding=2)
+    right.set_xticks(range(len(speeds)), speeds)
+    threads = torch.get_num_threads()
+    right.set(
+        xlabel=f"layer, at batch {batch} on {threads} thread{'s' * (threads != 1)}",
+        ylabel="GFLOP/s, forward + backward",
+        title="Speed of each layer",
+    )
+    right.margins(y=0.12)
+    for axes in (left, right):
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="the same MLP with nn.Linear and with TiledLinear")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128)
+    parser = argparse.ArgumentParser(description="one MLP, with nn.Linear and with TiledLinear")
+    parser.add_argument("--epochs", type=positive, help="default: 30")
+    parser.add_argument("--hidden", type=positive, help="default: 512")
+    parser.add_argument("--batch", type=positive, default=128)
+    parser.add_argument("--dtype", choices=("fp32", "fp64"), default="fp32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: torch's")
-    parser.add_argument("--out", type=Path, default=Path("out/train_digits.png"))
-    parser.add_argument("--quick", action="store_true", help="3 epochs of a small model")
+    parser.add_argument("--threads", type=positive, help="default: torch's")
+    parser.add_argument("--out", type=Path, default=Path("out/train_digits.png"), help="the plot")
+    parser.add_argument("--quick", action="store_true", help="few epochs of a small model")
     args = parser.parse_args()
-    if args.quick:
-        args.epochs, args.hidden = 3, 64
+    epochs, hidden = args.epochs or (3 if args.quick else 30), args.hidden or (64 if args.quick else 512)
     if args.threads:
         torch.set_num_threads(args.threads)
-
-    train_images, train_labels, test_images, test_labels = load_data(args.seed)
+    dtype, generator = DTYPES[args.dtype], torch.Generator().manual_seed(args.seed)
     torch.manual_seed(args.seed)
-    linear = make_model(train_images.shape[1], args.hidden)
+
+    train_images, train_labels, test_images, test_labels = load_data(dtype, generator)
+    linear = make_model(train_images.shape[1], hidden, dtype)
     tiled = copy.deepcopy(linear)
     print(replace_linear(tiled))
     models = {"nn.Linear": linear, "TiledLinear": tiled}
-    results = {
-        name: train(name, model, train_images, train_labels, epochs=args.epochs, batch=args.batch, seed=args.seed)
-        for name, model in models.items()
-    }
+    histories = train(models, train_images, train_labels, epochs, args.batch, generator)
 
-    print(f"\n{'':12s} {'train acc':>10s} {'test acc':>10s} {'forward s':>10s} {'backward s':>10s}")
+    print(f"\n{'':12s}{'train accuracy':>16s}{'test accuracy':>16s}{'forward s':>12s}{'backward s':>12s}")
     for name, model in models.items():
-        accuracies = accuracy(model, train_images, train_labels), accuracy(model, test_images, test_labels)
-        times = results[name]["forward"], results[name]["backward"]
-        print(f"{name:12s} {accuracies[0]:10.4f} {accuracies[1]:10.4f} {times[0]:10.3f} {times[1]:10.3f}")
-    difference = max(
-        (a - b).abs().max().item() for a, b in zip(linear.parameters(), tiled.parameters(), strict=True)
-    )
-    print(f"largest difference of a learned weight: {difference:.2e}")
-    plot(args.out, results, layer_speeds(linear, tiled, args.batch))
+        history = histories[name]
+        print(
+            f"{name:12s}{accuracy(model, train_images, train_labels):16.4f}"
+            f"{accuracy(model, test_images, test_labels):16.4f}"
+            f"{history.forward_seconds:12.3f}{history.backward_seconds:12.3f}"
+        )
+    pairs = list(zip(linear.parameters(), tiled.parameters(), strict=True))
+    difference = max((a - b).abs().max().item() for a, b in pairs)
+    largest = max(a.abs().max().item() for a, _ in pairs)
+    print(f"\nlargest difference of the learned weights: {difference:.1e} (largest weight: {largest:.2f})")
+
+    speeds = layer_speeds(models, args.batch, seconds=0.05 if args.quick else 1.0)
+    for shape, of_layer in speeds.items():
+        print(f"layer {shape:12s}" + "".join(f"{name:>14s} {speed:6.1f} GFLOP/s" for name, speed in of_layer.items()))
+    plot(args.out, histories, speeds, args.batch)
     print(f"plot: {args.out}")
 
 
