@@ -357,7 +357,7 @@ int64_t random_size() {
   return chance(60) ? pick(kEdges) : random_int(1, 80);
 }
 int64_t random_depth(DType dtype) {
-  const int64_t chunk = dtype == DType::f64 ? 256 : dtype == DType::bf16 ? 1024 : 512;
+  const int64_t chunk = dtype == DType::bf16 ? 1024 : 512;
   return chance(55) ? random_size() : chunk * random_int(1, 2) + random_int(-5, 5);
 }
 
