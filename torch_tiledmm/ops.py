@@ -145,39 +145,34 @@ def _linear_fake(
     return input.new_empty([*input.shape[:-1], *out_features])
 
 
-def _batch_first(tensor: Tensor, dim: int | None, matrix_dims: int, batch_dims: int) -> Tensor:
-    """The mapped dimension first, then size-1 dimensions up to `batch_dims`, then the tensor's own dimensions."""
-    if dim is None:
+def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
+    """A mapped matrix (mapped dimension first) with dimensions of size 1 behind it, `batch_dims` batch dimensions in all."""
+    if not is_mapped:
         return tensor
-    tensor = tensor.movedim(dim, 0)
-    missing = batch_dims - (tensor.dim() - 1 - matrix_dims)
+    missing = batch_dims - (tensor.dim() - 3)
     return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
 
 
-@torch.library.register_vmap("tiledmm::matmul")
-def _matmul_vmap(info, in_dims, a: Tensor, b: Tensor, *, algorithm: str = "auto"):
-    a_dim, b_dim = in_dims[:2]
-    own_a = a.dim() - (a_dim is not None)
-    own_b = b.dim() - (b_dim is not None)
+def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, algorithm: str) -> Tensor:
+    """The product of mapped operands, mapped dimension first; at least one operand is mapped."""
+    own_a, own_b = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
     torch._check(own_a > 0 and own_b > 0, lambda: "tiledmm: a and b both need at least 1 dimension")
+    a = a if a_dim is None else a.movedim(a_dim, 0)
+    b = b if b_dim is None else b.movedim(b_dim, 0)
     # Vectors become matrices, so that the mapped dimension is a batch dimension of both.
-    if own_a == 1:
-        a = a.unsqueeze(-2) if a_dim is None else a.movedim(a_dim, 0).unsqueeze(-2)
-        a_dim = None if a_dim is None else 0
-    if own_b == 1:
-        b = b.unsqueeze(-1) if b_dim is None else b.movedim(b_dim, 0).unsqueeze(-1)
-        b_dim = None if b_dim is None else 0
+    a = a.unsqueeze(-2) if own_a == 1 else a
+    b = b.unsqueeze(-1) if own_b == 1 else b
     batch_dims = max(own_a, own_b, 2) - 2
-    a, b = _batch_first(a, a_dim, 2, batch_dims), _batch_first(b, b_dim, 2, batch_dims)
+    a, b = _align(a, a_dim is not None, batch_dims), _align(b, b_dim is not None, batch_dims)
     out = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
-    if own_b == 1:
-        out = out.squeeze(-1)
-    if own_a == 1:
-        out = out.squeeze(-1 if own_b == 1 else -2)
-    return out, 0
+    out = out.squeeze(-1) if own_b == 1 else out
+    return out.squeeze(-1 if own_b == 1 else -2) if own_a == 1 else out
 
 
-@torch.library.register_vmap("tiledmm::linear")
+def _matmul_vmap(info, in_dims, a: Tensor, b: Tensor, *, algorithm: str = "auto"):
+    return _mapped_matmul(*in_dims[:2], a, b, algorithm), 0
+
+
 def _linear_vmap(
     info,
     in_dims,
@@ -188,33 +183,26 @@ def _linear_vmap(
     activation: str = "none",
     algorithm: str = "auto",
 ):
-    input_dim, weight_dim, *bias_dim = in_dims
-    bias_dim = bias_dim[0] if bias_dim else None
+    input_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
     if weight_dim is None and bias_dim is None:
-        out = torch.ops.tiledmm.linear.default(
-            input.movedim(input_dim, 0), weight, bias, activation=activation, algorithm=algorithm
-        )
-        return out, 0
+        input = input.movedim(input_dim, 0)
+        return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm), 0
     if weight_dim is not None:
         weight = weight.movedim(weight_dim, 0)
-    own_weight = weight.dim() - (weight_dim is not None)
-    own_input = input.dim() - (input_dim is not None)
-    transposed = weight if own_weight == 1 else weight.mT
-    out, _ = (
-        _matmul_vmap(info, (input_dim, None if weight_dim is None else 0), input, transposed, algorithm=algorithm)
-        if input_dim is not None or weight_dim is not None
-        else (torch.ops.tiledmm.matmul.default(input, transposed, algorithm=algorithm).unsqueeze(0), 0)
-    )
-    if bias is not None:
-        if bias_dim is not None:
-            bias = bias.movedim(bias_dim, 0)
-            if own_weight == 1:
-                bias = bias.flatten()
-            ones = [1] * (out.dim() - 1 - (0 if own_weight == 1 else bias.dim() - 1))
-            bias = bias.reshape(bias.shape[0], *ones, *(() if own_weight == 1 else bias.shape[1:]))
-        out = out + bias
-    del own_input
-    return _activate(out, activation), 0
+    has_columns = weight.dim() - (weight_dim is not None) == 2
+    transposed = weight.mT if has_columns else weight
+    if input_dim is None and weight_dim is None:
+        out = torch.ops.tiledmm.matmul.default(input, transposed, algorithm=algorithm).unsqueeze(0)
+    else:
+        out = _mapped_matmul(input_dim, None if weight_dim is None else 0, input, transposed, algorithm)
+    if bias is not None and bias_dim is not None:
+        bias = bias.movedim(bias_dim, 0).reshape(bias.shape[bias_dim], *[1] * (out.dim() - 2), -1)
+        bias = bias if has_columns else bias.squeeze(-1)
+    return _activate(out if bias is None else out + bias, activation), 0
+
+
+torch.library.register_vmap("tiledmm::matmul", _matmul_vmap)
+torch.library.register_vmap("tiledmm::linear", _linear_vmap)
 
 
 def _activate(z: Tensor, activation: str) -> Tensor:

@@ -5,7 +5,6 @@
 //   no gradient and no tangent -> straight to the kernel below;
 //   a forward-mode tangent or a torch.func transform is active -> a Node of our own (autograd::Function refuses there);
 //   otherwise -> autograd::Function (compiled autograd can trace it, a Node of our own it cannot).
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
@@ -31,6 +30,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
+
+// (..., k) as (rows, k): a view where the strides allow it.
+Tensor as_rows(const Tensor& tensor) {
+  if (tensor.dim() == 2) return tensor;
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) rows *= tensor.sym_size(d);
+  return tensor.reshape_symint({rows, tensor.sym_size(-1)});
+}
 
 // ---- Formulas, shared by Function and Node. Operands: (a, b) or (input, weight, bias).
 
@@ -77,11 +84,6 @@ struct LinearFormula {
     if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(input), algorithm);
     if (needs[2]) grads[2] = grad_rows.sum(0);
     return grads;
-  }
-  static Tensor as_rows(const Tensor& tensor) {
-    return tensor.dim() == 2 ? tensor
-           : tensor.dim() == 1 ? tensor.unsqueeze(0)
-                               : tensor.flatten(0, -2);
   }
   static Tensor tangent(const Tensor& input, const Tensor& weight, const Tensor&, const Tensor& input_t,
                         const Tensor& weight_t, const Tensor& bias_t, std::string_view algorithm) {
@@ -204,10 +206,15 @@ struct Needs {
   bool nothing() const { return !grad && !tangent; }
 };
 
+// torch.func includes its front key as long as a transform is on its stack.
+bool is_transform_active() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 template <class Formula>
 Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const Tensor& bias, c10::DispatchKeySet below,
                      std::string_view algorithm) {
-  if (needs.tangent || at::functorch::functorchTLSAccessor() != nullptr) {
+  if (needs.tangent || is_transform_active()) {
     return call_with_node<Formula>(a, b, bias, below, algorithm);
   }
   return bias.defined() ? TiledFunction<Formula, true>::apply(a, b, OptionalTensor(bias), below, algorithm)
@@ -245,7 +252,7 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   if (b.dim() == 2 && is_foldable(a)) {
     auto sizes = a.sym_sizes().vec();
     sizes.back() = b.sym_size(1);
-    return matmul_op().call(a.flatten(0, -2), b, algorithm).view_symint(sizes);
+    return matmul_op().call(as_rows(a), b, algorithm).view_symint(sizes);
   }
   const auto batch_a = a.sym_sizes().slice(0, a.dim() - 2), batch_b = b.sym_sizes().slice(0, b.dim() - 2);
   std::vector<c10::SymInt> batch(std::max(batch_a.size(), batch_b.size()), 1);
@@ -287,7 +294,7 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
     const Tensor product = matmul_op().call(input, weight, algorithm);
     return own_bias.defined() ? product + own_bias.squeeze() : product;
   }
-  if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1) {
+  if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 && own_bias.sym_numel() == 1) {
     return linear_op().call(input, weight, own_bias.expand_symint({weight.sym_size(0)}), activation, algorithm);
   }
   return linear_op().redispatch(below, input, weight, bias, activation, algorithm);  // raises

@@ -1,0 +1,210 @@
+"""Derivatives in every mode, against finite differences and against torch's own operators.
+
+Planted bugs that these tests caught: the tangent of the second operand dropped, saved operands exchanged, the bias
+gradient summed over one dimension only, the batch of a broadcast operand not reduced.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_tiledmm
+from torch_tiledmm import linear, matmul
+
+ALGORITHMS = [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available]
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+PATTERNS = [
+    ((4, 5), (5, 3)),
+    ((5,), (5,)),
+    ((5,), (5, 3)),
+    ((4, 5), (5,)),
+    ((2, 4, 5), (5, 3)),
+    ((2, 4, 5), (5,)),
+    ((4, 5), (2, 5, 3)),
+    ((5,), (2, 5, 3)),
+    ((2, 1, 4, 5), (3, 5, 2)),
+    ((2, 4, 0), (0, 3)),
+]
+
+
+def leaf(*sizes, transposed=False):
+    tensor = torch.randn(*sizes[:-2], *sizes[-2:][::-1], dtype=torch.float64).mT if transposed else None
+    if tensor is None:
+        tensor = torch.randn(*sizes, dtype=torch.float64)
+    return tensor.detach().requires_grad_()
+
+
+def check_all(function, inputs):
+    gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("a_shape, b_shape", PATTERNS, ids=str)
+def test_matmul_patterns(a_shape, b_shape):
+    check_all(matmul, (leaf(*a_shape), leaf(*b_shape)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_matmul_algorithms_and_layouts(algorithm, layout):
+    a, b = leaf(4, 5, transposed=layout[0] == "T"), leaf(5, 3, transposed=layout[1] == "T")
+    check_all(lambda a, b: matmul(a, b, algorithm=algorithm), (a, b))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5)], ids=str)
+def test_linear(shape, activation):
+    def call(x, weight, bias=None):
+        return linear(x, weight, bias, activation=activation)
+
+    check_all(call, (leaf(*shape), leaf(3, 5), leaf(3)))
+    gradcheck(call, (leaf(*shape), leaf(3, 5)), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_linear_algorithms(algorithm):
+    check_all(lambda x, w, b: linear(x, w, b, algorithm=algorithm), (leaf(4, 5), leaf(3, 5), leaf(3)))
+
+
+def test_bias_forms_get_their_gradient():
+    for bias in (leaf(1), leaf(3)):
+        gradcheck(lambda bias: linear(torch.ones(4, 5).double(), torch.ones(3, 5).double(), bias), (bias,))
+
+
+# ---- Transforms, each against torch's own operator
+
+FUNCTIONS = {
+    "matmul": (matmul, torch.matmul, lambda: (leaf(4, 5).detach(), leaf(5, 3).detach())),
+    "batched": (matmul, torch.matmul, lambda: (leaf(2, 4, 5).detach(), leaf(5, 3).detach())),
+    "linear": (linear, F.linear, lambda: (leaf(4, 5).detach(), leaf(3, 5).detach(), leaf(3).detach())),
+    "silu": (
+        lambda *args: linear(*args, activation="silu"),
+        lambda *args: F.silu(F.linear(*args)),
+        lambda: (leaf(4, 5).detach(), leaf(3, 5).detach(), leaf(3).detach()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, args: torch.func.grad(lambda *a: f(*a).sin().sum(), argnums=(0, 1))(*args),
+        lambda f, args: torch.func.jacrev(f, argnums=(0, 1))(*args),
+        lambda f, args: torch.func.jacfwd(f, argnums=(0, 1))(*args),
+        lambda f, args: torch.func.hessian(lambda *a: f(*a).sin().sum(), argnums=(0, 1))(*args),
+        lambda f, args: torch.func.jvp(f, args, tuple(torch.cos(a) for a in args)),
+        lambda f, args: torch.func.jvp(lambda a: f(a, *args[1:]), args[:1], (torch.cos(args[0]),)),
+        lambda f, args: torch.func.vjp(f, *args)[1](torch.cos(f(*args))),
+        lambda f, args: torch.func.vmap(torch.func.grad(lambda x: f(x, *args[1:]).sin().sum()))(
+            torch.stack([args[0], args[0] * 2])
+        ),
+        lambda f, args: torch.func.jvp(
+            torch.func.grad(lambda *a: f(*a).sin().sum()), args, tuple(torch.cos(a) for a in args)
+        ),
+    ],
+    ids=["grad", "jacrev", "jacfwd", "hessian", "jvp", "jvp_of_one", "vjp", "vmap_grad", "forward_over_reverse"],
+)
+def test_transform(name, transform):
+    ours, theirs, make = FUNCTIONS[name]
+    args = make()
+    torch.testing.assert_close(transform(ours, args), transform(theirs, args))
+
+
+# ---- What backward does, and only that
+
+
+class Record(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("needs, products", [((True, True), 2), ((True, False), 1), ((False, True), 1)])
+def test_only_needed_products_are_computed_without_a_copy(needs, products):
+    x, weight, bias = torch.randn(2, 3, 5), torch.randn(4, 5), torch.randn(4, requires_grad=True)
+    x.requires_grad_(needs[0])
+    weight.requires_grad_(needs[1])
+    out = linear(x, weight, bias)
+    with Record() as record:
+        out.backward(torch.randn(2, 3, 4))
+    assert record.names.count("tiledmm.matmul.default") == products
+    assert not [name for name in record.names if "clone" in name or "copy" in name or "contiguous" in name]
+    assert [x.grad is not None, weight.grad is not None] == list(needs)
+
+
+def test_partial_gradient_computes_one_product():
+    a, b = leaf(4, 5), leaf(5, 3)
+    out = matmul(a, b).sum()
+    with Record() as record:
+        torch.autograd.grad(out, a)
+    assert record.names.count("tiledmm.matmul.default") == 1
+
+
+def test_backward_keeps_the_algorithm():
+    a, b = leaf(4, 5), leaf(5, 3)
+    seen = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "tiledmm" in str(function):
+                seen.append((kwargs or {}).get("algorithm"))
+            return function(*args, **(kwargs or {}))
+
+    with Spy():
+        matmul(a, b, algorithm="naive").sum().backward()
+    assert seen == ["naive"] * 3
+
+
+def test_a_changed_operand_is_noticed():
+    a, b = leaf(4, 5), leaf(5, 3)
+    weight = b * 1
+    out = matmul(a, weight)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_backward_twice_raises_and_retain_graph_allows():
+    out = matmul(leaf(4, 5), leaf(5, 3)).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+def test_saved_tensor_hooks_and_checkpoint():
+    a, b = leaf(4, 5), leaf(5, 3)
+    expected = torch.autograd.grad(torch.matmul(a, b).sin().sum(), (a, b))
+    with torch.autograd.graph.save_on_cpu():
+        out = matmul(a, b)
+    torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), (a, b)), expected)
+    out = torch.utils.checkpoint.checkpoint(matmul, a, b, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), (a, b)), expected)
+
+
+def test_compiled_autograd_runs_the_backward_of_an_eager_forward():
+    a, b, x, weight, bias = leaf(4, 5), leaf(5, 3), leaf(2, 4, 3), leaf(6, 3), leaf(6)
+    loss = linear(x + matmul(a, b), weight, bias, activation="gelu").sin().sum()
+    inputs = (a, b, x, weight, bias)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        loss.backward()
+    for tensor, grad in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(tensor.grad, grad)
+
+
+def test_inference_mode_and_no_grad():
+    a, b = leaf(4, 5), leaf(5, 3)
+    with torch.inference_mode():
+        assert matmul(a, b).is_inference()
+    with torch.no_grad():
+        assert not matmul(a, b).requires_grad
+    assert matmul(a, b).requires_grad

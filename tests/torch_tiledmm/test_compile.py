@@ -1,0 +1,173 @@
+"""Schemas, fake kernels, compile, export, AOTInductor, autocast, vmap.
+
+Planted bugs that these tests caught: a fake kernel with the wrong last dimension, autocast without the exclusion of its own
+key, a vmap rule that maps the wrong operand.
+"""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from torch_tiledmm import TiledLinear, linear, matmul
+
+OPS = torch.ops.tiledmm
+
+
+def randn(*sizes, grad=False):
+    return torch.randn(*sizes, requires_grad=grad)
+
+
+@pytest.mark.parametrize(
+    "op, args, kwargs",
+    [
+        (OPS.matmul, lambda g: (randn(3, 4, grad=g), randn(4, 5, grad=g)), {}),
+        (OPS.matmul, lambda g: (randn(4, grad=g), randn(2, 4, 5, grad=g)), {"algorithm": "naive"}),
+        (OPS.matmul, lambda g: (randn(2, 3, 4, grad=g), randn(5, 4, grad=g).t()), {}),
+        (OPS.matmul, lambda g: (randn(2, 1, 3, 4, grad=g), randn(6, 4, 5, grad=g)), {}),
+        (OPS.matmul_out, lambda g: (randn(3, 4), randn(4, 5), torch.empty(5, 3).t()), {}),
+        (OPS.linear, lambda g: (randn(3, 4, grad=g), randn(5, 4, grad=g), randn(5, grad=g)), {}),
+        (OPS.linear, lambda g: (randn(2, 3, 4, grad=g), randn(5, 4, grad=g)), {"activation": "gelu"}),
+        (OPS.linear, lambda g: (randn(4, grad=g), randn(5, 4, grad=g), randn(5, grad=g)), {"activation": "relu"}),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_opcheck(op, args, kwargs, grad):
+    torch.library.opcheck(op.default, args(grad), kwargs)
+
+
+def block(x, weight, bias, b):
+    hidden = linear(x, weight, bias, activation="gelu")
+    return matmul(hidden, b).sin(), matmul(hidden.mT, hidden)
+
+
+@pytest.mark.parametrize("backend, dynamic", [("aot_eager", False), ("aot_eager", True), ("inductor", True)])
+def test_compile_is_eager(backend, dynamic):
+    torch.compiler.reset()
+    compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=dynamic)
+    for rows in (3, 4, 7) if dynamic else (3,):
+        args = [randn(2, rows, 5, grad=True), randn(6, 5, grad=True), randn(6, grad=True), randn(6, 4, grad=True)]
+        expected, out = block(*args), compiled(*args)
+        torch.testing.assert_close(out, expected)
+        total = [sum(part.sum() for part in result) for result in (expected, out)]
+        torch.testing.assert_close(*(torch.autograd.grad(loss, args) for loss in total), rtol=1e-4, atol=1e-4)
+
+
+def test_compile_of_a_transform():
+    def loss(a, b):
+        return matmul(a, b).sin().sum()
+
+    a, b = randn(4, 5), randn(5, 3)
+    compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b), torch.func.grad(loss)(a, b))
+
+
+def test_export_round_trip(tmp_path):
+    model = nn.Sequential(TiledLinear(5, 6), nn.ReLU(), TiledLinear(6, 3)).eval()
+    x = randn(4, 5)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    assert "tiledmm.linear" in str(loaded.graph)
+    for rows in (4, 9):
+        x = randn(rows, 5)
+        torch.testing.assert_close(loaded.module()(x), model(x))
+        torch.testing.assert_close(loaded.run_decompositions().module()(x), model(x))
+
+
+def test_aot_inductor_package(tmp_path):
+    model = TiledLinear(5, 6).eval()
+    x = randn(4, 5)
+    program = torch.export.export(model, (x,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))
+
+
+def test_fake_and_meta():
+    a, b = torch.empty(2, 3, 4, device="meta"), torch.empty(4, 5, device="meta")
+    out = matmul(a, b)
+    assert out.device.type == "meta" and out.shape == (2, 3, 5)
+    with torch._subclasses.FakeTensorMode():
+        assert linear(torch.empty(2, 3, 4), torch.empty(5, 4), activation="silu").shape == (2, 3, 5)
+        with pytest.raises(ValueError, match="algorithm 'fast' is not known"):
+            matmul(torch.empty(2, 3), torch.empty(3, 2), algorithm="fast")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_takes_the_dtype_of_the_user(dtype):
+    x, weight, bias = randn(4, 5), randn(6, 5, grad=True), randn(6, grad=True)
+    with torch.autocast("cpu", dtype=dtype):
+        out = linear(x, weight, bias)
+        assert out.dtype is dtype
+        assert matmul(x, weight.t()).dtype is dtype
+        assert matmul(x.to(dtype), weight.t()).dtype is dtype
+        assert matmul(x.double(), weight.t().double()).dtype is torch.float64
+        with torch.autocast("cpu", enabled=False):
+            assert matmul(x, weight.t()).dtype is torch.float32
+    assert torch.equal(out, linear(x.to(dtype), weight.to(dtype), bias.to(dtype)))
+    out.float().sum().backward()
+    assert weight.grad.dtype is torch.float32 and bias.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("a_shape, b_shape", [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5))])  # fmt: skip
+def test_vmap_of_matmul(a_shape, b_shape):
+    for a_dim, b_dim in itertools.product((None, 0, -1), repeat=2):
+        if a_dim is None and b_dim is None:
+            continue
+
+        def operand(shape, dim):
+            return randn(*shape) if dim is None else randn(*shape, 6).movedim(-1, dim)
+
+        a, b = operand(a_shape, a_dim), operand(b_shape, b_dim)
+        ours, theirs = (torch.vmap(f, (a_dim, b_dim))(a, b) for f in (matmul, torch.matmul))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_vmap_of_linear(shape, activation):
+    function = {"none": lambda z: z, "silu": F.silu}[activation]
+    for dims in itertools.product((None, 0, -1), (None, 0, -1), (None, 0, "no bias")):
+        has_bias = dims[2] != "no bias"
+        dims = dims if has_bias else dims[:2]
+        if all(dim is None for dim in dims):
+            continue
+        shapes = (shape, (5, 4), (5,))
+        args = [
+            randn(*own) if dim is None else randn(*own, 6).movedim(-1, dim)
+            for own, dim in zip(shapes, dims, strict=False)
+        ]
+        ours = torch.vmap(lambda *a: linear(*a, activation=activation), dims)(*args)
+        theirs = torch.vmap(lambda *a: function(F.linear(*a)), dims)(*args)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nested_vmap_and_gradients_per_sample():
+    a, b = randn(6, 2, 3, 4), randn(6, 4, 5)
+    nested = torch.vmap(torch.vmap(matmul, (0, None)))
+    torch.testing.assert_close(nested(a, b), torch.matmul(a, b.unsqueeze(1)))
+    model = TiledLinear(4, 5)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    per_sample = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, a[0, 0])
+    for i, x in enumerate(a[0, 0]):
+        torch.testing.assert_close(per_sample["weight"][i], torch.func.grad(loss)(parameters, x)["weight"])
+
+
+def test_flops_are_counted():
+    x, weight = randn(2, 3, 4, grad=True), randn(5, 4, grad=True)
+    with FlopCounterMode(display=False) as counter:
+        linear(x, weight).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 2 * 3 * 4 * 5
+
+
+def test_trace():
+    x = randn(2, 4)
+    traced = torch.jit.trace(TiledLinear(4, 5), x)
+    assert traced(randn(3, 4)).shape == (3, 5)

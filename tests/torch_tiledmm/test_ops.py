@@ -1,0 +1,210 @@
+"""Semantics of torch.matmul and F.linear, and every error. Values in bulk: test_property.py.
+
+Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
+check of the fake kernel removed, matmul_out without its overlap check.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tiledmm import linear, matmul
+from torch_tiledmm.testing.reference import assert_close, expect_linear, expect_matmul
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+OPS = torch.ops.tiledmm
+
+
+def randn(*sizes, dtype=torch.float32):
+    return torch.randn(*sizes).to(dtype)
+
+
+SHAPES = [
+    ((7,), (7,)),
+    ((7,), (7, 3)),
+    ((5, 7), (7,)),
+    ((5, 7), (7, 3)),
+    ((2, 5, 7), (7,)),
+    ((7,), (2, 7, 3)),
+    ((2, 5, 7), (7, 3)),
+    ((5, 7), (2, 7, 3)),
+    ((2, 1, 5, 7), (3, 7, 4)),
+    ((1, 5, 7), (6, 7, 4)),
+    ((2, 3, 4, 5, 7), (1, 3, 1, 7, 2)),
+    ((0, 7), (7, 3)),
+    ((5, 0), (0, 3)),
+    ((2, 5, 0), (0,)),
+    ((0,), (0,)),
+    ((0, 5, 7), (0, 7, 3)),
+    ((3, 0, 7), (7, 0)),
+    ((1, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("a_shape, b_shape", SHAPES, ids=str)
+def test_matmul_is_torch_matmul(a_shape, b_shape, dtype):
+    a, b = randn(*a_shape, dtype=dtype), randn(*b_shape, dtype=dtype)
+    out = matmul(a, b)
+    assert out.shape == torch.matmul(a.double(), b.double()).shape
+    assert out.dtype is dtype and out.is_contiguous()
+    assert_close(out, expect_matmul(a, b))
+    # The same values from a base with margins, in strides that no one else has.
+    wide_a = torch.full([2 * size + 3 for size in a_shape], torch.nan, dtype=dtype)
+    view_a = wide_a[tuple(slice(2, 2 * size + 2, 2) for size in a_shape)].copy_(a)
+    view_b = torch.full(b_shape[::-1], torch.nan, dtype=dtype).permute(*range(len(b_shape))[::-1]).copy_(b)
+    assert torch.equal(matmul(view_a, view_b), out)
+
+
+def test_expanded_operands_are_read_where_they_lie():
+    row = randn(1, 1, 7).expand(4, 5, 7)
+    b = randn(1, 3).expand(7, 3)
+    assert_close(matmul(row, b), expect_matmul(row, b))
+    huge = randn(1).expand(3, 1 << 40)[:, : 1 << 12]  # a copy of the base would need terabytes
+    assert_close(matmul(huge, huge.mT), expect_matmul(huge, huge.mT))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 3, 7), (2, 3, 4, 7), (0, 7), (5, 0)], ids=str)
+def test_linear_is_f_linear(shape, activation, dtype):
+    x, weight, bias = randn(*shape, dtype=dtype), randn(6, shape[-1], dtype=dtype), randn(6, dtype=dtype)
+    for own_bias in (None, bias, bias[:1], randn(12, dtype=dtype)[::2]):
+        out = linear(x, weight, own_bias, activation=activation)
+        assert out.shape == F.linear(x.double(), weight.double()).shape and out.is_contiguous()
+        whole_bias = None if own_bias is None else own_bias.expand(6)
+        assert_close(out, expect_linear(x, weight, whole_bias, activation))
+
+
+def test_linear_takes_any_layout_of_the_leading_dimensions():
+    x = randn(4, 3, 2, 7).permute(2, 0, 1, 3)  # (2, 4, 3, 7), not foldable
+    weight, bias = randn(7, 6).t(), randn(6)
+    out = linear(x, weight, bias)
+    assert_close(out, expect_linear(x, weight, bias, "none"))
+    assert torch.equal(out, linear(x.contiguous(), weight.contiguous(), bias))
+
+
+def test_linear_with_a_vector_as_weight():
+    x, weight, bias = randn(2, 5, 7), randn(7), randn(1)
+    assert linear(x, weight, bias).shape == (2, 5)
+    assert_close(linear(x, weight), expect_matmul(x, weight))
+    for grad in (False, True):
+        own = weight.clone().requires_grad_(grad)
+        torch.testing.assert_close(linear(x, own, bias), F.linear(x, weight) + bias)
+
+
+def test_k_of_zero_gives_the_activated_bias():
+    bias = randn(3)
+    expected = F.gelu(bias).expand(4, 3)
+    torch.testing.assert_close(linear(randn(4, 0), randn(3, 0), bias, activation="gelu"), expected)
+
+
+def test_nan_and_infinity_propagate():
+    a, b = randn(40, 50), randn(50, 30)
+    a[3, 4], a[5, 6], b[7, 8] = torch.nan, torch.inf, -torch.inf
+    for algorithm in ("naive", "block_tiled", "native"):
+        out, expected = matmul(a, b, algorithm=algorithm), torch.matmul(a.double(), b.double())
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.isinf(), expected.isinf())
+
+
+# ---- matmul_out
+
+
+def test_matmul_out_writes_its_elements_only():
+    a, b = randn(2, 5, 7), randn(7, 6)
+    for strides in ((1, 2), (2, 1)):
+        base = torch.full((4, 20, 20), torch.nan)
+        out = base[1:3, 3 : 3 + 5 * strides[0] : strides[0], 4 : 4 + 6 * strides[1] : strides[1]]
+        OPS.matmul_out(a, b, out)
+        assert_close(out, expect_matmul(a, b))
+        assert base.isnan().sum() == base.numel() - out.numel()
+    column_major = torch.full((6, 5), torch.nan).t()
+    OPS.matmul_out(a[0], b, column_major)
+    assert_close(column_major, expect_matmul(a[0], b))
+
+
+def test_matmul_out_refuses():
+    a, b, out = randn(5, 7), randn(7, 6), torch.empty(5, 6)
+    with pytest.raises(RuntimeError, match="out has shape.*the result has"):
+        OPS.matmul_out(a, b, torch.empty(6, 5))
+    with pytest.raises(RuntimeError, match="elements of out share memory"):
+        OPS.matmul_out(a, b, torch.empty(1, 6).expand(5, 6))
+    square = randn(7, 7)
+    with pytest.raises(RuntimeError, match="out shares memory with a"):
+        OPS.matmul_out(square, randn(7, 7), square)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        OPS.matmul_out(a.requires_grad_(), b, out)
+
+
+def test_matmul_out_counts_as_a_change_of_out():
+    x = randn(3, 3).requires_grad_()
+    out = torch.empty(3, 3)
+    product = x * out
+    OPS.matmul_out(randn(3, 4), randn(4, 3), out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+# ---- Errors: the exception, and that its text names the argument, what was given, what is accepted
+
+
+@pytest.mark.parametrize(
+    "error, pattern, call",
+    [
+        (TypeError, "a has dtype Float and b has Double", lambda: matmul(randn(2, 2), randn(2, 2).double())),
+        (TypeError, "a has dtype Long; accepted are", lambda: matmul(torch.ones(2, 2).long(), torch.ones(2, 2).long())),
+        (TypeError, "a has dtype .*omplex.*accepted are", lambda: matmul(*[torch.ones(2, 2, dtype=torch.cfloat)] * 2)),
+        (TypeError, "input has dtype Bool", lambda: linear(torch.ones(2, 2).bool(), torch.ones(2, 2).bool())),
+        (TypeError, "input has dtype Float and bias", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
+        (RuntimeError, r"shapes of a \[2, 3\] and b \[4, 5\]", lambda: matmul(randn(2, 3), randn(4, 5))),
+        (RuntimeError, r"a \[2, 2, 3\] and b \[3, 3, 4\] do not broadcast", lambda: matmul(randn(2, 2, 3), randn(3, 3, 4))),
+        (RuntimeError, "a has 0 dimensions", lambda: matmul(torch.tensor(1.0), randn(3))),
+        (RuntimeError, r"input \[2, 3\] and weight \[5, 4\]", lambda: linear(randn(2, 3), randn(5, 4))),
+        (RuntimeError, r"weight has shape \[1, 2, 3\]", lambda: linear(randn(2, 3), randn(1, 2, 3))),
+        (RuntimeError, r"bias has shape \[4\]; accepted are \(5,\)", lambda: linear(randn(2, 3), randn(5, 3), randn(4))),
+        (RuntimeError, "one device", lambda: matmul(randn(2, 2), randn(2, 2).to("meta"))),
+        (RuntimeError, "one device", lambda: matmul(randn(2, 2).to("meta"), randn(2, 2))),
+        (RuntimeError, "one device", lambda: linear(randn(2, 2), randn(2, 2), randn(2).to("meta"))),
+        (ValueError, "algorithm 'fast' is not known", lambda: matmul(randn(2, 2), randn(2, 2), algorithm="fast")),
+        (ValueError, "algorithm '' is not known", lambda: linear(randn(2, 2), randn(2, 2), algorithm="")),
+        (ValueError, "activation 'tanh' is not known", lambda: linear(randn(2, 2), randn(2, 2), activation="tanh")),
+        (NotImplementedError, "sparse|Sparse", lambda: matmul(randn(2, 2).to_sparse(), randn(2, 2))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("grad_mode", [False, True])
+def test_error(error, pattern, call, grad_mode):
+    with torch.set_grad_enabled(grad_mode), pytest.raises(error, match=pattern):
+        call()
+
+
+def test_errors_are_the_same_when_a_gradient_is_needed():
+    weight = randn(3, 2).requires_grad_()
+    with pytest.raises(ValueError, match="activation 'tanh' is not known"):
+        linear(randn(2, 2), weight, activation="tanh")
+    with pytest.raises(RuntimeError, match="do not fit"):
+        linear(randn(2, 3), weight)
+    with pytest.raises(TypeError, match="one dtype"):
+        matmul(randn(2, 3).double(), weight)
+    with pytest.raises(RuntimeError, match="bias has shape"):
+        linear(randn(2, 2), weight, randn(2))
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_refused():
+    import platform
+
+    foreign = "register_tiled.avx2" if platform.machine() in ("aarch64", "arm64") else "register_tiled.neon"
+    with pytest.raises(NotImplementedError, match=f"'{foreign}' cannot run here"):
+        matmul(randn(2, 2), randn(2, 2), algorithm=foreign)
+
+
+def test_too_large_a_result_is_an_exception():
+    with pytest.raises(RuntimeError):
+        matmul(randn(1, 1).expand(1 << 30, 1), randn(1, 1).expand(1, 1 << 30))
+
+
+def test_more_than_two_to_the_31_elements():
+    """Offsets beyond 31 bits, without the memory: the operand repeats one row through a stride of 0 or a view far out."""
+    k = (1 << 31) + 8
+    row = torch.zeros(1, dtype=torch.float16).expand(1, k)
+    assert matmul(row, torch.ones(1, dtype=torch.float16).expand(k, 1)).item() == 0
