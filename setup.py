@@ -111,9 +111,7 @@ def main() -> None:
         def build_extensions(self):
             self.extensions[1].include_dirs = [f"{HERE}/csrc"]
             # _ops is linked to the _kernels that this very build has just made.
-            self.extensions[1].library_dirs.append(
-                os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels"))
-            )
+            self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
             super().build_extensions()
 
     if "MAX_JOBS" not in os.environ:

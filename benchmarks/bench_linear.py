@@ -44,9 +44,7 @@ def linear_step(
     return lambda: torch.autograd.grad(layer(input), inputs, grad_output)
 
 
-def linear_arms(
-    in_features: int, out_features: int, batch_size: int, dtype: torch.dtype
-) -> dict[str, Callable]:
+def linear_arms(in_features: int, out_features: int, batch_size: int, dtype: torch.dtype) -> dict[str, Callable]:
     """One training step per layer type, on shared parameters and data."""
     torch.manual_seed(0)
     theirs = torch.nn.Linear(in_features, out_features, dtype=dtype)

@@ -65,9 +65,7 @@ def load_results(folder: Path) -> list[dict]:
     """All runs, matmul before linear, in the order of the dtypes."""
     all_results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     benchmarks, dtypes = list(TABLES), list(DTYPES)
-    return sorted(
-        all_results, key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"]))
-    )
+    return sorted(all_results, key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"])))
 
 
 def replace_tables(readme: str, tables: str) -> str:
@@ -87,9 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     all_results = load_results(args.results)
     if not all_results:
-        parser.error(
-            f"results: no *.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first"
-        )
+        parser.error(f"results: no *.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
     old = args.readme.read_text()
     try:
         new = replace_tables(old, render(all_results))

@@ -11,9 +11,7 @@ from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. Exits with 2 and a message on stderr for options that make no sense."""
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_tiledmm", description="matrix multiplication in tiles"
-    )
+    parser = argparse.ArgumentParser(prog="python -m torch_tiledmm", description="matrix multiplication in tiles")
     commands = parser.add_subparsers(dest="command", required=True)
 
     info = commands.add_parser("info", help="version, build, instruction set in use, algorithms")
@@ -25,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     explain_.add_argument("k", type=int)
     explain_.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     explain_.add_argument("--layout", choices=LAYOUTS, default="NT", help="NT, the default, is F.linear")
-    explain_.add_argument(
-        "--device", default="cpu", help='"cpu", or with an instruction set, as in "cpu:avx2"'
-    )
+    explain_.add_argument("--device", default="cpu", help='"cpu", or with an instruction set, as in "cpu:avx2"')
     explain_.add_argument("--threads", type=int, default=None, help="default: torch's own number")
     explain_.set_defaults(run=_explain)
 

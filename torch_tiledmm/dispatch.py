@@ -86,9 +86,7 @@ def build_info() -> BuildInfo:
         compiled={device: tuple(names) for device, names in info["compiled"].items()},
         isa=info["isa"],
         num_cores=info["num_cores"],
-        algorithms=tuple(
-            Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]
-        ),
+        algorithms=tuple(Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]),
     )
 
 
@@ -136,9 +134,7 @@ def explain(
     num_threads = torch.get_num_threads() if num_threads is None else num_threads
     if num_threads < 1:
         raise ValueError(f"num_threads: got {num_threads}, expected at least 1")
-    answer = json.loads(
-        torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads)
-    )
+    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads))
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
     answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])
@@ -162,7 +158,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 def format_columns(rows: list[tuple[str, ...]]) -> str:
     """Rows of text as aligned columns, the first row being the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

@@ -1,7 +1,7 @@
-"""The operators `torch.ops.tiledmm.matmul`, `.matmul_out` and `.linear`: documentation, fake kernels, vmap, flop counts.
+"""The operators `torch.ops.tiledmm.matmul`, `.matmul_out`, `.linear`: documentation, fake kernels, vmap, flop counts.
 
-Kernels, autograd and autocast are C++ (csrc/torch). A fake kernel says what shape and dtype comes out, for meta tensors,
-torch.compile and torch.export; it makes the same checks as the kernel.
+Kernels, autograd and autocast are C++ (csrc/torch). A fake kernel says what shape and dtype comes out, for meta
+tensors, torch.compile and torch.export; it makes the same checks as the kernel.
 """
 
 import torch
@@ -21,8 +21,8 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
         algorithm: a name of `torch_tiledmm.algorithms()`; "auto" takes the cheapest legal kernel.
 
     Returns:
-        The product, contiguous; float16 and bfloat16 are summed in float32 and rounded once. A row's bits depend neither
-        on m, nor on the place in the batch, nor on the number of threads.
+        The product, contiguous; float16 and bfloat16 are summed in float32 and rounded once. A row's bits depend
+        neither on m, nor on the place in the batch, nor on the number of threads.
 
     Raises:
         TypeError: a dtype that is not accepted, or two different dtypes.
@@ -146,7 +146,7 @@ def _linear_fake(
 
 
 def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
-    """A mapped matrix (mapped dimension first) with dimensions of size 1 behind it, `batch_dims` batch dimensions in all."""
+    """A mapped matrix (mapped dimension first) with dimensions of size 1 behind it, up to `batch_dims` of the batch."""
     if not is_mapped:
         return tensor
     missing = batch_dims - (tensor.dim() - 3)

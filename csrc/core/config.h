@@ -65,8 +65,7 @@ struct CpuConfig {
     double best = 0;
     for (int64_t tasks_m = 1; tasks_m <= threads; ++tasks_m) {
       const int64_t tasks_n = threads / tasks_m;
-      const double cost =
-          task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
+      const double cost = task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
       if (best == 0 || cost < best) {
         best = cost;
         config.tasks_m = tasks_m;
@@ -93,14 +92,15 @@ struct CpuConfig {
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
-  config.path = is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n            ? CpuPath::stream_rows
+  config.path = is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n      ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
                                                                                      : CpuPath::packed;
   const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
   const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / thread_n;
   config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
   config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * thread_n;
-  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in memory.
+  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
+  // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
   if (!shape.sums_in_c && depth > chunk && config.path == CpuPath::packed) {
     // Even tasks of so many rows that the sums of block_n columns fit.

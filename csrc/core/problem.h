@@ -22,9 +22,7 @@ enum class Status : int32_t {
   out_of_memory = 3,      // the workspace could not be allocated
 };
 
-constexpr int64_t size_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-}
+constexpr int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
 inline constexpr int kMaxBatchDims = 64;
 

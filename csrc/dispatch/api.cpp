@@ -36,12 +36,12 @@ GemmProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
     const BatchDim& dim = dims[count - 1];
     const bool bias_along_m = problem.bias && problem.stride_bias_m != 0;
     const bool bias_along_n = problem.bias && problem.stride_bias_n != 0;
-    const bool is_rows = dim.stride_b == 0 && !bias_along_m &&
-                         (folded.m == 1 || (dim.stride_a == folded.m * folded.stride_am &&
-                                            dim.stride_c == folded.m * folded.stride_cm));
-    const bool is_cols = dim.stride_a == 0 && !bias_along_n &&
-                         (folded.n == 1 || (dim.stride_b == folded.n * folded.stride_bn &&
-                                            dim.stride_c == folded.n * folded.stride_cn));
+    const bool is_rows =
+        dim.stride_b == 0 && !bias_along_m &&
+        (folded.m == 1 || (dim.stride_a == folded.m * folded.stride_am && dim.stride_c == folded.m * folded.stride_cm));
+    const bool is_cols =
+        dim.stride_a == 0 && !bias_along_n &&
+        (folded.n == 1 || (dim.stride_b == folded.n * folded.stride_bn && dim.stride_c == folded.n * folded.stride_cn));
     if (is_rows) {
       if (folded.m == 1) folded.stride_am = dim.stride_a, folded.stride_cm = dim.stride_c;
       folded.m *= dim.size;
@@ -93,8 +93,8 @@ std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int
   const int64_t thread_n = is_wide ? 16 : kernel.isa == Isa::avx2 ? 8 : 4;
   const bool is_pairs = problem.dtype == DType::bf16 && kernel.isa == Isa::avx512_bf16;
   const int64_t acc_bytes = problem.dtype == DType::f64 ? 8 : 4;
-  const CpuKernelShape shape{max_thread_m, thread_n, is_pairs ? 2 : 1, acc_bytes, acc_bytes,
-                             acc_bytes == size_of(problem.dtype)};
+  const CpuKernelShape shape{max_thread_m, thread_n,  is_pairs ? 2 : 1,
+                             acc_bytes,    acc_bytes, acc_bytes == size_of(problem.dtype)};
   const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, 1, problem.stride_bn == 1,
                                              problem.stride_bk == 1, num_threads, shape);
   Joined fields;
@@ -132,15 +132,15 @@ Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Exe
   }
   BatchDim dims[kMaxBatchDims];
   const GemmProblem folded = fold_batch(*problem, dims);
-  if (folded.m == 0 || folded.n == 0) return Status::ok;
-  for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
-    if (dims[d].size == 0) return Status::ok;
-  }
   const int32_t choice = select_cpu(folded, algorithm, best_isa(), executor->num_threads, nullptr);
   if (choice < 0) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot run here: this CPU has instruction set %s",
                   algorithm_name(algorithm), kIsaNames[int(best_isa())]);
     return Status::unsupported;
+  }
+  if (folded.m == 0 || folded.n == 0) return Status::ok;
+  for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
+    if (dims[d].size == 0) return Status::ok;
   }
   const Status status = cpu_kernels()[choice].launch(folded, *executor);
   if (status == Status::out_of_memory) {
@@ -198,8 +198,10 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
     }
   }
   if (!is_known) {
-    return copy_text("{" + field("error", quoted("device is not known; known are cpu, cpu:portable, cpu:neon, "
-                                                 "cpu:avx2, cpu:avx512, cpu:avx512_bf16")) + "}",
+    return copy_text("{" +
+                         field("error", quoted("device is not known; known are cpu, cpu:portable, cpu:neon, "
+                                               "cpu:avx2, cpu:avx512, cpu:avx512_bf16")) +
+                         "}",
                      text, capacity);
   }
   BatchDim dims[kMaxBatchDims];
@@ -224,8 +226,9 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch)));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
-  shape.add(field("layout", quoted((std::string(problem->stride_ak == 1 ? "N" : "T") +
-                                    (problem->stride_bn == 1 ? "N" : "T")).c_str())));
+  shape.add(field(
+      "layout",
+      quoted((std::string(problem->stride_ak == 1 ? "N" : "T") + (problem->stride_bn == 1 ? "N" : "T")).c_str())));
   Joined explained;
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));

@@ -10,7 +10,7 @@ namespace tiledmm {
 namespace {
 
 constexpr double kCpuGHz = 3.5;
-constexpr double kBytesPerUs = 20e3;       // memory, one core
+constexpr double kBytesPerUs = 20e3;              // memory, one core
 constexpr double kStepsPerCycle[] = {0, 0.5, 4};  // flops of rungs 01 and 02, which no vector width speeds up much
 constexpr double kLaunchUs = 0.1, kThreadsUs = 4;
 
@@ -87,13 +87,18 @@ const CpuKernel* cpu_kernels() { return kKernels; }
 double measure_fma_peak(DType dtype, const Executor& executor) {
   switch (best_isa()) {
 #if defined(__x86_64__)
-    case Isa::avx512_bf16: return cpu::fma_peak_avx512_bf16(dtype, executor);
-    case Isa::avx512: return cpu::fma_peak_avx512(dtype, executor);
-    case Isa::avx2: return cpu::fma_peak_avx2(dtype, executor);
+    case Isa::avx512_bf16:
+      return cpu::fma_peak_avx512_bf16(dtype, executor);
+    case Isa::avx512:
+      return cpu::fma_peak_avx512(dtype, executor);
+    case Isa::avx2:
+      return cpu::fma_peak_avx2(dtype, executor);
 #elif defined(__aarch64__)
-    case Isa::neon: return cpu::fma_peak_neon(dtype, executor);
+    case Isa::neon:
+      return cpu::fma_peak_neon(dtype, executor);
 #endif
-    default: return cpu::fma_peak_portable(dtype, executor);
+    default:
+      return cpu::fma_peak_portable(dtype, executor);
   }
 }
 
@@ -103,8 +108,8 @@ double cpu_cost_us(const CpuKernel& kernel, const GemmProblem& problem, int32_t 
   const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
   const double flops = 2 * m * n * k * batch;
   const double bytes = (m * k + k * n + m * n) * batch * double(size_of(problem.dtype));
-  const double rate = kernel.rung < 4 ? kStepsPerCycle[kernel.rung]
-                                      : 0.9 * cpu_chip(kernel.isa).flops_per_cycle[int(problem.dtype)];
+  const double rate =
+      kernel.rung < 4 ? kStepsPerCycle[kernel.rung] : 0.9 * cpu_chip(kernel.isa).flops_per_cycle[int(problem.dtype)];
   const double compute_us = flops / (rate * kCpuGHz * 1e3), memory_us = bytes / kBytesPerUs;
   const double one_thread_us = compute_us > memory_us ? compute_us : memory_us;
   const double many_threads_us = one_thread_us / num_threads + kThreadsUs;

@@ -27,8 +27,7 @@ const char* algorithm_name(int32_t algorithm) {
 
 int32_t num_algorithms() { return kFirstKernel + kNumCpuKernels; }
 
-int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads,
-                   Candidate* candidates) {
+int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads, Candidate* candidates) {
   int32_t choice = -1;
   double choice_cost = 0;
   for (int32_t idx = 0; idx < kNumCpuKernels; ++idx) {

@@ -20,7 +20,6 @@ struct Candidate {
 // Judges every kernel of the registry for a machine whose instruction sets end with `isa`, and returns the index of
 // the cheapest legal one among those that `algorithm` admits, -1 if there is none. `candidates` may be null.
 // Costs of the kernels keep one order for all m, so that a row's bits do not depend on m.
-int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads,
-                   Candidate* candidates);
+int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads, Candidate* candidates);
 
 }  // namespace tiledmm

@@ -55,21 +55,30 @@ template <>
 template <class Visit>
 auto visit_dtype(DType dtype, const Visit& visit) {
   switch (dtype) {
-    case DType::f32: return visit(static_cast<float*>(nullptr));
-    case DType::f64: return visit(static_cast<double*>(nullptr));
-    case DType::f16: return visit(static_cast<Half*>(nullptr));
-    default: return visit(static_cast<BFloat16*>(nullptr));
+    case DType::f32:
+      return visit(static_cast<float*>(nullptr));
+    case DType::f64:
+      return visit(static_cast<double*>(nullptr));
+    case DType::f16:
+      return visit(static_cast<Half*>(nullptr));
+    default:
+      return visit(static_cast<BFloat16*>(nullptr));
   }
 }
 
 template <class A>
 A activate_as(Activation activation, A value) {
   switch (activation) {
-    case Activation::relu: return activate<Activation::relu>(value);
-    case Activation::gelu: return activate<Activation::gelu>(value);
-    case Activation::gelu_tanh: return activate<Activation::gelu_tanh>(value);
-    case Activation::silu: return activate<Activation::silu>(value);
-    default: return value;
+    case Activation::relu:
+      return activate<Activation::relu>(value);
+    case Activation::gelu:
+      return activate<Activation::gelu>(value);
+    case Activation::gelu_tanh:
+      return activate<Activation::gelu_tanh>(value);
+    case Activation::silu:
+      return activate<Activation::silu>(value);
+    default:
+      return value;
   }
 }
 

@@ -72,8 +72,8 @@ TILEDMM_INLINE void store_converted(BFloat16* to, Reg<float> v, int64_t count) {
   const Reg<uint32_t> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Reg<uint32_t> quiet_nan = (bits >> 16) | 0x40;
   const auto is_nan = (Reg<uint32_t>)((bits & 0x7fffffff) > 0x7f800000);
-  const auto narrow = __builtin_convertvector((quiet_nan & is_nan) | (rounded & ~is_nan),
-                                              Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>);
+  const auto narrow =
+      __builtin_convertvector((quiet_nan & is_nan) | (rounded & ~is_nan), Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>);
 #endif
   store_bits(to, &narrow, count);
 }

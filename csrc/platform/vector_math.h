@@ -1,9 +1,9 @@
 // Activations and 16-bit conversions as branch-free scalar functions, so that a loop over them becomes vector code of
 // whatever instruction set the including file is compiled for. Internal linkage, for the same reason.
 //
-// fp32: exp by Cody-Waite reduction and a polynomial; the normal distribution function by exp(-x*x/2) times a polynomial
-// in 1 / (1 + x * scale), which keeps relative accuracy in the left tail, where 1 + erf(x) loses it. Coefficients:
-// docs/vector_math.py. Largest errors: tests/csrc/platform. fp64 calls the C library.
+// fp32: exp by Cody-Waite reduction and a polynomial; the normal distribution function by exp(-x*x/2) times a
+// polynomial in 1 / (1 + x * scale), which keeps relative accuracy in the left tail, where 1 + erf(x) loses it.
+// Coefficients: docs/vector_math.py. Largest errors: tests/csrc/platform. fp64 calls the C library.
 #pragma once
 
 #include <cmath>

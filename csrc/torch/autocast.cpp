@@ -1,4 +1,5 @@
-// Autocast: operands that torch.matmul would cast to the user's lower-precision dtype are cast here, fp64 is left alone.
+// Autocast: operands that torch.matmul would cast to the user's lower-precision dtype are cast here, fp64 is left
+// alone.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

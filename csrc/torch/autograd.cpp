@@ -187,9 +187,8 @@ Tensor call_with_node(const Tensor& a, const Tensor& b, const Tensor& bias, c10:
   if (node) torch::autograd::set_history(result, node);
   if (torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
       torch::autograd::isFwGradDefined(bias)) {
-    const Tensor tangent =
-        Formula::tangent(toNonOptPrimal(a), toNonOptPrimal(b), toNonOptPrimal(bias), toNonOptFwGrad(a),
-                         toNonOptFwGrad(b), toNonOptFwGrad(bias), algorithm);
+    const Tensor tangent = Formula::tangent(toNonOptPrimal(a), toNonOptPrimal(b), toNonOptPrimal(bias),
+                                            toNonOptFwGrad(a), toNonOptFwGrad(b), toNonOptFwGrad(bias), algorithm);
     result._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
   }
   return result;
@@ -212,8 +211,8 @@ bool is_transform_active() {
 }
 
 template <class Formula>
-Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const Tensor& bias, c10::DispatchKeySet below,
-                     std::string_view algorithm) {
+Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const Tensor& bias,
+                     c10::DispatchKeySet below, std::string_view algorithm) {
   if (needs.tangent || is_transform_active()) {
     return call_with_node<Formula>(a, b, bias, below, algorithm);
   }
@@ -282,7 +281,8 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Needs needs(input, weight, bias);
   if (needs.nothing()) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
-  const bool is_known = activation == "relu" || activation == "gelu" || activation == "gelu_tanh" || activation == "silu";
+  const bool is_known =
+      activation == "relu" || activation == "gelu" || activation == "gelu_tanh" || activation == "silu";
   if (is_known) {
     return activate(linear_op().call(input, weight, bias, "none", algorithm), activation);
   }
@@ -294,7 +294,8 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
     const Tensor product = matmul_op().call(input, weight, algorithm);
     return own_bias.defined() ? product + own_bias.squeeze() : product;
   }
-  if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 && own_bias.sym_numel() == 1) {
+  if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 &&
+      own_bias.sym_numel() == 1) {
     return linear_op().call(input, weight, own_bias.expand_symint({weight.sym_size(0)}), activation, algorithm);
   }
   return linear_op().redispatch(below, input, weight, bias, activation, algorithm);  // raises

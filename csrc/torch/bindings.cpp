@@ -12,6 +12,5 @@ TORCH_LIBRARY(tiledmm, m) {
       tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
-  m.def(
-      "_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads) -> str");
+  m.def("_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads) -> str");
 }

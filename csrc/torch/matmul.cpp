@@ -25,10 +25,14 @@ using Sizes = c10::SmallVector<int64_t, 6>;
 
 DType to_dtype(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kFloat: return DType::f32;
-    case at::kDouble: return DType::f64;
-    case at::kHalf: return DType::f16;
-    case at::kBFloat16: return DType::bf16;
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
     default:
       TORCH_CHECK_TYPE(false, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
                        "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
@@ -36,9 +40,8 @@ DType to_dtype(const char* name, const Tensor& tensor) {
 }
 
 void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ",
-                   tensor.scalar_type(), " and ", other_name, " has ", other.scalar_type(),
-                   "; both must have one dtype");
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
+                   " and ", other_name, " has ", other.scalar_type(), "; both must have one dtype");
   TORCH_CHECK(tensor.device() == other.device(), "tiledmm: ", name, " is on ", tensor.device(), " and ", other_name,
               " on ", other.device(), "; both must be on one device");
 }
@@ -62,7 +65,8 @@ Activation to_activation(std::string_view name) {
   for (int i = 0; i < 5; ++i) {
     if (name == kNames[i]) return Activation(i);
   }
-  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name, "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
+  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name,
+                    "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
 }
 
 // torch's threads and torch's memory.
@@ -97,10 +101,14 @@ void run(const GemmProblem& problem, int32_t algorithm) {
   const Executor executor = torch_executor();
   char reason[256] = "";
   switch (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason)) {
-    case Status::ok: return;
-    case Status::out_of_memory: TORCH_CHECK_WITH(OutOfMemoryError, false, "tiledmm: ", reason);
-    case Status::unsupported: TORCH_CHECK_NOT_IMPLEMENTED(false, "tiledmm: ", reason);
-    case Status::unknown_algorithm: TORCH_CHECK_VALUE(false, "tiledmm: ", reason);
+    case Status::ok:
+      return;
+    case Status::out_of_memory:
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "tiledmm: ", reason);
+    case Status::unsupported:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "tiledmm: ", reason);
+    case Status::unknown_algorithm:
+      TORCH_CHECK_VALUE(false, "tiledmm: ", reason);
   }
 }
 
@@ -123,14 +131,15 @@ Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
 // The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
 struct MatmulShape {
   bool a_is_vector, b_is_vector;
-  Sizes out;        // shape of the result
+  Sizes out;  // shape of the result
   int64_t num_batch_dims;
 
   MatmulShape(const Tensor& a, const Tensor& b) : a_is_vector(a.dim() == 1), b_is_vector(b.dim() == 1) {
     TORCH_CHECK(a.dim() > 0 && b.dim() > 0, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
                 "; both need at least 1");
-    TORCH_CHECK(a.size(-1) == b.size(b_is_vector ? 0 : -2), "tiledmm: the shapes of a ", a.sizes(), " and b ", b.sizes(),
-                " do not fit: the last dimension of a must be the ", b_is_vector ? "only" : "last but one", " of b");
+    TORCH_CHECK(a.size(-1) == b.size(b_is_vector ? 0 : -2), "tiledmm: the shapes of a ", a.sizes(), " and b ",
+                b.sizes(), " do not fit: the last dimension of a must be the ", b_is_vector ? "only" : "last but one",
+                " of b");
     const int64_t batch_a = std::max<int64_t>(a.dim() - 2, 0), batch_b = std::max<int64_t>(b.dim() - 2, 0);
     num_batch_dims = std::max(batch_a, batch_b);
     TORCH_CHECK(num_batch_dims <= kMaxBatchDims, "tiledmm: a and b have ", num_batch_dims,

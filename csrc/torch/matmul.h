@@ -14,13 +14,11 @@ using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, c
                             std::string_view activation, std::string_view algorithm);
 
 inline const c10::TypedOperatorHandle<MatmulOp>& matmul_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
   return op;
 }
 inline const c10::TypedOperatorHandle<LinearOp>& linear_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear", "").typed<LinearOp>();
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear", "").typed<LinearOp>();
   return op;
 }
 

@@ -153,12 +153,12 @@ def test_matmul_out_counts_as_a_change_of_out():
     "error, pattern, call",
     [
         (TypeError, "a has dtype Float and b has Double", lambda: matmul(randn(2, 2), randn(2, 2).double())),
-        (TypeError, "a has dtype Long; accepted are", lambda: matmul(torch.ones(2, 2).long(), torch.ones(2, 2).long())),
+        (TypeError, "a has dtype Long; accepted", lambda: matmul(torch.ones(2, 2).long(), torch.ones(2, 2).long())),
         (TypeError, "a has dtype .*omplex.*accepted are", lambda: matmul(*[torch.ones(2, 2, dtype=torch.cfloat)] * 2)),
         (TypeError, "input has dtype Bool", lambda: linear(torch.ones(2, 2).bool(), torch.ones(2, 2).bool())),
         (TypeError, "input has dtype Float and bias", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
         (RuntimeError, r"shapes of a \[2, 3\] and b \[4, 5\]", lambda: matmul(randn(2, 3), randn(4, 5))),
-        (RuntimeError, r"a \[2, 2, 3\] and b \[3, 3, 4\] do not broadcast", lambda: matmul(randn(2, 2, 3), randn(3, 3, 4))),
+        (RuntimeError, r"b \[3, 3, 4\] do not broadcast", lambda: matmul(randn(2, 2, 3), randn(3, 3, 4))),
         (RuntimeError, "a has 0 dimensions", lambda: matmul(torch.tensor(1.0), randn(3))),
         (RuntimeError, r"input \[2, 3\] and weight \[5, 4\]", lambda: linear(randn(2, 3), randn(5, 4))),
         (RuntimeError, r"weight has shape \[1, 2, 3\]", lambda: linear(randn(2, 3), randn(1, 2, 3))),
@@ -204,7 +204,7 @@ def test_too_large_a_result_is_an_exception():
 
 
 def test_more_than_two_to_the_31_elements():
-    """Offsets beyond 31 bits, without the memory: the operand repeats one row through a stride of 0 or a view far out."""
+    """More elements than 31 bits count, without the memory: one element repeated through a stride of 0."""
     k = (1 << 31) + 8
     row = torch.zeros(1, dtype=torch.float16).expand(1, k)
     assert matmul(row, torch.ones(1, dtype=torch.float16).expand(k, 1)).item() == 0

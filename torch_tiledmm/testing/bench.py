@@ -32,9 +32,7 @@ NUMPY_DTYPES = (torch.float32, torch.float64)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every benchmark has."""
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
-    parser.add_argument(
-        "--threads", type=int, default=None, help="threads of every arm, default: torch's own"
-    )
+    parser.add_argument("--threads", type=int, default=None, help="threads of every arm, default: torch's own")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each row, default 0.5")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there")
 
@@ -58,9 +56,7 @@ def run_matmul(args: argparse.Namespace) -> dict:
     shapes = list(SHAPES) if args.rows == "all" else select_shapes(args.rows.split(","))
     known = [entry.name for entry in algorithms("cpu")] + ["auto"]
     if args.algorithm not in known:
-        raise ValueError(
-            f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}"
-        )
+        raise ValueError(f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}")
     dtype = DTYPES[args.dtype]
     with threads_of_all_arms(args.threads, has_numpy=dtype in NUMPY_DTYPES):
         results = describe_run("matmul", dtype)
@@ -72,7 +68,8 @@ def run_matmul(args: argparse.Namespace) -> dict:
         for shape in with_progress(shapes):
             arms = matmul_arms(shape, dtype, args.algorithm)
             timings = {
-                name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds, pause_after="numpy").items()
+                name: timing.to_dict()
+                for name, timing in time_arms(arms, seconds=args.seconds, pause_after="numpy").items()
             }
             rows.append(matmul_row(shape, dtype, timings, results["fma_peak_gflops"], bandwidths))
     results["summary"] = summarize(rows)
@@ -193,13 +190,9 @@ def plot_matmul(results: dict, path: Path) -> None:
     height = 0.8 / len(names)
     for i, name in enumerate(names):
         flops_us = [row["gflops"] * row["timings"][OURS]["median_us"] for row in rows]
-        speeds = [
-            flops / row["timings"][name]["median_us"] for flops, row in zip(flops_us, rows, strict=True)
-        ]
+        speeds = [flops / row["timings"][name]["median_us"] for flops, row in zip(flops_us, rows, strict=True)]
         axes.barh([y + i * height for y in range(len(rows))], speeds, height, label=name)
-    axes.set_yticks(
-        [y + 0.4 - height / 2 for y in range(len(rows))], [row["shape"] for row in rows], fontsize=8
-    )
+    axes.set_yticks([y + 0.4 - height / 2 for y in range(len(rows))], [row["shape"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     if results["fma_peak_gflops"] is not None:
         axes.axvline(results["fma_peak_gflops"], color="black", linestyle="--", label="FMA peak")
@@ -255,9 +248,7 @@ def _numpy_threads(num_threads: int) -> contextlib.AbstractContextManager:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        raise ValueError(
-            "numpy's threads cannot be set without threadpoolctl; pip install threadpoolctl"
-        ) from None
+        raise ValueError("numpy's threads cannot be set without threadpoolctl; pip install threadpoolctl") from None
     import numpy  # noqa: F401  its library has to be loaded before it can be limited
 
     return threadpool_limits(limits=num_threads, user_api="blas")

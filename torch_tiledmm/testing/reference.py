@@ -111,9 +111,7 @@ def assert_close(out: torch.Tensor, expected: Expected) -> None:
         )
 
 
-def _expect(
-    what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> Expected:
+def _expect(what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Expected:
     dtype, k = a.dtype, a.shape[-1]
     acc_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     u_acc = torch.finfo(acc_dtype).eps / 2

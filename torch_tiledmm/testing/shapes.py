@@ -61,9 +61,7 @@ def _linear(name: str, m: int, n: int, k: int, why: str) -> Shape:
 
 def _backward(name: str, m: int, out_features: int, in_features: int, why: str) -> tuple[Shape, Shape]:
     return (
-        Shape(
-            f"{name}_m{m}_dx", m, in_features, out_features, "NN", "backward", f"{why}, gradient of the input"
-        ),
+        Shape(f"{name}_m{m}_dx", m, in_features, out_features, "NN", "backward", f"{why}, gradient of the input"),
         Shape(
             f"{name}_m{m}_dw",
             out_features,

@@ -105,9 +105,7 @@ def copy_bandwidths() -> dict[int, float]:
         num_bytes = 2**exponent
         source = torch.ones(num_bytes // 8, dtype=torch.float32)
         target = torch.empty_like(source)
-        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)[
-            "copy"
-        ]
+        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)["copy"]
         best = max(best, num_bytes / timing.median / 1e9)
         bandwidths[num_bytes] = round(best, 2)
     return dict(sorted(bandwidths.items()))
@@ -115,9 +113,7 @@ def copy_bandwidths() -> dict[int, float]:
 
 def bandwidth_of(num_bytes: int, bandwidths: Mapping[int, float]) -> float:
     """GB/s of the smallest measured working set that holds ``num_bytes``, of the largest one if none does."""
-    return next(
-        (rate for size, rate in bandwidths.items() if size >= num_bytes), list(bandwidths.values())[-1]
-    )
+    return next((rate for size, rate in bandwidths.items() if size >= num_bytes), list(bandwidths.values())[-1])
 
 
 def _time_calls(call: Callable[[], object], num_calls: int) -> float:

@@ -20,8 +20,8 @@ struct Config {
 
 // dst[r][c] = src(row + r, col + c), zero outside of rows x cols.
 template <class T>
-void load_block_tile(Acc<T> (*dst)[Config::kBlock], const T* src, int64_t stride_row, int64_t stride_col,
-                     int64_t rows, int64_t cols) {
+void load_block_tile(Acc<T> (*dst)[Config::kBlock], const T* src, int64_t stride_row, int64_t stride_col, int64_t rows,
+                     int64_t cols) {
   for (int64_t r = 0; r < Config::kBlock; ++r) {
     for (int64_t c = 0; c < Config::kBlock; ++c) {
       const bool pred = r < rows && c < cols;

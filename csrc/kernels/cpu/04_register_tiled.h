@@ -1,10 +1,10 @@
 // Rung 04, register_tiled: packed panels, a micro-tile of C held in registers, threads over block tiles.
 //
-// Since rung 02: C stays in registers for a whole chunk of k, so a multiply-add costs no load or store of C; A and B are
-// packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of their own.
-// Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and BLIS. Ours is
-// the order of summation, in blocks of 128 bits along k, which a dot product and an outer product can both follow.
-// Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// Since rung 02: C stays in registers for a whole chunk of k, so a multiply-add costs no load or store of C; A and B
+// are packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of
+// their own. Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and
+// BLIS. Ours is the order of summation, in blocks of 128 bits along k, which a dot product and an outer product can
+// both follow. Included once per instruction set by 04_register_tiled_<isa>.cpp.
 #pragma once
 
 #include <type_traits>
@@ -12,6 +12,7 @@
 #include "core/config.h"
 #include "kernels/cpu/kernels.h"
 #include "platform/element.h"
+#include "platform/epilogue.h"
 #include "platform/pack.h"
 #include "platform/parallel.h"
 #include "platform/simd.h"
@@ -39,7 +40,7 @@ struct Config {
   using Acc = typename Op::Acc;
   static constexpr int kLanes = Simd<Acc>::kLanes;
   static constexpr int kWords = Simd<Acc, kBlockBytes>::kLanes;  // of a block
-  static constexpr int kStep = kWords * Op::kPerWord;             // elements of k in a block
+  static constexpr int kStep = kWords * Op::kPerWord;            // elements of k in a block
   static constexpr int64_t kChunk = kChunkWords * Op::kPerWord;  // elements of k in a chunk
   static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
   static_assert(kVectorsN % kWords == 0, "sum_blocks takes as many vectors as a block has words");
@@ -105,57 +106,6 @@ Multiply<Op, OUT> find_multiply(int64_t rows, std::integer_sequence<int, I...>) 
   return kTable[rows - 1];
 }
 
-// C = activation(sums + bias) for rows x cols of C from (row, col).
-template <class T, Activation ACT>
-void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                      const Acc<T>* sums, int64_t ld_sums) {
-  using A = Acc<T>;
-  constexpr int kLanes = Simd<A>::kLanes;
-  const T* bias = static_cast<const T*>(problem.bias);
-  const bool bias_along_n = bias && problem.stride_bias_m == 0;
-  for (int64_t j = 0; j < cols; j += kLanes) {
-    const int64_t count = min_of(kLanes, cols - j);
-    Reg<A> bias_n{};
-    if (bias_along_n) {
-      A values[kLanes] = {};
-      for (int64_t l = 0; l < count; ++l) values[l] = to_acc(bias[(col + j + l) * problem.stride_bias_n]);
-      bias_n = load(values);
-    }
-    for (int64_t i = 0; i < rows; ++i) {
-      const A* from = sums + i * ld_sums + j;
-      Reg<A> v = count == kLanes ? load(from) : load_partial(from, count);
-      if (bias_along_n) v += bias_n;
-      if (bias && !bias_along_n) v += broadcast(to_acc(bias[(row + i) * problem.stride_bias_m]));
-      if constexpr (ACT != Activation::none) {
-        A values[kLanes];
-        store(values, v);
-        for (int l = 0; l < kLanes; ++l) values[l] = activate<ACT>(values[l]);
-        v = load(values);
-      }
-      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + j) * problem.stride_cn;
-      if (problem.stride_cn == 1) {
-        store_converted(to, v, count);
-      } else {
-        for (int64_t l = 0; l < count; ++l) to[l * problem.stride_cn] = from_acc<T>(v[l]);
-      }
-    }
-  }
-}
-
-template <class T>
-void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                      const Acc<T>* sums, int64_t ld_sums) {
-  auto store_as = &store_block_tile<T, Activation::none>;
-  switch (problem.activation) {
-    case Activation::none: break;
-    case Activation::relu: store_as = &store_block_tile<T, Activation::relu>; break;
-    case Activation::gelu: store_as = &store_block_tile<T, Activation::gelu>; break;
-    case Activation::gelu_tanh: store_as = &store_block_tile<T, Activation::gelu_tanh>; break;
-    case Activation::silu: store_as = &store_block_tile<T, Activation::silu>; break;
-  }
-  store_as(problem, row, rows, col, cols, sums, ld_sums);
-}
-
 // One block tile of C, on one thread.
 template <class T, class Op>
 struct BlockTile {
@@ -175,8 +125,8 @@ struct BlockTile {
   A* sums;  // partial sums [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
   int64_t ld_sums;
   bool is_sums_of_block;  // sums holds block_n columns at a time, not all of the tile's
-  bool is_sums_in_c;  // sums is C itself
-  bool is_finished;   // the last chunk is followed by the epilogue
+  bool is_sums_in_c;      // sums is C itself
+  bool is_finished;       // the last chunk is followed by the epilogue
 
   static int64_t words_per_lane(int64_t depth) { return ceil_div(depth, kStep) * kWords; }
 
@@ -184,21 +134,26 @@ struct BlockTile {
   static int64_t panel_a_bytes(const CpuConfig& config, int64_t k) {
     const int64_t rows = config.path == CpuPath::packed && !config.is_resident ? config.block_m : config.task_m;
     const int64_t chunks = config.is_resident ? max_of(1, ceil_div(k, kChunk)) : 1;
-    return round_up(round_up(rows, config.thread_m) * words_per_lane(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)),
-                    64);
+    return round_up(
+        round_up(rows, config.thread_m) * words_per_lane(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)), 64);
   }
   static int64_t workspace_bytes(const CpuConfig& config, int64_t k) {
     int64_t bytes = panel_a_bytes(config, k);
-    if (config.path == CpuPath::packed) bytes += config.block_n * words_per_lane(min_of(k, kChunk)) * int64_t(sizeof(Word));
-    if (config.path == CpuPath::stream_rows) bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
+    if (config.path == CpuPath::packed)
+      bytes += config.block_n * words_per_lane(min_of(k, kChunk)) * int64_t(sizeof(Word));
+    if (config.path == CpuPath::stream_rows)
+      bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
 
   void run() const {
     switch (config.path) {
-      case CpuPath::packed: return run_packed();
-      case CpuPath::stream_rows: return run_stream_rows();
-      case CpuPath::dot_rows: return run_dot_rows();
+      case CpuPath::packed:
+        return run_packed();
+      case CpuPath::stream_rows:
+        return run_stream_rows();
+      case CpuPath::dot_rows:
+        return run_dot_rows();
     }
   }
 
@@ -229,8 +184,8 @@ struct BlockTile {
           Word* block_a = panel_a;
           if (config.is_resident) block_a += (pc - k_begin) / Op::kPerWord * rows + ic * words;
           if (!in_place && (!config.is_resident || jc == 0)) {
-            load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row + ic, block_rows, config.thread_m, pc,
-                              depth, block_a);
+            load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row + ic, block_rows, config.thread_m,
+                              pc, depth, block_a);
           }
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
@@ -279,7 +234,8 @@ struct BlockTile {
     }
   }
 
-  // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows allow.
+  // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows
+  // allow.
   static int64_t stream_width(int64_t rows) {
     return max_of(4 * kLanes, (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / rows / kLanes * kLanes);
   }
@@ -382,10 +338,14 @@ struct BlockTile {
   // Few rows and B contiguous along k: every block of B is used where it lies, a block-wide dot product a column.
   void run_dot_rows() const {
     switch (rows) {
-      case 1: return dot_rows<1, kMaxThreadM >= 5 ? 8 : 4>();
-      case 2: return dot_rows<2, kMaxThreadM >= 5 ? 8 : 4>();
-      case 3: return dot_rows<3, 4>();
-      default: return dot_rows<4, 4>();
+      case 1:
+        return dot_rows<1, kMaxThreadM >= 5 ? 8 : 4>();
+      case 2:
+        return dot_rows<2, kMaxThreadM >= 5 ? 8 : 4>();
+      case 3:
+        return dot_rows<3, 4>();
+      default:
+        return dot_rows<4, 4>();
     }
   }
 
@@ -470,11 +430,13 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
   const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
                                              problem.stride_bk == 1, executor.num_threads, shape);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
-  const int64_t ld_sums = round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
+  const int64_t ld_sums =
+      round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
   const bool needs_sums = task_k > Tile::kChunk && !is_sums_in_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
-  const int64_t bytes_task = bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
+  const int64_t bytes_task =
+      bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
   const int64_t num_workers = min_of(executor.num_threads, config.split_k > 1 ? config.split_k : num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
@@ -487,8 +449,8 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
   if (!workspace) return Status::out_of_memory;
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
-    return Tile{item, config, 0, item.m, 0, item.n, 0, item.k, workspace + worker_idx * bytes_task, nullptr, ld_sums,
-                false, false, true};
+    return Tile{item,    config,  0,     item.m, 0,   item.n, 0, item.k, workspace + worker_idx * bytes_task,
+                nullptr, ld_sums, false, false,  true};
   };
 
   if (config.split_k == 1) {
@@ -587,9 +549,12 @@ Status launch_oriented(const GemmProblem& problem, const Executor& executor) {
 
 Status launch(const GemmProblem& problem, const Executor& executor) {
   switch (problem.dtype) {
-    case DType::f32: return launch_oriented<float, Fma<float, float>>(problem, executor);
-    case DType::f64: return launch_oriented<double, Fma<double, double>>(problem, executor);
-    case DType::f16: return launch_oriented<Half, Fma<Half, float>>(problem, executor);
+    case DType::f32:
+      return launch_oriented<float, Fma<float, float>>(problem, executor);
+    case DType::f64:
+      return launch_oriented<double, Fma<double, double>>(problem, executor);
+    case DType::f16:
+      return launch_oriented<Half, Fma<Half, float>>(problem, executor);
     default:
 #if defined(TILEDMM_ISA_AVX512_BF16)
       return launch_oriented<BFloat16, DotBf16>(problem, executor);

@@ -32,9 +32,7 @@ namespace {
 
 std::mt19937 generator(20240229);
 
-int64_t random_int(int64_t low, int64_t high) {
-  return std::uniform_int_distribution<int64_t>(low, high)(generator);
-}
+int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
 bool chance(int percent) { return random_int(1, 100) <= percent; }
 template <class T, size_t COUNT>
 T pick(const T (&choices)[COUNT]) {
@@ -94,8 +92,8 @@ class Buffer {
     } else {
       const int64_t page = sysconf(_SC_PAGESIZE), inside = round_up(max_of(1, num_bytes), page);
       mapped_bytes_ = size_t(inside + page);
-      mapped_ = static_cast<char*>(
-          mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      mapped_ =
+          static_cast<char*>(mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
       if (mapped_ == MAP_FAILED) std::abort();
       const bool before = place == Place::before_guard;
       mprotect(before ? mapped_ + inside : mapped_, size_t(page), PROT_NONE);
@@ -129,8 +127,7 @@ struct Operand {
   std::unique_ptr<Buffer> buffer;
   DType dtype;
 
-  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output)
-      : sizes(std::move(all_sizes)), dtype(dtype) {
+  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output) : sizes(std::move(all_sizes)), dtype(dtype) {
     const size_t rank = sizes.size();
     std::vector<size_t> order(rank);  // innermost first
     for (size_t d = 0; d < rank; ++d) order[d] = rank - 1 - d;
@@ -167,9 +164,8 @@ struct Operand {
   }
 
   void fill() {
-    for_each([&](int64_t idx) {
-      write_element(dtype, at(idx), std::uniform_real_distribution<double>(-1, 1)(generator));
-    });
+    for_each(
+        [&](int64_t idx) { write_element(dtype, at(idx), std::uniform_real_distribution<double>(-1, 1)(generator)); });
   }
 
   // The values in row-major order.
@@ -280,8 +276,8 @@ int64_t num_runs[kNumAlgorithms] = {};
   std::string batch;
   for (int64_t size : c.batch) batch += std::to_string(size) + " ";
   std::printf("WRONG: m %lld, n %lld, k %lld, batch ( %s), %s, activation %d, bias %d, %s, %d threads: %s\n",
-              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)],
-              int(c.activation), c.bias_along, algorithm, int(num_threads), what.c_str());
+              (long long)c.m, (long long)c.n, (long long)c.k, batch.c_str(), kDTypes[int(c.dtype)], int(c.activation),
+              c.bias_along, algorithm, int(num_threads), what.c_str());
   std::exit(1);
 }
 
@@ -292,8 +288,7 @@ std::vector<int64_t> with_matrix(std::vector<int64_t> batch, int64_t rows, int64
 }
 
 void run_case(const Case& c) {
-  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false),
-      b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
+  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false), b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true);
   Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false);
   a.fill();
@@ -339,8 +334,7 @@ void run_case(const Case& c) {
           if (!(error <= limits[e].bound)) {
             fail(c, algorithm, num_threads,
                  "element " + std::to_string(e) + " is " + std::to_string(values[e]) + ", reference " +
-                     std::to_string(limits[e].value) + ", error / bound " +
-                     std::to_string(error / limits[e].bound));
+                     std::to_string(limits[e].value) + ", error / bound " + std::to_string(error / limits[e].bound));
           }
         }
         if (!out.has_clean_gaps()) fail(c, algorithm, num_threads, "wrote outside of the output");
@@ -377,9 +371,8 @@ Case random_case() {
 
 // Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot
 // products.
-const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099},
-                                   {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
-                                   {130, 97, 130}, {4, 257, 2050}};
+const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099}, {3, 1000, 700},
+                                   {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},   {130, 97, 130}, {4, 257, 2050}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 void test_out_of_memory() {
@@ -393,8 +386,7 @@ void test_out_of_memory() {
   const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate_nothing, release};
   char reason[256] = "";
   const int32_t algorithm = tiledmm_find_algorithm("register_tiled", 14);
-  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory ||
-      !reason[0]) {
+  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory || !reason[0]) {
     std::printf("WRONG: without memory the status must be out_of_memory, with a reason\n");
     std::exit(1);
   }
@@ -409,13 +401,7 @@ int main(int argc, char** argv) {
   int64_t num_named = 0;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (const auto& shape : kNamedShapes) {
-      run_case({shape[0],
-                shape[1],
-                shape[2],
-                {},
-                DType(dtype),
-                Activation(random_int(0, 4)),
-                int(random_int(0, 2))});
+      run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
       ++num_named;
     }
     const auto& shape = kLargeShapes[dtype % 2];
@@ -423,8 +409,7 @@ int main(int argc, char** argv) {
     ++num_named;
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
-  for (int idx = 0; idx < kNumAlgorithms; ++idx)
-    std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
+  for (int idx = 0; idx < kNumAlgorithms; ++idx) std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
   std::printf("\n");
   return 0;
 }

@@ -52,9 +52,7 @@ def objects(tmp_path_factory):
         *sorted(CSRC.glob("dispatch/*.cpp")),
     ]
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(
-            lambda s: compile_source(s, folder / f"{s.parent.name}_{s.name}.o", CSRC), sources
-        )
+        compiled = pool.map(lambda s: compile_source(s, folder / f"{s.parent.name}_{s.name}.o", CSRC), sources)
         return dict(zip(sources, compiled, strict=True))
 
 

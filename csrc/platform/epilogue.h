@@ -1,0 +1,75 @@
+// From partial sums to C: bias, activation, one rounding, store. One instruction set per translation unit, as in
+// simd.h.
+#pragma once
+
+#include "platform/element.h"
+#include "platform/pack.h"
+#include "platform/simd.h"
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm {
+namespace {
+
+// C = activation(sums + bias) for rows x cols of C from (row, col).
+template <class T, Activation ACT>
+void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                      const Acc<T>* sums, int64_t ld_sums) {
+  using A = Acc<T>;
+  constexpr int kLanes = Simd<A>::kLanes;
+  const T* bias = static_cast<const T*>(problem.bias);
+  const bool bias_along_n = bias && problem.stride_bias_m == 0;
+  for (int64_t j = 0; j < cols; j += kLanes) {
+    const int64_t count = min_of(kLanes, cols - j);
+    Reg<A> bias_n{};
+    if (bias_along_n) {
+      A values[kLanes] = {};
+      for (int64_t l = 0; l < count; ++l) values[l] = to_acc(bias[(col + j + l) * problem.stride_bias_n]);
+      bias_n = load(values);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const A* from = sums + i * ld_sums + j;
+      Reg<A> v = count == kLanes ? load(from) : load_partial(from, count);
+      if (bias_along_n) v += bias_n;
+      if (bias && !bias_along_n) v += broadcast(to_acc(bias[(row + i) * problem.stride_bias_m]));
+      if constexpr (ACT != Activation::none) {
+        A values[kLanes];
+        store(values, v);
+        for (int l = 0; l < kLanes; ++l) values[l] = activate<ACT>(values[l]);
+        v = load(values);
+      }
+      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + j) * problem.stride_cn;
+      if (problem.stride_cn == 1) {
+        store_converted(to, v, count);
+      } else {
+        for (int64_t l = 0; l < count; ++l) to[l * problem.stride_cn] = from_acc<T>(v[l]);
+      }
+    }
+  }
+}
+
+template <class T>
+void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                      const Acc<T>* sums, int64_t ld_sums) {
+  auto store_as = &store_block_tile<T, Activation::none>;
+  switch (problem.activation) {
+    case Activation::none:
+      break;
+    case Activation::relu:
+      store_as = &store_block_tile<T, Activation::relu>;
+      break;
+    case Activation::gelu:
+      store_as = &store_block_tile<T, Activation::gelu>;
+      break;
+    case Activation::gelu_tanh:
+      store_as = &store_block_tile<T, Activation::gelu_tanh>;
+      break;
+    case Activation::silu:
+      store_as = &store_block_tile<T, Activation::silu>;
+      break;
+  }
+  store_as(problem, row, rows, col, cols, sums, ld_sums);
+}
+
+}  // namespace
+}  // namespace tiledmm
+TILEDMM_TARGET_END
