@@ -1,4 +1,4 @@
-"""Trains a small character transformer on the source of Python's standard library, its linear layers tiled by one call.
+"""Trains a small character transformer on the source of Python's standard library, tiled by one call.
 
     python examples/train_characters.py               # with TiledLinear
     python examples/train_characters.py --linear      # with nn.Linear, for comparison
@@ -108,7 +108,11 @@ def main() -> None:
         if step % 10 == 0:
             speed = step * batch * length / (time.perf_counter() - start)
             end = "\r" if sys.stdout.isatty() and step < num_steps else "\n"
-            print(f"step {step:4d}/{num_steps}  loss {mean_loss:.3f}  {speed:7.0f} characters/s", end=end, flush=True)
+            print(
+                f"step {step:4d}/{num_steps}  loss {mean_loss:.3f}  {speed:7.0f} characters/s",
+                end=end,
+                flush=True,
+            )
     print(f"\n{model.write('def ', 40 if args.quick else 300)}")
 
 

@@ -1,11 +1,12 @@
-"""Trains one MLP on scikit-learn's handwritten digits twice: with nn.Linear, and with every nn.Linear replaced.
+"""Trains one MLP on scikit-learn's handwritten digits, with nn.Linear and with every nn.Linear replaced.
 
     python examples/train_digits.py                # 30 epochs; the plot goes to out/train_digits.png
     python examples/train_digits.py --dtype fp64   # shows that the two learn the same, up to rounding
     python examples/train_digits.py --quick        # seconds, for tests
 
-Same seed, same batches; the two take turns at every batch, so that their times compare. Prints accuracies, the largest
-difference of the learned weights and the time spent in forward and backward; plots the losses and each layer's speed.
+Same seed, same batches; the two take turns at every batch, so that their times compare. Prints accuracies,
+the largest difference of the learned weights and the time spent in forward and backward; plots the losses and
+each layer's speed.
 """
 
 import argparse
@@ -56,7 +57,12 @@ def make_model(num_features: int, hidden: int, dtype: torch.dtype) -> nn.Sequent
 
 
 def train(
-    models: dict[str, nn.Module], images: Tensor, labels: Tensor, epochs: int, batch: int, generator: torch.Generator
+    models: dict[str, nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    epochs: int,
+    batch: int,
+    generator: torch.Generator,
 ) -> dict[str, History]:
     """Trains all models on the same batches; prints the losses as it goes."""
     optimizers = {name: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for name, model in models.items()}
@@ -95,7 +101,7 @@ def layer_speeds(models: dict[str, nn.Module], batch: int, seconds: float) -> di
     for layers in zip(*models.values(), strict=True):
         if not isinstance(layers[0], nn.Linear):
             continue
-        in_features, out_features, dtype = layers[0].in_features, layers[0].out_features, layers[0].weight.dtype
+        (out_features, in_features), dtype = layers[0].weight.shape, layers[0].weight.dtype
         input = torch.randn(batch, in_features, dtype=dtype, requires_grad=True)
         grad = torch.randn(batch, out_features, dtype=dtype)
         arms = {

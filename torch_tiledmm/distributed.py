@@ -1,7 +1,7 @@
-"""Sharding rules, so that the operators take DTensors (tensor parallelism); DDP and fully_shard alone need none.
+"""Sharding rules, so that the operators take DTensors (tensor parallelism). DDP and fully_shard need none.
 
-`import torch_tiledmm` is enough: the rules are registered as soon as torch.distributed.tensor is imported, before or
-after. Only importing that here would add a second to `import torch_tiledmm` for those who do not need it.
+`import torch_tiledmm` is enough: the rules are registered when torch.distributed.tensor is imported, be it
+before or after. Importing it here would add a second to `import torch_tiledmm` for those who do not need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DTENSOR = "torch.distributed.tensor"
 
 
 def register_sharding_rules() -> None:
-    """Tells DTensor how `tiledmm::matmul` and `tiledmm::linear` may be sharded. Calling it again changes nothing."""
+    """Tells DTensor how `tiledmm::matmul` and `tiledmm::linear` may be sharded; doing it twice is harmless."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental import register_sharding
 
@@ -29,7 +29,7 @@ def register_sharding_rules() -> None:
 
 
 def _matmul_rules(a, b, *, algorithm="auto"):
-    """([placement of the result], [of a, of b]) that need no communication, for one dimension of the device mesh."""
+    """([placement of the result], [of a, of b]) without communication, for one dimension of the device mesh."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     batch_a, batch_b = a.shape[:-2], b.shape[:-2]
@@ -58,8 +58,9 @@ def _matmul_rules(a, b, *, algorithm="auto"):
 def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="auto"):
     """([placement of the result], [of input, of weight, of bias]); see `_matmul_rules`.
 
-    A partial sum takes its bias as one, too, so that it counts once: DTensor keeps a replicated bias on one rank and takes
-    zeros on the others. An activation of partial sums would be wrong, so with one there are none.
+    A partial sum takes its bias as one, too, so that it counts once: DTensor keeps a replicated bias on one
+    rank and takes zeros on the others. An activation of partial sums would be wrong, so with one there are
+    none.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 

@@ -16,15 +16,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .dispatch import DTYPES
 
-# The overload itself: through `torch_tiledmm.linear` or the packet a call costs a Python frame or a look-up more.
+# The overload itself: `torch_tiledmm.linear` costs a Python frame more per call, the packet a look-up.
 _linear = torch.ops.tiledmm.linear.default
 
 
 class TiledLinear(nn.Linear):
-    """nn.Linear on tiled matmul: constructor, parameters, initialisation and state_dict are those of nn.Linear.
+    """nn.Linear on tiled matmul; constructor, parameters, initialisation and state_dict are the same.
 
-    Shapes: input (..., in_features), weight (out_features, in_features), bias (out_features,); output
-    (..., out_features). Dtypes float32, float64, float16, bfloat16. Raises what `torch_tiledmm.linear` raises.
+    Shapes: input (..., in_features), weight (out_features, in_features), bias (out_features,), output
+    (..., out_features). Dtypes: float32, float64, float16, bfloat16. Raises what `torch_tiledmm.linear` does.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class TiledLinear(nn.Linear):
 
 @dataclass(frozen=True, repr=False)
 class LinearSwap:
-    """What `replace_linear` or `restore_linear` did, by exact names ("" is the model itself). Printing it tells all."""
+    """What `replace_linear` or `restore_linear` did, by exact names; "" is the model itself."""
 
     replaced: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (name, reason)
@@ -48,24 +48,25 @@ class LinearSwap:
         return "\n".join(lines)
 
 
-def replace_linear(
-    model: nn.Module, *, module_filter_fn: Callable[[nn.Module, str], bool] | None = None
-) -> LinearSwap:
+def replace_linear(model: nn.Module, *, module_filter_fn: Callable[[nn.Module, str], bool] | None = None) -> LinearSwap:
     """Turns the linear layers of `model` into TiledLinear, in place.
 
-    A layer stays the same object and only its class changes, so parameters, tied weights, hooks, optimiser state,
-    training flag, dtype and device are untouched.
+    A layer stays the same object and only its class changes, so parameters, tied weights, hooks, optimiser
+    state, training flag, dtype and device are untouched.
 
     Args:
-        model: any module; itself a linear layer, too. A layer that occurs twice is handled once, by its first name.
-        module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True replaces.
-            The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its methods: TiledLinear is put
-            between it and nn.Linear, so in a `forward` of its own `super().forward(input)` is tiled.
+        model: any module, also a linear layer itself. A layer that occurs twice is handled once, by its first
+            name.
+        module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True
+            replaces. The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its
+            methods: TiledLinear is put between it and nn.Linear, so in a `forward` of its own
+            `super().forward(input)` is tiled.
 
     Returns:
-        The names replaced, the names skipped with the reason, and warnings where a replaced layer may be bypassed: by a
-        `forward` of its own, in nn.MultiheadAttention, and in eval mode in nn.TransformerEncoderLayer, which read weights
-        instead of calling layers. The warnings are issued as UserWarning, too.
+        The names replaced, the names skipped with the reason, and warnings where a replaced layer may be
+        bypassed: by a `forward` of its own, in nn.MultiheadAttention, and in eval mode in
+        nn.TransformerEncoderLayer, which read weights instead of calling layers. The warnings are issued as
+        UserWarning, too.
 
     Raises:
         TypeError: `model` is not a module.
@@ -89,8 +90,9 @@ def replace_linear(
 
 
 def restore_linear(model: nn.Module) -> LinearSwap:
-    """Undoes `replace_linear`: every replaced layer has its former class again. What was made as TiledLinear becomes
-    nn.Linear.
+    """Undoes `replace_linear`: every replaced layer has its former class again.
+
+    What was made as TiledLinear becomes nn.Linear.
 
     Returns:
         The names replaced; skipped are layers whose class was made from TiledLinear by somebody else.
@@ -114,11 +116,12 @@ def restore_linear(model: nn.Module) -> LinearSwap:
 
 @functools.cache
 def _tiled_class(former_class: type[nn.Linear]) -> type[TiledLinear]:
-    """TiledLinear itself, or for a subclass of nn.Linear: that class with TiledLinear between it and nn.Linear."""
+    """TiledLinear, or for a subclass of nn.Linear: that class with TiledLinear between it and nn.Linear."""
     if former_class is nn.Linear:
         return TiledLinear
 
-    def reduce(module: nn.Module, protocol: int) -> tuple:  # pickle finds a class by its name; this one has none
+    # pickle finds a class by its name, and this one has none.
+    def reduce(module: nn.Module, protocol: int) -> tuple:
         _, _, *state = former_class.__reduce_ex__(module, 2)
         return (_new_tiled, (former_class,), *state)
 
@@ -140,18 +143,14 @@ def _reason_to_keep(module: nn.Linear) -> str:
     if isinstance(module, LazyModuleMixin):
         return "lazy; run the model once first"
     dtensor = sys.modules.get("torch.distributed.tensor")
-    if is_traceable_wrapper_subclass(module.weight) and not (
-        dtensor and isinstance(module.weight, dtensor.DTensor)
-    ):
+    if is_traceable_wrapper_subclass(module.weight) and not (dtensor and isinstance(module.weight, dtensor.DTensor)):
         return f"its weight is a {type(module.weight).__name__}, which has products of its own"
     if module.weight.dtype not in DTYPES.values():
         return f"{module.weight.dtype} is not supported"
     return ""
 
 
-def _refusal(
-    module: nn.Linear, name: str, module_filter_fn: Callable[[nn.Module, str], bool] | None
-) -> str:
+def _refusal(module: nn.Linear, name: str, module_filter_fn: Callable[[nn.Module, str], bool] | None) -> str:
     if module_filter_fn is not None:
         return "" if module_filter_fn(module, name) else "module_filter_fn said no"
     return "" if type(module) is nn.Linear else f"{type(module).__name__} is a subclass of nn.Linear"
@@ -161,16 +160,17 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
     """How `module` gets by without calling TiledLinear.forward of itself or of its children."""
 
     def tiled(*children: str) -> str:
-        return " and ".join(child for child in children if isinstance(getattr(module, child, None), TiledLinear))
+        return " and ".join(name for name in children if isinstance(getattr(module, name, None), TiledLinear))
 
     if isinstance(module, TiledLinear) and type(module).forward is not TiledLinear.forward:
-        yield f"({type(module).__name__}) has a forward of its own: tiled is only what it leaves to super().forward"
+        yield f"({type(module).__name__}) has its own forward: tiled is only what it leaves to super().forward"
     if isinstance(module, nn.MultiheadAttention) and tiled("out_proj"):
         yield "(nn.MultiheadAttention) never calls out_proj, it reads the weight"
     if isinstance(module, nn.TransformerEncoderLayer) and tiled("linear1", "linear2"):
         yield (
-            f"(nn.TransformerEncoderLayer) does not call {tiled('linear1', 'linear2')} in eval mode without gradients: its "
-            "fast path reads the weights; torch.backends.mha.set_fastpath_enabled(False) switches that off"
+            f"(nn.TransformerEncoderLayer) does not call {tiled('linear1', 'linear2')} in eval mode without "
+            "gradients: its fast path reads the weights; torch.backends.mha.set_fastpath_enabled(False) "
+            "switches that off"
         )
 
 

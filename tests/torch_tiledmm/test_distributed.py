@@ -2,9 +2,9 @@
 
 All cases run in one pair of processes, which writes down what each case said; a test per case reads it.
 
-Planted bugs that these tests caught: a bias kept whole beside a partial sum (added twice), partial sums under an
-activation, DTensor's choice not keyed by the activation, m and n of the result swapped, a dimension that is broadcast
-sharded like the others.
+Planted bugs that these tests caught: a bias kept whole beside a partial sum (added twice), partial sums under
+an activation, DTensor's choice not keyed by the activation, m and n of the result swapped, a dimension that is
+broadcast sharded like the others.
 """
 
 import functools
@@ -35,7 +35,7 @@ def make_model(bias: bool) -> nn.Sequential:
 
 
 def train(kind: str, shape: tuple[int, ...], bias: bool, backend: str | None) -> None:
-    """Loss and gradients of a model that is tiled and spread over the processes equal those of nn.Linear alone."""
+    """Loss and gradients of a tiled model spread over the processes equal those of nn.Linear alone."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -66,15 +66,16 @@ def train(kind: str, shape: tuple[int, ...], bias: bool, backend: str | None) ->
 
 
 def spread(tensor: torch.Tensor) -> list:
-    """The tensor as a DTensor in all ways: whole, sharded in each dimension of size > 1, a sum over the processes."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+    """The tensor as a DTensor in all ways: whole, sharded in each dimension of size > 1, a sum over processes."""
+    from torch.distributed import tensor as dtensor
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    mesh = dtensor.init_device_mesh("cpu", (WORLD_SIZE,))
     part = tensor * (0.25, 0.75)[dist.get_rank()]
     return [
         distribute_tensor(tensor, mesh, [Replicate()]),
         *(distribute_tensor(tensor, mesh, [Shard(dim)]) for dim, size in enumerate(tensor.shape) if size > 1),
-        DTensor.from_local(part, mesh, [Partial()], run_check=False),
+        dtensor.DTensor.from_local(part, mesh, [Partial()], run_check=False),
     ]
 
 
@@ -107,7 +108,7 @@ def linear(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], bias_sha
 
 
 def placements() -> None:
-    """What tensor parallelism rests on needs no communication: the result's placement follows from the operands'."""
+    """What tensor parallelism rests on: these placements of the result need no communication."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     whole_x, *_, k_sharded_x, _ = spread(randn(4, 6, 8))
@@ -123,7 +124,7 @@ def placements() -> None:
 
 
 CASES = {
-    f"{kind}-{'x'.join(map(str, shape))}-{'bias' if bias else 'no_bias'}-{backend or 'eager'}": functools.partial(
+    "-".join((kind, str(shape), "bias" if bias else "no_bias", backend or "eager")): functools.partial(
         train, kind, shape, bias, backend
     )
     for kind in ("ddp", "fsdp", "tensor_parallel")
@@ -136,7 +137,7 @@ CASES = {
         ((4, 5), False, "aot_eager"),
     )
 }
-CASES["tensor_parallel-4x5-bias-inductor"] = functools.partial(train, "tensor_parallel", (4, 5), True, "inductor")
+CASES["inductor"] = functools.partial(train, "tensor_parallel", (4, 5), True, "inductor")
 CASES["placements"] = placements
 for a_shape, b_shape in (
     ((6, 4), (4, 8)),
@@ -191,22 +192,26 @@ def test_two_processes_compute_what_one_computes(outcomes, name):
         assert outcome.get(name, "not reached: a process ended, or was too slow") == "ok", outcome.get(name)
 
 
+RULES_ARE_THERE = (
+    "ops, rules = torch.ops.tiledmm, t.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs\n"
+    "assert ops.linear.default in rules and ops.matmul.default in rules\n"
+)
+
+
+def run_python(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_rules_wait_for_the_import_of_dtensor():
-    code = (
-        "import sys, importlib.util, torch_tiledmm\n"
-        "importlib.util.find_spec('torch.distributed.tensor')\n"  # looking is not importing, and uses nothing up
+    run_python(
+        "import sys, importlib.util, torch, torch_tiledmm\n"
+        "importlib.util.find_spec('torch.distributed.tensor')\n"  # a look is no import, and uses nothing up
         "assert 'torch.distributed.tensor' not in sys.modules\n"
         "finders = len(sys.meta_path)\n"
-        "import torch.distributed.tensor as t, torch\n"
-        "assert torch.ops.tiledmm.linear.default in t.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs\n"
-        "assert len(sys.meta_path) == finders - 1"
+        "import torch.distributed.tensor as t\n"
+        "assert len(sys.meta_path) == finders - 1\n" + RULES_ARE_THERE
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_rules_are_registered_when_dtensor_came_first():
-    code = (
-        "import torch.distributed.tensor as t, torch, torch_tiledmm\n"
-        "assert torch.ops.tiledmm.linear.default in t.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python("import torch, torch.distributed.tensor as t, torch_tiledmm\n" + RULES_ARE_THERE)

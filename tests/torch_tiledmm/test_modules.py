@@ -1,8 +1,8 @@
 """TiledLinear is nn.Linear in everything but the product; replace_linear and restore_linear swap in place.
 
-Planted bugs that these tests caught: forward through F.linear, forward without the bias, restore to nn.Linear whatever
-was there before, TiledLinear before the subclass, the filter's arguments swapped, no pickling of subclasses, parametrized
-layers and subclasses replaced, no word on the transformer's fast path.
+Planted bugs that these tests caught: forward through F.linear, forward without the bias, restore to nn.Linear
+whatever was there before, TiledLinear before the subclass, the filter's arguments swapped, no pickling of
+subclasses, parametrized layers and subclasses replaced, no word on the transformer's fast path.
 """
 
 import copy
@@ -325,7 +325,7 @@ def test_transformer_fast_path_bypasses_and_can_be_switched_off():
     input = torch.randn(2, 3, 8)
     assert tiled_calls(layer, input) == 2
     layer.eval()
-    # A dispatch mode would switch the fast path off itself, so the calls are counted by hooks on the operator's layers.
+    # A dispatch mode or a hook would switch the fast path off itself, so the calls count themselves.
     calls = []
     for child in (layer.linear1, layer.linear2):
         forward = child.forward
