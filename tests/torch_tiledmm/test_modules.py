@@ -265,7 +265,7 @@ def test_subclass_keeps_its_own_forward():
     model = nn.Sequential(Doubled(7, 5), Plain(5, 5))
     input = torch.randn(3, 7)
     expected = model(input)
-    with pytest.warns(UserWarning, match=r"replace_linear: 0 \(TiledDoubled\) has a forward of its own"):
+    with pytest.warns(UserWarning, match=r"replace_linear: 0 \(TiledDoubled\) has its own forward"):
         swap = replace_linear(model, module_filter_fn=lambda *_: True)
     assert swap.replaced == ["0", "1"] and len(swap.warnings) == 1
     assert isinstance(model[0], Doubled) and isinstance(model[0], TiledLinear) and model[0].scale() == 2
