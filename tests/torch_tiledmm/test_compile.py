@@ -1,7 +1,7 @@
 """Schemas, fake kernels, compile, export, AOTInductor, autocast, vmap.
 
-Planted bugs that these tests caught: a fake kernel with the wrong last dimension, autocast without the exclusion of its own
-key, a vmap rule that maps the wrong operand.
+Planted bugs that these tests caught: a fake kernel with the wrong last dimension, autocast without the exclusion of its
+own key, a vmap rule that maps the wrong operand, one that drops the rows beside a mapped bias.
 """
 
 import itertools
@@ -112,7 +112,17 @@ def test_autocast_takes_the_dtype_of_the_user(dtype):
     assert weight.grad.dtype is torch.float32 and bias.grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("a_shape, b_shape", [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5))])  # fmt: skip
+@pytest.mark.parametrize(
+    "a_shape, b_shape",
+    [
+        ((4,), (4,)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((3, 4), (4, 5)),
+        ((2, 3, 4), (4, 5)),
+        ((3, 4), (2, 4, 5)),
+    ],
+)
 def test_vmap_of_matmul(a_shape, b_shape):
     for a_dim, b_dim in itertools.product((None, 0, -1), repeat=2):
         if a_dim is None and b_dim is None:
@@ -142,6 +152,20 @@ def test_vmap_of_linear(shape, activation):
         ]
         ours = torch.vmap(lambda *a: linear(*a, activation=activation), dims)(*args)
         theirs = torch.vmap(lambda *a: function(F.linear(*a)), dims)(*args)
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
+def test_vmap_of_linear_with_a_vector_as_weight(shape):
+    for dims in itertools.product((None, 0, -1), (None, 0, -1), (None, 0, -1)):
+        if all(dim is None for dim in dims):
+            continue
+        args = [
+            randn(*own) if dim is None else randn(*own, 6).movedim(-1, dim)
+            for own, dim in zip((shape, (4,), (1,)), dims, strict=True)
+        ]
+        ours = torch.vmap(lambda *a: linear(*a, activation="silu"), dims)(*args)
+        theirs = torch.vmap(lambda x, weight, bias: F.silu(x @ weight + bias.squeeze()), dims)(*args)
         torch.testing.assert_close(ours, theirs)
 
 

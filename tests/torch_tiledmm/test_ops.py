@@ -1,7 +1,8 @@
 """Semantics of torch.matmul and F.linear, and every error. Values in bulk: test_property.py.
 
 Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
-check of the fake kernel removed, matmul_out without its overlap check.
+check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, and with
+one that takes beside each other for overlapping.
 """
 
 import pytest
@@ -137,6 +138,35 @@ def test_matmul_out_refuses():
         OPS.matmul_out(a.requires_grad_(), b, out)
 
 
+@pytest.mark.parametrize(
+    "rows, columns", [((0, 5), (0, 5)), ((2, 7), (2, 7)), ((4, 9), (4, 9)), ((0, 5), (4, 9))], ids=str
+)
+def test_matmul_out_refuses_a_view_with_gaps_that_meets_an_operand(rows, columns):
+    base, other = randn(12, 12), randn(5, 5)
+    operand, out = base[:5, :5], base[slice(*rows), slice(*columns)]
+    with pytest.raises(RuntimeError, match="out shares memory with a"):
+        OPS.matmul_out(operand, other, out)
+    with pytest.raises(RuntimeError, match="out shares memory with b"):
+        OPS.matmul_out(other, operand, out)
+
+
+def test_matmul_out_takes_a_view_with_gaps_beside_an_operand():
+    other = randn(5, 5)
+    for rows, columns in (((0, 5), (5, 10)), ((3, 8), (5, 10)), ((5, 10), (0, 5)), ((5, 10), (5, 10))):
+        base = randn(10, 10)
+        operand, out = base[:5, :5], base[slice(*rows), slice(*columns)]
+        for view in (out, out.t()):
+            OPS.matmul_out(operand, other, view)
+            assert_close(view, expect_matmul(operand, other))
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (4, 1), (1, 4)], ids=str)
+def test_matmul_out_refuses_an_out_whose_elements_share_memory(strides):
+    out = torch.empty(40).as_strided((3, 6) if strides[0] > 1 else (6, 3), strides)
+    with pytest.raises(RuntimeError, match="elements of out share memory"):
+        OPS.matmul_out(randn(len(out), 2), randn(2, out.shape[1]), out)
+
+
 def test_matmul_out_counts_as_a_change_of_out():
     x = randn(3, 3).requires_grad_()
     out = torch.empty(3, 3)
@@ -162,7 +192,7 @@ def test_matmul_out_counts_as_a_change_of_out():
         (RuntimeError, "a has 0 dimensions", lambda: matmul(torch.tensor(1.0), randn(3))),
         (RuntimeError, r"input \[2, 3\] and weight \[5, 4\]", lambda: linear(randn(2, 3), randn(5, 4))),
         (RuntimeError, r"weight has shape \[1, 2, 3\]", lambda: linear(randn(2, 3), randn(1, 2, 3))),
-        (RuntimeError, r"bias has shape \[4\]; accepted are \(5,\)", lambda: linear(randn(2, 3), randn(5, 3), randn(4))),
+        (RuntimeError, r"bias has shape \[4\]; accepted are \(5", lambda: linear(randn(2, 3), randn(5, 3), randn(4))),
         (RuntimeError, "one device", lambda: matmul(randn(2, 2), randn(2, 2).to("meta"))),
         (RuntimeError, "one device", lambda: matmul(randn(2, 2).to("meta"), randn(2, 2))),
         (RuntimeError, "one device", lambda: linear(randn(2, 2), randn(2, 2), randn(2).to("meta"))),
