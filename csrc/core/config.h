@@ -24,8 +24,9 @@ enum class CpuPath : int32_t {
   packed,       // A and B packed, micro-tiles
   stream_rows,  // few rows, B contiguous along n: B goes through registers row by row
   dot_rows,     // few rows, B contiguous along k: dot products, B read once where it lies
+  short_k,      // k of one block, B contiguous along n: C is written row by row
 };
-inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows"};
+inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k"};
 
 // k is summed in chunks of so many packed words. docs/NUMERICS.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
@@ -92,7 +93,9 @@ struct CpuConfig {
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
-  config.path = is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n      ? CpuPath::stream_rows
+  const bool is_one_block = k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= 16;
+  config.path = is_b_n_major && is_one_block && n >= thread_n                        ? CpuPath::short_k
+                : is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n    ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
                                                                                      : CpuPath::packed;
   const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;

@@ -11,6 +11,7 @@
 
 #include "core/config.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/micro_kernel.h"
 #include "platform/element.h"
 #include "platform/epilogue.h"
 #include "platform/pack.h"
@@ -21,91 +22,6 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-// Registers: kVectorsN accumulators a row, kVectorsN vectors of B (or operands from memory), 1 broadcast of A.
-constexpr int kVectorsN = 4;
-#if TILEDMM_VECTOR_BYTES == 64
-constexpr int kMaxThreadM = 6;  // 24 + 4 + 1 of 32
-#elif defined(TILEDMM_ISA_NEON)
-constexpr int kMaxThreadM = 5;  // 20 + 4 + 1 of 32
-#elif TILEDMM_VECTOR_BYTES == 32
-constexpr int kMaxThreadM = 3;  // 12 + 3 + 1 of 16
-#else
-constexpr int kMaxThreadM = 2;  // 8 + 4 + 1 of 16
-#endif
-constexpr int kThreadN = kVectorsN * kBlocks;  // one column of C a block
-
-template <class Op>
-struct Config {
-  using Word = typename Op::Word;
-  using Acc = typename Op::Acc;
-  static constexpr int kLanes = Simd<Acc>::kLanes;
-  static constexpr int kWords = Simd<Acc, kBlockBytes>::kLanes;  // of a block
-  static constexpr int kStep = kWords * Op::kPerWord;            // elements of k in a block
-  static constexpr int64_t kChunk = kChunkWords * Op::kPerWord;  // elements of k in a chunk
-  static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
-  static_assert(kVectorsN % kWords == 0, "sum_blocks takes as many vectors as a block has words");
-  static_assert(kChunk % (4 * kStep) == 0, "chunks consist of whole passes of stream_rows");
-};
-
-// Where a micro-tile's rows of A are: packed, or where they lie if k is contiguous there and no conversion is needed.
-struct RowsA {
-  const char* base;
-  int64_t row_bytes;   // from row to row
-  int64_t step_bytes;  // from block to block along k
-};
-
-// to (+)= A * B for one micro-tile: MR rows of A, B as [num_steps][kThreadN blocks]. Writes columns < cols.
-template <class Op, int MR, class OUT>
-void multiply(int64_t num_steps, RowsA a, const typename Op::Word* b, OUT* to, int64_t ld_to, bool accumulate,
-              int64_t cols) {
-  using Word = typename Op::Word;
-  using Acc = typename Op::Acc;
-  constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
-  Reg<Acc> acc[MR][kVectorsN] = {};
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);  // C comes while A and B are multiplied
-  for (int64_t step = 0; step < num_steps; ++step) {
-    Reg<Word> frag_b[kVectorsN];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; ++i) {
-      const auto frag_a = broadcast_block<Word>(a.base + i * a.row_bytes);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
-    }
-    a.base += a.step_bytes;
-    b += kVectorsN * kLanes;
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 2
-    for (int set = 0; set < kVectorsN / kWords; ++set) {
-      Reg<Acc> parts[kWords];
-#pragma GCC unroll 4
-      for (int w = 0; w < kWords; ++w) parts[w] = acc[i][set * kWords + w];
-      Reg<Acc> sum = sum_blocks<Acc>(parts);
-      OUT* row = to + i * ld_to + set * kLanes;
-      const int64_t count = min_of(kLanes, cols - set * kLanes);
-      if (count <= 0) continue;
-      if constexpr (std::is_same_v<OUT, Acc>) {
-        if (accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
-      }
-      store_converted(row, sum, count);
-    }
-  }
-}
-
-template <class Op, class OUT>
-using Multiply = void (*)(int64_t, RowsA, const typename Op::Word*, OUT*, int64_t, bool, int64_t);
-
-// The micro-kernel for 1 .. kMaxThreadM rows.
-template <class Op, class OUT, int... I>
-Multiply<Op, OUT> find_multiply(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Multiply<Op, OUT> kTable[] = {multiply<Op, I + 1, OUT>...};
-  return kTable[rows - 1];
-}
-
 // One block tile of C, on one thread.
 template <class T, class Op>
 struct BlockTile {
@@ -115,7 +31,8 @@ struct BlockTile {
   static constexpr int kWords = Config<Op>::kWords;
   static constexpr int kStep = Config<Op>::kStep;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
-  static constexpr int kPassWords = 4 * kWords;  // words of k that one pass of stream_rows takes along
+  static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
+  static constexpr int kPassWords = 4 * kWords;   // words of k that one pass of stream_rows takes along
 
   const GemmProblem& problem;
   const CpuConfig& config;
@@ -141,6 +58,7 @@ struct BlockTile {
     int64_t bytes = panel_a_bytes(config, k);
     if (config.path == CpuPath::packed)
       bytes += config.block_n * words_per_lane(min_of(k, kChunk)) * int64_t(sizeof(Word));
+    if (config.path == CpuPath::short_k) bytes = kWords * kShortColumns * int64_t(sizeof(Word));
     if (config.path == CpuPath::stream_rows)
       bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
     return round_up(bytes, 64);
@@ -154,6 +72,8 @@ struct BlockTile {
         return run_stream_rows();
       case CpuPath::dot_rows:
         return run_dot_rows();
+      case CpuPath::short_k:
+        return problem.k <= Op::kPerWord ? run_short_k<1>() : run_short_k<kWords>();
     }
   }
 
@@ -260,14 +180,9 @@ struct BlockTile {
                       block_cols, chains, width);
         }
         for (int64_t e = 0; e < rows * width; e += kLanes) {
-          const A* chain = chains + e;
-          const int64_t next = rows * width;
-          Reg<A> sum;
-          if constexpr (kWords == 4) {
-            sum = (load(chain) + load(chain + 2 * next)) + (load(chain + next) + load(chain + 3 * next));
-          } else {
-            sum = load(chain) + load(chain + next);
-          }
+          Reg<A> parts[kWords];
+          for (int w = 0; w < kWords; ++w) parts[w] = load(chains + w * rows * width + e);
+          const Reg<A> sum = sum_chains(parts);
           store(total + e, pc > k_begin ? load(total + e) + sum : sum);
         }
         pc += depth;
@@ -332,6 +247,57 @@ struct BlockTile {
         }
         store(to, acc);
       }
+    }
+  }
+
+  // k of WORDS words, at most one block: C is written row by row and bounds the time. Same chains as run_packed.
+  template <int WORDS>
+  void run_short_k() const {
+    Word* panel_b = reinterpret_cast<Word*>(workspace);
+    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
+      const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
+      for (int64_t w = 0; w < WORDS; ++w) {
+        const T* b =
+            static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + w * Op::kPerWord * problem.stride_bk;
+        const int64_t depth = problem.k - w * Op::kPerWord;
+        for (int64_t j = 0; j < ld; ++j) {
+          panel_b[w * ld + j] = depth > 0 && j < block_cols
+                                    ? Op::load_word(b + j * problem.stride_bn, problem.stride_bk, depth)
+                                    : Word(0);
+        }
+      }
+      for (int64_t i = row; i < row + rows; ++i) {
+        Reg<Word> frag_a[kWords] = {};
+        for (int w = 0; w * Op::kPerWord < problem.k; ++w) {
+          const T* a = static_cast<const T*>(problem.a) + i * problem.stride_am + w * Op::kPerWord * problem.stride_ak;
+          frag_a[w] = broadcast(Op::load_word(a, problem.stride_ak, problem.k - w * Op::kPerWord));
+        }
+        for (int64_t j = 0; j < block_cols; j += kLanes) {
+          Reg<A> chains[kWords] = {};
+#pragma GCC unroll 4
+          for (int w = 0; w < WORDS; ++w) chains[w] = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), Reg<A>{});
+          const int64_t count = min_of(kLanes, block_cols - j);
+          const Reg<A> sum = sum_chains(chains);
+          if (is_plain) {
+            T* to = static_cast<T*>(problem.c) + i * problem.stride_cm + col + jc + j;
+            store_converted(to, sum, count);
+          } else {
+            A near_sums[kLanes];
+            store(near_sums, sum);
+            store_block_tile<T>(problem, i, 1, col + jc + j, count, near_sums, kLanes);
+          }
+        }
+      }
+    }
+  }
+
+  // As sum_blocks, for chains in registers of their own.
+  static TILEDMM_INLINE Reg<A> sum_chains(const Reg<A> (&chains)[kWords]) {
+    if constexpr (kWords == 4) {
+      return (chains[0] + chains[2]) + (chains[1] + chains[3]);
+    } else {
+      return chains[0] + chains[1];
     }
   }
 
