@@ -72,7 +72,7 @@ def make_pair(*args, **kwargs) -> tuple[nn.Linear, TiledLinear]:
 def test_is_made_like_linear(bias):
     linear, tiled = make_pair(7, 5, bias=bias)
     assert isinstance(tiled, nn.Linear)
-    assert repr(tiled) == "Tiled" + repr(linear)
+    assert repr(tiled) == repr(linear)
     assert tiled.state_dict().keys() == linear.state_dict().keys()
     for name, parameter in linear.named_parameters():
         assert torch.equal(tiled.get_parameter(name), parameter)
