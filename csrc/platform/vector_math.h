@@ -27,51 +27,71 @@ TILEDMM_SCALAR float float_of(uint32_t bits) {
   return value;
 }
 
-// exp(high + low) for high <= 0 and |low| small beside it: 0 below the smallest denormal, NaN stays NaN.
-TILEDMM_SCALAR float exp_nonpositive(float high, float low) {
-  const float x = high < -110.0f ? -110.0f : high;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
+// a * b + c, in one rounding where the instruction set can.
+TILEDMM_SCALAR float mul_add(float a, float b, float c) {
+#if defined(TILEDMM_ISA_AVX2) || defined(TILEDMM_ISA_AVX512) || defined(TILEDMM_ISA_AVX512_BF16) || \
+    defined(TILEDMM_ISA_NEON)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// |x|, at most `limit`; of a NaN `limit`, so that the caller must bring in the NaN itself.
+TILEDMM_SCALAR float clamped_size(float x, float limit) {
+  const int32_t size = int32_t(bits_of(x) & 0x7fffffff), most = int32_t(bits_of(limit));
+  return float_of(uint32_t(size < most ? size : most));
+}
+
+// x without its sign bit set: if_plus; else if_minus.
+TILEDMM_SCALAR float select_sign(float x, float if_plus, float if_minus) {
+  const uint32_t is_minus = uint32_t(int32_t(bits_of(x)) >> 31);
+  return float_of((bits_of(if_plus) & ~is_minus) | (bits_of(if_minus) & is_minus));
+}
+
+// exp(-(high + low)) for 0 <= high <= 115 and |low| small beside it; 0 below half of the smallest denormal.
+TILEDMM_SCALAR float exp_negated(float high, float low) {
+  const float shifted = mul_add(high, -1.44269504f, 12582912.0f);  // 1.5 * 2^23: the sum's last bit is worth 1
   const float n = shifted - 12582912.0f;
-  const float r = ((x - n * 0.693359375f) + n * 2.12194440e-4f) + low;  // ln 2 = 0.693359375 - 2.1219444e-4
+  // ln 2 = 0.693359375 - 2.1219444e-4; the first product is exact
+  const float r = mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, -high)) - low;
   float p = 0.00138367747f;
-  p = p * r + 0.00837481581f;
-  p = p * r + 0.0416682251f;
-  p = p * r + 0.166664198f;
-  p = p * r + 0.499999911f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  // 2^n in two factors, since n goes down to -159 and a float's exponent to -126.
-  const uint32_t half_n = uint32_t(int32_t(bits_of(shifted) - bits_of(12582912.0f)) >> 1);
-  const uint32_t other_n = bits_of(shifted) - bits_of(12582912.0f) - half_n;
-  return p * float_of((half_n + 127) << 23) * float_of((other_n + 127) << 23);
+  p = mul_add(p, r, 0.00837481581f);
+  p = mul_add(p, r, 0.0416682251f);
+  p = mul_add(p, r, 0.166664198f);
+  p = mul_add(p, r, 0.499999911f);
+  p = mul_add(p, r, 1.0f);
+  p = mul_add(p, r, 1.0f);
+  // 2^n in two factors, since n goes down to -166 and a float's exponent to -126.
+  const uint32_t exponent = bits_of(shifted) - bits_of(12582912.0f);
+  const uint32_t half = uint32_t(int32_t(exponent) >> 1);
+  return p * float_of((half + 127) << 23) * float_of((exponent - half + 127) << 23);
 }
 
-// 1 / (1 + exp(-x)), accurate relative to its size for negative x, too.
+// 1 / (1 + exp(-x)), accurate relative to its size for negative x, too. Not for NaN.
 TILEDMM_SCALAR float logistic(float x) {
-  const float tail = exp_nonpositive(x < 0 ? x : -x, 0);
-  return (x < 0 ? tail : 1.0f) / (1.0f + tail);
+  const float tail = exp_negated(clamped_size(x, 110.0f), 0);
+  return select_sign(x, 1.0f, tail) / (1.0f + tail);
 }
 
-// The normal distribution function.
+// The normal distribution function. Not for NaN.
 TILEDMM_SCALAR float normal_cdf(float x) {
-  const float size = x < 0 ? -x : x;
-  const float z = size > 15.0f ? 15.0f : size;
-  const float t = 1.0f / (1.0f + z * 0.353553391f);
+  const float z = clamped_size(x, 15.0f);
+  const float t = 1.0f / mul_add(z, 0.353553391f, 1.0f);
   float p = -0.0277322065f;
-  p = p * t + 0.133027479f;
-  p = p * t - 0.223152325f;
-  p = p * t + 0.113646813f;
-  p = p * t + 0.00614996394f;
-  p = p * t + 0.0918222591f;
-  p = p * t + 0.124513716f;
-  p = p * t + 0.140624434f;
-  p = p * t + 0.141102478f;
-  p = p * t - 2.62672847e-06f;
+  p = mul_add(p, t, 0.133027479f);
+  p = mul_add(p, t, -0.223152325f);
+  p = mul_add(p, t, 0.113646813f);
+  p = mul_add(p, t, 0.00614996394f);
+  p = mul_add(p, t, 0.0918222591f);
+  p = mul_add(p, t, 0.124513716f);
+  p = mul_add(p, t, 0.140624434f);
+  p = mul_add(p, t, 0.141102478f);
+  p = mul_add(p, t, -2.62672847e-06f);
   // z * z exactly: the square of z's leading bits, and the rest.
   const float leading = float_of(bits_of(z) & 0xfffff000);
-  const float tail = p * exp_nonpositive(-0.5f * (leading * leading), -0.5f * ((z - leading) * (z + leading)));
-  const float cdf = x < 0 ? tail : 1.0f - tail;
-  return x != x ? x : cdf;
+  const float tail = p * exp_negated(0.5f * (leading * leading), 0.5f * ((z - leading) * (z + leading)));
+  return __builtin_fabsf(select_sign(x, 1.0f, 0.0f) - tail);
 }
 
 template <Activation ACT>
