@@ -4,7 +4,7 @@ Needs numpy and scipy (float64 references); prints the float32 coefficients and 
 """
 
 import numpy as np
-from scipy.special import erfcx
+from scipy.special import erf, erfcx
 
 
 def fit(function, low, high, degree, rounds=60):
@@ -32,12 +32,21 @@ def show(name, coefficients, error):
 # exp(r) on |r| <= ln(2) / 2
 show("exp", *fit(np.exp, -np.log(2) / 2, np.log(2) / 2, 6))
 
-# exp(z * z) * erfc(z) for z = |x| / sqrt(2) as a polynomial in t = 1 / (1 + z / 2), |x| <= 14.5
-SCALE = 1 / (2 * np.sqrt(2))
+
+def odd_part(square):
+    """(cdf(x) - 1 / 2) / x of the normal distribution function, of x * x."""
+    x = np.sqrt(square)
+    return erf(x / np.sqrt(2)) / (2 * x)
+
+
+show("centre, |x| <= 1", *fit(odd_part, 0.0, 1.0, 4))
+
+# exp(x * x / 2) * cdf(-x) for 1 <= x <= 15 as a polynomial in t = 1 / (1 + SCALE * x)
+SCALE = float(np.float32(0.45))
 
 
 def scaled_tail(t):
     return erfcx((1 / t - 1) / SCALE / np.sqrt(2)) / 2
 
 
-show("tail", *fit(scaled_tail, 1 / (1 + 14.5 * SCALE), 1.0, 9))
+show("tail, |x| >= 1", *fit(scaled_tail, 1 / (1 + 15 * SCALE), 1 / (1 + SCALE), 8))
