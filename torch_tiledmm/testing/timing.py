@@ -47,17 +47,21 @@ def time_arms(
     """Times every arm within about ``seconds`` in all, pauses not counted, more if five rounds take longer.
 
     ``pause_after`` names an arm with threads of its own (numpy's OpenBLAS), which go on spinning after its calls and
-    would take a core from the next arm: nothing is timed until they sleep.
+    would take a core from the next arm: nothing is timed until they sleep, while torch's threads are kept busy.
 
     An arm whose second call alone takes ``seconds`` is sampled by that call and left out of the rounds.
     """
     samples: dict[str, list[float]] = {}
     num_calls: dict[str, int] = {}
 
+    busy = torch.zeros(1 << 20)
+
     def pause(name: str) -> float:
         if name != pause_after:
             return 0.0
-        time.sleep(_PAUSE_SECONDS)
+        end = time.perf_counter() + _PAUSE_SECONDS
+        while time.perf_counter() < end:  # torch's own threads stay awake
+            busy.add_(1)
         return _PAUSE_SECONDS
 
     for name, call in arms.items():

@@ -13,11 +13,11 @@ import pytest
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
 MUTATED = "kernels/cpu/04_register_tiled_portable.cpp"
-HEADER = "kernels/cpu/04_register_tiled.h"
+TILE, EPILOGUE = "kernels/cpu/04_register_tiled.h", "platform/epilogue.h"
 MUTANTS = {
-    "columns": ("tile_cols = min_of(kThreadN, block_cols - jr)", "tile_cols = kThreadN"),
-    "epilogue": ("const int64_t count = min_of(kLanes, cols - j);", "const int64_t count = kLanes;"),
-    "first chunk": ("const bool is_first = pc == k_begin,", "const bool is_first = true,"),
+    "columns": (TILE, "tile_cols = min_of(kThreadN, block_cols - jr)", "tile_cols = kThreadN"),
+    "epilogue": (EPILOGUE, "const int64_t count = min_of(kLanes, cols - j);", "const int64_t count = kLanes;"),
+    "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = true,"),
 }
 
 
@@ -71,14 +71,14 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(objects, tmp_path):
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, objects, tmp_path):
-    guard, without = MUTANTS[mutant]
-    header = (CSRC / HEADER).read_text()
-    assert header.count(guard) == 1, f"the mutant '{mutant}' needs a new place in {HEADER}"
+    header, guard, without = MUTANTS[mutant]
+    text = (CSRC / header).read_text()
+    assert text.count(guard) == 1, f"the mutant '{mutant}' needs a new place in {header}"
     # All of csrc in links, but for the header.
     for path in CSRC.rglob("*.h"):
         copy = tmp_path / "csrc" / path.relative_to(CSRC)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(header.replace(guard, without) if path == CSRC / HEADER else path.read_text())
+        copy.write_text(text.replace(guard, without) if path == CSRC / header else path.read_text())
     compiled = compile_source(CSRC / MUTATED, tmp_path / "mutant.o", tmp_path / "csrc")
     parts = [compiled if source == CSRC / MUTATED else path for source, path in objects.items()]
     done = run(link(parts, tmp_path / "mutant"), 400)
