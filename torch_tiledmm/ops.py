@@ -42,7 +42,8 @@ def linear(
         input: (..., in_features); float32, float64, float16 or bfloat16; any strides.
         weight: (out_features, in_features) or (in_features,); dtype and device of `input`; read as it is stored.
         bias: (out_features,) or (1,), or None; added before the activation.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. Where a
+            gradient is needed, backward keeps the sum, so that float16 and bfloat16 are rounded before it, too.
         algorithm: see `matmul`.
 
     Returns:
@@ -84,34 +85,68 @@ def _check_algorithm(algorithm: str) -> None:
     )
 
 
-def _matmul_shape(a: Tensor, b: Tensor) -> list:
+def _check_activation(activation: str) -> None:
+    torch._check_value(
+        activation in _ACTIVATIONS,
+        lambda: f"tiledmm: activation '{activation}' is not known; accepted are {', '.join(_ACTIVATIONS)}",
+    )
+
+
+def _matmul_shape(a: tuple, b: tuple) -> list:
+    """The shape of the product of operands of shapes `a` and `b`, which are checked."""
     torch._check(
-        a.dim() > 0 and b.dim() > 0,
-        lambda: f"tiledmm: a has {a.dim()} dimensions and b has {b.dim()}; both need at least 1",
+        len(a) > 0 and len(b) > 0,
+        lambda: f"tiledmm: a has {len(a)} dimensions and b has {len(b)}; both need at least 1",
     )
     torch._check(
-        a.shape[-1] == b.shape[0 if b.dim() == 1 else -2],
-        lambda: f"tiledmm: the shapes of a {tuple(a.shape)} and b {tuple(b.shape)} do not fit",
+        a[-1] == b[0 if len(b) == 1 else -2],
+        lambda: f"tiledmm: the shapes of a {list(a)} and b {list(b)} do not fit: the last dimension of a must be the "
+        f"{'only' if len(b) == 1 else 'last but one'} of b",
     )
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return [*batch, *(a.shape[-2:-1] if a.dim() > 1 else ()), *(b.shape[-1:] if b.dim() > 1 else ())]
+    try:
+        batch = torch.broadcast_shapes(a[:-2], b[:-2])
+    except RuntimeError as error:
+        raise RuntimeError(f"tiledmm: the batch dimensions of a {list(a)} and b {list(b)} do not broadcast") from error
+    return [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
+
+
+def _linear_shape(input: tuple, weight: tuple, bias: tuple | None) -> list:
+    """The shape of `linear` of operands of these shapes, which are checked."""
+    torch._check(
+        len(input) >= 1, lambda: "tiledmm: input has 0 dimensions; it needs at least 1, the last of size in_features"
+    )
+    torch._check(
+        len(weight) in (1, 2),
+        lambda: f"tiledmm: weight has shape {list(weight)}; accepted are (out_features, in_features) and "
+        "(in_features,)",
+    )
+    torch._check(
+        input[-1] == weight[-1],
+        lambda: f"tiledmm: the shapes of input {list(input)} and weight {list(weight)} do not fit: their last "
+        "dimensions must be equal",
+    )
+    if bias is not None:
+        size = weight[0] if len(weight) == 2 else 1
+        torch._check(
+            len(bias) == 0 or (len(bias) == 1 and (bias[0] == size or bias[0] == 1)),
+            lambda: f"tiledmm: bias has shape {list(bias)}; accepted are ({size},) and (1,)",
+        )
+    return [*input[:-1], *weight[:-1]]
 
 
 @torch.library.register_fake("tiledmm::matmul")
 def _matmul_fake(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
     _check_operands(a=a, b=b)
     _check_algorithm(algorithm)
-    return a.new_empty(_matmul_shape(a, b))
+    return a.new_empty(_matmul_shape(a.shape, b.shape))
 
 
 @torch.library.register_fake("tiledmm::matmul_out")
 def _matmul_out_fake(a: Tensor, b: Tensor, out: Tensor, *, algorithm: str = "auto") -> None:
     _check_operands(a=a, b=b, out=out)
     _check_algorithm(algorithm)
-    shape = _matmul_shape(a, b)
-    torch._check(
-        list(out.shape) == shape, lambda: f"tiledmm: out has shape {tuple(out.shape)}; the result has {tuple(shape)}"
-    )
+    shape = _matmul_shape(a.shape, b.shape)
+    torch._check(list(out.shape) == shape, lambda: f"tiledmm: out has shape {list(out.shape)}; the result has {shape}")
 
 
 @torch.library.register_fake("tiledmm::linear")
@@ -120,29 +155,8 @@ def _linear_fake(
 ) -> Tensor:
     _check_operands(input=input, weight=weight, **({} if bias is None else {"bias": bias}))
     _check_algorithm(algorithm)
-    torch._check_value(
-        activation in _ACTIVATIONS,
-        lambda: f"tiledmm: activation '{activation}' is not known; accepted are {', '.join(_ACTIVATIONS)}",
-    )
-    torch._check(input.dim() >= 1, lambda: "tiledmm: input has 0 dimensions; it needs at least 1")
-    torch._check(
-        weight.dim() in (1, 2),
-        lambda: f"tiledmm: weight has shape {tuple(weight.shape)}; accepted are (out_features, in_features) and "
-        "(in_features,)",
-    )
-    torch._check(
-        input.shape[-1] == weight.shape[-1],
-        lambda: f"tiledmm: the shapes of input {tuple(input.shape)} and weight {tuple(weight.shape)} do not fit: "
-        "their last dimensions must be equal",
-    )
-    out_features = weight.shape[:1] if weight.dim() == 2 else ()
-    if bias is not None:
-        size = weight.shape[0] if weight.dim() == 2 else 1
-        torch._check(
-            bias.dim() == 0 or (bias.dim() == 1 and (bias.shape[0] == size or bias.shape[0] == 1)),
-            lambda: f"tiledmm: bias has shape {tuple(bias.shape)}; accepted are ({size},) and (1,)",
-        )
-    return input.new_empty([*input.shape[:-1], *out_features])
+    _check_activation(activation)
+    return input.new_empty(_linear_shape(input.shape, weight.shape, None if bias is None else bias.shape))
 
 
 def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
@@ -153,10 +167,14 @@ def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
     return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
 
 
+def _own_shape(tensor: Tensor, mapped_dim: int | None) -> list:
+    """The shape that the function under vmap sees."""
+    return [size for d, size in enumerate(tensor.shape) if d != mapped_dim]
+
+
 def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, algorithm: str) -> Tensor:
     """The product of mapped operands, mapped dimension first; at least one operand is mapped."""
     own_a, own_b = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
-    torch._check(own_a > 0 and own_b > 0, lambda: "tiledmm: a and b both need at least 1 dimension")
     a = a if a_dim is None else a.movedim(a_dim, 0)
     b = b if b_dim is None else b.movedim(b_dim, 0)
     # Vectors become matrices, so that the mapped dimension is a batch dimension of both.
@@ -170,7 +188,10 @@ def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, a
 
 
 def _matmul_vmap(info, in_dims, a: Tensor, b: Tensor, *, algorithm: str = "auto"):
-    return _mapped_matmul(*in_dims[:2], a, b, algorithm), 0
+    a_dim, b_dim = in_dims[:2]
+    _check_operands(a=a, b=b)
+    _matmul_shape(_own_shape(a, a_dim), _own_shape(b, b_dim))
+    return _mapped_matmul(a_dim, b_dim, a, b, algorithm), 0
 
 
 def _linear_vmap(
@@ -184,6 +205,10 @@ def _linear_vmap(
     algorithm: str = "auto",
 ):
     input_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
+    _check_operands(input=input, weight=weight, **({} if bias is None else {"bias": bias}))
+    _check_activation(activation)
+    own_bias_shape = None if bias is None else _own_shape(bias, bias_dim)
+    _linear_shape(_own_shape(input, input_dim), _own_shape(weight, weight_dim), own_bias_shape)
     if weight_dim is None and bias_dim is None:
         input = input.movedim(input_dim, 0)
         return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm), 0

@@ -111,6 +111,7 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Formula, HAS_BIAS
   static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
                         c10::DispatchKeySet below, std::string_view algorithm) {
     const std::array<bool, 3> needs = {a.requires_grad(), b.requires_grad(), false};
+    context->set_materialize_grads(false);
     context->save_for_backward({saves_first(needs) ? a : Tensor(), saves_second(needs) ? b : Tensor()});
     if (algorithm != "auto") context->saved_data["algorithm"] = std::string(algorithm);
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -241,6 +242,8 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   const Needs needs(a, b);
   if (needs.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
   if (have_equal_batches(a, b)) return differentiate<MatmulFormula>(needs, a, b, Tensor(), below, algorithm);
+  // What does not fit goes to the kernel as it was given, which raises.
+  if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
 
   // Other ranks and batches become equal ones through views, whose own derivatives reduce what was broadcast.
   if (a.dim() == 1) {
@@ -258,7 +261,9 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   for (size_t i = 1; i <= batch.size(); ++i) {
     const c10::SymInt size_a = i <= batch_a.size() ? batch_a[batch_a.size() - i] : c10::SymInt(1);
     const c10::SymInt size_b = i <= batch_b.size() ? batch_b[batch_b.size() - i] : c10::SymInt(1);
-    batch[batch.size() - i] = size_a == 1 ? size_b : size_a;
+    const c10::SymInt& size = size_a == 1 ? size_b : size_a;
+    if (size_b != 1 && size_b != size) return matmul_op().redispatch(below, a, b, algorithm);
+    batch[batch.size() - i] = size;
   }
   const auto expanded = [&](const Tensor& tensor) {
     auto sizes = batch;
@@ -291,8 +296,7 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
                         (!own_bias.defined() || (own_bias.dim() == 1 && own_bias.sym_size(0) == weight.sym_size(0)));
   if (is_usual) return differentiate<LinearFormula>(needs, input, weight, own_bias, below, algorithm);
   if (activation == "none" && input.dim() >= 1 && weight.dim() == 1) {
-    const Tensor product = matmul_op().call(input, weight, algorithm);
-    return own_bias.defined() ? product + own_bias.squeeze() : product;
+    return linear_op().call(input, weight.unsqueeze(0), bias, activation, algorithm).squeeze(-1);
   }
   if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 &&
       own_bias.sym_numel() == 1) {
@@ -303,8 +307,11 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
 
 void matmul_out_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, Tensor& out,
                          std::string_view algorithm) {
-  TORCH_CHECK(!torch::autograd::compute_requires_grad(a, b, out),
+  const Needs needs(a, b, out);
+  TORCH_CHECK(!needs.grad,
               "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments requires grad");
+  TORCH_CHECK(!needs.tangent,
+              "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments has a tangent");
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tiledmm::matmul_out", "")
                              .typed<void(const Tensor&, const Tensor&, Tensor&, std::string_view)>();

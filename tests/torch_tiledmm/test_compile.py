@@ -1,7 +1,7 @@
 """Schemas, fake kernels, compile, export, AOTInductor, autocast, vmap.
 
 Planted bugs that these tests caught: a fake kernel with the wrong last dimension, autocast without the exclusion of its
-own key, a vmap rule that maps the wrong operand, one that drops the rows beside a mapped bias.
+own key, a vmap rule that maps the wrong operand, one that drops the rows beside a mapped bias, one that checks nothing.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_tiledmm import TiledLinear, linear, matmul
@@ -32,6 +33,9 @@ def randn(*sizes, grad=False):
         (OPS.linear, lambda g: (randn(3, 4, grad=g), randn(5, 4, grad=g), randn(5, grad=g)), {}),
         (OPS.linear, lambda g: (randn(2, 3, 4, grad=g), randn(5, 4, grad=g)), {"activation": "gelu"}),
         (OPS.linear, lambda g: (randn(4, grad=g), randn(5, 4, grad=g), randn(5, grad=g)), {"activation": "relu"}),
+        (OPS.linear, lambda g: (randn(3, 4, grad=g), randn(4, grad=g), randn(1, grad=g)), {"activation": "silu"}),
+        (OPS.linear, lambda g: (randn(3, 0, grad=g), randn(5, 0, grad=g), randn(5, grad=g)), {}),
+        (OPS.linear, lambda g: (randn(4, 3, grad=g).t(), randn(4, 5, grad=g).t()), {"activation": "gelu_tanh"}),
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
@@ -56,6 +60,32 @@ def test_compile_is_eager(backend, dynamic):
         torch.testing.assert_close(*(torch.autograd.grad(loss, args) for loss in total), rtol=1e-4, atol=1e-4)
 
 
+def test_compile_of_matmul_out():
+    def step(a, b, base):
+        OPS.matmul_out(a, b, base[:, ::2])
+        return base * 2
+
+    a, b, base = randn(4, 5), randn(5, 3), randn(4, 6)
+    own = base.clone()
+    expected = step(a, b, own)
+    torch.testing.assert_close(torch.compile(step, fullgraph=True, backend="aot_eager")(a, b, base), expected)
+    torch.testing.assert_close(base, own)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compile_with_rows_counted_at_run_time():
+    weight, bias = randn(3, 2, grad=True), randn(3, grad=True)
+
+    def positions(mask):
+        rows = mask.nonzero().float()
+        batch = rows.unsqueeze(1).expand(-1, 2, 2) * weight[0]
+        return linear(rows, weight, bias, activation="gelu").sum(0), matmul(batch, batch.mT).sum(0)
+
+    mask = randn(6, 6) > 0
+    compiled = torch.compile(positions, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(mask), positions(mask))
+
+
 def test_compile_of_a_transform():
     def loss(a, b):
         return matmul(a, b).sin().sum()
@@ -78,6 +108,19 @@ def test_export_round_trip(tmp_path):
         torch.testing.assert_close(loaded.run_decompositions().module()(x), model(x))
 
 
+def test_export_with_every_size_dynamic():
+    class Product(nn.Module):
+        def forward(self, a, b):
+            return matmul(a, b)
+
+    batch, rows, depth = (torch.export.Dim(name, min=2) for name in ("batch", "rows", "depth"))
+    for b_shape, sizes, other in (((5, 7), {0: depth}, (11, 7)), ((4, 5, 7), {0: batch, 1: depth}, (3, 11, 7))):
+        dynamic = ({0: batch, 1: rows, 2: depth}, sizes)
+        program = torch.export.export(Product(), (randn(4, 6, 5), randn(*b_shape)), dynamic_shapes=dynamic)
+        a, b = randn(3, 9, 11), randn(*other)
+        torch.testing.assert_close(program.module()(a, b), torch.matmul(a, b))
+
+
 def test_aot_inductor_package(tmp_path):
     model = TiledLinear(5, 6).eval()
     x = randn(4, 5)
@@ -96,6 +139,30 @@ def test_fake_and_meta():
             matmul(torch.empty(2, 3), torch.empty(3, 2), algorithm="fast")
 
 
+def test_meta_tensors_meet_the_checks_of_the_kernel():
+    """One text for both, so that a wrong model fails alike before and after it has memory."""
+
+    def message(device, call):
+        with torch.device(device), pytest.raises((RuntimeError, TypeError, ValueError)) as raised:
+            call(torch.empty)
+        return type(raised.value), str(raised.value).splitlines()[0]
+
+    for call in (
+        lambda e: matmul(e(2, 3), e(4, 5)),
+        lambda e: matmul(e(2, 3), e(4)),
+        lambda e: matmul(e(2, 2, 3), e(3, 3, 4)),
+        lambda e: matmul(e(()), e(3)),
+        lambda e: OPS.matmul_out(e(2, 3), e(3, 4), e(4, 2)),
+        lambda e: linear(e(2, 3), e(5, 4)),
+        lambda e: linear(e(()), e(5, 4)),
+        lambda e: linear(e(2, 3), e(1, 2, 3)),
+        lambda e: linear(e(2, 3), e(5, 3), e(4)),
+        lambda e: linear(e(2, 3), e(3), e(2)),
+        lambda e: linear(e(2, 3), e(5, 3), activation="tanh"),
+    ):
+        assert message("meta", call) == message("cpu", call)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_takes_the_dtype_of_the_user(dtype):
     x, weight, bias = randn(4, 5), randn(6, 5, grad=True), randn(6, grad=True)
@@ -110,6 +177,21 @@ def test_autocast_takes_the_dtype_of_the_user(dtype):
     assert torch.equal(out, linear(x.to(dtype), weight.to(dtype), bias.to(dtype)))
     out.float().sum().backward()
     assert weight.grad.dtype is torch.float32 and bias.grad.dtype is torch.float32
+
+
+def test_autocast_casts_a_weight_once():
+    layer = TiledLinear(5, 5)
+    casts = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            casts.extend(args[:1] if function is torch.ops.aten._to_copy.default else ())
+            return function(*args, **(kwargs or {}))
+
+    with Record(), torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(layer(layer(randn(2, 5))))
+    assert len(casts) == 3  # input, weight, bias
+    assert sum(tensor is layer.weight for tensor in casts) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,6 +249,28 @@ def test_vmap_of_linear_with_a_vector_as_weight(shape):
         ours = torch.vmap(lambda *a: linear(*a, activation="silu"), dims)(*args)
         theirs = torch.vmap(lambda x, weight, bias: F.silu(x @ weight + bias.squeeze()), dims)(*args)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_vmap_makes_the_checks_of_the_kernel():
+    x, weight, bias = randn(6, 3), randn(6, 4, 3), randn(6, 4)
+
+    def tanh(x, bias):
+        return linear(x, weight[0], bias, activation="tanh")
+
+    for error, pattern, call in (
+        (ValueError, "activation 'tanh'", lambda: torch.vmap(tanh)(x, bias)),
+        (TypeError, "one dtype", lambda: torch.vmap(lambda x, b: linear(x, weight[0], b))(x, bias.double())),
+        (TypeError, "one dtype", lambda: torch.vmap(lambda w: linear(x, w, bias[0].double()))(weight)),
+        (RuntimeError, r"bias has shape \[2\]", lambda: torch.vmap(lambda w: linear(x[:2], w, bias[0, :2]))(x)),
+        (RuntimeError, r"bias has shape \[2\]", lambda: torch.vmap(lambda w, b: linear(x, w, b))(weight, bias[:, :2])),
+        (RuntimeError, r"weight \[3, 4\] do not fit", lambda: torch.vmap(lambda w: linear(x, w))(weight.mT)),
+        (RuntimeError, r"weight has shape \[6, 4, 3\]", lambda: torch.vmap(lambda x: linear(x, weight))(x)),
+        (RuntimeError, r"b \[4, 3\] do not fit", lambda: torch.vmap(matmul)(x, weight)),
+        (RuntimeError, "a has 0 dimensions", lambda: torch.vmap(matmul)(x[:, 0], x)),
+        (ValueError, "algorithm 'fast'", lambda: torch.vmap(lambda w: linear(x, w, algorithm="fast"))(weight)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=pattern):
+            call()
 
 
 def test_nested_vmap_and_gradients_per_sample():

@@ -2,18 +2,25 @@
 
 Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
 check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, and with
-one that takes beside each other for overlapping.
+one that takes beside each other for overlapping, a contiguous copy of an operand, the bias of a vector as weight
+unchecked where a gradient is needed.
 """
+
+import platform
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from torch_tiledmm import linear, matmul
 from torch_tiledmm.testing.reference import assert_close, expect_linear, expect_matmul
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OPS = torch.ops.tiledmm
+# The instruction set of another machine.
+FOREIGN = "register_tiled.avx2" if platform.machine() in ("aarch64", "arm64") else "register_tiled.neon"
 
 
 def randn(*sizes, dtype=torch.float32):
@@ -77,6 +84,34 @@ def test_linear_is_f_linear(shape, activation, dtype):
         assert_close(out, expect_linear(x, weight, whole_bias, activation))
 
 
+def allocated_bytes(function) -> int:
+    """All that torch's allocator hands out during one call: the result, and what panels are packed into."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        function()
+    events = profiled.profiler.kineto_results.events()
+    return sum(max(event.nbytes(), 0) for event in events if event.name() == "[memory]")
+
+
+def test_no_operand_is_copied():
+    size = 2048
+    contiguous, columns = torch.randn(size, size), torch.randn(size, 8)
+    every_other = torch.randn(size, 2 * size)[:, ::2]
+    weight, rows = torch.randn(size, size, requires_grad=True), torch.randn(8, size, requires_grad=True)
+    sum_of_layer = linear(rows, weight).sum()
+    one_operand = contiguous.nbytes
+    for call, result in (
+        (lambda: matmul(contiguous, columns), columns.nbytes),
+        (lambda: matmul(contiguous.t(), columns), columns.nbytes),
+        (lambda: matmul(every_other, columns), columns.nbytes),
+        (lambda: matmul(columns.t(), every_other), columns.nbytes),
+        (lambda: matmul(every_other.t(), every_other), one_operand),
+        (lambda: linear(rows, weight.t()), rows.nbytes),
+        (lambda: torch.autograd.grad(sum_of_layer, (rows, weight)), one_operand + rows.nbytes),
+    ):
+        assert allocated_bytes(call) < result + one_operand // 4
+    assert allocated_bytes(lambda: matmul(contiguous.t().contiguous(), columns)) > one_operand
+
+
 def test_linear_takes_any_layout_of_the_leading_dimensions():
     x = randn(4, 3, 2, 7).permute(2, 0, 1, 3)  # (2, 4, 3, 7), not foldable
     weight, bias = randn(7, 6).t(), randn(6)
@@ -92,6 +127,14 @@ def test_linear_with_a_vector_as_weight():
     for grad in (False, True):
         own = weight.clone().requires_grad_(grad)
         torch.testing.assert_close(linear(x, own, bias), F.linear(x, weight) + bias)
+
+
+def test_a_view_with_a_pending_sign():
+    negative = torch.randn(5, 7, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    weight = randn(3, 7)
+    assert_close(linear(negative, weight), expect_linear(negative.resolve_neg(), weight))
+    assert_close(matmul(weight, negative.t()), expect_matmul(weight, negative.resolve_neg().t()))
 
 
 def test_k_of_zero_gives_the_activated_bias():
@@ -134,8 +177,14 @@ def test_matmul_out_refuses():
     square = randn(7, 7)
     with pytest.raises(RuntimeError, match="out shares memory with a"):
         OPS.matmul_out(square, randn(7, 7), square)
-    with pytest.raises(RuntimeError, match="requires grad"):
-        OPS.matmul_out(a.requires_grad_(), b, out)
+    for operands in ((a.clone().requires_grad_(), b, out), (a, b, out.clone().requires_grad_())):
+        with pytest.raises(RuntimeError, match="requires grad"):
+            OPS.matmul_out(*operands)
+    with fwAD.dual_level():
+        dual_a, dual_out = (fwAD.make_dual(tensor, torch.ones_like(tensor)) for tensor in (a, out))
+        for operands in ((dual_a, b, out), (a, b, dual_out)):
+            with pytest.raises(RuntimeError, match="has a tangent"):
+                OPS.matmul_out(*operands)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +267,24 @@ def test_errors_are_the_same_when_a_gradient_is_needed():
         matmul(randn(2, 3).double(), weight)
     with pytest.raises(RuntimeError, match="bias has shape"):
         linear(randn(2, 2), weight, randn(2))
+    vector = randn(3).requires_grad_()
+    with pytest.raises(RuntimeError, match="bias has shape"):
+        linear(randn(2, 3), vector, randn(2))
+    with pytest.raises(TypeError, match="one dtype"):
+        linear(randn(2, 3), vector, randn(1).double())
+    with pytest.raises(RuntimeError, match=r"shapes of a \[4, 5, 2\] and b \[3, 2\]"):
+        matmul(randn(4, 5, 2), weight)
+    with pytest.raises(RuntimeError, match=r"shapes of a \[2\] and b \[3, 2\]"):
+        matmul(randn(2), weight)
+    with pytest.raises(RuntimeError, match=r"a \[2, 5, 3\] and b \[4, 3, 2\] do not broadcast"):
+        matmul(randn(2, 5, 3), weight.expand(4, 3, 2))
+    with pytest.raises(NotImplementedError, match="neon|avx2"):
+        linear(randn(2, 2), weight, activation="gelu", algorithm=FOREIGN)
 
 
 def test_an_instruction_set_that_the_machine_lacks_is_refused():
-    import platform
-
-    foreign = "register_tiled.avx2" if platform.machine() in ("aarch64", "arm64") else "register_tiled.neon"
-    with pytest.raises(NotImplementedError, match=f"'{foreign}' cannot run here"):
-        matmul(randn(2, 2), randn(2, 2), algorithm=foreign)
+    with pytest.raises(NotImplementedError, match=f"'{FOREIGN}' cannot run here"):
+        matmul(randn(2, 2), randn(2, 2), algorithm=FOREIGN)
 
 
 def test_too_large_a_result_is_an_exception():
