@@ -154,7 +154,12 @@ def test_only_what_backward_needs_is_saved(needs, saved):
     operands = [leaf(4, 5).requires_grad_(needs[0]), leaf(3, 5).requires_grad_(needs[1])]
     for call in (lambda: linear(*operands), lambda: matmul(operands[0], operands[1].mT)):
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda kept: kept):
+
+        def keep(tensor, kept=kept):
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             call()
         assert len(kept) == saved
 
