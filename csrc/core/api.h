@@ -14,10 +14,13 @@ struct Executor {
   void* self;           // handed back to the functions below
   int32_t num_threads;  // CPU: tasks that can run at the same time, >= 1
   int32_t device_idx;   // GPU
+  int32_t num_cus;      // GPU: SMs, CUs
+  int32_t warp_size;    // GPU: lanes of a warp
   void* stream;         // GPU: the current stream
   // Runs task(arg, 0) ... task(arg, num_tasks - 1), in any order, on any thread, and returns when all are done.
   void (*parallel_for)(void* self, int64_t num_tasks, void (*task)(void* arg, int64_t task_idx), void* arg);
-  // 64-byte aligned memory, nullptr when there is none. Called outside of parallel_for only.
+  // 64-byte aligned memory of the device, nullptr when there is none. Called outside of parallel_for only. On a GPU it
+  // may be released when the kernels that use it have been launched.
   void* (*allocate)(void* self, size_t num_bytes);
   void (*release)(void* self, void* memory);
 };

@@ -20,6 +20,7 @@ enum class Status : int32_t {
   unknown_algorithm = 1,  // no kernel of that name
   unsupported = 2,        // the kernel exists but cannot serve this device, dtype or machine
   out_of_memory = 3,      // the workspace could not be allocated
+  launch_failed = 4,      // the GPU's runtime refused
 };
 
 constexpr int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
@@ -50,6 +51,16 @@ struct GemmProblem {
   int32_t num_batch_dims;
   DType dtype;
   Activation activation;
+  bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
+};
+
+// The same for a GPU kernel, whose parameters must hold everything: the batch inside, gemm.batch_dims unused.
+inline constexpr int kMaxGpuBatchDims = 6;
+
+struct GpuProblem {
+  GemmProblem gemm;
+  int64_t batch_size;
+  BatchDim batch_dims[kMaxGpuBatchDims];
 };
 
 }  // namespace tiledmm

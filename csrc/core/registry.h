@@ -23,4 +23,13 @@ struct CpuKernel {
   Status (*launch)(const GemmProblem& problem, const Executor& executor);
 };
 
+struct GpuKernel {
+  const char* name;
+  const char* description;
+  int32_t rung;
+  bool is_mma;     // needs a matrix instruction for the dtype
+  bool is_native;  // one of those that `native` admits
+  Status (*launch)(const GpuProblem& problem, const Executor& executor);  // null: not compiled
+};
+
 }  // namespace tiledmm

@@ -1,7 +1,10 @@
 // candidates -> legal -> cheapest, the same for every device.
 #include "dispatch/select.h"
 
+#include <cstring>
+
 #include "dispatch/cpu.h"
+#include "dispatch/gpu.h"
 
 namespace tiledmm {
 namespace {
@@ -14,6 +17,25 @@ bool includes(Isa machine, Isa needed) {
   return needed != Isa::neon && machine != Isa::neon && int(needed) < int(machine);
 }
 
+struct Names {
+  const char* of[kFirstKernel + kNumCpuKernels + kNumGpuKernels];
+  int32_t count = 0;
+  Names() {
+    for (const char* group : kGroups) of[count++] = group;
+    for (int32_t idx = 0; idx < kNumCpuKernels; ++idx) of[count++] = cpu_kernels()[idx].name;
+    for (int32_t idx = 0; idx < kNumGpuKernels; ++idx) {
+      bool is_new = true;
+      for (int32_t i = 0; i < count; ++i) is_new = is_new && std::strcmp(of[i], gpu_kernels()[idx].name) != 0;
+      if (is_new) of[count++] = gpu_kernels()[idx].name;
+    }
+  }
+};
+
+const Names& names() {
+  static const Names names;
+  return names;
+}
+
 bool admits(int32_t algorithm, int32_t kernel_idx) {
   if (algorithm == kAuto) return true;
   return algorithm < kFirstKernel ? cpu_kernels()[kernel_idx].rung == 4 : algorithm - kFirstKernel == kernel_idx;
@@ -21,11 +43,8 @@ bool admits(int32_t algorithm, int32_t kernel_idx) {
 
 }  // namespace
 
-const char* algorithm_name(int32_t algorithm) {
-  return algorithm < kFirstKernel ? kGroups[algorithm] : cpu_kernels()[algorithm - kFirstKernel].name;
-}
-
-int32_t num_algorithms() { return kFirstKernel + kNumCpuKernels; }
+const char* algorithm_name(int32_t algorithm) { return names().of[algorithm]; }
+int32_t num_algorithms() { return names().count; }
 
 int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads, Candidate* candidates) {
   int32_t choice = -1;

@@ -5,7 +5,7 @@
 
 namespace tiledmm {
 
-// Algorithms as the user names them: these three, then the kernels of the registry in order.
+// Algorithms as the user names them: these three, then the CPU's kernels in order, then those that only GPUs have.
 enum : int32_t { kAuto = 0, kNative = 1, kRegisterTiled = 2, kFirstKernel = 3 };
 const char* algorithm_name(int32_t algorithm);
 int32_t num_algorithms();
@@ -21,5 +21,15 @@ struct Candidate {
 // the cheapest legal one among those that `algorithm` admits, -1 if there is none. `candidates` may be null.
 // Costs of the kernels keep one order for all m, so that a row's bits do not depend on m.
 int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads, Candidate* candidates);
+
+struct GpuCandidate {
+  const GpuKernel* kernel;
+  const char* reason;  // why it is not legal; null: it is
+  double cost_us;
+};
+
+struct GpuChip;
+// The same for a GPU.
+int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates);
 
 }  // namespace tiledmm

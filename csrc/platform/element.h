@@ -67,7 +67,7 @@ auto visit_dtype(DType dtype, const Visit& visit) {
 }
 
 template <class A>
-A activate_as(Activation activation, A value) {
+TILEDMM_SCALAR_ATTRIBUTES A activate_as(Activation activation, A value) {
   switch (activation) {
     case Activation::relu:
       return activate<Activation::relu>(value);

@@ -21,7 +21,11 @@
 namespace tiledmm {
 namespace {
 
-#define TILEDMM_SCALAR [[maybe_unused]] static inline __attribute__((always_inline))
+// gpu.h defines the attributes with which nvcc and clang compile a function for host and device.
+#if !defined(TILEDMM_SCALAR_ATTRIBUTES)
+#define TILEDMM_SCALAR_ATTRIBUTES
+#endif
+#define TILEDMM_SCALAR [[maybe_unused]] TILEDMM_SCALAR_ATTRIBUTES static inline __attribute__((always_inline))
 
 TILEDMM_SCALAR uint32_t bits_of(float value) {
   uint32_t bits;
@@ -37,7 +41,7 @@ TILEDMM_SCALAR float float_of(uint32_t bits) {
 // a * b + c, in one rounding where the instruction set can.
 TILEDMM_SCALAR float mul_add(float a, float b, float c) {
 #if defined(TILEDMM_ISA_AVX2) || defined(TILEDMM_ISA_AVX512) || defined(TILEDMM_ISA_AVX512_BF16) || \
-    defined(TILEDMM_ISA_NEON)
+    defined(TILEDMM_ISA_NEON) || defined(__CUDACC__) || defined(__HIP__)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
@@ -125,7 +129,7 @@ TILEDMM_SCALAR float activate(float x) {
 }
 
 template <Activation ACT>
-[[maybe_unused]] static inline double activate(double x) {
+[[maybe_unused]] TILEDMM_SCALAR_ATTRIBUTES static inline double activate(double x) {
   if constexpr (ACT == Activation::relu) return x < 0 ? 0.0 : x;
   if constexpr (ACT == Activation::gelu) return x * (0.5 * std::erfc(-x * 0.70710678118654752440));
   if constexpr (ACT == Activation::gelu_tanh) {

@@ -1,0 +1,50 @@
+// Fewer, larger products from a batch.
+#pragma once
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// A batch that only one operand has is rows (or columns) of one larger product, and dimensions that follow each other
+// in memory are one: fewer, larger products. Writes the remaining dimensions to `dims`.
+inline GemmProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
+  GemmProblem folded = problem;
+  int32_t count = 0;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
+    const BatchDim& inner = problem.batch_dims[d];
+    if (inner.size == 1) continue;
+    BatchDim* outer = count ? &dims[count - 1] : nullptr;
+    if (outer && outer->stride_a == inner.size * inner.stride_a && outer->stride_b == inner.size * inner.stride_b &&
+        outer->stride_c == inner.size * inner.stride_c) {
+      *outer = {outer->size * inner.size, inner.stride_a, inner.stride_b, inner.stride_c};
+    } else {
+      dims[count++] = inner;
+    }
+  }
+  while (count) {
+    const BatchDim& dim = dims[count - 1];
+    const bool bias_along_m = problem.bias && problem.stride_bias_m != 0;
+    const bool bias_along_n = problem.bias && problem.stride_bias_n != 0;
+    const bool is_rows =
+        dim.stride_b == 0 && !bias_along_m &&
+        (folded.m == 1 || (dim.stride_a == folded.m * folded.stride_am && dim.stride_c == folded.m * folded.stride_cm));
+    const bool is_cols =
+        dim.stride_a == 0 && !bias_along_n &&
+        (folded.n == 1 || (dim.stride_b == folded.n * folded.stride_bn && dim.stride_c == folded.n * folded.stride_cn));
+    if (is_rows) {
+      if (folded.m == 1) folded.stride_am = dim.stride_a, folded.stride_cm = dim.stride_c;
+      folded.m *= dim.size;
+    } else if (is_cols) {
+      if (folded.n == 1) folded.stride_bn = dim.stride_b, folded.stride_cn = dim.stride_c;
+      folded.n *= dim.size;
+    } else {
+      break;
+    }
+    --count;
+  }
+  folded.batch_dims = dims;
+  folded.num_batch_dims = count;
+  return folded;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,169 @@
+#include "dispatch/gpu.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "dispatch/select.h"
+#include "kernels/gpu/kernels.h"
+
+namespace tiledmm {
+namespace {
+
+// Data sheets of NVIDIA (A100, H100, H200) and AMD (MI250X, one die; MI300X; MI355X; RX 7900 XTX; RX 9070 XT).
+constexpr GpuChip kChips[kNumGpuChips] = {
+    {"sm_80", "cuda", 80, 108, 32, 1.94, {19.5, 9.7, 19.5, 19.5}, {156, 19.5, 312, 312}, true},
+    {"sm_90", "cuda", 90, 132, 32, 4.2, {66.9, 33.5, 66.9, 66.9}, {495, 66.9, 989, 989}, true},
+    {"gfx90a", "hip", 0x90a, 110, 64, 1.6, {23.9, 23.9, 23.9, 23.9}, {47.9, 47.9, 191, 191}, false},
+    {"gfx942", "hip", 0x942, 304, 64, 5.3, {163, 81.7, 163, 163}, {163, 163, 1307, 1307}, false},
+    {"gfx950", "hip", 0x950, 256, 64, 8.0, {157, 78.6, 157, 157}, {157, 78.6, 2300, 2300}, false},
+    {"gfx1100", "hip", 0x1100, 96, 32, 0.96, {61, 1.9, 61, 61}, {0, 0, 123, 123}, false},
+    {"gfx1201", "hip", 0x1201, 64, 32, 0.64, {48.7, 1.5, 48.7, 48.7}, {0, 0, 195, 195}, false},
+    {"host", "host", 0, 4, 32, 0.02, {0.001, 0.001, 0.001, 0.001}, {0.001, 0.001, 0.001, 0.001}, false},
+};
+
+#if defined(TILEDMM_WITH_GPU)
+#define TILEDMM_IF_GPU(function) gpu::function
+constexpr bool kHasKernels = true;
+#else
+#define TILEDMM_IF_GPU(function) nullptr
+constexpr bool kHasKernels = false;
+#endif
+
+constexpr GpuKernel kKernels[kNumGpuKernels] = {
+    {"naive", "one thread for each output", 1, false, false, TILEDMM_IF_GPU(launch_naive)},
+    {"block_tiled", "block tiles of 16 in shared memory", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled)},
+    {"block_tiled.8", "the same with tiles of 8", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_8)},
+    {"block_tiled.32", "the same with tiles of 32", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_32)},
+    {"row_register_tiled", "one operand straight to registers, the other in shared memory", 3, false, false,
+     TILEDMM_IF_GPU(launch_row_register_tiled)},
+    {"register_tiled", "thread tiles of 8 x 8 in registers, 4 x 4 for small results and fp64", 4, false, true,
+     TILEDMM_IF_GPU(launch_register_tiled)},
+    {"register_tiled.4x4", "the same with thread tiles of 4 x 4", 4, false, false,
+     TILEDMM_IF_GPU(launch_register_tiled_4x4)},
+    {"mma", "matrix instructions, nothing cached", 5, true, false, TILEDMM_IF_GPU(launch_mma)},
+    {"mma_cached", "A and B cached in shared memory", 6, true, false, TILEDMM_IF_GPU(launch_mma_cached)},
+    {"mma_double_buffered", "the next k tile prefetched into registers", 7, true, false,
+     TILEDMM_IF_GPU(launch_mma_double_buffered)},
+    {"mma_output_cached", "C kept in the accumulators", 8, true, true, TILEDMM_IF_GPU(launch_mma_output_cached)},
+};
+
+// By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
+// every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
+// measurements on an H200.
+constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.4};
+constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
+constexpr double kLaunchUs = 3;
+
+}  // namespace
+
+const GpuChip* gpu_chips() { return kChips; }
+const GpuKernel* gpu_kernels() { return kKernels; }
+bool has_gpu_kernels() { return kHasKernels; }
+
+const GpuChip* find_gpu_chip(int32_t arch) {
+  for (const GpuChip& chip : kChips) {
+    if (chip.arch == arch) return &chip;
+  }
+  // NVIDIA keeps what earlier chips had.
+  return arch >= 80 && arch < 0x900 ? &kChips[arch >= 90 ? 1 : 0] : nullptr;
+}
+
+const GpuChip* find_gpu_chip(const char* name) {
+  for (const GpuChip& chip : kChips) {
+    if (std::strcmp(chip.name, name) == 0) return &chip;
+  }
+  return nullptr;
+}
+
+const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  if (problem.num_batch_dims > kMaxGpuBatchDims) {
+    return "more than 6 batch dimensions that do not fold into fewer";
+  }
+  if (!kernel.is_mma) return nullptr;
+  if (chip.mma_tflops[int(problem.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
+  if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
+    return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "
+           "'tf32' would allow";
+  }
+  return nullptr;
+}
+
+double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  double batch = 1;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= double(problem.batch_dims[d].size);
+  const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
+  const double peak = (kernel.is_mma ? chip.mma_tflops : chip.simt_tflops)[int(problem.dtype)];
+  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(problem.dtype));
+  return kLaunchUs + 2 * m * n * k * batch / (kEfficiency[kernel.rung] * peak * 1e6) +
+         kTraffic[kernel.rung] * bytes / (chip.tbytes_per_second * 1e6);
+}
+
+int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates) {
+  int32_t choice = -1;
+  double choice_cost = 0;
+  for (int32_t idx = 0; idx < kNumGpuKernels; ++idx) {
+    const GpuKernel& kernel = kKernels[idx];
+    const bool is_admitted = algorithm == kAuto || (algorithm == kNative && kernel.is_native) ||
+                             std::strcmp(algorithm_name(algorithm), kernel.name) == 0;
+    if (!candidates && !is_admitted) continue;
+    const char* reason = refuse_gpu(kernel, problem, chip);
+    const double cost_us = reason ? 0 : gpu_cost_us(kernel, problem, chip);
+    if (candidates) candidates[idx] = {&kernel, reason, cost_us};
+    if (is_admitted && !reason && (choice < 0 || cost_us < choice_cost)) {
+      choice = idx;
+      choice_cost = cost_us;
+    }
+  }
+  return choice;
+}
+
+Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
+#if defined(TILEDMM_WITH_GPU)
+  int32_t arch = 0;
+  if (!gpu::use_device(executor.device_idx, arch, executor.num_cus, executor.warp_size)) {
+    std::snprintf(reason, capacity, "there is no GPU of index %d, or its driver is too old", int(executor.device_idx));
+    return Status::unsupported;
+  }
+  const GpuChip* chip = find_gpu_chip(arch);
+  if (!chip) {
+    std::snprintf(reason, capacity, "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, "
+                                    "gfx942, gfx950, gfx1100 and gfx1201");
+    return Status::unsupported;
+  }
+  const int32_t choice = select_gpu(folded, algorithm, *chip, nullptr);
+  if (choice < 0) {
+    const char* why = "it has no GPU kernel";
+    for (const GpuKernel& kernel : kKernels) {
+      if (std::strcmp(kernel.name, algorithm_name(algorithm)) == 0) why = refuse_gpu(kernel, folded, *chip);
+    }
+    std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),
+                  chip->name, why);
+    return Status::unsupported;
+  }
+  GpuProblem problem{};
+  problem.gemm = folded;
+  problem.gemm.batch_dims = nullptr;
+  problem.batch_size = 1;
+  for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
+    problem.batch_dims[d] = folded.batch_dims[d];
+    problem.batch_size *= folded.batch_dims[d].size;
+  }
+  if (folded.m == 0 || folded.n == 0 || problem.batch_size == 0) return Status::ok;
+  const GpuKernel& kernel = kKernels[choice];
+  const Status status = kernel.launch(problem, executor);
+  if (status == Status::out_of_memory) {
+    std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", kernel.name);
+  } else if (status == Status::launch_failed) {
+    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed; was the library built for it?",
+                  kernel.name, chip->name);
+  }
+  return status;
+#else
+  (void)folded, (void)algorithm, (void)executor;
+  std::snprintf(reason, capacity, "this build has no GPU kernels; build it again where torch has CUDA or ROCm, and nvcc "
+                                  "or hipcc is on the PATH");
+  return Status::unsupported;
+#endif
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,54 @@
+// The GPU rungs on the host executor, as a C interface of their own (library _host_gpu_wave32 or _host_gpu_wave64).
+#include "platform/host_gpu.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "dispatch/fold_batch.h"
+#include "dispatch/gpu.h"
+#include "dispatch/select.h"
+
+using namespace tiledmm;
+
+namespace tiledmm {
+
+// select.cpp's names without the CPU: auto and native, then the GPU's kernels.
+const char* algorithm_name(int32_t algorithm) {
+  return algorithm == kAuto ? "auto" : algorithm == kNative ? "native" : gpu_kernels()[algorithm - kRegisterTiled].name;
+}
+
+}  // namespace tiledmm
+
+extern "C" {
+
+// Runs one problem. `seed` orders the threads, 0: by their number. On failure returns the Status, or -1 for what the
+// executor found (a race, a barrier not reached by all), and writes the reason.
+TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
+                                      host_gpu::Counts* counts, char* reason, size_t capacity) {
+  int32_t idx = -1;
+  for (int32_t i = 0; i < kRegisterTiled + kNumGpuKernels; ++i) {
+    if (std::strcmp(algorithm_name(i), algorithm) == 0) idx = i;
+  }
+  if (idx < 0) {
+    std::snprintf(reason, capacity, "there is no algorithm '%s' for GPUs", algorithm);
+    return int32_t(Status::unknown_algorithm);
+  }
+  BatchDim dims[kMaxBatchDims];
+  host_gpu::Session session;
+  session.seed = seed;
+  session.is_counting = counts != nullptr;
+  Executor executor{};
+  executor.self = &session;
+  executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
+  executor.release = [](void*, void* memory) { std::free(memory); };
+  const Status status = launch_gpu(fold_batch(*problem, dims), idx, executor, reason, capacity);
+  if (status != Status::ok) return int32_t(status);
+  if (!session.error.empty()) {
+    std::snprintf(reason, capacity, "%s", session.error.c_str());
+    return -1;
+  }
+  if (counts) *counts = session.counts;
+  return 0;
+}
+
+}  // extern "C"

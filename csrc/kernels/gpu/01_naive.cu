@@ -1,0 +1,50 @@
+// Rung 01, naive: one thread for each element of C, a loop over k.
+//
+// Every multiply-add reads two elements from global memory, so the ratio of arithmetic to memory traffic is that of a dot
+// product: 2 flops to 8 bytes of fp32. The lanes of a warp lie along n: of a row-major B they read neighbours, of A all
+// the same element. What follows reads each element fewer times.
+// Source: ROCm documentation, "Tiling and reuse"; CUDA programming notebook (see docs/LADDER.md).
+#include "kernels/gpu/kernels.h"
+#include "platform/block_tile.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+struct NaiveConfig {
+  static constexpr int kBlockM = 8, kBlockN = 32;
+  static constexpr int kThreads = kBlockM * kBlockN;
+  static_assert(kBlockN % 32 == 0, "a warp reads 32 neighbours of B");
+};
+
+template <class T>
+TILEDMM_KERNEL(NaiveConfig::kThreads)
+naive(GpuProblem problem) {
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const GemmProblem gemm = item_of(problem, batch_idx);
+    const TilePlace tile = tile_place<NaiveConfig::kBlockM, NaiveConfig::kBlockN>(gemm);
+    const int64_t row = tile.row + thread_idx() / NaiveConfig::kBlockN;
+    const int64_t col = tile.col + thread_idx() % NaiveConfig::kBlockN;
+    if (row >= gemm.m || col >= gemm.n) continue;
+    const T* a = static_cast<const T*>(gemm.a) + row * gemm.stride_am;
+    const T* b = static_cast<const T*>(gemm.b) + col * gemm.stride_bn;
+    Acc<T> acc = 0;
+    for (int64_t k = 0; k < gemm.k; ++k) {
+      acc = multiply_add(as_acc(load_global(a)), as_acc(load_global(b)), acc);
+      a += gemm.stride_ak;
+      b += gemm.stride_bk;
+    }
+    store_element<T>(gemm, row, col, acc);
+  }
+}
+
+}  // namespace
+
+Status launch_naive(const GpuProblem& problem, const Executor& executor) {
+  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    return launch_kernel(naive<T>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),
+                         num_batch_blocks(problem), NaiveConfig::kThreads, 0, executor, problem);
+  });
+}
+
+}  // namespace tiledmm::gpu

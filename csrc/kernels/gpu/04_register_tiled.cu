@@ -1,0 +1,157 @@
+// Rung 04, register_tiled: a thread owns a thread tile of C, so that an element that it reads from shared memory serves
+// thread_m or thread_n multiply-adds: 8 x 8 outputs take 16 elements for 64 multiply-adds, where rung 02 takes 128.
+//
+// Four lanes of a warp lie along n, the others along m: a warp of 64 lanes owns twice the rows. A lies transposed in
+// shared memory, [k][m], so that a thread reads 4 rows at once; rows are padded by 4 elements against bank conflicts of
+// the transposing stores. A thread's rows and columns are groups of 4, as far apart as the lanes of the warp reach:
+// neighbouring lanes then read neighbouring 16 bytes. What limits it: tiles are loaded and multiplied in turn.
+// Source: ROCm documentation, "Tiling and reuse" (4 x 4, 64 x 32); groups of 4: ours.
+#include "kernels/gpu/kernels.h"
+#include "platform/block_tile.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <int THREAD_M, int THREAD_N, int WARPS_M, int WARPS_N>
+struct RegisterTiledConfig {
+  static constexpr int kThreadM = THREAD_M, kThreadN = THREAD_N, kWarpsM = WARPS_M, kWarpsN = WARPS_N;
+  static constexpr int kBlockK = 16, kPad = 4, kLanesN = 4;
+  static constexpr int num_threads(int warp_size) { return WARPS_M * WARPS_N * warp_size; }
+  static constexpr int block_m(int warp_size) { return WARPS_M * (warp_size / kLanesN) * THREAD_M; }
+  static constexpr int kBlockN = WARPS_N * kLanesN * THREAD_N;
+  static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "rows and columns come in groups of 4");
+};
+
+template <class Config, class T>
+struct RegisterTiledShared {
+  alignas(16) Acc<T> a[Config::kBlockK][Config::block_m(kWarpSize) + Config::kPad];
+  alignas(16) Acc<T> b[Config::kBlockK][Config::kBlockN + Config::kPad];
+};
+
+// 16 bytes of accumulators.
+template <class A>
+union AccVector {
+  static constexpr int kElements = 16 / int(sizeof(A));
+  Vector16 vector;
+  A elements[kElements];
+};
+
+template <class Config, bool IS_K_MAJOR, int BLOCK_MN, class T>
+TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k,
+                                    Acc<T> (&smem)[Config::kBlockK][BLOCK_MN + Config::kPad]) {
+  constexpr int kElements = Chunk<T>::kElements, kThreads = Config::num_threads(kWarpSize);
+  constexpr int kChunksPerRow = (IS_K_MAJOR ? Config::kBlockK : BLOCK_MN) / kElements;
+  constexpr int kChunks = BLOCK_MN * Config::kBlockK / kElements;
+  TILEDMM_UNROLL for (int begin = 0; begin < kChunks; begin += kThreads) {
+    const int idx = begin + thread_idx();
+    if (kChunks % kThreads != 0 && idx >= kChunks) break;
+    const int close = idx % kChunksPerRow * kElements, slow = idx / kChunksPerRow;
+    const int in_mn = IS_K_MAJOR ? slow : close, in_k = IS_K_MAJOR ? close : slow;
+    const Chunk<T> chunk = load_chunk<IS_K_MAJOR>(operand, mn + in_mn, k + in_k);
+    if constexpr (IS_K_MAJOR) {
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) store_shared(&smem[in_k + e][in_mn], as_acc(chunk.elements[e]));
+    } else {
+      using V = AccVector<Acc<T>>;
+      TILEDMM_UNROLL for (int e = 0; e < kElements; e += V::kElements) {
+        V sums;
+        TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) sums.elements[i] = as_acc(chunk.elements[e + i]);
+        store_shared(reinterpret_cast<Vector16*>(&smem[in_k][in_mn + e]), sums.vector);
+      }
+    }
+  }
+}
+
+// Groups of 4 neighbours, `stride` elements from group to group.
+template <int SIZE, class A>
+TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
+  using V = AccVector<A>;
+  TILEDMM_UNROLL for (int i = 0; i < SIZE; i += V::kElements) {
+    V values;
+    values.vector = load_shared(reinterpret_cast<const Vector16*>(from + i / 4 * stride + i % 4));
+    TILEDMM_UNROLL for (int e = 0; e < V::kElements; ++e) frag[i + e] = values.elements[e];
+  }
+}
+
+template <class Config, class T>
+TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+register_tiled(GpuProblem problem) {
+  constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
+  constexpr int kBlockM = Config::block_m(kWarpSize), kBlockN = Config::kBlockN, kLanesN = Config::kLanesN;
+  constexpr int kLanesM = kWarpSize / kLanesN;
+  auto& smem = block_shared<RegisterTiledShared<Config, T>>();
+  const int warp = thread_idx() / kWarpSize, lane = thread_idx() % kWarpSize;
+  const int thread_row = warp / Config::kWarpsN * kLanesM * kThreadM + lane / kLanesN * 4;
+  const int thread_col = warp % Config::kWarpsN * kLanesN * kThreadN + lane % kLanesN * 4;
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const GemmProblem gemm = item_of(problem, batch_idx);
+    const TilePlace tile = tile_place<kBlockM, kBlockN>(gemm);
+    const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+    const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);
+    Acc<T> acc[kThreadM][kThreadN] = {};
+    for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
+      if (is_a_k_major) {
+        load_block_tile<Config, true, kBlockM>(a, tile.row, k, smem.a);
+      } else {
+        load_block_tile<Config, false, kBlockM>(a, tile.row, k, smem.a);
+      }
+      if (is_b_k_major) {
+        load_block_tile<Config, true, kBlockN>(b, tile.col, k, smem.b);
+      } else {
+        load_block_tile<Config, false, kBlockN>(b, tile.col, k, smem.b);
+      }
+      block_barrier();  // the tiles are whole
+      TILEDMM_UNROLL for (int p = 0; p < Config::kBlockK; ++p) {
+        Acc<T> frag_a[kThreadM], frag_b[kThreadN];
+        load_fragment(&smem.a[p][thread_row], 4 * kLanesM, frag_a);
+        load_fragment(&smem.b[p][thread_col], 4 * kLanesN, frag_b);
+        TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+          TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) acc[i][j] = multiply_add(frag_a[i], frag_b[j], acc[i][j]);
+        }
+      }
+      block_barrier();  // nobody reads them any more
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
+        store_element<T>(gemm, tile.row + thread_row + i / 4 * 4 * kLanesM + i % 4,
+                         tile.col + thread_col + j / 4 * 4 * kLanesN + j % 4, acc[i][j]);
+      }
+    }
+  }
+}
+
+template <class Config, class T>
+Status launch(const GpuProblem& problem, const Executor& executor) {
+  const int block_m = Config::block_m(warp_size(executor));
+  return launch_kernel(register_tiled<Config, T>, num_tiles(problem.gemm, block_m, Config::kBlockN),
+                       num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
+                       sizeof(RegisterTiledShared<Config, T>), executor, problem);
+}
+
+using Small = RegisterTiledConfig<4, 4, 2, 2>;  // 64 x 32, at 64 lanes 128 x 32
+using Large = RegisterTiledConfig<8, 8, 2, 4>;  // 128 x 128, at 64 lanes 256 x 128
+
+}  // namespace
+
+Status launch_register_tiled_4x4(const GpuProblem& problem, const Executor& executor) {
+  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+    return launch<Small, std::remove_pointer_t<decltype(element)>>(problem, executor);
+  });
+}
+
+// The large tile where it gives every CU one; its sums in fp64 would not fit into the registers.
+Status launch_register_tiled(const GpuProblem& problem, const Executor& executor) {
+  const int64_t tiles = num_tiles(problem.gemm, Large::block_m(warp_size(executor)), Large::kBlockN);
+  if (tiles * problem.batch_size < executor.num_cus || problem.gemm.dtype == DType::f64) {
+    return launch_register_tiled_4x4(problem, executor);
+  }
+  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    if constexpr (sizeof(T) == 8) {
+      return Status::unsupported;
+    } else {
+      return launch<Large, T>(problem, executor);
+    }
+  });
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,52 @@
+// Rung 05, mma: the matrix instructions do the arithmetic, and nothing is cached. For every step of the instruction's k
+// the fragments of A and B come from global memory, and the partial sums go there and come back.
+//
+// It isolates what the instruction needs: at a 64 x 64 warp tile, 16 KiB of sums are read and written for each 64 x 64 x
+// 16 products. The rungs 06 to 08 take away one round trip each. Partial sums of 16-bit results are kept in fp32, in
+// memory lent by the caller, since rounding them at every step would be an error no user asked for.
+// Source: Accera documentation, "Tensor MatMul on GPU".
+#include "kernels/gpu/kernels.h"
+#include "platform/mma.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <class Config, class T>
+TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+mma(GpuProblem problem, Sums<Acc<T>> sums) {
+  if constexpr (kHasMma<T>) {
+    for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+      const GemmProblem gemm = item_of(problem, batch_idx);
+      const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
+      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+      const SumsOfItem<T> sums_of_item(gemm, sums, batch_idx);
+      WarpTile<Config, T> warp;
+      for (int64_t k = 0; k < gemm.k; k += Mma<T>::kElementsK) {
+        if (k > 0) sums_of_item.load(warp, tile);
+        const int64_t word = k / WordOf<T>::kElements;
+        warp.multiply_step([&](int row, int w) { return load_word_or_zero(a, tile.row + row, word + w); },
+                           [&](int col, int w) { return load_word_or_zero(b, tile.col + col, word + w); });
+        if (k + Mma<T>::kElementsK < gemm.k) sums_of_item.store(warp, tile);
+      }
+      store_warp_tile<T>(gemm, warp, tile);
+    }
+  }
+}
+
+}  // namespace
+
+Status launch_mma(const GpuProblem& problem, const Executor& executor) {
+  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    return visit_mma_config<T>(problem, executor, [&](auto config) {
+      using Config = decltype(config);
+      return with_sums<T>(problem, executor, [&](Sums<Acc<T>> sums) {
+        return launch_kernel(mma<Config, T>, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
+                             num_batch_blocks(problem), Config::num_threads(warp_size(executor)), 0, executor, problem,
+                             sums);
+      });
+    });
+  });
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,56 @@
+// Rung 06, mma_cached: block tiles of A and B are cached in shared memory, so that the warps of a block share what they
+// read, and the instructions' fragments come from there without bank conflicts.
+//
+// One k tile at a time: barrier, load, barrier, multiply. The partial sums still make their round trip through global
+// memory, once for each k tile (the k cache, block_k elements) instead of once for each instruction. What limits it: the
+// matrix units wait while a tile is loaded.
+// Source: Accera documentation, "Tensor MatMul on GPU: Caching", sequential input caching.
+#include "kernels/gpu/kernels.h"
+#include "platform/mma.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <class Config, class T, class Tiles>
+TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+mma_cached(GpuProblem problem, Sums<Acc<T>> sums) {
+  if constexpr (kHasMma<T>) {
+    auto& smem = block_shared<typename Tiles::Shared>();
+    typename Tiles::TileA tile_a;
+    typename Tiles::TileB tile_b;
+    for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+      const GemmProblem gemm = item_of(problem, batch_idx);
+      const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
+      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+      const SumsOfItem<T> sums_of_item(gemm, sums, batch_idx);
+      WarpTile<Config, T> warp;
+      for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
+        if (k > 0) sums_of_item.load(warp, tile);
+        block_barrier();  // nobody reads the last tiles any more
+        tile_a.load_block_tile(a, tile.row, k);
+        tile_a.store_block_tile(smem.a);
+        tile_b.load_block_tile(b, tile.col, k);
+        tile_b.store_block_tile(smem.b);
+        block_barrier();  // the tiles are whole
+        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+        if (k + Config::kBlockK < gemm.k) sums_of_item.store(warp, tile);
+      }
+      store_warp_tile<T>(gemm, warp, tile);
+    }
+  }
+}
+
+struct MmaCached {
+  template <class Config, class T, class Tiles, class Start>
+  static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
+    return with_sums<T>(problem, executor, [&](Sums<Acc<T>> sums) { return start(mma_cached<Config, T, Tiles>, sums); });
+  }
+};
+
+}  // namespace
+
+Status launch_mma_cached(const GpuProblem& problem, const Executor& executor) {
+  return launch_mma_tiles<MmaCached>(problem, executor);
+}
+
+}  // namespace tiledmm::gpu

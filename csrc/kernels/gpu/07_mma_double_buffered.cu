@@ -1,0 +1,65 @@
+// Rung 07, mma_double_buffered: the next k tile travels from global memory to registers while this one is multiplied, so
+// that loading and multiplying no longer take turns.
+//
+// Loads are issued before the multiplication and first used after it: no barrier stands between. Then a barrier (nobody
+// reads the old tile), registers to shared memory, a barrier (the new tile is whole). The last tile is peeled: it has no
+// successor to load. The second buffer is the registers. What limits it: the sums' round trip for each k tile.
+// Source: Accera documentation, "Tensor MatMul on GPU: Caching", double buffering.
+#include "kernels/gpu/kernels.h"
+#include "platform/mma.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <class Config, class T, class Tiles>
+TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+mma_double_buffered(GpuProblem problem, Sums<Acc<T>> sums) {
+  if constexpr (kHasMma<T>) {
+    auto& smem = block_shared<typename Tiles::Shared>();
+    typename Tiles::TileA tile_a;
+    typename Tiles::TileB tile_b;
+    for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+      const GemmProblem gemm = item_of(problem, batch_idx);
+      const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
+      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+      const SumsOfItem<T> sums_of_item(gemm, sums, batch_idx);
+      WarpTile<Config, T> warp;
+      block_barrier();  // nobody reads the last item's tiles any more
+      tile_a.load_block_tile(a, tile.row, 0);
+      tile_b.load_block_tile(b, tile.col, 0);
+      tile_a.store_block_tile(smem.a);
+      tile_b.store_block_tile(smem.b);
+      block_barrier();  // the first tiles are whole
+      int64_t k = 0;
+      for (; k + Config::kBlockK < gemm.k; k += Config::kBlockK) {
+        tile_a.load_block_tile(a, tile.row, k + Config::kBlockK);
+        tile_b.load_block_tile(b, tile.col, k + Config::kBlockK);
+        if (k > 0) sums_of_item.load(warp, tile);
+        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+        sums_of_item.store(warp, tile);
+        block_barrier();  // nobody reads the old tiles any more
+        tile_a.store_block_tile(smem.a);
+        tile_b.store_block_tile(smem.b);
+        block_barrier();  // the new tiles are whole
+      }
+      if (k > 0) sums_of_item.load(warp, tile);
+      warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+      store_warp_tile<T>(gemm, warp, tile);
+    }
+  }
+}
+
+struct MmaDoubleBuffered {
+  template <class Config, class T, class Tiles, class Start>
+  static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
+    return with_sums<T>(problem, executor, [&](Sums<Acc<T>> sums) { return start(mma_double_buffered<Config, T, Tiles>, sums); });
+  }
+};
+
+}  // namespace
+
+Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor) {
+  return launch_mma_tiles<MmaDoubleBuffered>(problem, executor);
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,60 @@
+// Rung 08, mma_output_cached: the sums stay in the accumulators' registers for the whole of k and go to C once.
+//
+// What is left of global traffic is each block tile of A and B once, and C once. What limits it: every element passes
+// through registers on its way to shared memory, one barrier pair for each k tile keeps all warps in step, and
+// the older matrix instructions reach about 60 % of Hopper's peak (the kernels under kernels/cuda go on from here).
+// Source: Accera documentation, "Tensor MatMul on GPU: Caching", output caching.
+#include "kernels/gpu/kernels.h"
+#include "platform/mma.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <class Config, class T, class Tiles>
+TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+mma_output_cached(GpuProblem problem) {
+  if constexpr (kHasMma<T>) {
+    auto& smem = block_shared<typename Tiles::Shared>();
+    typename Tiles::TileA tile_a;
+    typename Tiles::TileB tile_b;
+    for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+      const GemmProblem gemm = item_of(problem, batch_idx);
+      const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
+      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+      WarpTile<Config, T> warp;
+      block_barrier();  // nobody reads the last item's tiles any more
+      tile_a.load_block_tile(a, tile.row, 0);
+      tile_b.load_block_tile(b, tile.col, 0);
+      tile_a.store_block_tile(smem.a);
+      tile_b.store_block_tile(smem.b);
+      block_barrier();  // the first tiles are whole
+      int64_t k = 0;
+      for (; k + Config::kBlockK < gemm.k; k += Config::kBlockK) {
+        tile_a.load_block_tile(a, tile.row, k + Config::kBlockK);
+        tile_b.load_block_tile(b, tile.col, k + Config::kBlockK);
+        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+        block_barrier();  // nobody reads the old tiles any more
+        tile_a.store_block_tile(smem.a);
+        tile_b.store_block_tile(smem.b);
+        block_barrier();  // the new tiles are whole
+      }
+      warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+      store_warp_tile<T>(gemm, warp, tile);
+    }
+  }
+}
+
+struct MmaOutputCached {
+  template <class Config, class T, class Tiles, class Start>
+  static Status launch(const GpuProblem&, const Executor&, const Start& start) {
+    return start(mma_output_cached<Config, T, Tiles>);
+  }
+};
+
+}  // namespace
+
+Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor) {
+  return launch_mma_tiles<MmaOutputCached>(problem, executor);
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,24 @@
+// Launchers of the GPU rungs, one file each. They check nothing: dispatch/gpu.cpp knows which problems a rung serves.
+#pragma once
+
+#include "core/api.h"
+#include "core/problem.h"
+
+namespace tiledmm::gpu {
+
+Status launch_naive(const GpuProblem& problem, const Executor& executor);
+Status launch_block_tiled(const GpuProblem& problem, const Executor& executor);
+Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor);
+Status launch_block_tiled_32(const GpuProblem& problem, const Executor& executor);
+Status launch_row_register_tiled(const GpuProblem& problem, const Executor& executor);
+Status launch_register_tiled(const GpuProblem& problem, const Executor& executor);
+Status launch_register_tiled_4x4(const GpuProblem& problem, const Executor& executor);
+Status launch_mma(const GpuProblem& problem, const Executor& executor);
+Status launch_mma_cached(const GpuProblem& problem, const Executor& executor);
+Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor);
+Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor);
+
+// The current device of the calling thread becomes `idx`, and what its runtime says of it; false where there is none.
+bool use_device(int32_t idx, int32_t& arch, int32_t& num_cus, int32_t& warp_size);
+
+}  // namespace tiledmm::gpu

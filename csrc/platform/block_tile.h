@@ -1,0 +1,187 @@
+// Moves block tiles of an operand: global memory -> registers of a thread -> shared memory. Any strides, any size: what
+// lies outside becomes zero. 16 bytes at a time where the operand allows it, element by element where not.
+//
+// `mn` is the operand's own dimension: m of A, n of B.
+#pragma once
+
+#include "core/math.h"
+#include "platform/gpu.h"
+
+namespace tiledmm::gpu {
+
+// Neighbours along k (k-major) or along mn follow each other in memory; of other strides, k counts as the close one.
+constexpr bool is_k_major(int64_t stride_mn, int64_t stride_k) { return stride_k == 1 || stride_mn != 1; }
+
+// A or B of one product.
+template <class T>
+struct Operand {
+  const T* base;
+  int64_t stride_mn, stride_k;
+  int64_t size_mn, size_k;
+  bool is_vectorised;  // every 16 bytes along the close dimension lie together and aligned
+
+  TILEDMM_DEVICE Operand(const void* memory, int64_t stride_mn, int64_t stride_k, int64_t size_mn, int64_t size_k)
+      : base(static_cast<const T*>(memory)), stride_mn(stride_mn), stride_k(stride_k), size_mn(size_mn), size_k(size_k) {
+    const int64_t close = is_k_major(stride_mn, stride_k) ? stride_k : stride_mn;
+    const int64_t far = is_k_major(stride_mn, stride_k) ? stride_mn : stride_k;
+    is_vectorised = close == 1 && far * int64_t(sizeof(T)) % 16 == 0 && reinterpret_cast<uintptr_t>(base) % 16 == 0;
+  }
+};
+
+template <class T>
+TILEDMM_DEVICE Operand<T> operand_a(const GemmProblem& problem) {
+  return {problem.a, problem.stride_am, problem.stride_ak, problem.m, problem.k};
+}
+template <class T>
+TILEDMM_DEVICE Operand<T> operand_b(const GemmProblem& problem) {
+  return {problem.b, problem.stride_bn, problem.stride_bk, problem.n, problem.k};
+}
+
+template <class T>
+TILEDMM_DEVICE T load_or_zero(const Operand<T>& operand, int64_t mn, int64_t k) {
+  const bool pred = mn < operand.size_mn && k < operand.size_k;
+  return pred ? load_global(operand.base + mn * operand.stride_mn + k * operand.stride_k) : T{};
+}
+
+// 16 bytes along the close dimension, as elements.
+template <class T>
+union Chunk {
+  static constexpr int kElements = 16 / int(sizeof(T));
+  Vector16 vector;
+  T elements[kElements];
+};
+
+template <bool IS_K_MAJOR, class T>
+TILEDMM_DEVICE Chunk<T> load_chunk(const Operand<T>& operand, int64_t mn, int64_t k) {
+  constexpr int kElements = Chunk<T>::kElements;
+  Chunk<T> chunk;
+  const int64_t inside = IS_K_MAJOR ? operand.size_k - k : operand.size_mn - mn;
+  const bool pred = IS_K_MAJOR ? mn < operand.size_mn : k < operand.size_k;
+  const T* from = operand.base + mn * operand.stride_mn + k * operand.stride_k;
+  if (operand.is_vectorised && pred && inside >= kElements) {
+    chunk.vector = load_global(reinterpret_cast<const Vector16*>(from));
+    return chunk;
+  }
+  const int64_t stride = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
+  TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+    chunk.elements[e] = pred && e < inside ? load_global(from + e * stride) : T{};
+  }
+  return chunk;
+}
+
+// What a matrix instruction takes at one time: one element, or two 16-bit elements that follow each other along k.
+template <class T>
+struct WordOf {
+  using Word = T;
+  static constexpr int kElements = 1;
+};
+template <>
+struct WordOf<Half> {
+  using Word = uint32_t;
+  static constexpr int kElements = 2;
+};
+template <>
+struct WordOf<BFloat16> : WordOf<Half> {};
+
+// A block tile in words, in shared memory with rows padded so that the fragments' loads have no bank conflicts:
+// k-major [mn][word] or mn-major [word][mn]; 16-bit elements are paired along k in both.
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS>
+struct BlockTile {
+  using Word = typename WordOf<T>::Word;
+  static constexpr int kWordsK = BLOCK_K / WordOf<T>::kElements;
+  static constexpr int kPad = IS_K_MAJOR || sizeof(Word) == 8 ? 4 : 8;
+  static constexpr int kStrideMn = IS_K_MAJOR ? kWordsK + kPad : 1;
+  static constexpr int kStrideWord = IS_K_MAJOR ? 1 : BLOCK_MN + kPad;
+  static constexpr int kElements = Chunk<T>::kElements;
+  static constexpr int kChunks = BLOCK_MN * BLOCK_K / kElements / NUM_THREADS;  // of one thread
+  static constexpr bool kIsPaired = !IS_K_MAJOR && WordOf<T>::kElements == 2;    // chunks of k and k + 1 are interleaved
+  static_assert(BLOCK_K % kElements == 0 && BLOCK_MN % kElements == 0, "a chunk lies within a row of the tile");
+  static_assert(kChunks * kElements * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread moves as many chunks");
+  static_assert(!kIsPaired || kChunks % 2 == 0, "a thread holds both chunks of a pair");
+
+  struct Shared {
+    alignas(16) Word words[IS_K_MAJOR ? BLOCK_MN * kStrideMn : kWordsK * kStrideWord];
+  };
+
+  Chunk<T> staged[kChunks];
+
+  // Place of a thread's chunk within the tile.
+  struct Place {
+    int mn, k;
+  };
+  static TILEDMM_DEVICE Place place(int chunk) {
+    if constexpr (IS_K_MAJOR) {
+      constexpr int kChunksPerRow = BLOCK_K / kElements;
+      const int idx = chunk * NUM_THREADS + thread_idx();
+      return {idx / kChunksPerRow, idx % kChunksPerRow * kElements};
+    } else {
+      constexpr int kChunksPerRow = BLOCK_MN / kElements, kRows = kIsPaired ? 2 : 1;
+      const int idx = chunk / kRows * NUM_THREADS + thread_idx();
+      return {idx % kChunksPerRow * kElements, idx / kChunksPerRow * kRows + chunk % kRows};
+    }
+  }
+
+  TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k) {
+    TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const Place at = place(chunk);
+      staged[chunk] = load_chunk<IS_K_MAJOR>(operand, mn + at.mn, k + at.k);
+    }
+  }
+
+  TILEDMM_DEVICE void store_block_tile(Shared& shared) const {
+    constexpr int kStep = kIsPaired ? 2 : 1;
+    TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; chunk += kStep) {
+      const Place at = place(chunk);
+      auto* to = reinterpret_cast<Vector16*>(
+          &shared.words[at.mn * kStrideMn + at.k / WordOf<T>::kElements * kStrideWord]);
+      if constexpr (kIsPaired) {
+        const Vector16 even = staged[chunk].vector, odd = staged[chunk + 1].vector;
+        TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+          Vector16 pairs;
+          TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
+            const uint32_t from_even = even.words[2 * half + w], from_odd = odd.words[2 * half + w];
+            pairs.words[2 * w] = (from_even & 0xffff) | (from_odd << 16);
+            pairs.words[2 * w + 1] = (from_even >> 16) | (from_odd & 0xffff0000);
+          }
+          store_shared(to + half, pairs);
+        }
+      } else {
+        store_shared(to, staged[chunk].vector);
+      }
+    }
+  }
+
+  static TILEDMM_DEVICE Word load_word(const Shared& shared, int mn, int word) {
+    return load_shared(&shared.words[mn * kStrideMn + word * kStrideWord]);
+  }
+};
+
+// The word at (mn, word) straight from global memory.
+template <class T>
+TILEDMM_DEVICE typename WordOf<T>::Word load_word_or_zero(const Operand<T>& operand, int64_t mn, int64_t word) {
+  if constexpr (WordOf<T>::kElements == 1) {
+    return load_or_zero(operand, mn, word);
+  } else {
+    return uint32_t(load_or_zero(operand, mn, 2 * word).bits) |
+           uint32_t(load_or_zero(operand, mn, 2 * word + 1).bits) << 16;
+  }
+}
+
+// Block tiles of C in the order in which they are computed: along n first.
+struct TilePlace {
+  int64_t row, col;
+};
+template <int BLOCK_M, int BLOCK_N>
+TILEDMM_DEVICE TilePlace tile_place(const GemmProblem& problem) {
+  const int64_t tiles_n = ceil_div(problem.n, BLOCK_N), tile_m = block_idx() / tiles_n;
+  return {tile_m * BLOCK_M, (block_idx() - tile_m * tiles_n) * BLOCK_N};
+}
+
+constexpr int64_t num_tiles(const GemmProblem& problem, int64_t block_m, int64_t block_n) {
+  return ceil_div(problem.m, block_m) * ceil_div(problem.n, block_n);
+}
+
+// Blocks along y: one for each product of the batch, or several products for each block.
+constexpr int64_t num_batch_blocks(const GpuProblem& problem) { return min_of(problem.batch_size, 65535); }
+
+}  // namespace tiledmm::gpu

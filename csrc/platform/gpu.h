@@ -1,0 +1,352 @@
+// What a GPU kernel needs from its platform: CUDA, HIP, or the host executor (host_gpu.h). The only file that tells
+// them apart; kernels are written against the names below and compiled by nvcc, clang and g++ unchanged.
+//
+// HIP is compiled with ROCm's headers, or, where TILEDMM_HIP_STANDALONE is defined, with none at all: what is needed of
+// them is a few attributes and builtins of clang.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#if defined(TILEDMM_HOST_GPU)
+#define TILEDMM_SCALAR_ATTRIBUTES
+#elif defined(__CUDACC__) && !defined(__HIP__)
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define TILEDMM_SCALAR_ATTRIBUTES __host__ __device__
+#elif defined(TILEDMM_HIP_STANDALONE)
+#define __host__ __attribute__((host))
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#define TILEDMM_SCALAR_ATTRIBUTES __host__ __device__
+struct dim3 {
+  unsigned x, y, z;
+};
+extern "C" {
+int hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** args, size_t shared_bytes, void* stream);
+int hipSetDevice(int device);
+int hipGetDeviceCount(int* count);
+int hipDeviceGetAttribute(int* value, int attribute, int device);
+const char* hipGetErrorString(int error);
+int __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void* stream);
+int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, void** stream);
+}
+#else
+#include <hip/hip_runtime.h>
+#define TILEDMM_SCALAR_ATTRIBUTES __host__ __device__
+#endif
+
+#include "core/api.h"
+#include "platform/element.h"
+
+#if defined(TILEDMM_HOST_GPU)
+#define TILEDMM_DEVICE inline
+#define TILEDMM_NOINLINE
+#define TILEDMM_KERNEL(num_threads) void
+#define TILEDMM_UNROLL
+#elif defined(__CUDACC__) && !defined(__HIP__)
+#define TILEDMM_DEVICE __device__ __forceinline__
+#define TILEDMM_NOINLINE __noinline__
+#define TILEDMM_KERNEL(num_threads) __global__ void __launch_bounds__(num_threads)
+#define TILEDMM_UNROLL _Pragma("unroll")
+#else
+#define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
+#define TILEDMM_NOINLINE
+// Without this, clang assumes 1024 threads, which is a quarter of the registers.
+#define TILEDMM_KERNEL(num_threads) \
+  __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads))) __global__ void
+#define TILEDMM_UNROLL _Pragma("unroll")
+#endif
+
+#if defined(TILEDMM_HOST_GPU)
+#include "platform/host_gpu.h"
+#endif
+
+namespace tiledmm::gpu {
+
+// ---- Threads. A warp is NVIDIA's warp or AMD's wavefront. In HIP's host pass the number means nothing: one host
+// program serves several chips, so launchers ask warp_size().
+#if defined(TILEDMM_HOST_GPU)
+inline constexpr int kWarpSize = TILEDMM_WARP_SIZE;
+inline int thread_idx() { return host_gpu::thread_idx(); }
+inline int64_t block_idx() { return host_gpu::block_idx(0); }
+inline int64_t block_idx_y() { return host_gpu::block_idx(1); }
+inline int64_t num_blocks_y() { return host_gpu::num_blocks_y(); }
+inline void block_barrier() { host_gpu::block_barrier(); }
+#else
+#if defined(__HIP__) && !(defined(__gfx1100__) || defined(__gfx1200__) || defined(__gfx1201__))
+inline constexpr int kWarpSize = 64;
+#else
+inline constexpr int kWarpSize = 32;
+#endif
+#if defined(TILEDMM_HIP_STANDALONE)
+TILEDMM_DEVICE int thread_idx() { return int(__builtin_amdgcn_workitem_id_x()); }
+TILEDMM_DEVICE int64_t block_idx() { return __builtin_amdgcn_workgroup_id_x(); }
+TILEDMM_DEVICE int64_t block_idx_y() { return __builtin_amdgcn_workgroup_id_y(); }
+// Second of the hidden 32-bit block counts (AMDGPU backend guide, code object v5 and later).
+TILEDMM_DEVICE int64_t num_blocks_y() {
+  return static_cast<const __attribute__((address_space(4))) uint32_t*>(__builtin_amdgcn_implicitarg_ptr())[1];
+}
+TILEDMM_DEVICE void block_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+#else
+TILEDMM_DEVICE int thread_idx() { return int(threadIdx.x); }
+TILEDMM_DEVICE int64_t block_idx() { return blockIdx.x; }
+TILEDMM_DEVICE int64_t block_idx_y() { return blockIdx.y; }
+TILEDMM_DEVICE int64_t num_blocks_y() { return gridDim.y; }
+TILEDMM_DEVICE void block_barrier() { __syncthreads(); }
+#endif
+#endif
+
+// ---- Shared memory (LDS): one struct per block. Contents are undefined at the start.
+#if defined(TILEDMM_HOST_GPU)
+template <class Shared>
+Shared& block_shared() {
+  return *static_cast<Shared*>(host_gpu::shared_memory(sizeof(Shared)));
+}
+#elif defined(__CUDACC__) && !defined(__HIP__)
+template <class Shared>
+TILEDMM_DEVICE Shared& block_shared() {
+  extern __shared__ __align__(16) unsigned char shared_memory[];  // dynamic: static stops at 48 KiB
+  return *reinterpret_cast<Shared*>(shared_memory);
+}
+#else
+template <class Shared>
+TILEDMM_DEVICE Shared& block_shared() {
+  __shared__ alignas(16) unsigned char shared_memory[sizeof(Shared)];  // static: the compiler's report shows its size
+  return *reinterpret_cast<Shared*>(shared_memory);
+}
+#endif
+
+// ---- Memory accesses. On a GPU plain ones; the host executor counts and checks them. V is a scalar or a struct of up to
+// 16 bytes, aligned to its size; `count` of its elements are used.
+#if defined(TILEDMM_HOST_GPU)
+template <class V>
+V load_global(const V* from) {
+  host_gpu::access(host_gpu::Space::global_load, from, sizeof(V));
+  return *from;
+}
+template <class V>
+void store_global(V* to, V value) {
+  host_gpu::access(host_gpu::Space::global_store, to, sizeof(V));
+  *to = value;
+}
+template <class V>
+V load_shared(const V* from) {
+  host_gpu::access(host_gpu::Space::shared_load, from, sizeof(V));
+  return *from;
+}
+template <class V>
+void store_shared(V* to, V value) {
+  host_gpu::access(host_gpu::Space::shared_store, to, sizeof(V));
+  *to = value;
+}
+#else
+template <class V>
+TILEDMM_DEVICE V load_global(const V* from) {
+  return *from;
+}
+template <class V>
+TILEDMM_DEVICE void store_global(V* to, V value) {
+  *to = value;
+}
+template <class V>
+TILEDMM_DEVICE V load_shared(const V* from) {
+  return *from;
+}
+template <class V>
+TILEDMM_DEVICE void store_shared(V* to, V value) {
+  *to = value;
+}
+#endif
+
+// 16 bytes, the widest access of one thread.
+struct __attribute__((may_alias, aligned(16))) Vector16 {
+  uint32_t words[4];
+};
+
+// ---- Arithmetic
+template <class A>
+TILEDMM_DEVICE A multiply_add(A a, A b, A c) {
+#if defined(TILEDMM_HOST_GPU)
+  host_gpu::count_flops(2);
+#endif
+  if constexpr (sizeof(A) == 4) {
+    return __builtin_fmaf(a, b, c);
+  } else {
+    return __builtin_fma(a, b, c);
+  }
+}
+
+TILEDMM_DEVICE float as_acc(float value) { return value; }
+TILEDMM_DEVICE double as_acc(double value) { return value; }
+TILEDMM_DEVICE float as_acc(BFloat16 value) { return bf16_to_float(value.bits); }
+TILEDMM_DEVICE float as_acc(Half value) {
+#if defined(TILEDMM_HOST_GPU)
+  return half_to_float(value.bits);
+#elif defined(__CUDACC__) && !defined(__HIP__)
+  return __half2float(__ushort_as_half(value.bits));
+#else
+  return float(__builtin_bit_cast(_Float16, value.bits));
+#endif
+}
+
+template <class T>
+TILEDMM_DEVICE T rounded_to(Acc<T> value) {
+  if constexpr (sizeof(T) > 2) {
+    return value;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return T{float_to_bf16(value)};
+  } else {
+#if defined(TILEDMM_HOST_GPU)
+    return T{float_to_half(value)};
+#elif defined(__CUDACC__) && !defined(__HIP__)
+    return T{__half_as_ushort(__float2half_rn(value))};
+#else
+    return T{__builtin_bit_cast(uint16_t, _Float16(value))};
+#endif
+  }
+}
+
+// ---- The problem
+
+// The product at place `batch_idx` of the batch.
+TILEDMM_DEVICE GemmProblem item_of(const GpuProblem& problem, int64_t batch_idx) {
+  GemmProblem item = problem.gemm;
+  int64_t offset_a = 0, offset_b = 0, offset_c = 0;
+  for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) {
+    const BatchDim& dim = problem.batch_dims[d];
+    const int64_t outer = batch_idx / dim.size, idx = batch_idx - outer * dim.size;
+    batch_idx = outer;
+    offset_a += idx * dim.stride_a;
+    offset_b += idx * dim.stride_b;
+    offset_c += idx * dim.stride_c;
+  }
+  const int64_t bytes = size_of(item.dtype);
+  item.a = static_cast<const char*>(item.a) + offset_a * bytes;
+  item.b = static_cast<const char*>(item.b) + offset_b * bytes;
+  item.c = static_cast<char*>(item.c) + offset_c * bytes;
+  return item;
+}
+
+// Not inlined: an unrolled epilogue would hold five functions for each of its elements.
+template <class A>
+TILEDMM_NOINLINE TILEDMM_SCALAR_ATTRIBUTES A activated(Activation activation, A value) {
+  return activate_as(activation, value);
+}
+
+// The element's bias, 0 without one.
+template <class T>
+TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col) {
+  if (!problem.bias || row >= problem.m || col >= problem.n) return 0;
+  return as_acc(load_global(static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n));
+}
+
+// C[row, col] = activation(acc), rounded once, where it is inside of C.
+template <class T>
+TILEDMM_DEVICE void store_activated(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
+  if (row >= problem.m || col >= problem.n) return;
+  if (problem.activation != Activation::none) acc = activated(problem.activation, acc);
+  store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
+}
+
+// C[row, col] = activation(acc + bias).
+template <class T>
+TILEDMM_DEVICE void store_element(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
+  store_activated<T>(problem, row, col, acc + load_bias<T>(problem, row, col));
+}
+
+// ---- Devices
+struct Device {
+  int32_t arch;  // NVIDIA: 90 for sm_90. AMD: 0x942 for gfx942
+  int32_t num_cus, warp_size;
+};
+
+// What the runtime says of a device; false where there is none of that number.
+#if defined(TILEDMM_HOST_GPU)
+inline bool query_device(int, Device& device) {
+  device = {0, 4, kWarpSize};
+  return true;
+}
+inline bool set_device(int) { return true; }
+#elif defined(__CUDACC__) && !defined(__HIP__)
+inline bool query_device(int idx, Device& device) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, idx) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, idx) != cudaSuccess ||
+      cudaDeviceGetAttribute(&device.num_cus, cudaDevAttrMultiProcessorCount, idx) != cudaSuccess) {
+    return false;
+  }
+  device.arch = 10 * major + minor;
+  device.warp_size = kWarpSize;
+  return true;
+}
+inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
+#elif defined(TILEDMM_HIP_STANDALONE)
+inline bool query_device(int, Device&) {
+  int count = 0;
+  return hipGetDeviceCount(&count) == 0 && false;  // without ROCm's headers no properties can be read
+}
+inline bool set_device(int idx) { return hipSetDevice(idx) == 0; }
+#else
+inline bool query_device(int idx, Device& device) {
+  hipDeviceProp_t properties;
+  if (hipGetDeviceProperties(&properties, idx) != hipSuccess) return false;
+  device.arch = 0;
+  for (const char* c = properties.gcnArchName + 3; *c && *c != ':'; ++c) {  // "gfx942:sramecc+:xnack-"
+    device.arch = 16 * device.arch + (*c <= '9' ? *c - '0' : *c - 'a' + 10);
+  }
+  device.num_cus = properties.multiProcessorCount;
+  device.warp_size = properties.warpSize;
+  return true;
+}
+inline bool set_device(int idx) { return hipSetDevice(idx) == hipSuccess; }
+#endif
+
+// ---- Launch
+#if defined(TILEDMM_HOST_GPU)
+inline int warp_size(const Executor&) { return kWarpSize; }
+template <class... Params, class... Args>
+Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y, int num_threads, size_t shared_bytes,
+                     const Executor& executor, Args... args) {
+  host_gpu::launch(blocks, blocks_y, num_threads, kWarpSize, shared_bytes, executor, [&] { kernel(args...); });
+  return Status::ok;
+}
+#else
+#if defined(__CUDACC__) && !defined(__HIP__)
+inline int warp_size(const Executor&) { return kWarpSize; }
+#else
+inline int warp_size(const Executor& executor) { return executor.warp_size; }
+#endif
+// Starts `kernel` on the executor's stream. Parameters are passed by value and must not exceed 4 KiB together.
+template <class... Params, class... Args>
+Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y, int num_threads, size_t shared_bytes,
+                     const Executor& executor, Args... args) {
+  if (blocks > 0x7fffffff) return Status::launch_failed;
+  const dim3 grid{unsigned(blocks), unsigned(blocks_y), 1}, block{unsigned(num_threads), 1, 1};
+  void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
+#if defined(__CUDACC__) && !defined(__HIP__)
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  if (shared_bytes > 48 << 10 &&
+      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)) != cudaSuccess) {
+    return Status::launch_failed;
+  }
+  const bool is_launched = cudaLaunchKernel(function, grid, block, arguments, shared_bytes,
+                                            static_cast<cudaStream_t>(executor.stream)) == cudaSuccess;
+#elif defined(TILEDMM_HIP_STANDALONE)
+  const bool is_launched =
+      hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, 0, executor.stream) == 0;
+#else
+  const bool is_launched = hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, 0,
+                                           static_cast<hipStream_t>(executor.stream)) == hipSuccess;
+#endif
+  return is_launched ? Status::ok : Status::launch_failed;
+}
+#endif
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,387 @@
+// The matrix instruction of each chip behind one name: Mma<T>::multiply adds the product of a fragment of A and one of B
+// to an accumulator. Where a lane's words belong is the Layout's matter (mma_layout.h), loading them the kernel's.
+//
+//   NVIDIA, sm_80 and later  mma.sync: fp16, bf16, fp32 rounded to tf32, fp64
+//   CDNA (gfx90a, gfx94x, gfx950)  MFMA 16x16: fp16, bf16, fp32, fp64
+//   RDNA 3 and 4  WMMA: fp16, bf16
+//   host  NVIDIA's layout at warp size 32, CDNA's at 64; sums in double precision, rounded once for each instruction
+#pragma once
+
+#include "platform/block_tile.h"
+#include "platform/gpu.h"
+#include "platform/mma_layout.h"
+
+namespace tiledmm::gpu {
+
+#if defined(__HIP__) && (defined(__gfx1200__) || defined(__gfx1201__))
+template <class T>
+using Layout = LayoutWmmaRdna4;
+#elif defined(__HIP__) && defined(__gfx1100__)
+template <class T>
+using Layout = LayoutWmmaRdna3;
+#elif defined(__HIP__) || (defined(TILEDMM_HOST_GPU) && TILEDMM_WARP_SIZE == 64)
+template <class T>
+using Layout = LayoutMfma16<WordOf<T>::kElements, sizeof(T) == 8>;
+#else
+template <class T>
+using Layout = std::conditional_t<sizeof(T) == 8, LayoutM8N8, LayoutM16N8>;
+#endif
+
+template <class T>
+struct Mma : Layout<T> {
+  using L = Layout<T>;
+  using Word = typename WordOf<T>::Word;
+  static constexpr int kElementsK = L::kWordsK * WordOf<T>::kElements;
+  static_assert(L::kLanes == kWarpSize, "the layout is that of this chip");
+
+  // As the instruction wants a word to be: fp32 is rounded to tf32, where it would be cut off otherwise.
+  static TILEDMM_DEVICE Word prepared(Word word) {
+#if defined(__CUDACC__) && !defined(__HIP__)
+    if constexpr (std::is_same_v<T, float>) {
+      uint32_t rounded;
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(word));
+      return __uint_as_float(rounded);
+    }
+#endif
+    return word;
+  }
+
+  // acc += a b. All lanes of the warp take part.
+  static TILEDMM_DEVICE void multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA],
+                                      const Word (&b)[L::kWordsB]);
+};
+
+#if defined(TILEDMM_HOST_GPU)
+
+// Element `half` of a word.
+template <class T>
+Acc<T> element_of(typename WordOf<T>::Word word, int half) {
+  if constexpr (WordOf<T>::kElements == 1) {
+    return word;
+  } else {
+    return as_acc(T{uint16_t(word >> (16 * half))});
+  }
+}
+
+// The lanes show each other their words, then each computes its own elements.
+template <class T>
+void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA], const Word (&b)[L::kWordsB]) {
+  struct Operands {
+    Word a[L::kM][L::kWordsK], b[L::kN][L::kWordsK];
+  };
+  static_assert(sizeof(Operands) <= host_gpu::Block::kScratchBytes);
+  auto& operands = *reinterpret_cast<Operands*>(host_gpu::warp_scratch());
+  const int lane = thread_idx() % kWarpSize;
+  for (int w = 0; w < L::kWordsA; ++w) operands.a[L::a_row(lane, w)][L::a_word(lane, w)] = a[w];
+  for (int w = 0; w < L::kWordsB; ++w) operands.b[L::b_col(lane, w)][L::b_word(lane, w)] = b[w];
+  host_gpu::warp_barrier();
+  for (int e = 0; e < L::kAccs; ++e) {
+    double sum = acc[e];
+    for (int word = 0; word < L::kWordsK; ++word) {
+      for (int half = 0; half < WordOf<T>::kElements; ++half) {
+        sum += double(element_of<T>(operands.a[L::c_row(lane, e)][word], half)) *
+               double(element_of<T>(operands.b[L::c_col(lane, e)][word], half));
+      }
+    }
+    acc[e] = Acc<T>(sum);
+  }
+  if (lane == 0) host_gpu::count_flops(2 * L::kM * L::kN * kElementsK);
+  host_gpu::warp_barrier();
+}
+
+#elif defined(__CUDACC__) && !defined(__HIP__)
+
+template <>
+TILEDMM_DEVICE void Mma<Half>::multiply(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+TILEDMM_DEVICE void Mma<BFloat16>::multiply(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+TILEDMM_DEVICE void Mma<float>::multiply(float (&acc)[4], const float (&a)[4], const float (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+
+template <>
+TILEDMM_DEVICE void Mma<double>::multiply(double (&acc)[2], const double (&a)[1], const double (&b)[1]) {
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(acc[0]), "+d"(acc[1])
+      : "d"(a[0]), "d"(b[0]));
+}
+
+#else  // HIP
+
+template <class E, int SIZE>
+using ClangVector = E __attribute__((ext_vector_type(SIZE)));
+
+template <class To, class From>
+TILEDMM_DEVICE To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// Calls a builtin that takes and returns the accumulator as a vector.
+template <class A, int SIZE, class Instruction>
+TILEDMM_DEVICE void accumulate(A (&acc)[SIZE], const Instruction& instruction) {
+  const auto sums = instruction(bits_as<ClangVector<A, SIZE>>(acc));
+  TILEDMM_UNROLL for (int e = 0; e < SIZE; ++e) acc[e] = sums[e];
+}
+
+template <class T>
+TILEDMM_DEVICE void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA],
+                                     const Word (&b)[L::kWordsB]) {
+#if defined(__gfx1200__) || defined(__gfx1201__)
+  if constexpr (std::is_same_v<T, Half>) {
+    using Operand = ClangVector<_Float16, 8>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(bits_as<Operand>(a), bits_as<Operand>(b), c);
+    });
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    using Operand = ClangVector<short, 8>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(bits_as<Operand>(a), bits_as<Operand>(b), c);
+    });
+  }
+#elif defined(__gfx1100__)
+  if constexpr (std::is_same_v<T, Half>) {
+    using Operand = ClangVector<_Float16, 16>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(bits_as<Operand>(a), bits_as<Operand>(b), c);
+    });
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    using Operand = ClangVector<short, 16>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(bits_as<Operand>(a), bits_as<Operand>(b), c);
+    });
+  }
+#elif defined(__HIP_DEVICE_COMPILE__)
+  if constexpr (std::is_same_v<T, Half>) {
+    using Operand = ClangVector<_Float16, 4>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_mfma_f32_16x16x16f16(bits_as<Operand>(a), bits_as<Operand>(b), c, 0, 0, 0);
+    });
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    using Operand = ClangVector<short, 4>;
+    accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bits_as<Operand>(a), bits_as<Operand>(b), c, 0, 0, 0);
+    });
+  } else if constexpr (std::is_same_v<T, float>) {
+    accumulate(acc, [&](auto c) { return __builtin_amdgcn_mfma_f32_16x16x4f32(a[0], b[0], c, 0, 0, 0); });
+  } else {
+    accumulate(acc, [&](auto c) { return __builtin_amdgcn_mfma_f64_16x16x4f64(a[0], b[0], c, 0, 0, 0); });
+  }
+#endif
+}
+
+#endif
+
+// Whether this compilation's chip has a matrix instruction for T; kernels of rungs 05 to 08 are empty where not.
+#if defined(__HIP__) && (defined(__gfx1100__) || defined(__gfx1200__) || defined(__gfx1201__))
+template <class T>
+inline constexpr bool kHasMma = sizeof(T) == 2;
+#else
+template <class T>
+inline constexpr bool kHasMma = true;
+#endif
+
+// The accumulators of one warp: its place in the block tile, its fragments, its way to C.
+template <class Config, class T>
+struct WarpTile {
+  using M = Mma<T>;
+  using Word = typename M::Word;
+  static constexpr int kWarpM = Config::kBlockM / Config::kWarpsM, kWarpN = Config::kBlockN / Config::kWarpsN;
+  static constexpr int kFragsM = kWarpM / M::kM, kFragsN = kWarpN / M::kN;
+  static_assert(kFragsM * M::kM == kWarpM && kFragsN * M::kN == kWarpN, "whole fragments fill the warp tile");
+
+  Acc<T> acc[kFragsM][kFragsN][M::kAccs];
+  int lane, warp_row, warp_col;  // of the warp tile within the block tile
+
+  TILEDMM_DEVICE WarpTile() {
+    const int warp = thread_idx() / kWarpSize;
+    lane = thread_idx() % kWarpSize;
+    warp_row = warp / Config::kWarpsN * kWarpM;
+    warp_col = warp % Config::kWarpsN * kWarpN;
+    for_each([&](int, int, Acc<T>& sum) { sum = 0; });
+  }
+
+  // Calls visit(row, col, sum) for each accumulator of this lane, row and col within the block tile.
+  template <class Visit>
+  TILEDMM_DEVICE void for_each(const Visit& visit) {
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+        TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
+          visit(warp_row + i * M::kM + M::c_row(lane, e), warp_col + j * M::kN + M::c_col(lane, e), acc[i][j][e]);
+        }
+      }
+    }
+  }
+
+  // One step of an instruction's k: load_a(row, word) and load_b(col, word) give words, row and col within the block
+  // tile, word within the step.
+  template <class LoadA, class LoadB>
+  TILEDMM_DEVICE void multiply_step(const LoadA& load_a, const LoadB& load_b) {
+    Word frag_a[kFragsM][M::kWordsA], frag_b[kFragsN][M::kWordsB];
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
+        frag_a[i][w] = M::prepared(load_a(warp_row + i * M::kM + M::a_row(lane, w), M::a_word(lane, w)));
+      }
+    }
+    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
+        frag_b[j][w] = M::prepared(load_b(warp_col + j * M::kN + M::b_col(lane, w), M::b_word(lane, w)));
+      }
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) M::multiply(acc[i][j], frag_a[i], frag_b[j]);
+    }
+  }
+
+  // All steps of one k tile in shared memory.
+  template <class TileA, class TileB>
+  TILEDMM_DEVICE void multiply_k_tile(const typename TileA::Shared& smem_a, const typename TileB::Shared& smem_b) {
+    TILEDMM_UNROLL for (int word = 0; word < TileA::kWordsK; word += M::kWordsK) {
+      multiply_step([&](int row, int w) { return TileA::load_word(smem_a, row, word + w); },
+                    [&](int col, int w) { return TileB::load_word(smem_b, col, word + w); });
+    }
+  }
+};
+
+// Where partial sums lie between k tiles in rungs 05 to 07: in C itself, or, for 16-bit C, in memory of their own.
+template <class A>
+struct Sums {
+  A* base;  // null: C
+  int64_t stride_batch;
+};
+
+template <class T>
+struct SumsOfItem {
+  Acc<T>* base;
+  int64_t stride_m, stride_n, m, n;
+
+  TILEDMM_DEVICE SumsOfItem(const GemmProblem& problem, const Sums<Acc<T>>& sums, int64_t batch_idx)
+      : base(sums.base ? sums.base + batch_idx * sums.stride_batch : static_cast<Acc<T>*>(problem.c)),
+        stride_m(sums.base ? problem.n : problem.stride_cm),
+        stride_n(sums.base ? 1 : problem.stride_cn),
+        m(problem.m),
+        n(problem.n) {}
+
+  template <class Warp>
+  TILEDMM_DEVICE void load(Warp& warp, const TilePlace& tile) const {
+    warp.for_each([&](int row, int col, Acc<T>& sum) {
+      const bool pred = tile.row + row < m && tile.col + col < n;
+      sum = pred ? load_global(base + (tile.row + row) * stride_m + (tile.col + col) * stride_n) : 0;
+    });
+  }
+  template <class Warp>
+  TILEDMM_DEVICE void store(Warp& warp, const TilePlace& tile) const {
+    warp.for_each([&](int row, int col, Acc<T>& sum) {
+      const bool pred = tile.row + row < m && tile.col + col < n;
+      if (pred) store_global(base + (tile.row + row) * stride_m + (tile.col + col) * stride_n, sum);
+    });
+  }
+};
+
+// C = activation(acc + bias) for a warp's accumulators.
+template <class T, class Warp>
+TILEDMM_DEVICE void store_warp_tile(const GemmProblem& problem, Warp& warp, const TilePlace& tile) {
+  warp.for_each([&](int row, int col, Acc<T>& sum) { store_element<T>(problem, tile.row + row, tile.col + col, sum); });
+}
+
+// Lends 16-bit problems memory for sums in fp32, calls launch(sums), and takes it back.
+template <class T, class Launch>
+Status with_sums(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
+  Sums<Acc<T>> sums{nullptr, problem.gemm.m * problem.gemm.n};
+  if constexpr (sizeof(T) == 2) {
+    const size_t bytes = size_t(problem.batch_size * sums.stride_batch) * sizeof(Acc<T>);
+    sums.base = static_cast<Acc<T>*>(executor.allocate(executor.self, bytes));
+    if (!sums.base) return Status::out_of_memory;
+  }
+  const Status status = launch(sums);
+  if (sums.base) executor.release(executor.self, sums.base);
+  return status;
+}
+
+// Calls launch with std::bool_constant for whether A and B are k-major.
+template <class Launch>
+Status visit_layouts(const GemmProblem& gemm, const Launch& launch) {
+  const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
+  const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
+  if (is_a_k_major) return is_b_k_major ? launch(std::true_type{}, std::true_type{}) : launch(std::true_type{}, std::false_type{});
+  return is_b_k_major ? launch(std::false_type{}, std::true_type{}) : launch(std::false_type{}, std::false_type{});
+}
+
+// Tile numbers of rungs 06 to 08. BLOCK_K is the k cache, in elements.
+template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS_M, int WARPS_N>
+struct MmaConfig {
+  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kBlockK = BLOCK_K;
+  static constexpr int kWarpsM = WARPS_M, kWarpsN = WARPS_N;
+  static constexpr int num_threads(int warp_size) { return WARPS_M * WARPS_N * warp_size; }
+  static_assert(BLOCK_K >= 16 && BLOCK_K <= 256 && BLOCK_K % 16 == 0, "whole instructions of every chip and dtype");
+  static_assert(BLOCK_M % (16 * WARPS_M) == 0 && BLOCK_N % (16 * WARPS_N) == 0, "the tallest instruction has 16 rows");
+};
+
+// 128 bytes of k for the small tile, 64 for the large one, whose sums need the registers. fp64 has the small one alone.
+template <class T>
+using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 2, 2>;
+template <class T>
+using LargeMmaConfig =
+    std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>, MmaConfig<128, 128, 64 / int(sizeof(T)), 2, 2>>;
+
+// The large tile where it gives every CU one, else the small one. Both sum in the same order.
+template <class T, class Launch>
+Status visit_mma_config(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
+  using Large = LargeMmaConfig<T>;
+  const int64_t tiles = num_tiles(problem.gemm, Large::kBlockM, Large::kBlockN) * problem.batch_size;
+  return tiles >= executor.num_cus ? launch(Large{}) : launch(SmallMmaConfig<T>{});
+}
+
+// What the blocks of rungs 06 to 08 stage in shared memory.
+template <class Config, class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+struct MmaTiles {
+  static constexpr int kThreads = Config::num_threads(kWarpSize);
+  using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, kThreads>;
+  using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, kThreads>;
+  struct Shared {
+    typename TileA::Shared a;
+    typename TileB::Shared b;
+  };
+  static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
+};
+
+// Launches rung 06, 07 or 08 with the tile and the layouts that fit the problem: Rung::launch<Config, T, Tiles> with the
+// number of blocks and of threads.
+template <class Rung>
+Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
+  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    return visit_mma_config<T>(problem, executor, [&](auto config) {
+      return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+        using Config = decltype(config);
+        using Tiles = MmaTiles<Config, T, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
+        const auto start = [&](auto* kernel, auto... more) {
+          return launch_kernel(kernel, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
+                               num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
+                               sizeof(typename Tiles::Shared), executor, problem, more...);
+        };
+        return Rung::template launch<Config, T, Tiles>(problem, executor, start);
+      });
+    });
+  });
+}
+
+}  // namespace tiledmm::gpu

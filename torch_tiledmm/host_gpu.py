@@ -1,0 +1,147 @@
+"""The GPU kernels on the CPU: the same source, run thread by thread to check and to count it (csrc/platform/host_gpu.h).
+
+It needs no GPU and says nothing about speed in seconds; it counts what decides it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .dispatch import DTYPES
+
+WARP_SIZES = (32, 64)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+class _BatchDim(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("size", "stride_a", "stride_b", "stride_c")]
+
+
+class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("m", "n", "k")],
+        ("a", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("stride_am", "stride_ak")],
+        ("b", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("stride_bk", "stride_bn")],
+        ("c", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("stride_cm", "stride_cn")],
+        ("bias", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("stride_bias_m", "stride_bias_n")],
+        ("batch_dims", ctypes.POINTER(_BatchDim)),
+        ("num_batch_dims", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("allow_tf32", ctypes.c_bool),
+    ]
+
+
+class _Counts(ctypes.Structure):  # csrc/platform/host_gpu.h
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "global_load_bytes",
+            "global_store_bytes",
+            "global_load_sectors",
+            "global_store_sectors",
+            "shared_load_bytes",
+            "shared_store_bytes",
+            "bank_conflicts",
+            "barriers",
+            "flops",
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one product asked of the GPU. Elements are of the product's dtype."""
+
+    global_load_elements: int  # by all threads, each time anew
+    global_load_sectors: int  # 32 bytes; within one access of a warp, each sector counts once
+    global_store_sectors: int
+    shared_loads: int  # elements
+    shared_stores: int  # elements
+    bank_conflicts: int  # passes of a warp's access beyond the first: 32 banks of 4 bytes
+    barriers: int  # summed over blocks
+    flops: int  # those that edges waste included
+
+
+@cache
+def _library(warp_size: int) -> ctypes.CDLL:
+    if warp_size not in WARP_SIZES:
+        raise ValueError(f"wave: got {warp_size!r}, expected one of {', '.join(map(str, WARP_SIZES))}")
+    return ctypes.CDLL(str(Path(__file__).parent / f"_host_gpu_wave{warp_size}.so"))
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    algorithm: str,
+    warp_size: int = 32,
+    seed: int = 0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out: Tensor | None = None,
+) -> tuple[Tensor, Counts]:
+    """``activation(a @ b + bias)`` by a GPU kernel run on the CPU, and what it counted.
+
+    ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), both of one dtype and any strides; ``bias``
+    is (n,). ``seed`` orders the threads between barriers, 0: by their number. ``out`` is written if given.
+
+    Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
+    reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm.
+    """
+    if out is None:
+        out = torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
+    problem = _GemmProblem(
+        m=a.shape[-2],
+        n=b.shape[-1],
+        k=a.shape[-1],
+        a=a.data_ptr(),
+        stride_am=a.stride(-2),
+        stride_ak=a.stride(-1),
+        b=b.data_ptr(),
+        stride_bk=b.stride(-2),
+        stride_bn=b.stride(-1),
+        c=out.data_ptr(),
+        stride_cm=out.stride(-2),
+        stride_cn=out.stride(-1),
+        dtype=list(DTYPES.values()).index(a.dtype),
+        activation=ACTIVATIONS.index(activation),
+    )
+    if bias is not None:
+        problem.bias, problem.stride_bias_n = bias.data_ptr(), bias.stride(0)
+    if a.dim() == 3:
+        dims = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0)))
+        problem.batch_dims, problem.num_batch_dims = dims, 1
+    counts, reason = _Counts(), ctypes.create_string_buffer(256)
+    status = _library(warp_size).tiledmm_host_gemm(
+        ctypes.byref(problem),
+        algorithm.encode(),
+        ctypes.c_uint64(seed),
+        ctypes.byref(counts),
+        reason,
+        ctypes.c_size_t(len(reason)),
+    )
+    if status != 0:
+        error = {-1: RuntimeError, 1: ValueError, 2: NotImplementedError}.get(status, RuntimeError)
+        raise error(f"{algorithm}: {reason.value.decode()}")
+    size = a.element_size()
+    return out, Counts(
+        global_load_elements=counts.global_load_bytes // size,
+        global_load_sectors=counts.global_load_sectors,
+        global_store_sectors=counts.global_store_sectors,
+        shared_loads=counts.shared_load_bytes // size,
+        shared_stores=counts.shared_store_bytes // size,
+        bank_conflicts=counts.bank_conflicts,
+        barriers=counts.barriers,
+        flops=counts.flops,
+    )
