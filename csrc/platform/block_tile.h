@@ -167,6 +167,26 @@ TILEDMM_DEVICE typename WordOf<T>::Word load_word_or_zero(const Operand<T>& oper
   }
 }
 
+// A piece of C on its way from one warp's registers to global memory: through shared memory, so that stores are coalesced
+// whatever the registers' layout, and the code of bias and activation exists once and not for each register.
+template <class T, int ROWS, int COLS>
+struct WarpStage {
+  static constexpr int kPad = 4;
+  alignas(16) Acc<T> acc[ROWS][COLS + kPad];
+
+  // C = activation(acc + bias) for rows row, row + row_step, ... and columns from col on. All lanes have written their
+  // part; none may overwrite it before the next warp_barrier().
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int row_step, int64_t col) const {
+    warp_barrier();
+    const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
+    for (int idx = thread_idx() % kWarpSize; idx < ROWS * COLS; idx += kWarpSize) {
+      const int r = are_rows_close ? idx % ROWS : idx / COLS, c = are_rows_close ? idx / ROWS : idx % COLS;
+      store_element<T>(problem, row + r * row_step, col + c, load_shared(&acc[r][c]));
+    }
+    warp_barrier();
+  }
+};
+
 // Block tiles of C in the order in which they are computed: along n first.
 struct TilePlace {
   int64_t row, col;

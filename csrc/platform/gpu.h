@@ -43,17 +43,14 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 
 #if defined(TILEDMM_HOST_GPU)
 #define TILEDMM_DEVICE inline
-#define TILEDMM_NOINLINE
 #define TILEDMM_KERNEL(num_threads) void
 #define TILEDMM_UNROLL
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
-#define TILEDMM_NOINLINE __noinline__
 #define TILEDMM_KERNEL(num_threads) __global__ void __launch_bounds__(num_threads)
 #define TILEDMM_UNROLL _Pragma("unroll")
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
-#define TILEDMM_NOINLINE
 // Without this, clang assumes 1024 threads, which is a quarter of the registers.
 #define TILEDMM_KERNEL(num_threads) \
   __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads))) __global__ void
@@ -75,6 +72,7 @@ inline int64_t block_idx() { return host_gpu::block_idx(0); }
 inline int64_t block_idx_y() { return host_gpu::block_idx(1); }
 inline int64_t num_blocks_y() { return host_gpu::num_blocks_y(); }
 inline void block_barrier() { host_gpu::block_barrier(); }
+inline void warp_barrier() { host_gpu::warp_barrier(); }
 #else
 #if defined(__HIP__) && !(defined(__gfx1100__) || defined(__gfx1200__) || defined(__gfx1201__))
 inline constexpr int kWarpSize = 64;
@@ -87,7 +85,7 @@ TILEDMM_DEVICE int64_t block_idx() { return __builtin_amdgcn_workgroup_id_x(); }
 TILEDMM_DEVICE int64_t block_idx_y() { return __builtin_amdgcn_workgroup_id_y(); }
 // Second of the hidden 32-bit block counts (AMDGPU backend guide, code object v5 and later).
 TILEDMM_DEVICE int64_t num_blocks_y() {
-  return static_cast<const __attribute__((address_space(4))) uint32_t*>(__builtin_amdgcn_implicitarg_ptr())[1];
+  return ((const __attribute__((address_space(4))) uint32_t*)__builtin_amdgcn_implicitarg_ptr())[1];
 }
 TILEDMM_DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -101,7 +99,29 @@ TILEDMM_DEVICE int64_t block_idx_y() { return blockIdx.y; }
 TILEDMM_DEVICE int64_t num_blocks_y() { return gridDim.y; }
 TILEDMM_DEVICE void block_barrier() { __syncthreads(); }
 #endif
+#if defined(__HIP__)
+// The lanes run in step; the compiler must not move accesses across.
+TILEDMM_DEVICE void warp_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+#else
+TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
+#endif
+
+// The same pointer, about which the compiler knows nothing: addresses derived from it are computed where they are used
+// instead of being kept in registers throughout a loop.
+template <class T>
+TILEDMM_DEVICE T* opaque(T* pointer) {
+#if defined(__HIP__)
+  asm volatile("" : "+v"(pointer));
+#elif defined(__CUDACC__)
+  asm volatile("" : "+l"(pointer));
+#endif
+  return pointer;
+}
 
 // ---- Shared memory (LDS): one struct per block. Contents are undefined at the start.
 #if defined(TILEDMM_HOST_GPU)
@@ -234,10 +254,16 @@ TILEDMM_DEVICE GemmProblem item_of(const GpuProblem& problem, int64_t batch_idx)
   return item;
 }
 
-// Not inlined: an unrolled epilogue would hold five functions for each of its elements.
 template <class A>
-TILEDMM_NOINLINE TILEDMM_SCALAR_ATTRIBUTES A activated(Activation activation, A value) {
-  return activate_as(activation, value);
+TILEDMM_DEVICE A activated(Activation activation, A value) {
+#if defined(TILEDMM_HIP_STANDALONE)
+  // exp and erfc in fp64 are in ROCm's device library, which is absent here.
+  if constexpr (sizeof(A) == 8) {
+    if (activation != Activation::relu) __builtin_trap();
+    return activate<Activation::relu>(value);
+  } else
+#endif
+    return activate_as(activation, value);
 }
 
 // The element's bias, 0 without one.
@@ -327,6 +353,7 @@ inline int warp_size(const Executor& executor) { return executor.warp_size; }
 template <class... Params, class... Args>
 Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y, int num_threads, size_t shared_bytes,
                      const Executor& executor, Args... args) {
+  (void)shared_bytes;  // HIP's is static
   if (blocks > 0x7fffffff) return Status::launch_failed;
   const dim3 grid{unsigned(blocks), unsigned(blocks_y), 1}, block{unsigned(num_threads), 1, 1};
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};

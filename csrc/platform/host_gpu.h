@@ -2,7 +2,8 @@
 //
 // The threads of a block are fibers that switch at barriers. Between two barriers they run one after the other in an
 // order drawn from the seed, so that what depends on an order shows. Beyond that it finds by itself:
-//   - races on shared memory: two threads, one address, at least one store, no block barrier between;
+//   - races on shared memory: two threads, one address, at least one store, and no barrier of the block between, nor one
+//     of the warp if they are of one;
 //   - barriers that only a part of the block reaches;
 //   - reads of shared memory that nothing wrote (they give NaN: the memory is filled with ones).
 // Accesses outside of the operands are left to the address sanitizer.
@@ -68,7 +69,8 @@ class Block {
     shared_ = std::unique_ptr<std::byte[], Free>(static_cast<std::byte*>(std::aligned_alloc(64, shared_bytes / 64 * 64 + 64)));
     stacks_bytes_ = size_t(num_threads) * kStackBytes;
     stacks_ = mmap(nullptr, stacks_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    scratch_.resize(ceil_div(num_threads, warp_size) * kScratchBytes);
+    warp_epochs_.resize(size_t(ceil_div(num_threads, warp_size)));
+    scratch_.resize(warp_epochs_.size() * kScratchBytes);
     for (int thread = 0; thread < num_threads; ++thread) order_.push_back(thread);
   }
   ~Block() { munmap(stacks_, stacks_bytes_); }
@@ -131,11 +133,14 @@ class Block {
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
-  // Who wrote and read a byte of shared memory since the barrier before `epoch`; -2: several threads.
+  // Who wrote and read a byte of shared memory and when.
   struct Shadow {
     uint32_t write_epoch = 0, read_epoch = 0;
+    uint32_t write_warp_epoch = 0, read_warp_epoch = 0;
     int writer = -1, reader = -1;
   };
+
+  static constexpr int kSeveral = -2;  // threads
 
   static void enter() {
     Block& block = *current();
@@ -153,20 +158,29 @@ class Block {
     if (begin + bytes > shadow_.size()) return fail("an access is outside of shared memory");
     for (size_t byte = begin; byte < begin + bytes; ++byte) {
       Shadow& shadow = shadow_[byte];
-      const bool is_written = shadow.write_epoch == epoch_ && shadow.writer != thread_;
-      const bool is_read = shadow.read_epoch == epoch_ && shadow.reader != thread_;
+      const bool is_written = shadow.write_epoch == epoch_ && is_unordered(shadow.writer, shadow.write_warp_epoch);
+      const bool is_read = shadow.read_epoch == epoch_ && is_unordered(shadow.reader, shadow.read_warp_epoch);
       if (is_written || (is_store && is_read)) {
         fail("threads " + std::to_string(is_written ? shadow.writer : shadow.reader) + " and " + std::to_string(thread_) +
              " race on byte " + std::to_string(byte) + " of shared memory");
       }
       if (is_store) {
         shadow.write_epoch = epoch_;
+        shadow.write_warp_epoch = warp_epochs_[size_t(thread_ / warp_size_)];
         shadow.writer = thread_;
       } else {
-        shadow.reader = shadow.read_epoch == epoch_ && shadow.reader != thread_ ? -2 : thread_;
+        shadow.reader = is_read && shadow.reader != thread_ ? kSeveral : thread_;
         shadow.read_epoch = epoch_;
+        shadow.read_warp_epoch = warp_epochs_[size_t(thread_ / warp_size_)];
       }
     }
+  }
+
+  // Whether an access of `other` since the last block barrier has no barrier between it and the calling thread.
+  bool is_unordered(int other, uint32_t warp_epoch) const {
+    if (other == thread_) return false;
+    const bool is_same_warp = other != kSeveral && other / warp_size_ == thread_ / warp_size_;
+    return !is_same_warp || warp_epoch == warp_epochs_[size_t(thread_ / warp_size_)];
   }
 
   // Runs every ready thread up to its next barrier or its end, then opens barriers. False: the block is done.
@@ -187,6 +201,7 @@ class Block {
       };
       if (count(Fiber::State::at_warp_barrier) == end - begin) {
         for (size_t thread = begin; thread < end; ++thread) fibers_[thread].state = Fiber::State::ready;
+        ++warp_epochs_[begin / size_t(warp_size_)];
         is_opened = true;
       }
       waiting += count(Fiber::State::at_block_barrier);
@@ -267,7 +282,8 @@ class Block {
   int warp_size_;
   int thread_ = 0;
   int64_t block_idx_[2] = {}, num_blocks_y_ = 1;
-  uint32_t epoch_ = 1;
+  uint32_t epoch_ = 1;  // block barriers so far
+  std::vector<uint32_t> warp_epochs_;
   const std::function<void()>* body_ = nullptr;
   ucontext_t scheduler_;
   std::vector<Fiber> fibers_;

@@ -204,7 +204,8 @@ template <class Config, class T>
 struct WarpTile {
   using M = Mma<T>;
   using Word = typename M::Word;
-  static constexpr int kWarpM = Config::kBlockM / Config::kWarpsM, kWarpN = Config::kBlockN / Config::kWarpsN;
+  static constexpr int kWarpsN = Config::kThreads / kWarpSize / Config::kWarpsM;
+  static constexpr int kWarpM = Config::kBlockM / Config::kWarpsM, kWarpN = Config::kBlockN / kWarpsN;
   static constexpr int kFragsM = kWarpM / M::kM, kFragsN = kWarpN / M::kN;
   static_assert(kFragsM * M::kM == kWarpM && kFragsN * M::kN == kWarpN, "whole fragments fill the warp tile");
 
@@ -214,8 +215,8 @@ struct WarpTile {
   TILEDMM_DEVICE WarpTile() {
     const int warp = thread_idx() / kWarpSize;
     lane = thread_idx() % kWarpSize;
-    warp_row = warp / Config::kWarpsN * kWarpM;
-    warp_col = warp % Config::kWarpsN * kWarpN;
+    warp_row = warp / kWarpsN * kWarpM;
+    warp_col = warp % kWarpsN * kWarpN;
     for_each([&](int, int, Acc<T>& sum) { sum = 0; });
   }
 
@@ -228,6 +229,22 @@ struct WarpTile {
           visit(warp_row + i * M::kM + M::c_row(lane, e), warp_col + j * M::kN + M::c_col(lane, e), acc[i][j][e]);
         }
       }
+    }
+  }
+
+  // A row of fragments for each warp.
+  using Stages = WarpStage<T, M::kM, kWarpN>[Config::kThreads / kWarpSize];
+
+  // C = activation(acc + bias).
+  TILEDMM_DEVICE void store(const GemmProblem& problem, const TilePlace& tile, Stages& stages) {
+    auto& stage = stages[thread_idx() / kWarpSize];
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+        TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
+          store_shared(&stage.acc[M::c_row(lane, e)][j * M::kN + M::c_col(lane, e)], acc[i][j][e]);
+        }
+      }
+      stage.store(problem, tile.row + warp_row + i * M::kM, 1, tile.col + warp_col);
     }
   }
 
@@ -282,25 +299,21 @@ struct SumsOfItem {
 
   template <class Warp>
   TILEDMM_DEVICE void load(Warp& warp, const TilePlace& tile) const {
+    const Acc<T>* from = opaque(base);
     warp.for_each([&](int row, int col, Acc<T>& sum) {
       const bool pred = tile.row + row < m && tile.col + col < n;
-      sum = pred ? load_global(base + (tile.row + row) * stride_m + (tile.col + col) * stride_n) : 0;
+      sum = pred ? load_global(from + (tile.row + row) * stride_m + (tile.col + col) * stride_n) : 0;
     });
   }
   template <class Warp>
   TILEDMM_DEVICE void store(Warp& warp, const TilePlace& tile) const {
+    Acc<T>* to = opaque(base);
     warp.for_each([&](int row, int col, Acc<T>& sum) {
       const bool pred = tile.row + row < m && tile.col + col < n;
-      if (pred) store_global(base + (tile.row + row) * stride_m + (tile.col + col) * stride_n, sum);
+      if (pred) store_global(to + (tile.row + row) * stride_m + (tile.col + col) * stride_n, sum);
     });
   }
 };
-
-// C = activation(acc + bias) for a warp's accumulators.
-template <class T, class Warp>
-TILEDMM_DEVICE void store_warp_tile(const GemmProblem& problem, Warp& warp, const TilePlace& tile) {
-  warp.for_each([&](int row, int col, Acc<T>& sum) { store_element<T>(problem, tile.row + row, tile.col + col, sum); });
-}
 
 // Lends 16-bit problems memory for sums in fp32, calls launch(sums), and takes it back.
 template <class T, class Launch>
@@ -325,22 +338,22 @@ Status visit_layouts(const GemmProblem& gemm, const Launch& launch) {
   return is_b_k_major ? launch(std::false_type{}, std::true_type{}) : launch(std::false_type{}, std::false_type{});
 }
 
-// Tile numbers of rungs 06 to 08. BLOCK_K is the k cache, in elements.
-template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARPS_M, int WARPS_N>
+// Tile numbers of rungs 05 to 08. BLOCK_K is the k cache, in elements. WARPS_M warps lie along m, the others along n: how
+// many depends on the chip's warp size.
+template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREADS, int WARPS_M>
 struct MmaConfig {
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kBlockK = BLOCK_K;
-  static constexpr int kWarpsM = WARPS_M, kWarpsN = WARPS_N;
-  static constexpr int num_threads(int warp_size) { return WARPS_M * WARPS_N * warp_size; }
+  static constexpr int kThreads = THREADS, kWarpsM = WARPS_M;
   static_assert(BLOCK_K >= 16 && BLOCK_K <= 256 && BLOCK_K % 16 == 0, "whole instructions of every chip and dtype");
-  static_assert(BLOCK_M % (16 * WARPS_M) == 0 && BLOCK_N % (16 * WARPS_N) == 0, "the tallest instruction has 16 rows");
+  static_assert(THREADS % (64 * WARPS_M) == 0, "whole rows of warps of both sizes");
 };
 
-// 128 bytes of k for the small tile, 64 for the large one, whose sums need the registers. fp64 has the small one alone.
+// 128 bytes of k for the small tile, 64 for the large one. fp64 has the small one alone: its sums take two registers.
 template <class T>
-using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 2, 2>;
+using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 128, 2>;
 template <class T>
 using LargeMmaConfig =
-    std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>, MmaConfig<128, 128, 64 / int(sizeof(T)), 2, 2>>;
+    std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>>;
 
 // The large tile where it gives every CU one, else the small one. Both sum in the same order.
 template <class T, class Launch>
@@ -353,12 +366,14 @@ Status visit_mma_config(const GpuProblem& problem, const Executor& executor, con
 // What the blocks of rungs 06 to 08 stage in shared memory.
 template <class Config, class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct MmaTiles {
-  static constexpr int kThreads = Config::num_threads(kWarpSize);
-  using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, kThreads>;
-  using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, kThreads>;
-  struct Shared {
-    typename TileA::Shared a;
-    typename TileB::Shared b;
+  using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, Config::kThreads>;
+  using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, Config::kThreads>;
+  union Shared {
+    struct {
+      typename TileA::Shared a;
+      typename TileB::Shared b;
+    } tiles;
+    typename WarpTile<Config, T>::Stages stages;  // after the last k tile
   };
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };
@@ -375,8 +390,8 @@ Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
         using Tiles = MmaTiles<Config, T, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
         const auto start = [&](auto* kernel, auto... more) {
           return launch_kernel(kernel, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
-                               num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
-                               sizeof(typename Tiles::Shared), executor, problem, more...);
+                               num_batch_blocks(problem), Config::kThreads, sizeof(typename Tiles::Shared), executor, problem,
+                               more...);
         };
         return Rung::template launch<Config, T, Tiles>(problem, executor, start);
       });

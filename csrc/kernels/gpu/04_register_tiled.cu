@@ -14,7 +14,7 @@ namespace {
 
 template <int THREAD_M, int THREAD_N, int WARPS_M, int WARPS_N>
 struct RegisterTiledConfig {
-  static constexpr int kThreadM = THREAD_M, kThreadN = THREAD_N, kWarpsM = WARPS_M, kWarpsN = WARPS_N;
+  static constexpr int kThreadM = THREAD_M, kThreadN = THREAD_N, kWarpsN = WARPS_N;
   static constexpr int kBlockK = 16, kPad = 4, kLanesN = 4;
   static constexpr int num_threads(int warp_size) { return WARPS_M * WARPS_N * warp_size; }
   static constexpr int block_m(int warp_size) { return WARPS_M * (warp_size / kLanesN) * THREAD_M; }
@@ -23,9 +23,13 @@ struct RegisterTiledConfig {
 };
 
 template <class Config, class T>
-struct RegisterTiledShared {
-  alignas(16) Acc<T> a[Config::kBlockK][Config::block_m(kWarpSize) + Config::kPad];
-  alignas(16) Acc<T> b[Config::kBlockK][Config::kBlockN + Config::kPad];
+union RegisterTiledShared {
+  struct {
+    alignas(16) Acc<T> a[Config::kBlockK][Config::block_m(kWarpSize) + Config::kPad];
+    alignas(16) Acc<T> b[Config::kBlockK][Config::kBlockN + Config::kPad];
+  } tiles;
+  // After the last k tile: one row of each thread of a warp.
+  WarpStage<T, kWarpSize / Config::kLanesN, Config::kLanesN * Config::kThreadN> stages[Config::num_threads(1)];
 };
 
 // 16 bytes of accumulators.
@@ -80,8 +84,8 @@ register_tiled(GpuProblem problem) {
   constexpr int kLanesM = kWarpSize / kLanesN;
   auto& smem = block_shared<RegisterTiledShared<Config, T>>();
   const int warp = thread_idx() / kWarpSize, lane = thread_idx() % kWarpSize;
-  const int thread_row = warp / Config::kWarpsN * kLanesM * kThreadM + lane / kLanesN * 4;
-  const int thread_col = warp % Config::kWarpsN * kLanesN * kThreadN + lane % kLanesN * 4;
+  const int warp_row = warp / Config::kWarpsN * kLanesM * kThreadM, thread_row = warp_row + lane / kLanesN * 4;
+  const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const TilePlace tile = tile_place<kBlockM, kBlockN>(gemm);
@@ -90,32 +94,34 @@ register_tiled(GpuProblem problem) {
     Acc<T> acc[kThreadM][kThreadN] = {};
     for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
       if (is_a_k_major) {
-        load_block_tile<Config, true, kBlockM>(a, tile.row, k, smem.a);
+        load_block_tile<Config, true, kBlockM>(a, tile.row, k, smem.tiles.a);
       } else {
-        load_block_tile<Config, false, kBlockM>(a, tile.row, k, smem.a);
+        load_block_tile<Config, false, kBlockM>(a, tile.row, k, smem.tiles.a);
       }
       if (is_b_k_major) {
-        load_block_tile<Config, true, kBlockN>(b, tile.col, k, smem.b);
+        load_block_tile<Config, true, kBlockN>(b, tile.col, k, smem.tiles.b);
       } else {
-        load_block_tile<Config, false, kBlockN>(b, tile.col, k, smem.b);
+        load_block_tile<Config, false, kBlockN>(b, tile.col, k, smem.tiles.b);
       }
       block_barrier();  // the tiles are whole
       TILEDMM_UNROLL for (int p = 0; p < Config::kBlockK; ++p) {
         Acc<T> frag_a[kThreadM], frag_b[kThreadN];
-        load_fragment(&smem.a[p][thread_row], 4 * kLanesM, frag_a);
-        load_fragment(&smem.b[p][thread_col], 4 * kLanesN, frag_b);
+        load_fragment(&smem.tiles.a[p][thread_row], 4 * kLanesM, frag_a);
+        load_fragment(&smem.tiles.b[p][thread_col], 4 * kLanesN, frag_b);
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
           TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) acc[i][j] = multiply_add(frag_a[i], frag_b[j], acc[i][j]);
         }
       }
       block_barrier();  // nobody reads them any more
     }
+    auto& stage = smem.stages[warp];
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
-        store_element<T>(gemm, tile.row + thread_row + i / 4 * 4 * kLanesM + i % 4,
-                         tile.col + thread_col + j / 4 * 4 * kLanesN + j % 4, acc[i][j]);
+        store_shared(&stage.acc[lane / kLanesN][j / 4 * 4 * kLanesN + lane % kLanesN * 4 + j % 4], acc[i][j]);
       }
+      stage.store(gemm, tile.row + warp_row + i / 4 * 4 * kLanesM + i % 4, 4, tile.col + warp_col);
     }
+    block_barrier();  // nobody reads the stages any more
   }
 }
 

@@ -12,9 +12,11 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class Config, class T>
-TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+TILEDMM_KERNEL(Config::kThreads)
 mma(GpuProblem problem, Sums<Acc<T>> sums) {
   if constexpr (kHasMma<T>) {
+    using Stages = typename WarpTile<Config, T>::Stages;
+    auto& stages = block_shared<Stages>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem gemm = item_of(problem, batch_idx);
       const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
@@ -28,7 +30,7 @@ mma(GpuProblem problem, Sums<Acc<T>> sums) {
                            [&](int col, int w) { return load_word_or_zero(b, tile.col + col, word + w); });
         if (k + Mma<T>::kElementsK < gemm.k) sums_of_item.store(warp, tile);
       }
-      store_warp_tile<T>(gemm, warp, tile);
+      warp.store(gemm, tile, stages);
     }
   }
 }
@@ -42,8 +44,8 @@ Status launch_mma(const GpuProblem& problem, const Executor& executor) {
       using Config = decltype(config);
       return with_sums<T>(problem, executor, [&](Sums<Acc<T>> sums) {
         return launch_kernel(mma<Config, T>, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
-                             num_batch_blocks(problem), Config::num_threads(warp_size(executor)), 0, executor, problem,
-                             sums);
+                             num_batch_blocks(problem), Config::kThreads, sizeof(typename WarpTile<Config, T>::Stages),
+                             executor, problem, sums);
       });
     });
   });

@@ -12,7 +12,7 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class Config, class T, class Tiles>
-TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+TILEDMM_KERNEL(Config::kThreads)
 mma_cached(GpuProblem problem, Sums<Acc<T>> sums) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
@@ -28,14 +28,15 @@ mma_cached(GpuProblem problem, Sums<Acc<T>> sums) {
         if (k > 0) sums_of_item.load(warp, tile);
         block_barrier();  // nobody reads the last tiles any more
         tile_a.load_block_tile(a, tile.row, k);
-        tile_a.store_block_tile(smem.a);
+        tile_a.store_block_tile(smem.tiles.a);
         tile_b.load_block_tile(b, tile.col, k);
-        tile_b.store_block_tile(smem.b);
+        tile_b.store_block_tile(smem.tiles.b);
         block_barrier();  // the tiles are whole
-        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
         if (k + Config::kBlockK < gemm.k) sums_of_item.store(warp, tile);
       }
-      store_warp_tile<T>(gemm, warp, tile);
+      block_barrier();  // nobody reads the last tiles any more
+      warp.store(gemm, tile, smem.stages);
     }
   }
 }

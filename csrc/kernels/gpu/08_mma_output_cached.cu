@@ -11,7 +11,7 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class Config, class T, class Tiles>
-TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+TILEDMM_KERNEL(Config::kThreads)
 mma_output_cached(GpuProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
@@ -25,21 +25,22 @@ mma_output_cached(GpuProblem problem) {
       block_barrier();  // nobody reads the last item's tiles any more
       tile_a.load_block_tile(a, tile.row, 0);
       tile_b.load_block_tile(b, tile.col, 0);
-      tile_a.store_block_tile(smem.a);
-      tile_b.store_block_tile(smem.b);
+      tile_a.store_block_tile(smem.tiles.a);
+      tile_b.store_block_tile(smem.tiles.b);
       block_barrier();  // the first tiles are whole
       int64_t k = 0;
       for (; k + Config::kBlockK < gemm.k; k += Config::kBlockK) {
         tile_a.load_block_tile(a, tile.row, k + Config::kBlockK);
         tile_b.load_block_tile(b, tile.col, k + Config::kBlockK);
-        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
+        warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
         block_barrier();  // nobody reads the old tiles any more
-        tile_a.store_block_tile(smem.a);
-        tile_b.store_block_tile(smem.b);
+        tile_a.store_block_tile(smem.tiles.a);
+        tile_b.store_block_tile(smem.tiles.b);
         block_barrier();  // the new tiles are whole
       }
-      warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.a, smem.b);
-      store_warp_tile<T>(gemm, warp, tile);
+      warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
+      block_barrier();  // nobody reads the last tiles any more
+      warp.store(gemm, tile, smem.stages);
     }
   }
 }
