@@ -51,23 +51,66 @@ union Chunk {
   T elements[kElements];
 };
 
-template <bool IS_K_MAJOR, class T>
-TILEDMM_DEVICE Chunk<T> load_chunk(const Operand<T>& operand, int64_t mn, int64_t k) {
+// The chunk at (mn, k), of which `inside` elements lie inside of the operand.
+template <class T>
+TILEDMM_DEVICE Chunk<T> load_edge_chunk(const Operand<T>& operand, const T* from, int64_t stride, int64_t inside) {
   constexpr int kElements = Chunk<T>::kElements;
   Chunk<T> chunk;
-  const int64_t inside = IS_K_MAJOR ? operand.size_k - k : operand.size_mn - mn;
-  const bool pred = IS_K_MAJOR ? mn < operand.size_mn : k < operand.size_k;
-  const T* from = operand.base + mn * operand.stride_mn + k * operand.stride_k;
-  if (operand.is_vectorised && pred && inside >= kElements) {
+  if (operand.is_vectorised && inside >= kElements) {
     chunk.vector = load_global(reinterpret_cast<const Vector16*>(from));
     return chunk;
   }
-  const int64_t stride = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
   TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-    chunk.elements[e] = pred && e < inside ? load_global(from + e * stride) : T{};
+    chunk.elements[e] = e < inside ? load_global(from) : T{};
+    from = opaque(from + stride);
   }
   return chunk;
 }
+
+// Which chunks of a block tile a thread moves: neighbouring threads along the close dimension first.
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool IS_PAIRED>
+struct ChunkPlaces {
+  static constexpr int kElements = Chunk<T>::kElements;
+  static constexpr int kClose = IS_K_MAJOR ? BLOCK_K : BLOCK_MN, kFar = IS_K_MAJOR ? BLOCK_MN : BLOCK_K;
+  static constexpr int kChunksPerRow = kClose / kElements;
+  static constexpr int kRows = IS_PAIRED ? 2 : 1;  // rows that a thread holds side by side
+  static constexpr int kRowsPerStep = NUM_THREADS / kChunksPerRow * kRows;
+  static constexpr int kChunks = (kFar + kRowsPerStep - 1) / kRowsPerStep * kRows;
+  static_assert(kClose % kElements == 0 && NUM_THREADS % kChunksPerRow == 0, "a thread stays in its column of chunks");
+  static_assert(kFar % kRowsPerStep == 0 || kFar < kRowsPerStep, "every thread moves as many chunks, or one or none");
+
+  int close, far;  // of this thread's first chunk
+
+  TILEDMM_DEVICE ChunkPlaces()
+      : close(thread_idx() % kChunksPerRow * kElements), far(thread_idx() / kChunksPerRow * kRows) {}
+
+  // Whether this thread has chunks at all.
+  TILEDMM_DEVICE bool has_chunks() const { return kFar % kRowsPerStep == 0 || far < kFar; }
+
+  static constexpr int far_of(int chunk) { return chunk / kRows * kRowsPerStep + chunk % kRows; }
+
+  // Reads this thread's chunks of the block tile at (mn, k). Tiles that lie inside take the short way.
+  TILEDMM_DEVICE void load(const Operand<T>& operand, int64_t mn, int64_t k, Chunk<T> (&staged)[kChunks]) const {
+    if (!has_chunks()) return;
+    const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
+    const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
+    const int64_t inside_close = (IS_K_MAJOR ? operand.size_k - k : operand.size_mn - mn) - close;
+    const int64_t inside_far = (IS_K_MAJOR ? operand.size_mn - mn : operand.size_k - k) - far;
+    const bool is_inside = operand.is_vectorised && mn + BLOCK_MN <= operand.size_mn && k + BLOCK_K <= operand.size_k;
+    const T* from = opaque(operand.base + mn * operand.stride_mn + k * operand.stride_k + close * stride_close +
+                           far * stride_far);
+    if (is_inside) {
+      TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
+        staged[chunk].vector = load_global(reinterpret_cast<const Vector16*>(from + far_of(chunk) * stride_far));
+      }
+    } else {
+      TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
+        staged[chunk] = load_edge_chunk(operand, opaque(from + far_of(chunk) * stride_far), stride_close,
+                                        far_of(chunk) < inside_far ? inside_close : 0);
+      }
+    }
+  }
+};
 
 // What a matrix instruction takes at one time: one element, or two 16-bit elements that follow each other along k.
 template <class T>
@@ -92,48 +135,26 @@ struct BlockTile {
   static constexpr int kPad = IS_K_MAJOR || sizeof(Word) == 8 ? 4 : 8;
   static constexpr int kStrideMn = IS_K_MAJOR ? kWordsK + kPad : 1;
   static constexpr int kStrideWord = IS_K_MAJOR ? 1 : BLOCK_MN + kPad;
-  static constexpr int kElements = Chunk<T>::kElements;
-  static constexpr int kChunks = BLOCK_MN * BLOCK_K / kElements / NUM_THREADS;  // of one thread
-  static constexpr bool kIsPaired = !IS_K_MAJOR && WordOf<T>::kElements == 2;    // chunks of k and k + 1 are interleaved
-  static_assert(BLOCK_K % kElements == 0 && BLOCK_MN % kElements == 0, "a chunk lies within a row of the tile");
-  static_assert(kChunks * kElements * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread moves as many chunks");
-  static_assert(!kIsPaired || kChunks % 2 == 0, "a thread holds both chunks of a pair");
+  static constexpr bool kIsPaired = !IS_K_MAJOR && WordOf<T>::kElements == 2;  // rows k and k + 1 are interleaved
+  using Places = ChunkPlaces<T, BLOCK_MN, BLOCK_K, IS_K_MAJOR, NUM_THREADS, kIsPaired>;
 
   struct Shared {
     alignas(16) Word words[IS_K_MAJOR ? BLOCK_MN * kStrideMn : kWordsK * kStrideWord];
   };
 
-  Chunk<T> staged[kChunks];
-
-  // Place of a thread's chunk within the tile.
-  struct Place {
-    int mn, k;
-  };
-  static TILEDMM_DEVICE Place place(int chunk) {
-    if constexpr (IS_K_MAJOR) {
-      constexpr int kChunksPerRow = BLOCK_K / kElements;
-      const int idx = chunk * NUM_THREADS + thread_idx();
-      return {idx / kChunksPerRow, idx % kChunksPerRow * kElements};
-    } else {
-      constexpr int kChunksPerRow = BLOCK_MN / kElements, kRows = kIsPaired ? 2 : 1;
-      const int idx = chunk / kRows * NUM_THREADS + thread_idx();
-      return {idx % kChunksPerRow * kElements, idx / kChunksPerRow * kRows + chunk % kRows};
-    }
-  }
+  Places places;
+  Chunk<T> staged[Places::kChunks];
 
   TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k) {
-    TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const Place at = place(chunk);
-      staged[chunk] = load_chunk<IS_K_MAJOR>(operand, mn + at.mn, k + at.k);
-    }
+    places.load(operand, mn, k, staged);
   }
 
   TILEDMM_DEVICE void store_block_tile(Shared& shared) const {
-    constexpr int kStep = kIsPaired ? 2 : 1;
-    TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; chunk += kStep) {
-      const Place at = place(chunk);
-      auto* to = reinterpret_cast<Vector16*>(
-          &shared.words[at.mn * kStrideMn + at.k / WordOf<T>::kElements * kStrideWord]);
+    if (!places.has_chunks()) return;
+    TILEDMM_UNROLL for (int chunk = 0; chunk < Places::kChunks; chunk += Places::kRows) {
+      const int far = places.far + Places::far_of(chunk);
+      const int mn = IS_K_MAJOR ? far : places.close, k = IS_K_MAJOR ? places.close : far;
+      auto* to = reinterpret_cast<Vector16*>(&shared.words[mn * kStrideMn + k / WordOf<T>::kElements * kStrideWord]);
       if constexpr (kIsPaired) {
         const Vector16 even = staged[chunk].vector, odd = staged[chunk + 1].vector;
         TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {

@@ -111,16 +111,20 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
-// The same pointer, about which the compiler knows nothing: addresses derived from it are computed where they are used
-// instead of being kept in registers throughout a loop.
-template <class T>
-TILEDMM_DEVICE T* opaque(T* pointer) {
+// The same value, about which the compiler knows nothing: what is derived from it is computed where it is used, instead of
+// being kept in registers throughout a loop or ahead of a row of loads.
+template <class V>
+TILEDMM_DEVICE V opaque(V value) {
 #if defined(__HIP__)
-  asm volatile("" : "+v"(pointer));
+  asm volatile("" : "+v"(value));
 #elif defined(__CUDACC__)
-  asm volatile("" : "+l"(pointer));
+  if constexpr (sizeof(V) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
 #endif
-  return pointer;
+  return value;
 }
 
 // ---- Shared memory (LDS): one struct per block. Contents are undefined at the start.

@@ -204,8 +204,9 @@ template <class Config, class T>
 struct WarpTile {
   using M = Mma<T>;
   using Word = typename M::Word;
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kWarpsN = Config::kThreads / kWarpSize / Config::kWarpsM;
-  static constexpr int kWarpM = Config::kBlockM / Config::kWarpsM, kWarpN = Config::kBlockN / kWarpsN;
+  static constexpr int kWarpM = kBlockM / Config::kWarpsM, kWarpN = kBlockN / kWarpsN;
   static constexpr int kFragsM = kWarpM / M::kM, kFragsN = kWarpN / M::kN;
   static_assert(kFragsM * M::kM == kWarpM && kFragsN * M::kN == kWarpN, "whole fragments fill the warp tile");
 
@@ -297,21 +298,24 @@ struct SumsOfItem {
         m(problem.m),
         n(problem.n) {}
 
-  template <class Warp>
-  TILEDMM_DEVICE void load(Warp& warp, const TilePlace& tile) const {
-    const Acc<T>* from = opaque(base);
+  // Calls visit(address, sum) for the accumulators that lie inside of C.
+  template <class Warp, class Visit>
+  TILEDMM_DEVICE void for_each(Warp& warp, const TilePlace& tile, const Visit& visit) const {
+    const int rows = opaque(int(min_of(m - tile.row, Warp::kBlockM)));
+    const int cols = opaque(int(min_of(n - tile.col, Warp::kBlockN)));
+    const int64_t step_m = opaque(stride_m), step_n = opaque(stride_n);
+    Acc<T>* from = base + tile.row * stride_m + tile.col * stride_n;
     warp.for_each([&](int row, int col, Acc<T>& sum) {
-      const bool pred = tile.row + row < m && tile.col + col < n;
-      sum = pred ? load_global(from + (tile.row + row) * stride_m + (tile.col + col) * stride_n) : 0;
+      if (row < rows && col < cols) visit(opaque(from + row * step_m + col * step_n), sum);
     });
   }
   template <class Warp>
+  TILEDMM_DEVICE void load(Warp& warp, const TilePlace& tile) const {
+    for_each(warp, tile, [](const Acc<T>* from, Acc<T>& sum) { sum = load_global(from); });
+  }
+  template <class Warp>
   TILEDMM_DEVICE void store(Warp& warp, const TilePlace& tile) const {
-    Acc<T>* to = opaque(base);
-    warp.for_each([&](int row, int col, Acc<T>& sum) {
-      const bool pred = tile.row + row < m && tile.col + col < n;
-      if (pred) store_global(to + (tile.row + row) * stride_m + (tile.col + col) * stride_n, sum);
-    });
+    for_each(warp, tile, [](Acc<T>* to, Acc<T>& sum) { store_global(to, sum); });
   }
 };
 

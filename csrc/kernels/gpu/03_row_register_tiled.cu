@@ -41,7 +41,7 @@ row_register_tiled(GpuProblem problem) {
     TILEDMM_UNROLL for (int u = 0; u < U; ++u) acc[u] = load_bias<T>(gemm, tile.row + u, col);
     for (int64_t k = 0; k < gemm.k; k += S) {
       Acc<T> row[S];
-      TILEDMM_UNROLL for (int s = 0; s < S; ++s) row[s] = as_acc(load_or_zero(b, col, k + s));
+      TILEDMM_UNROLL for (int s = 0; s < S; ++s) row[s] = as_acc(load_or_zero(b, col, opaque(k + s)));
       for (int idx = thread_idx(); idx < S * U; idx += Config::kThreads) {
         store_shared(&smem.a[idx % S][idx / S], as_acc(load_or_zero(a, tile.row + idx / S, k + idx % S)));
       }

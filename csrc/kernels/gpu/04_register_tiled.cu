@@ -43,23 +43,23 @@ union AccVector {
 template <class Config, bool IS_K_MAJOR, int BLOCK_MN, class T>
 TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k,
                                     Acc<T> (&smem)[Config::kBlockK][BLOCK_MN + Config::kPad]) {
-  constexpr int kElements = Chunk<T>::kElements, kThreads = Config::num_threads(kWarpSize);
-  constexpr int kChunksPerRow = (IS_K_MAJOR ? Config::kBlockK : BLOCK_MN) / kElements;
-  constexpr int kChunks = BLOCK_MN * Config::kBlockK / kElements;
-  TILEDMM_UNROLL for (int begin = 0; begin < kChunks; begin += kThreads) {
-    const int idx = begin + thread_idx();
-    if (kChunks % kThreads != 0 && idx >= kChunks) break;
-    const int close = idx % kChunksPerRow * kElements, slow = idx / kChunksPerRow;
-    const int in_mn = IS_K_MAJOR ? slow : close, in_k = IS_K_MAJOR ? close : slow;
-    const Chunk<T> chunk = load_chunk<IS_K_MAJOR>(operand, mn + in_mn, k + in_k);
+  using Places = ChunkPlaces<T, BLOCK_MN, Config::kBlockK, IS_K_MAJOR, Config::num_threads(kWarpSize), false>;
+  const Places places;
+  if (!places.has_chunks()) return;
+  Chunk<T> staged[Places::kChunks];
+  places.load(operand, mn, k, staged);
+  TILEDMM_UNROLL for (int chunk = 0; chunk < Places::kChunks; ++chunk) {
+    const int far = places.far + Places::far_of(chunk);
     if constexpr (IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) store_shared(&smem[in_k + e][in_mn], as_acc(chunk.elements[e]));
+      TILEDMM_UNROLL for (int e = 0; e < Places::kElements; ++e) {
+        store_shared(&smem[places.close + e][far], as_acc(staged[chunk].elements[e]));
+      }
     } else {
       using V = AccVector<Acc<T>>;
-      TILEDMM_UNROLL for (int e = 0; e < kElements; e += V::kElements) {
-        V sums;
-        TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) sums.elements[i] = as_acc(chunk.elements[e + i]);
-        store_shared(reinterpret_cast<Vector16*>(&smem[in_k][in_mn + e]), sums.vector);
+      TILEDMM_UNROLL for (int e = 0; e < Places::kElements; e += V::kElements) {
+        V values;
+        TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] = as_acc(staged[chunk].elements[e + i]);
+        store_shared(reinterpret_cast<Vector16*>(&smem[far][places.close + e]), values.vector);
       }
     }
   }
