@@ -6,16 +6,21 @@ _ops      the torch operators on top of it: built for the torch that is installe
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 VERSION = "0.1.0"
 PACKAGE = "torch_tiledmm"
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import gpu_objects  # noqa: E402
+
 OLDEST_TORCH = (2, 11)
 REBUILD = "pip install --no-build-isolation ."
 
@@ -58,6 +63,49 @@ def sources(*folders: str) -> list[str]:
     )
 
 
+class Gpu:
+    """Whether and how the GPU kernels are compiled."""
+
+    def __init__(self, torch):
+        self.device, self.archs, self.why, self.command, self.link_flags = "", [], "", [], []
+        wanted = os.environ.get("TILEDMM_CUDA")
+        werror = os.environ.get("TILEDMM_WERROR") == "1"
+        if torch.version.hip and wanted != "0":
+            hipcc = shutil.which("hipcc") or "/opt/rocm/bin/hipcc"
+            if not os.path.exists(hipcc):
+                stop("torch is built for ROCm, but there is no hipcc.", "put ROCm's bin folder on the PATH")
+            self.device = "hip"
+            self.archs = re.split("[; ]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) if os.environ.get(
+                "PYTORCH_ROCM_ARCH"
+            ) else list(gpu_objects.HIP_ARCHS)
+            self.command = gpu_objects.hip_command(hipcc, self.archs, werror=werror)
+            lib = Path(hipcc).resolve().parent.parent / "lib"
+            self.link_flags = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lamdhip64"]
+            return
+        if wanted == "0" or (not torch.version.cuda and wanted != "1"):
+            self.why = "TILEDMM_CUDA=0" if wanted == "0" else "this torch has no CUDA; TILEDMM_CUDA=1 builds it all the same"
+            return
+        nvcc = gpu_objects.find_nvcc()
+        if not nvcc:
+            if wanted == "1":
+                stop("TILEDMM_CUDA=1, but there is no nvcc.", "install the CUDA toolkit, or set CUDA_HOME")
+            self.why = "there is no nvcc: install the CUDA toolkit, or set CUDA_HOME"
+            return
+        self.device = "cuda"
+        if os.environ.get("TORCH_CUDA_ARCH_LIST"):
+            self.archs = re.split("[; ]+", os.environ["TORCH_CUDA_ARCH_LIST"].strip("; "))
+        elif torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability()
+            self.archs = ["9.0a" if (major, minor) == (9, 0) else f"{major}.{minor}"]
+        else:
+            self.archs = ["8.0", "9.0a"]
+        self.command = gpu_objects.nvcc_command(nvcc, self.archs, werror=werror)
+        self.link_flags = gpu_objects.cudart_flags(nvcc)
+
+    def describe(self, device: str) -> str:
+        return f"yes: {', '.join(self.archs)}" if self.device == device else f"no: {self.why or 'torch is built for another'}"
+
+
 def main() -> None:
     os.chdir(HERE)
     build_commands = {"build_ext", "build", "bdist_wheel", "develop", "install", "editable_wheel"}
@@ -80,7 +128,9 @@ def main() -> None:
     ]
     if os.environ.get("TILEDMM_WERROR") == "1":
         flags.append("-Werror")
+    werror = "-Werror" in flags
     headers = glob("csrc/**/*.h", recursive=True)
+    gpu = Gpu(torch)
 
     class Build(BuildExtension):
         """Plain file names (_kernels.so, _ops.so), so that one library finds the other on every Python."""
@@ -92,8 +142,8 @@ def main() -> None:
             print(
                 f"torch_tiledmm {VERSION}: building for torch {torch.__version__} with {compiled_by}\n"
                 "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
-                "  CUDA  no: this version has no GPU kernels\n"
-                "  ROCm  no: this version has no GPU kernels\n"
+                f"  CUDA  {gpu.describe('cuda')}\n"
+                f"  ROCm  {gpu.describe('hip')}\n"
                 f"  ninja {'yes' if is_ninja_available() else 'no, one file at a time: pip install ninja'}",
                 flush=True,
             )
@@ -102,13 +152,26 @@ def main() -> None:
                 "version": VERSION,
                 "torch_version": ".".join(torch.__version__.split(".")[:2]),
                 "compiler": compiled_by,
-                "kernels": ["cpu"],
+                "kernels": ["cpu", *([gpu.device] if gpu.device else [])],
             }
             folder = PACKAGE if self.inplace else os.path.join(self.build_lib, PACKAGE)
             with open(os.path.join(folder, "_build_info.json"), "w") as file:
                 json.dump(info, file, indent=1)
 
         def build_extensions(self):
+            objects, jobs = Path(self.build_temp).resolve() / "gpu", int(os.environ["MAX_JOBS"])
+            if gpu.device:
+                self.extensions[0].extra_objects = [
+                    str(path)
+                    for path in gpu_objects.compile_objects(
+                        gpu_objects.gpu_sources(), gpu.command, objects / gpu.device, jobs
+                    )
+                ]
+            for warp_size in gpu_objects.WARP_SIZES:
+                target = Path(self.get_ext_fullpath(f"{PACKAGE}._host_gpu_wave{warp_size}"))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                folder = objects / f"host{warp_size}"
+                gpu_objects.build_host_library(os.environ["CXX"], warp_size, folder, target, jobs, werror)
             self.extensions[1].include_dirs = [f"{HERE}/csrc"]
             # _ops is linked to the _kernels that this very build has just made.
             self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
@@ -116,13 +179,15 @@ def main() -> None:
 
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
+    gpu_macros = ["-DTILEDMM_WITH_GPU", f'-DTILEDMM_GPU_ARCHS="{" ".join(gpu.archs)}"'] if gpu.device else []
     kernels = Extension(
         f"{PACKAGE}._kernels",
         sources("dispatch", "kernels/cpu"),
         include_dirs=[f"{HERE}/csrc"],
         depends=headers,
         language="c++",
-        extra_compile_args=["-std=c++17", *flags],
+        extra_compile_args=["-std=c++17", *flags, *gpu_macros],
+        extra_link_args=gpu.link_flags,
     )
     # torch's headers as system headers: their warnings are not ours.
     system_includes = [f"-isystem{path}" for path in include_paths()]

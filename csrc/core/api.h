@@ -32,7 +32,7 @@ struct Executor {
 extern "C" {
 
 // Grows with every incompatible change of this header or of problem.h.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 1;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 2;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for tiledmm_gemm, -1 if there is none of that name. 0 is "auto".
@@ -42,12 +42,16 @@ TILEDMM_API int32_t tiledmm_find_algorithm(const char* name, size_t length);
 TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
+// The same on GPU executor->device_idx, asynchronously on executor->stream. num_cus and warp_size are filled in.
+TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
+                                             const tiledmm::Executor* executor, char* reason, size_t capacity);
+
 // GFLOP/s of this machine's best multiply-add instruction for a dtype, on executor->num_threads threads, measured now.
 TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executor* executor);
 
 // JSON texts. Each returns the length that the whole text has and writes at most capacity bytes of it.
 // info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
-// explain: candidates with legality, cost and reason, and the choice, for one device ("cpu", "cpu:avx2", ...);
+// explain: candidates with legality, cost and reason, and the choice, for one device ("cpu", "cpu:avx2", "cuda:sm_90", ...);
 //          only m, n, k, dtype, strides and batch_dims of the problem are read.
 TILEDMM_API size_t tiledmm_info(char* text, size_t capacity);
 TILEDMM_API size_t tiledmm_explain(const tiledmm::GemmProblem* problem, const char* device, int32_t num_threads,

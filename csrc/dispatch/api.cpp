@@ -3,7 +3,9 @@
 
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "core/config.h"
 #include "dispatch/cpu.h"
@@ -14,11 +16,14 @@
 #if !defined(TILEDMM_VERSION)
 #define TILEDMM_VERSION "unknown"
 #endif
+#if !defined(TILEDMM_GPU_ARCHS)
+#define TILEDMM_GPU_ARCHS ""
+#endif
 
 namespace tiledmm {
 namespace {
 
-std::string quoted(const char* text) { return '"' + std::string(text) + '"'; }
+std::string quoted(const std::string& text) { return '"' + text + '"'; }
 
 std::string number(double value) {
   char text[32];
@@ -28,21 +33,37 @@ std::string number(double value) {
 
 std::string field(const char* key, const std::string& value) { return quoted(key) + ": " + value; }
 
+std::vector<std::string> words_of(const char* text) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
 // The elements of a JSON list or object, with the separators between them.
 struct Joined {
   std::string text;
   void add(const std::string& element) { text += (text.empty() ? "" : ", ") + element; }
 };
 
+std::string algorithm_text(const char* name, const char* device, int32_t rung, const char* reason,
+                           const char* description) {
+  std::string dtypes;
+  for (const char* dtype : kDTypeNames) dtypes += (dtypes.empty() ? "" : ", ") + quoted(dtype);
+  Joined fields;
+  fields.add(field("name", quoted(name)));
+  fields.add(field("device", quoted(device)));
+  fields.add(field("rung", std::to_string(rung)));
+  fields.add(field("dtypes", "[" + dtypes + "]"));
+  fields.add(field("available", *reason ? "false" : "true"));
+  fields.add(field("reason", quoted(reason)));
+  fields.add(field("description", quoted(description)));
+  return "{" + fields.text + "}";
+}
+
 size_t copy_text(const std::string& from, char* to, size_t capacity) {
   std::memcpy(to, from.data(), from.size() < capacity ? from.size() : capacity);
   return from.size();
-}
-
-std::string dtype_names() {
-  Joined names;
-  for (const char* name : kDTypeNames) names.add(quoted(name));
-  return "[" + names.text + "]";
 }
 
 // The tile numbers that rung 04 would use, for explain. The rows of its micro-tiles are those of its kMaxThreadM.
@@ -69,6 +90,26 @@ std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int
   return "{" + fields.text + "}";
 }
 
+// One candidate of explain; `reason` is null for a legal one.
+std::string candidate_text(const char* name, const char* reason, double cost_us, const std::string& config) {
+  Joined fields;
+  fields.add(field("algorithm", quoted(name)));
+  fields.add(field("legal", reason ? "false" : "true"));
+  fields.add(field("cost_us", reason ? "null" : number(cost_us)));
+  fields.add(field("reason", quoted(reason ? reason : "")));
+  fields.add(field("config", config));
+  return "{" + fields.text + "}";
+}
+
+// The instruction set of "cpu" or "cpu:avx2", -1 for another device.
+int find_isa(const std::string& device) {
+  if (device == "cpu") return int(best_isa());
+  for (int idx = 0; idx < kNumIsas; ++idx) {
+    if (device == std::string("cpu:") + kIsaNames[idx]) return idx;
+  }
+  return -1;
+}
+
 }  // namespace
 }  // namespace tiledmm
 
@@ -93,6 +134,10 @@ Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Exe
   BatchDim dims[kMaxBatchDims];
   const GemmProblem folded = fold_batch(*problem, dims);
   const int32_t choice = select_cpu(folded, algorithm, best_isa(), executor->num_threads, nullptr);
+  if (choice < 0 && algorithm >= kFirstKernel + kNumCpuKernels) {
+    std::snprintf(reason, capacity, "algorithm '%s' has no CPU kernel, only GPUs have it", algorithm_name(algorithm));
+    return Status::unsupported;
+  }
   if (choice < 0) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot run here: this CPU has instruction set %s",
                   algorithm_name(algorithm), kIsaNames[int(best_isa())]);
@@ -109,6 +154,12 @@ Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Exe
   return status;
 }
 
+Status tiledmm_gemm_gpu(const GemmProblem* problem, int32_t algorithm, const Executor* executor, char* reason,
+                        size_t capacity) {
+  BatchDim dims[kMaxBatchDims];
+  return launch_gpu(fold_batch(*problem, dims), algorithm, *executor, reason, capacity);
+}
+
 double tiledmm_fma_peak(DType dtype, const Executor* executor) { return measure_fma_peak(dtype, *executor); }
 
 size_t tiledmm_info(char* text, size_t capacity) {
@@ -122,25 +173,32 @@ size_t tiledmm_info(char* text, size_t capacity) {
   Candidate candidates[kNumCpuKernels];
   const GemmProblem problem{};
   select_cpu(problem, kAuto, best_isa(), 1, candidates);
-  for (int32_t algorithm = 0; algorithm < num_algorithms(); ++algorithm) {
+  for (int32_t algorithm = 0; algorithm < kFirstKernel + kNumCpuKernels; ++algorithm) {
     const bool is_kernel = algorithm >= kFirstKernel;
     const Candidate* candidate = is_kernel ? &candidates[algorithm - kFirstKernel] : nullptr;
     const char* description = algorithm == kAuto ? "the cheapest kernel that is legal"
                                                  : "register_tiled with the best instruction set of this machine";
-    Joined fields;
-    fields.add(field("name", quoted(algorithm_name(algorithm))));
-    fields.add(field("device", quoted("cpu")));
-    fields.add(field("rung", std::to_string(is_kernel ? candidate->kernel->rung : algorithm == kAuto ? 0 : 4)));
-    fields.add(field("dtypes", dtype_names()));
-    fields.add(field("available", !is_kernel || candidate->is_legal ? "true" : "false"));
-    fields.add(field("reason", quoted(is_kernel ? candidate->reason : "")));
-    fields.add(field("description", quoted(is_kernel ? candidate->kernel->description : description)));
-    algorithms.add("{" + fields.text + "}");
+    algorithms.add(algorithm_text(algorithm_name(algorithm), "cpu",
+                                  is_kernel ? candidate->kernel->rung : algorithm == kAuto ? 0 : 4,
+                                  is_kernel ? candidate->reason : "",
+                                  is_kernel ? candidate->kernel->description : description));
+  }
+  const char* no_gpu = has_gpu_kernels() ? "" : "this build has no GPU kernels";
+  algorithms.add(algorithm_text("auto", "cuda", 0, no_gpu, "the cheapest kernel that is legal"));
+  algorithms.add(algorithm_text("native", "cuda", 0, no_gpu, "the cheapest of the kernels meant for production"));
+  for (int32_t idx = 0; idx < kNumGpuKernels; ++idx) {
+    const GpuKernel& kernel = gpu_kernels()[idx];
+    algorithms.add(algorithm_text(kernel.name, "cuda", kernel.rung, no_gpu, kernel.description));
   }
   Joined info;
   info.add(field("version", quoted(TILEDMM_VERSION)));
   info.add(field("compiler", quoted(__VERSION__)));
-  info.add(field("compiled", "{" + field("cpu", "[" + compiled.text + "]") + "}"));
+  Joined devices;
+  devices.add(field("cpu", "[" + compiled.text + "]"));
+  Joined archs;
+  for (const std::string& arch : words_of(TILEDMM_GPU_ARCHS)) archs.add(quoted(arch));
+  if (has_gpu_kernels()) devices.add(field("cuda", "[" + archs.text + "]"));
+  info.add(field("compiled", "{" + devices.text + "}"));
   info.add(field("isa", "{" + field("cpu", quoted(kIsaNames[int(best_isa())])) + "}"));
   info.add(field("num_cores", std::to_string(num_cores())));
   info.add(field("algorithms", "[" + algorithms.text + "]"));
@@ -149,34 +207,35 @@ size_t tiledmm_info(char* text, size_t capacity) {
 
 size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t num_threads, char* text,
                        size_t capacity) {
-  Isa isa = best_isa();
-  bool is_known = std::strcmp(device, "cpu") == 0;
-  for (int idx = 0; idx < kNumIsas; ++idx) {
-    if (device == std::string("cpu:") + kIsaNames[idx]) {
-      isa = Isa(idx);
-      is_known = true;
-    }
-  }
-  if (!is_known) {
-    return copy_text("{" +
-                         field("error", quoted("device is not known; known are cpu, cpu:portable, cpu:neon, "
-                                               "cpu:avx2, cpu:avx512, cpu:avx512_bf16")) +
-                         "}",
-                     text, capacity);
-  }
   BatchDim dims[kMaxBatchDims];
   const GemmProblem folded = fold_batch(*problem, dims);
-  Candidate candidates[kNumCpuKernels];
-  const int32_t choice = select_cpu(folded, kAuto, isa, num_threads, candidates);
+  const std::string name = device;
+  const std::string part = name.find(':') == std::string::npos ? "" : name.substr(name.find(':') + 1);
   Joined list;
-  for (const Candidate& candidate : candidates) {
-    Joined fields;
-    fields.add(field("algorithm", quoted(candidate.kernel->name)));
-    fields.add(field("legal", candidate.is_legal ? "true" : "false"));
-    fields.add(field("cost_us", candidate.is_legal ? number(candidate.cost_us) : "null"));
-    fields.add(field("reason", quoted(candidate.reason)));
-    fields.add(field("config", config_text(folded, *candidate.kernel, num_threads)));
-    list.add("{" + fields.text + "}");
+  std::string choice, isa;
+  if (const GpuChip* chip = find_gpu_chip(part.c_str()); chip && name == std::string(chip->device) + ":" + part) {
+    GpuCandidate candidates[kNumGpuKernels];
+    choice = gpu_kernels()[select_gpu(folded, kAuto, *chip, candidates)].name;
+    isa = chip->name;
+    for (const GpuCandidate& candidate : candidates) {
+      list.add(candidate_text(candidate.kernel->name, candidate.reason, candidate.cost_us, "{}"));
+    }
+  } else if (const int idx = find_isa(name); idx >= 0) {
+    Candidate candidates[kNumCpuKernels];
+    choice = cpu_kernels()[select_cpu(folded, kAuto, Isa(idx), num_threads, candidates)].name;
+    isa = kIsaNames[idx];
+    for (const Candidate& candidate : candidates) {
+      list.add(candidate_text(candidate.kernel->name, candidate.is_legal ? nullptr : candidate.reason,
+                              candidate.cost_us, config_text(folded, *candidate.kernel, num_threads)));
+    }
+  } else {
+    Joined known;
+    known.add("cpu");
+    for (const char* isa_name : kIsaNames) known.add(std::string("cpu:") + isa_name);
+    for (int32_t row = 0; row < kNumGpuChips; ++row) {
+      if (gpu_chips()[row].arch) known.add(std::string(gpu_chips()[row].device) + ":" + gpu_chips()[row].name);
+    }
+    return copy_text("{" + field("error", quoted("which is not known; known are " + known.text)) + "}", text, capacity);
   }
   int64_t batch = 1;
   for (int32_t d = 0; d < problem->num_batch_dims; ++d) batch *= problem->batch_dims[d].size;
@@ -186,16 +245,15 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch)));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
-  shape.add(field(
-      "layout",
-      quoted((std::string(problem->stride_ak == 1 ? "N" : "T") + (problem->stride_bn == 1 ? "N" : "T")).c_str())));
+  shape.add(field("layout", quoted(std::string(problem->stride_ak == 1 ? "N" : "T") +
+                                   (problem->stride_bn == 1 ? "N" : "T"))));
   Joined explained;
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));
-  explained.add(field("isa", quoted(kIsaNames[int(isa)])));
+  explained.add(field("isa", quoted(isa)));
   explained.add(field("num_threads", std::to_string(num_threads)));
   explained.add(field("candidates", "[" + list.text + "]"));
-  explained.add(field("choice", quoted(cpu_kernels()[choice].name)));
+  explained.add(field("choice", quoted(choice)));
   explained.add(field("reason", quoted("least predicted time of the legal candidates; the order of the candidates is "
                                        "the same for every m, which keeps a row's bits independent of m")));
   return copy_text("{" + explained.text + "}", text, capacity);

@@ -1,19 +1,25 @@
-// CPU kernels of the operators: checks, shapes, the GemmProblem straight from the tensors' strides, the call.
+// CPU and CUDA (which is ROCm, too) kernels of the operators: checks, shapes, the GemmProblem straight from the tensors' strides, the call.
 // No operand is ever copied here: any strides go to the kernel as they are, broadcast batch dimensions with stride 0.
 #include "torch/matmul.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
 
 #include "core/api.h"
 
+#include <dlfcn.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -48,7 +54,8 @@ void check_alike(const char* name, const Tensor& tensor, const char* other_name,
 }
 
 void check_operand(const char* name, const Tensor& tensor) {
-  TORCH_CHECK(tensor.is_cpu(), "tiledmm: ", name, " is on ", tensor.device(), "; this kernel accepts cpu");
+  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "tiledmm: ", name, " is on ", tensor.device(),
+              "; accepted are cpu and cuda");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),
                               "; accepted is torch.strided");
 }
@@ -57,7 +64,8 @@ int32_t to_algorithm(std::string_view name) {
   const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
   TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name,
                     "' is not known; torch_tiledmm.algorithms() lists the known: auto, native, naive, block_tiled, "
-                    "register_tiled, register_tiled.<instruction set>");
+                    "row_register_tiled, register_tiled, mma, mma_cached, mma_double_buffered, mma_output_cached, and "
+                    "variants such as register_tiled.avx2");
   return algorithm;
 }
 
@@ -98,10 +106,54 @@ Executor torch_executor() {
   return executor;
 }
 
-void run(const GemmProblem& problem, int32_t algorithm) {
-  const Executor executor = torch_executor();
-  char reason[256] = "";
-  switch (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason)) {
+// The stream that torch's user has made current on a GPU.
+void* current_stream(c10::Device device) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+#else
+  // In the CUDA part of torch, which this library is not linked to: it serves builds without CUDA as well.
+  using GetStream = AOTITorchError (*)(int32_t, void**);
+  static const auto get_stream =
+      reinterpret_cast<GetStream>(dlsym(RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+  void* stream = nullptr;
+  TORCH_CHECK(get_stream && get_stream(device.index(), &stream) == AOTI_TORCH_SUCCESS,
+              "tiledmm: torch does not say what its current stream on ", device, " is");
+  return stream;
+#endif
+}
+
+// torch's stream and torch's memory, which its allocator keeps for this stream until the kernels have run.
+Executor torch_gpu_executor(c10::Device device) {
+  Executor executor{};
+  executor.device_idx = device.index();
+  executor.stream = current_stream(device);
+  executor.allocate = [](void*, size_t num_bytes) -> void* {
+    try {
+      return c10::GetAllocator(c10::DeviceType::CUDA)->raw_allocate(num_bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      return nullptr;
+    }
+  };
+  executor.release = [](void*, void* memory) { c10::GetAllocator(c10::DeviceType::CUDA)->raw_deallocate(memory); };
+  return executor;
+}
+
+void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
+  char reason[320] = "";
+  Status status = Status::ok;
+  if (device.is_cpu()) {
+    const Executor executor = torch_executor();
+    status = tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
+  } else {
+    const c10::DeviceGuard guard(device);
+    if (problem.dtype == DType::f32) {
+      problem.allow_tf32 =
+          at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
+    }
+    const Executor executor = torch_gpu_executor(device);
+    status = tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
+  }
+  switch (status) {
     case Status::ok:
       return;
     case Status::out_of_memory:
@@ -110,6 +162,8 @@ void run(const GemmProblem& problem, int32_t algorithm) {
       TORCH_CHECK_NOT_IMPLEMENTED(false, "tiledmm: ", reason);
     case Status::unknown_algorithm:
       TORCH_CHECK_VALUE(false, "tiledmm: ", reason);
+    case Status::launch_failed:
+      TORCH_CHECK(false, "tiledmm: ", reason);
   }
 }
 
@@ -120,7 +174,7 @@ Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 4096;
   constexpr size_t kLargeBytes = size_t(32) << 20;  // glibc's largest mmap threshold
-  if (result.nbytes() >= kLargeBytes) {
+  if (result.is_cpu() && result.nbytes() >= kLargeBytes) {
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
     const uintptr_t end = reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + result.nbytes();
     madvise(reinterpret_cast<void*>(begin), end / kPage * kPage - begin, MADV_HUGEPAGE);  // a wish: failure is no error
@@ -188,7 +242,7 @@ void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const Matm
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(shape.num_batch_dims);
-  run(problem, algorithm);
+  run(problem, algorithm, out.device());
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
@@ -205,7 +259,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
     problem.c = out.mutable_data_ptr();
     problem.stride_cm = b.size(1);
     problem.stride_cn = 1;
-    run(problem, algorithm_idx);
+    run(problem, algorithm_idx, a.device());
     return out;
   }
   const MatmulShape shape(a, b);
@@ -324,7 +378,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(std::max<int64_t>(dim - 2, 0));
-  run(problem, to_algorithm(algorithm));
+  run(problem, to_algorithm(algorithm), input.device());
   return out;
 }
 
@@ -375,6 +429,12 @@ double fma_peak(at::ScalarType dtype) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
+  m.impl("matmul", &matmul);
+  m.impl("matmul_out", &matmul_out);
+  m.impl("linear", &linear);
+}
+
+TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);

@@ -1,0 +1,96 @@
+"""Compiles the GPU kernels (csrc/kernels/gpu/*.cu) into objects, for setup.py and for the tests.
+
+The same sources go through three compilers: nvcc, clang for HIP, and g++ for the host executor. None of them sees a
+torch header, and nothing is translated from one language to the other.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parent / "csrc"
+HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+WARP_SIZES = (32, 64)
+
+
+def gpu_sources() -> list[Path]:
+    """Largest first: it takes longest, and the last compilation has no other beside it."""
+    return sorted(CSRC.glob("kernels/gpu/*.cu"), key=lambda path: (-path.stat().st_size, path))
+
+
+def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[str]:
+    """``archs`` as in "8.0", "9.0a", "9.0+PTX" (TORCH_CUDA_ARCH_LIST)."""
+    codes = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        codes.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            codes.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    host = "-fPIC,-fvisibility=hidden,-Wall,-Wextra" + (",-Werror" if werror else "")
+    strict = ["-Werror=all-warnings"] if werror else []
+    return [nvcc, "-std=c++17", "-O3", "--expt-relaxed-constexpr", *codes, "-Xcompiler", host, *strict]
+
+
+def hip_command(clang: str, archs: list[str], *, standalone: bool = False, werror: bool = False) -> list[str]:
+    """``standalone`` needs nothing of ROCm: device code only, for clang 20 or later."""
+    command = [clang, "-x", "hip", "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    command += [f"--offload-arch={arch}" for arch in archs]
+    command += ["-Werror"] if werror else []
+    if standalone:
+        command += ["-nogpuinc", "-nogpulib", "-DTILEDMM_HIP_STANDALONE"]
+    return command
+
+
+def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]:
+    command = [*cxx.split(), "-std=c++17", "-x", "c++", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+    command += ["-Wall", "-Wextra", "-DTILEDMM_HOST_GPU", f"-DTILEDMM_WARP_SIZE={warp_size}"]
+    return command + (["-Werror"] if werror else [])
+
+
+def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs: int) -> list[Path]:
+    """One object for each source, those that are up to date left alone. Raises RuntimeError with the compiler's words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest_header = max(os.path.getmtime(path) for path in glob(f"{CSRC}/**/*.h", recursive=True))
+    command = [*command, "-DTILEDMM_WITH_GPU", f"-I{CSRC}", "-c"]
+    stamp = folder / "command"
+    is_same = stamp.exists() and stamp.read_text() == "\n".join(command)
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.name}.o"
+        newest = max(newest_header, source.stat().st_mtime)
+        if is_same and target.exists() and target.stat().st_mtime > newest:
+            return target
+        print(f"  {Path(command[0]).name} {source.name}", flush=True)
+        done = subprocess.run([*command, source, "-o", target], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} {source}:\n{done.stdout}{done.stderr}")
+        return target
+
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, sources))
+    stamp.write_text("\n".join(command))
+    return objects
+
+
+def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:
+    """The rungs on the host executor, as one library."""
+    sources = [*gpu_sources(), CSRC / "dispatch/gpu.cpp", CSRC / "host_gpu/api.cpp"]
+    objects = compile_objects(sources, host_command(cxx, warp_size, werror=werror), objects_folder, jobs)
+    subprocess.run([*cxx.split(), "-shared", "-Wl,--no-undefined", "-o", target, *objects], check=True)
+
+
+def find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    candidates = ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((found for candidate in candidates if (found := shutil.which(candidate))), None)
+
+
+def cudart_flags(nvcc: str) -> list[str]:
+    """Links the runtime statically: it loads the driver when it is first used, so the library loads without one."""
+    dry = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    folders = re.findall(r'"-L([^"]+)"', dry.stdout + dry.stderr)
+    return [*(f"-L{folder}" for folder in folders), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
