@@ -1,4 +1,4 @@
-"""Looks inside: ``python -m torch_tiledmm info | explain M N K | bench``."""
+"""Looks inside: ``python -m torch_tiledmm info | explain M N K | bench | ladder``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_matmul_arguments(bench, default_rows="square")
     bench.add_argument("--plot", type=Path, default=None, metavar="FILE.png", help="save a chart there")
     bench.set_defaults(run=_bench)
+
+    ladder = commands.add_parser("ladder", help="the rungs of the GPU, counted on any machine or measured")
+    from .testing import ladder as ladder_
+
+    ladder_.add_arguments(ladder)
+    ladder.set_defaults(run=ladder_.run)
 
     args = parser.parse_args(arguments)
     try:

@@ -38,6 +38,7 @@ class BuildInfo:
     isa: dict[str, str]  # per device, the instruction set in use
     num_cores: int
     algorithms: tuple[Algorithm, ...]
+    chips: dict[str, dict]  # GPUs that are known: rates by dtype, from data sheets
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def build_info() -> BuildInfo:
         isa=info["isa"],
         num_cores=info["num_cores"],
         algorithms=tuple(Algorithm(**{**entry, "dtypes": tuple(entry["dtypes"])}) for entry in info["algorithms"]),
+        chips={chip["name"]: chip for chip in info["chips"]},
     )
 
 

@@ -190,6 +190,22 @@ size_t tiledmm_info(char* text, size_t capacity) {
     const GpuKernel& kernel = gpu_kernels()[idx];
     algorithms.add(algorithm_text(kernel.name, "cuda", kernel.rung, no_gpu, kernel.description));
   }
+  Joined chips;
+  for (int32_t row = 0; row < kNumGpuChips; ++row) {
+    const GpuChip& chip = gpu_chips()[row];
+    Joined fields, simt, mma;
+    for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+      simt.add(field(kDTypeNames[dtype], number(chip.simt_tflops[dtype])));
+      mma.add(field(kDTypeNames[dtype], number(chip.mma_tflops[dtype])));
+    }
+    fields.add(field("name", quoted(chip.name)));
+    fields.add(field("device", quoted(chip.device)));
+    fields.add(field("num_cus", std::to_string(chip.num_cus)));
+    fields.add(field("tbytes_per_second", number(chip.tbytes_per_second)));
+    fields.add(field("simt_tflops", "{" + simt.text + "}"));
+    fields.add(field("mma_tflops", "{" + mma.text + "}"));
+    chips.add("{" + fields.text + "}");
+  }
   Joined info;
   info.add(field("version", quoted(TILEDMM_VERSION)));
   info.add(field("compiler", quoted(__VERSION__)));
@@ -202,6 +218,7 @@ size_t tiledmm_info(char* text, size_t capacity) {
   info.add(field("isa", "{" + field("cpu", quoted(kIsaNames[int(best_isa())])) + "}"));
   info.add(field("num_cores", std::to_string(num_cores())));
   info.add(field("algorithms", "[" + algorithms.text + "]"));
+  info.add(field("chips", "[" + chips.text + "]"));
   return copy_text("{" + info.text + "}", text, capacity);
 }
 

@@ -1,0 +1,245 @@
+"""The operators on CUDA tensors (which are ROCm's, too): every rung, every dtype, and torch's ways of calling them.
+
+Skipped without a GPU. What the same kernels do on the host executor: tests/csrc/kernels/gpu.
+"""
+
+import contextlib
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+
+import torch_tiledmm
+from torch_tiledmm import TiledLinear, linear, matmul
+from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
+
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+OPS = torch.ops.tiledmm
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+RUNGS = [entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.rung > 0]
+SHAPES = [(1, 1, 1), (5, 3, 0), (0, 4, 7), (33, 47, 29), (65, 130, 70), (129, 127, 257), (300, 1, 65), (1, 515, 66)]
+
+
+@contextlib.contextmanager
+def precision(value: str):
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = value
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def rand(*shape, dtype=torch.float32):
+    return (torch.rand(shape, dtype=torch.float64, device="cuda") * 2 - 1).to(dtype)
+
+
+def operand(rows, cols, dtype, is_transposed=False, margin=0):
+    """A matrix within a larger one, so that its leading dimension is not its size."""
+    if is_transposed:
+        return operand(cols, rows, dtype, margin=margin).mT
+    base = torch.full((rows, cols + margin), torch.nan, dtype=dtype, device="cuda")
+    base[:, :cols] = rand(rows, cols, dtype=dtype)
+    return base[:, :cols]
+
+
+def serves(algorithm, dtype):
+    return dtype is not torch.float32 or not algorithm.startswith("mma")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", ["auto", "native", *RUNGS])
+def test_every_rung_in_every_layout(algorithm, dtype):
+    if not serves(algorithm, dtype):
+        with pytest.raises(NotImplementedError, match=f"{algorithm}.*tf32"):
+            matmul(rand(3, 4), rand(4, 5), algorithm=algorithm)
+        return
+    for m, n, k in SHAPES:
+        for layout in ("NN", "NT", "TN", "TT"):
+            for margin in (0, 3, 8):  # 8: aligned, but wider than the matrix
+                a = operand(m, k, dtype, layout[0] == "T", margin)
+                b = operand(k, n, dtype, layout[1] == "T", margin)
+                out = operand(m, n, dtype, margin=margin).fill_(torch.nan)
+                OPS.matmul_out(a, b, out, algorithm=algorithm)
+                assert_close(out, expect_matmul(a, b))
+    a, b = rand(70, 90, dtype=dtype)[::2, ::3], rand(60, 41, dtype=dtype)[::2, ::1]
+    assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))  # no stride is 1
+    out = torch.full((41, 35), torch.nan, dtype=dtype, device="cuda").mT
+    OPS.matmul_out(a, b, out, algorithm=algorithm)
+    assert_close(out, expect_matmul(a, b))
+
+
+@pytest.mark.parametrize("algorithm", [name for name in RUNGS if name.startswith("mma")])
+def test_tf32_where_it_is_allowed(algorithm):
+    a, b = operand(129, 300, torch.float32, margin=4), operand(300, 70, torch.float32, is_transposed=True)
+    with precision("tf32"):
+        out = matmul(a, b, algorithm=algorithm)
+    a64, b64 = a.double(), b.double()
+    bound = (2 * 2**-11 + 302 * 2**-23) * (a64.abs() @ b64.abs())
+    difference = (out.double() - a64 @ b64).abs()
+    assert (difference <= bound).all()
+    assert difference.max() > 1e-5  # it is tf32, not fp32
+    assert_close(matmul(a, b), expect_matmul(a, b))  # and not without the permission
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", RUNGS)
+def test_bias_and_activation(algorithm, dtype):
+    if not serves(algorithm, dtype):
+        return
+    for m, n, k in ((4, 30, 20), (130, 140, 70)):
+        input, weight, bias = rand(m, k, dtype=dtype), rand(n, k, dtype=dtype), rand(n, dtype=dtype)
+        for activation in ACTIVATIONS:
+            out = linear(input, weight, bias, activation=activation, algorithm=algorithm)
+            assert_close(out, expect_linear(input, weight, bias, activation))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batches(dtype):
+    for a_shape, b_shape in [
+        ((5, 30, 20), (5, 20, 40)),
+        ((5, 30, 20), (20, 40)),
+        ((2, 1, 30, 20), (3, 20, 40)),
+        ((2, 3, 1, 2, 9, 7), (2, 1, 4, 2, 7, 5)),
+        ((70000, 2, 3), (70000, 3, 2)),
+        ((20,), (5, 20, 3)),
+    ]:
+        a, b = rand(*a_shape, dtype=dtype), rand(*b_shape, dtype=dtype)
+        assert_close(matmul(a, b), expect_matmul(a, b))
+    a, b = rand(3, 4, 30, 20, dtype=dtype).transpose(0, 1), rand(4, 3, 40, 20, dtype=dtype).mT
+    for algorithm in RUNGS:
+        if serves(algorithm, dtype):
+            assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_a_row_is_the_same_whatever_m_is(dtype, layout):
+    n, k = 129, 515
+    a, b = operand(2000, k, dtype, layout[0] == "T"), operand(k, n, dtype, layout[1] == "T")
+    whole = matmul(a, b)
+    assert torch.equal(whole, matmul(a, b))
+    for m in [*range(1, 301, 13), 777, 1024]:
+        assert torch.equal(matmul(a[:m], b), whole[:m]), m
+        assert torch.equal(matmul(a[2000 - m :], b), whole[2000 - m :]), m
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 45e9, reason="needs 45 GB of memory")
+def test_more_than_2_31_elements():
+    a, b = rand(70000, 8, dtype=torch.bfloat16), rand(8, 70000, dtype=torch.bfloat16)
+    out = matmul(a, b)
+    for rows in (slice(0, 50), slice(35000, 35050), slice(69950, 70000)):
+        assert_close(out[rows], expect_matmul(a[rows], b))
+
+
+def test_gradients():
+    for algorithm in ("auto", *RUNGS):
+        a, b, bias = (rand(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 7), (4, 7), (4,)))
+        assert torch.autograd.gradcheck(lambda a, b, c, how=algorithm: linear(a, b, c, algorithm=how), (a, b, bias))
+        assert torch.autograd.gradcheck(lambda a, b, how=algorithm: matmul(a, b.mT, algorithm=how), (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b, c: linear(a, b, c, activation="gelu"), (a, b, bias))
+    grad = torch.func.grad(lambda weight: linear(a, weight, bias).sin().sum())(b)
+    expected = torch.func.grad(lambda weight: F.linear(a, weight, bias).sin().sum())(b)
+    torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_opcheck_and_compile(dtype):
+    a, b, bias = rand(30, 20, dtype=dtype), rand(40, 20, dtype=dtype), rand(40, dtype=dtype)
+    opcheck(OPS.matmul.default, (a.clone().requires_grad_(), b.mT))
+    opcheck(OPS.linear.default, (a, b.clone().requires_grad_(), bias))
+    layer = TiledLinear(20, 40, device="cuda", dtype=dtype)
+    compiled = torch.compile(layer, fullgraph=True)
+    out, expected = compiled(a), layer(a)
+    assert torch.equal(out, expected)
+    gradient = torch.autograd.grad(out.sum(), layer.weight)[0]
+    assert torch.equal(gradient, torch.autograd.grad(expected.sum(), layer.weight)[0])
+
+
+def test_autocast():
+    a, b = rand(30, 20), rand(20, 40)
+    with torch.autocast("cuda", torch.bfloat16):
+        out = matmul(a, b)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, matmul(a.bfloat16(), b.bfloat16()))
+
+
+def test_current_stream_without_synchronisation():
+    a, b = rand(2000, 2000), rand(2000, 2000)
+    expected = matmul(a, b)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(int(1e8))
+        out = matmul(a, b)
+        assert not side.query()  # the call returned before the stream was done
+    side.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("algorithm", RUNGS)
+def test_capture_in_a_graph(algorithm):
+    dtype = torch.bfloat16
+    a, b = rand(130, 70, dtype=dtype), rand(70, 140, dtype=dtype)
+    expected = matmul(a, b, algorithm=algorithm)
+    static = torch.zeros_like(a)
+    matmul(static, b, algorithm=algorithm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = matmul(static, b, algorithm=algorithm)
+    static.copy_(a)
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_no_memory_beside_the_output():
+    for algorithm, dtype in [(name, torch.float32) for name in RUNGS if serves(name, torch.float32)] + [
+        ("mma_output_cached", torch.bfloat16)
+    ]:
+        a, b = rand(512, 512, dtype=dtype), rand(512, 512, dtype=dtype)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = matmul(a, b, algorithm=algorithm)
+        assert torch.cuda.max_memory_allocated() - before == out.nbytes, algorithm
+
+
+def test_errors():
+    a = rand(3, 4)
+    with pytest.raises(RuntimeError, match="cuda:0.*cpu|cpu.*cuda:0"):
+        matmul(a, torch.ones(4, 5))
+    with pytest.raises(NotImplementedError, match="register_tiled.avx2.*no GPU kernel"):
+        matmul(a, rand(4, 5), algorithm="register_tiled.avx2")
+    with pytest.raises(ValueError, match="nonsense"):
+        matmul(a, rand(4, 5), algorithm="nonsense")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_the_operands_device_is_used():
+    a, b = rand(30, 20).to("cuda:1"), rand(20, 40).to("cuda:1")
+    out = matmul(a, b)
+    assert out.device == a.device and torch.cuda.current_device() == 0
+    assert_close(out, expect_matmul(a, b))
+
+
+@pytest.mark.skipif("TILEDMM_SANITIZE" in os.environ, reason="too slow there")
+def test_random_problems():
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (), generator=generator))
+
+    for case in range(int(os.environ.get("TILEDMM_GPU_CASES", "500"))):
+        dtype, limit = DTYPES[draw(0, 4)], (20, 150, 600)[draw(0, 3)]
+        m, n, k = draw(1, limit), draw(1, limit), draw(0, limit)
+        a = operand(m, k, dtype, draw(0, 2) == 1, draw(0, 10))
+        b = operand(k, n, dtype, draw(0, 2) == 1, draw(0, 10))
+        algorithm = ["auto", *(name for name in RUNGS if serves(name, dtype))][draw(0, 5 if limit == 600 else 8)]
+        try:
+            assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
+        except AssertionError as error:
+            strides = f"{a.stride()} {b.stride()}"
+            raise AssertionError(f"case {case}: {m}x{n}x{k} {dtype} {algorithm} {strides}") from error

@@ -1,0 +1,324 @@
+"""The ladder of GPU kernels: counted on any machine, measured where there is a GPU.
+
+Counting runs every rung on the host executor (torch_tiledmm/host_gpu.py). Measuring times every rung against the
+vendor's library through torch.mm: arms interleaved, medians of events, caches of the GPU emptied before each call,
+random data, one shape after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from .. import host_gpu
+from ..dispatch import DTYPES, algorithms, build_info, format_columns
+from .shapes import Shape, make_operands, parse_shape
+
+SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
+MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
+RUNGS = (*SIMT_RUNGS, *MMA_RUNGS)
+VENDOR = "vendor"
+# Cubes; Accera's problem (m, n, k = 2048, 1024, 2048); the linear layer of the slides' use case, 4 x 1024 tokens.
+SHAPES = (
+    "1024x1024x1024:NN",
+    "2048x2048x2048:NN",
+    "4096x4096x4096:NN",
+    "8192x8192x8192:NN",
+    "2048x1024x2048:NN",
+    "4096x3072x768:NT",
+)
+PRECISIONS = (*DTYPES, "tf32")
+_FLUSH_BYTES = 256 << 20
+_SECONDS_PER_ARM = 0.15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, nargs=3, metavar=("M", "N", "K"), help="count on the CPU; no GPU needed")
+    parser.add_argument("--wave", type=int, choices=host_gpu.WARP_SIZES, default=32, help="with --count: lanes of a warp")
+    parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NN", help="with --count")
+    parser.add_argument(
+        "--dtype", nargs="+", choices=PRECISIONS, default=None, help="default: fp32 to count, fp32 tf32 bf16 to measure"
+    )
+    parser.add_argument("--rows", nargs="+", default=list(SHAPES), metavar="MxNxK:NT", help="shapes to measure")
+    parser.add_argument("--ncu", action="store_true", help="DRAM bytes from Nsight Compute instead of the model")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there")
+    parser.add_argument("--plot", type=Path, default=None, metavar="FILE.png", help="save a chart there")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # what --ncu runs under the profiler
+
+
+def run(args: argparse.Namespace) -> None:
+    """Raises ValueError for options that make no sense."""
+    if args.count:
+        m, n, k = args.count
+        dtypes = args.dtype or ["fp32"]
+        if len(dtypes) != 1 or dtypes[0] == "tf32":
+            raise ValueError(f"dtype: got {' '.join(dtypes)}, expected one of {', '.join(DTYPES)} to count")
+        results = count(parse_shape(f"{m}x{n}x{k}:{args.layout}"), DTYPES[dtypes[0]], args.wave)
+        print(format_counts(results, m, n, k, args.wave))
+        _write(args.json, results)
+        if args.plot:
+            plot_counts(results, args.plot)
+        return
+    if not torch.cuda.is_available():
+        raise ValueError("there is no GPU to measure; --count M N K needs none")
+    shapes = [parse_shape(row) for row in args.rows]
+    if args.once:
+        _run_once(shapes[0], (args.dtype or ["fp32"])[0])
+        return
+    results = measure(shapes, args.dtype or ["fp32", "tf32", "bf16"], has_ncu=args.ncu)
+    _write(args.json, results)
+    if args.plot:
+        plot_measured(results, args.plot)
+
+
+# ---- Counting
+
+
+def count(shape: Shape, dtype: torch.dtype, warp_size: int) -> list[dict]:
+    """For each rung what one product asks of the GPU, checked against torch on the way."""
+    a, b = make_operands(shape, dtype)
+    expected = a.double() @ b.double()
+    results = []
+    for algorithm in RUNGS:
+        out, counts = host_gpu.matmul(a, b, algorithm=algorithm, warp_size=warp_size)
+        torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02 * max(1, shape.k) ** 0.5)
+        results.append({"algorithm": algorithm, **dataclasses.asdict(counts)})
+    return results
+
+
+def format_counts(results: list[dict], m: int, n: int, k: int, warp_size: int) -> str:
+    """The counts as a table, and the global loads drawn to scale."""
+    least = m * k + k * n
+    rows = [tuple(name.replace("_", " ") for name in results[0]) + ("flops per element loaded",)]
+    for entry in results:
+        ratio = entry["flops"] / max(1, entry["global_load_elements"])
+        rows.append((*(f"{v:,}" if isinstance(v, int) else v for v in entry.values()), f"{ratio:.1f}"))
+    most = max(entry["global_load_elements"] for entry in results)
+    width = max(len(entry["algorithm"]) for entry in results)
+    bars = [
+        f"{entry['algorithm']:{width}}  {'#' * max(1, round(60 * entry['global_load_elements'] / max(1, most)))}"
+        f" {entry['global_load_elements'] / max(1, least):.1f}"
+        for entry in results
+    ]
+    head = f"{m} x {n} x {k}, warps of {warp_size} lanes; A and B have {least:,} elements"
+    return "\n".join([head, "", format_columns(rows), "", "global loads, in sizes of A and B together", *bars])
+
+
+def plot_counts(results: list[dict], path: Path) -> None:
+    axes_names = ("global_load_elements", "global_load_sectors", "shared_loads", "bank_conflicts", "barriers")
+    figure = _figure(3 * len(axes_names), 4)
+    for axes, name in zip(figure.subplots(1, len(axes_names), sharey=True), axes_names, strict=True):
+        axes.barh([entry["algorithm"] for entry in results], [entry[name] for entry in results])
+        axes.invert_yaxis() if name == axes_names[0] else None
+        axes.set_title(name.replace("_", " "), fontsize=9)
+    figure.savefig(path)
+
+
+# ---- Measuring
+
+
+def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dict:
+    """Prints a table for each shape and precision; returns everything as plain data."""
+    properties = torch.cuda.get_device_properties(0)
+    results: dict = {
+        "benchmark": "ladder",
+        "device": properties.name,
+        "num_cus": properties.multi_processor_count,
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "torch_tiledmm": build_info().version},
+        "date": time.strftime("%Y-%m-%d"),
+        "copy_tbytes_per_second": round(_copy_rate(), 3),
+        "tables": [],
+    }
+    peaks = build_info().chips.get(_chip_name(properties), {})
+    for precision in precisions:
+        for shape in shapes:
+            rows = _measure_shape(shape, precision, peaks, has_ncu)
+            table = {"shape": str(shape), "precision": precision, "rows": rows}
+            results["tables"].append(table)
+            print(format_measured(table), flush=True)
+    return results
+
+
+def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> list[dict]:
+    names = list(_rungs_of(precision))
+    with _precision(precision) as dtype:
+        a, b = (operand.cuda() for operand in make_operands(shape, dtype))
+        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
+        arms[VENDOR] = lambda: torch.mm(a, b)
+        timings = _time_on_gpu(arms)
+    dram = _dram_bytes(shape, precision) if has_ncu else {}
+    rows, before = [], None
+    for name in [*names, VENDOR]:
+        samples = timings[name]
+        median = statistics.median(samples)
+        is_mma = name in MMA_RUNGS or (name == VENDOR and precision != "fp32")
+        peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get("fp32" if precision == "tf32" else precision)
+        tflops = shape.flops / median / 1e12
+        rows.append(
+            {
+                "algorithm": name,
+                "median_us": round(median * 1e6, 2),
+                "minimum_us": round(min(samples) * 1e6, 2),
+                "num_samples": len(samples),
+                "tflops": round(tflops, 3),
+                "percent_of_peak": round(100 * tflops / peak, 1) if peak else None,
+                "percent_of_vendor": round(100 * statistics.median(timings[VENDOR]) / median, 1),
+                "dram_bytes": dram.get(name, shape.num_bytes(dtype)),
+                "dram_bytes_from": "ncu" if name in dram else "model: each operand once",
+                "speedup": round(before / median, 2) if before else None,
+            }
+        )
+        before = median
+    return rows
+
+
+def format_measured(table: dict) -> str:
+    rows = [("algorithm", "us", "TFLOP/s", "% of peak", "% of vendor", "DRAM MB", "speed-up")]
+    for row in table["rows"]:
+        peak, speedup = row["percent_of_peak"], row["speedup"]
+        rows.append(
+            (
+                row["algorithm"],
+                f"{row['median_us']:.1f}",
+                f"{row['tflops']:.2f}",
+                "-" if peak is None else f"{peak:.1f}",
+                f"{row['percent_of_vendor']:.1f}",
+                f"{row['dram_bytes'] / 1e6:.0f}",
+                "-" if speedup is None or row["algorithm"] == VENDOR else f"{speedup:.2f}",
+            )
+        )
+    source = table["rows"][0]["dram_bytes_from"]
+    return f"\n{table['shape']} {table['precision']} (DRAM bytes: {source})\n{format_columns(rows)}"
+
+
+def _rungs_of(precision: str) -> tuple[str, ...]:
+    available = {entry.name for entry in algorithms("cuda") if entry.available}
+    names = SIMT_RUNGS if precision == "fp32" else MMA_RUNGS if precision == "tf32" else RUNGS
+    return tuple(name for name in names if name in available)
+
+
+@contextlib.contextmanager
+def _precision(precision: str):
+    """Yields the dtype; tf32 is fp32 with torch's permission."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield torch.float32 if precision == "tf32" else DTYPES[precision]
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _time_on_gpu(arms: dict) -> dict[str, list[float]]:
+    """Seconds of single calls, cold caches, arms in turn. Slow arms get fewer samples, at least three."""
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def sample(arm) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush.zero_()
+        start.record()
+        arm()
+        end.record()
+        return start, end
+
+    rounds = {}
+    for name, arm in arms.items():
+        arm()
+        start, end = sample(arm)
+        torch.cuda.synchronize()
+        rounds[name] = max(3, min(60, int(_SECONDS_PER_ARM * 1e3 / max(start.elapsed_time(end), 1e-3))))
+    events: dict[str, list] = {name: [] for name in arms}
+    for round_idx in range(max(rounds.values())):
+        names = [name for name in arms if round_idx < rounds[name]]
+        shift = round_idx % len(names)
+        for name in names[shift:] + names[:shift]:
+            events[name].append(sample(arms[name]))
+    torch.cuda.synchronize()
+    return {name: [start.elapsed_time(end) * 1e-3 for start, end in pairs] for name, pairs in events.items()}
+
+
+def _copy_rate() -> float:
+    """TB/s read and written by a copy within the GPU's memory."""
+    source = torch.ones(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    seconds = statistics.median(_time_on_gpu({"copy": lambda: target.copy_(source)})["copy"])
+    return 2 * source.nbytes / seconds / 1e12
+
+
+def _chip_name(properties) -> str:
+    return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
+
+
+def _run_once(shape: Shape, precision: str) -> None:
+    with _precision(precision) as dtype:
+        a, b = (operand.cuda() for operand in make_operands(shape, dtype))
+        for name in _rungs_of(precision):
+            torch.ops.tiledmm.matmul(a, b, algorithm=name)
+        torch.cuda.synchronize()
+
+
+def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
+    """Bytes read and written by each rung, from Nsight Compute; empty if it is not there or may not read counters."""
+    command = ["ncu", "--csv", "--clock-control", "none", "--metrics", "dram__bytes.sum", "--kernel-name", "regex:tiledmm"]
+    command += ["--kernel-name-base", "mangled", sys.executable, "-m", "torch_tiledmm", "ladder", "--once"]
+    command += ["--rows", f"{shape.m}x{shape.n}x{shape.k}:{shape.layout}", "--dtype", precision]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    scale = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+    values = [
+        int(float(row["Metric Value"].replace(",", "")) * scale[row["Metric Unit"]])
+        for row in csv.DictReader(io.StringIO("\n".join(lines)))
+    ]
+    names = _rungs_of(precision)
+    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+
+
+def plot_measured(results: dict, path: Path) -> None:
+    """Above, the ladder of each precision at each shape; below, the roofline with every row."""
+    precisions = list(dict.fromkeys(table["precision"] for table in results["tables"]))
+    figure = _figure(5 * len(precisions), 8)
+    axes = figure.subplots(2, len(precisions), squeeze=False)
+    rate = results["copy_tbytes_per_second"]
+    for column, precision in enumerate(precisions):
+        tables = [table for table in results["tables"] if table["precision"] == precision]
+        names = [row["algorithm"] for row in tables[0]["rows"]]
+        for table in tables:
+            axes[0][column].plot(names, [row["tflops"] for row in table["rows"]], marker="o", label=table["shape"])
+            for row in table["rows"]:
+                flops = parse_shape(table["shape"]).flops
+                axes[1][column].scatter(flops / row["dram_bytes"], row["tflops"], s=12)
+        axes[0][column].set(yscale="log", ylabel="TFLOP/s", title=f"{precision}, {results['device']}")
+        axes[0][column].tick_params(axis="x", rotation=60, labelsize=8)
+        axes[0][column].legend(fontsize=6)
+        best = max(row["tflops"] for table in tables for row in table["rows"])
+        intensities = [1, best / rate, 1e4]
+        axes[1][column].plot(intensities, [min(best, rate * intensity) for intensity in intensities], color="black")
+        axes[1][column].set(xscale="log", yscale="log", xlabel="flops per byte of DRAM", ylabel="TFLOP/s")
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float):
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("plot: matplotlib is not installed; pip install matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _write(path: Path | None, results) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
