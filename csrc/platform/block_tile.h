@@ -51,25 +51,25 @@ union Chunk {
   T elements[kElements];
 };
 
-// The chunk at (mn, k), of which `inside` elements lie inside of the operand.
+// The chunk at `offset`, of which `inside` elements lie inside of the operand.
 template <class T>
-TILEDMM_DEVICE Chunk<T> load_edge_chunk(const Operand<T>& operand, const T* from, int64_t stride, int64_t inside) {
+TILEDMM_DEVICE Chunk<T> load_edge_chunk(const Operand<T>& operand, int64_t offset, int64_t stride, int inside) {
   constexpr int kElements = Chunk<T>::kElements;
   Chunk<T> chunk;
   if (operand.is_vectorised && inside >= kElements) {
-    chunk.vector = load_global(reinterpret_cast<const Vector16*>(from));
+    chunk.vector = load_global(reinterpret_cast<const Vector16*>(operand.base + offset));
     return chunk;
   }
   TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-    chunk.elements[e] = e < inside ? load_global(from) : T{};
-    from = opaque(from + stride);
+    chunk.elements[e] = e < inside ? load_global(operand.base + offset) : T{};
+    offset = opaque(offset + stride);
   }
   return chunk;
 }
 
-// Which chunks of a block tile a thread moves: neighbouring threads along the close dimension first.
+// One thread's part of an operand's block tiles, chunk by chunk: neighbouring threads along the close dimension first.
 template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool IS_PAIRED>
-struct ChunkPlaces {
+struct TileReader {
   static constexpr int kElements = Chunk<T>::kElements;
   static constexpr int kClose = IS_K_MAJOR ? BLOCK_K : BLOCK_MN, kFar = IS_K_MAJOR ? BLOCK_MN : BLOCK_K;
   static constexpr int kChunksPerRow = kClose / kElements;
@@ -79,34 +79,46 @@ struct ChunkPlaces {
   static_assert(kClose % kElements == 0 && NUM_THREADS % kChunksPerRow == 0, "a thread stays in its column of chunks");
   static_assert(kFar % kRowsPerStep == 0 || kFar < kRowsPerStep, "every thread moves as many chunks, or one or none");
 
+  Operand<T> operand;
+  int64_t mn;      // of the block tile
+  bool is_inside;  // all of it along mn, so that tiles can take the short way
   int close, far;  // of this thread's first chunk
+  const T* from;   // it, at k = 0
 
-  TILEDMM_DEVICE ChunkPlaces()
-      : close(thread_idx() % kChunksPerRow * kElements), far(thread_idx() / kChunksPerRow * kRows) {}
+  TILEDMM_DEVICE TileReader(const Operand<T>& operand, int64_t mn)
+      : operand(operand),
+        mn(mn),
+        close(thread_idx() % kChunksPerRow * kElements),
+        far(thread_idx() / kChunksPerRow * kRows) {
+    // Within a tile, 32 bits count elements.
+    is_inside = operand.is_vectorised && mn + BLOCK_MN <= operand.size_mn && stride_far() * kFar < int64_t(1) << 31;
+    from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
+  }
 
+  TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
+  TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
   // Whether this thread has chunks at all.
   TILEDMM_DEVICE bool has_chunks() const { return kFar % kRowsPerStep == 0 || far < kFar; }
 
   static constexpr int far_of(int chunk) { return chunk / kRows * kRowsPerStep + chunk % kRows; }
 
-  // Reads this thread's chunks of the block tile at (mn, k). Tiles that lie inside take the short way.
-  TILEDMM_DEVICE void load(const Operand<T>& operand, int64_t mn, int64_t k, Chunk<T> (&staged)[kChunks]) const {
+  // Reads the chunks of the tile at k.
+  TILEDMM_DEVICE void load(int64_t k, Chunk<T> (&staged)[kChunks]) const {
     if (!has_chunks()) return;
-    const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
-    const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
-    const int64_t inside_close = (IS_K_MAJOR ? operand.size_k - k : operand.size_mn - mn) - close;
-    const int64_t inside_far = (IS_K_MAJOR ? operand.size_mn - mn : operand.size_k - k) - far;
-    const bool is_inside = operand.is_vectorised && mn + BLOCK_MN <= operand.size_mn && k + BLOCK_K <= operand.size_k;
-    const T* from = opaque(operand.base + mn * operand.stride_mn + k * operand.stride_k + close * stride_close +
-                           far * stride_far);
-    if (is_inside) {
+    if (is_inside && k + BLOCK_K <= operand.size_k) {
+      const T* tile = from + k * operand.stride_k;
+      const auto step = uint32_t(stride_far());
       TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
-        staged[chunk].vector = load_global(reinterpret_cast<const Vector16*>(from + far_of(chunk) * stride_far));
+        staged[chunk].vector = load_global(reinterpret_cast<const Vector16*>(tile + uint32_t(far_of(chunk)) * step));
       }
     } else {
+      const int64_t left_k = min_of(operand.size_k - k, BLOCK_K), left_mn = min_of(operand.size_mn - mn, BLOCK_MN);
+      const int inside_close = opaque(int(IS_K_MAJOR ? left_k : left_mn) - close);
+      const int inside_far = opaque(int(IS_K_MAJOR ? left_mn : left_k) - far);
+      const int64_t offset = opaque(from - operand.base + k * operand.stride_k);
       TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
-        staged[chunk] = load_edge_chunk(operand, opaque(from + far_of(chunk) * stride_far), stride_close,
-                                        far_of(chunk) < inside_far ? inside_close : 0);
+        staged[chunk] = load_edge_chunk(operand, opaque(offset + far_of(chunk) * stride_far()), stride_close(),
+                                        far_of(chunk) < inside_far ? opaque(inside_close) : 0);
       }
     }
   }
@@ -126,35 +138,48 @@ struct WordOf<Half> {
 template <>
 struct WordOf<BFloat16> : WordOf<Half> {};
 
-// A block tile in words, in shared memory with rows padded so that the fragments' loads have no bank conflicts:
-// k-major [mn][word] or mn-major [word][mn]; 16-bit elements are paired along k in both.
+// A block tile in words, in shared memory with rows padded so that the fragments' loads have no bank conflicts: k-major
+// [mn][word] or mn-major [word][mn]. 16-bit elements are paired along k in both; only where ldmatrix can transpose,
+// mn-major ones stay as they are, [k][mn].
 template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS>
 struct BlockTile {
   using Word = typename WordOf<T>::Word;
   static constexpr int kWordsK = BLOCK_K / WordOf<T>::kElements;
+  static constexpr bool kIsTransposing = kHasLdmatrix && !IS_K_MAJOR && WordOf<T>::kElements == 2;
+  static constexpr bool kUsesLdmatrix = kIsTransposing || (kHasLdmatrix && IS_K_MAJOR && sizeof(Word) == 4);
+  static constexpr bool kIsPaired = !kIsTransposing && !IS_K_MAJOR && WordOf<T>::kElements == 2;
   static constexpr int kPad = IS_K_MAJOR || sizeof(Word) == 8 ? 4 : 8;
   static constexpr int kStrideMn = IS_K_MAJOR ? kWordsK + kPad : 1;
   static constexpr int kStrideWord = IS_K_MAJOR ? 1 : BLOCK_MN + kPad;
-  static constexpr bool kIsPaired = !IS_K_MAJOR && WordOf<T>::kElements == 2;  // rows k and k + 1 are interleaved
-  using Places = ChunkPlaces<T, BLOCK_MN, BLOCK_K, IS_K_MAJOR, NUM_THREADS, kIsPaired>;
+  using Reader = TileReader<T, BLOCK_MN, BLOCK_K, IS_K_MAJOR, NUM_THREADS, kIsPaired>;
 
   struct Shared {
     alignas(16) Word words[IS_K_MAJOR ? BLOCK_MN * kStrideMn : kWordsK * kStrideWord];
+
+    // Element (k, mn) of a transposing tile.
+    TILEDMM_DEVICE T* element(int k, int mn) { return reinterpret_cast<T*>(words) + k * kStrideK + mn; }
+    TILEDMM_DEVICE const T* element(int k, int mn) const {
+      return reinterpret_cast<const T*>(words) + k * kStrideK + mn;
+    }
+    static constexpr int kStrideK = BLOCK_MN + 8;
   };
 
-  Places places;
-  Chunk<T> staged[Places::kChunks];
+  Reader reader;
+  Chunk<T> staged[Reader::kChunks];
 
-  TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k) {
-    places.load(operand, mn, k, staged);
-  }
+  // The block tiles of `operand` from mn on.
+  TILEDMM_DEVICE BlockTile(const Operand<T>& operand, int64_t mn) : reader(operand, mn) {}
+
+  TILEDMM_DEVICE void load_block_tile(int64_t k) { reader.load(k, staged); }
 
   TILEDMM_DEVICE void store_block_tile(Shared& shared) const {
-    if (!places.has_chunks()) return;
-    TILEDMM_UNROLL for (int chunk = 0; chunk < Places::kChunks; chunk += Places::kRows) {
-      const int far = places.far + Places::far_of(chunk);
-      const int mn = IS_K_MAJOR ? far : places.close, k = IS_K_MAJOR ? places.close : far;
-      auto* to = reinterpret_cast<Vector16*>(&shared.words[mn * kStrideMn + k / WordOf<T>::kElements * kStrideWord]);
+    if (!reader.has_chunks()) return;
+    TILEDMM_UNROLL for (int chunk = 0; chunk < Reader::kChunks; chunk += Reader::kRows) {
+      const int far = reader.far + Reader::far_of(chunk);
+      const int mn = IS_K_MAJOR ? far : reader.close, k = IS_K_MAJOR ? reader.close : far;
+      auto* to = reinterpret_cast<Vector16*>(
+          kIsTransposing ? static_cast<void*>(shared.element(k, mn))
+                         : &shared.words[mn * kStrideMn + k / WordOf<T>::kElements * kStrideWord]);
       if constexpr (kIsPaired) {
         const Vector16 even = staged[chunk].vector, odd = staged[chunk + 1].vector;
         TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
@@ -169,6 +194,20 @@ struct BlockTile {
       } else {
         store_shared(to, staged[chunk].vector);
       }
+    }
+  }
+
+  // By ldmatrix: the words of two groups of 8 along mn and of two groups of 4 along k from (mn, word). The groups of mn come
+  // first for A, those of k for B: an instruction takes the registers of its fragment in a row.
+  template <bool IS_A>
+  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) {
+    const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
+    const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
+    if constexpr (IS_K_MAJOR) {
+      const void* from = &shared.words[(mn + 8 * group_mn + row) * kStrideMn + word + 4 * group_k];
+      ldmatrix<false>(from, w0, w1, w2, w3);
+    } else {
+      ldmatrix<true>(shared.element(2 * word + 8 * group_k + row, mn + 8 * group_mn), w0, w1, w2, w3);
     }
   }
 

@@ -43,17 +43,19 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 
 #if defined(TILEDMM_HOST_GPU)
 #define TILEDMM_DEVICE inline
-#define TILEDMM_KERNEL(num_threads) void
+#define TILEDMM_KERNEL(num_threads, blocks_per_cu) void
 #define TILEDMM_UNROLL
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
-#define TILEDMM_KERNEL(num_threads) __global__ void __launch_bounds__(num_threads)
+#define TILEDMM_KERNEL(num_threads, blocks_per_cu) __global__ void __launch_bounds__(num_threads, blocks_per_cu)
 #define TILEDMM_UNROLL _Pragma("unroll")
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
-// Without this, clang assumes 1024 threads, which is a quarter of the registers.
-#define TILEDMM_KERNEL(num_threads) \
-  __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads))) __global__ void
+// Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
+// the four SIMDs of a CU.
+#define TILEDMM_KERNEL(num_threads, blocks_per_cu)                             \
+  __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads),        \
+                 amdgpu_waves_per_eu(::tiledmm::gpu::warps_per_simd(num_threads, blocks_per_cu)))) __global__ void
 #define TILEDMM_UNROLL _Pragma("unroll")
 #endif
 
@@ -62,6 +64,13 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #endif
 
 namespace tiledmm::gpu {
+
+// Tile sizes may differ where registers do.
+#if defined(__HIP__)
+inline constexpr bool kIsAmd = true;
+#else
+inline constexpr bool kIsAmd = false;
+#endif
 
 // ---- Threads. A warp is NVIDIA's warp or AMD's wavefront. In HIP's host pass the number means nothing: one host
 // program serves several chips, so launchers ask warp_size().
@@ -79,6 +88,8 @@ inline constexpr int kWarpSize = 64;
 #else
 inline constexpr int kWarpSize = 32;
 #endif
+constexpr int warps_per_simd(int num_threads, int blocks) { return (num_threads / kWarpSize * blocks + 3) / 4; }
+
 #if defined(TILEDMM_HIP_STANDALONE)
 TILEDMM_DEVICE int thread_idx() { return int(__builtin_amdgcn_workitem_id_x()); }
 TILEDMM_DEVICE int64_t block_idx() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -111,13 +122,14 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
-// The same value, about which the compiler knows nothing: what is derived from it is computed where it is used, instead of
-// being kept in registers throughout a loop or ahead of a row of loads.
+// The same number, about which the compiler knows nothing: what is derived from it is computed where it is used, instead of
+// being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a pointer would forget
+// that it points to global memory.)
 template <class V>
 TILEDMM_DEVICE V opaque(V value) {
-#if defined(__HIP__)
+#if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(value));
-#elif defined(__CUDACC__)
+#elif defined(__CUDA_ARCH__) && !defined(__HIP__)
   if constexpr (sizeof(V) == 8) {
     asm volatile("" : "+l"(value));
   } else {
@@ -125,6 +137,17 @@ TILEDMM_DEVICE V opaque(V value) {
   }
 #endif
   return value;
+}
+
+// The same for a number that all threads of a block have in common.
+template <class V>
+TILEDMM_DEVICE V opaque_uniform(V value) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" : "+s"(value));
+  return value;
+#else
+  return opaque(value);
+#endif
 }
 
 // ---- Shared memory (LDS): one struct per block. Contents are undefined at the start.
@@ -193,6 +216,38 @@ TILEDMM_DEVICE void store_shared(V* to, V value) {
 struct __attribute__((may_alias, aligned(16))) Vector16 {
   uint32_t words[4];
 };
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory, one word of each to every lane: lane l gives the address of
+// row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4. Transposed, rows and columns change places. A row of
+// four 32-bit elements is a row of eight, too. PTX ISA, "ldmatrix".
+#if defined(__CUDACC__) && !defined(__HIP__)
+inline constexpr bool kHasLdmatrix = true;
+template <bool IS_TRANSPOSED, class W>
+TILEDMM_DEVICE void ldmatrix(const void* row, W& w0, W& w1, W& w2, W& w3) {
+  static_assert(sizeof(W) == 4);
+  const auto address = uint32_t(__cvta_generic_to_shared(row));
+  uint32_t words[4];
+  if constexpr (IS_TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+  __builtin_memcpy(&w0, &words[0], 4);
+  __builtin_memcpy(&w1, &words[1], 4);
+  __builtin_memcpy(&w2, &words[2], 4);
+  __builtin_memcpy(&w3, &words[3], 4);
+}
+#else
+inline constexpr bool kHasLdmatrix = false;
+template <bool IS_TRANSPOSED, class W>
+TILEDMM_DEVICE void ldmatrix(const void*, W&, W&, W&, W&) {}
+#endif
 
 // ---- Arithmetic
 template <class A>

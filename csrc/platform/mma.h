@@ -218,17 +218,15 @@ struct WarpTile {
     lane = thread_idx() % kWarpSize;
     warp_row = warp / kWarpsN * kWarpM;
     warp_col = warp % kWarpsN * kWarpN;
-    for_each([&](int, int, Acc<T>& sum) { sum = 0; });
+    for_each([](int, Acc<T>& sum) { sum = 0; });
   }
 
-  // Calls visit(row, col, sum) for each accumulator of this lane, row and col within the block tile.
+  // Calls visit(idx, sum) for each accumulator of this lane.
   template <class Visit>
   TILEDMM_DEVICE void for_each(const Visit& visit) {
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-        TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
-          visit(warp_row + i * M::kM + M::c_row(lane, e), warp_col + j * M::kN + M::c_col(lane, e), acc[i][j][e]);
-        }
+        TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) visit((i * kFragsN + j) * M::kAccs + e, acc[i][j][e]);
       }
     }
   }
@@ -249,20 +247,33 @@ struct WarpTile {
     }
   }
 
-  // One step of an instruction's k: load_a(row, word) and load_b(col, word) give words, row and col within the block
-  // tile, word within the step.
-  template <class LoadA, class LoadB>
-  TILEDMM_DEVICE void multiply_step(const LoadA& load_a, const LoadB& load_b) {
-    Word frag_a[kFragsM][M::kWordsA], frag_b[kFragsN][M::kWordsB];
+  // The fragments of one step of an instruction's k.
+  Word frag_a[kFragsM][M::kWordsA], frag_b[kFragsN][M::kWordsB];
+
+  // load_a(row, word) and load_b(col, word) give words, row and col within the block tile, word within the step.
+  template <class LoadA>
+  TILEDMM_DEVICE void load_fragments_a(const LoadA& load_a) {
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
-        frag_a[i][w] = M::prepared(load_a(warp_row + i * M::kM + M::a_row(lane, w), M::a_word(lane, w)));
+        frag_a[i][w] = load_a(warp_row + i * M::kM + M::a_row(lane, w), M::a_word(lane, w));
       }
     }
+  }
+  template <class LoadB>
+  TILEDMM_DEVICE void load_fragments_b(const LoadB& load_b) {
     TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
       TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
-        frag_b[j][w] = M::prepared(load_b(warp_col + j * M::kN + M::b_col(lane, w), M::b_word(lane, w)));
+        frag_b[j][w] = load_b(warp_col + j * M::kN + M::b_col(lane, w), M::b_word(lane, w));
       }
+    }
+  }
+
+  TILEDMM_DEVICE void multiply_step() {
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) frag_a[i][w] = M::prepared(frag_a[i][w]);
+    }
+    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) frag_b[j][w] = M::prepared(frag_b[j][w]);
     }
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) M::multiply(acc[i][j], frag_a[i], frag_b[j]);
@@ -273,63 +284,58 @@ struct WarpTile {
   template <class TileA, class TileB>
   TILEDMM_DEVICE void multiply_k_tile(const typename TileA::Shared& smem_a, const typename TileB::Shared& smem_b) {
     TILEDMM_UNROLL for (int word = 0; word < TileA::kWordsK; word += M::kWordsK) {
-      multiply_step([&](int row, int w) { return TileA::load_word(smem_a, row, word + w); },
-                    [&](int col, int w) { return TileB::load_word(smem_b, col, word + w); });
+      if constexpr (TileA::kUsesLdmatrix) {
+        TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+          auto& frag = frag_a[i];
+          TileA::template load_words<true>(smem_a, warp_row + i * M::kM, word, frag[0], frag[1], frag[2], frag[3]);
+        }
+      } else {
+        load_fragments_a([&](int row, int w) { return TileA::load_word(smem_a, row, word + w); });
+      }
+      if constexpr (TileB::kUsesLdmatrix) {
+        static_assert(kFragsN % 2 == 0, "two fragments of B at a time");
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; j += 2) {
+          TileB::template load_words<false>(smem_b, warp_col + j * M::kN, word, frag_b[j][0], frag_b[j][1],
+                                            frag_b[j + 1][0], frag_b[j + 1][1]);
+        }
+      } else {
+        load_fragments_b([&](int col, int w) { return TileB::load_word(smem_b, col, word + w); });
+      }
+      multiply_step();
     }
   }
 };
 
-// Where partial sums lie between k tiles in rungs 05 to 07: in C itself, or, for 16-bit C, in memory of their own.
-template <class A>
+// Where partial sums lie between k tiles in rungs 05 to 07: in global memory of their own, lent by the caller, in the order
+// of the registers. C itself could serve fp32 and fp64 alone, and its strides and edges would cost registers.
+template <class Config, class T>
 struct Sums {
-  A* base;  // null: C
-  int64_t stride_batch;
-};
-
-template <class T>
-struct SumsOfItem {
+  using Warp = WarpTile<Config, T>;
+  static constexpr int kAccs = Config::kBlockM * Config::kBlockN / Config::kThreads;  // of one thread
   Acc<T>* base;
-  int64_t stride_m, stride_n, m, n;
 
-  TILEDMM_DEVICE SumsOfItem(const GemmProblem& problem, const Sums<Acc<T>>& sums, int64_t batch_idx)
-      : base(sums.base ? sums.base + batch_idx * sums.stride_batch : static_cast<Acc<T>*>(problem.c)),
-        stride_m(sums.base ? problem.n : problem.stride_cm),
-        stride_n(sums.base ? 1 : problem.stride_cn),
-        m(problem.m),
-        n(problem.n) {}
-
-  // Calls visit(address, sum) for the accumulators that lie inside of C.
-  template <class Warp, class Visit>
-  TILEDMM_DEVICE void for_each(Warp& warp, const TilePlace& tile, const Visit& visit) const {
-    const int rows = opaque(int(min_of(m - tile.row, Warp::kBlockM)));
-    const int cols = opaque(int(min_of(n - tile.col, Warp::kBlockN)));
-    const int64_t step_m = opaque(stride_m), step_n = opaque(stride_n);
-    Acc<T>* from = base + tile.row * stride_m + tile.col * stride_n;
-    warp.for_each([&](int row, int col, Acc<T>& sum) {
-      if (row < rows && col < cols) visit(opaque(from + row * step_m + col * step_n), sum);
-    });
+  // The sums of the calling thread for one block tile.
+  TILEDMM_DEVICE Acc<T>* of_tile(const GemmProblem& problem, int64_t batch_idx) const {
+    const int64_t tile = batch_idx * num_tiles(problem, Config::kBlockM, Config::kBlockN) + block_idx();
+    return base + tile * kAccs * Config::kThreads + thread_idx();
   }
-  template <class Warp>
-  TILEDMM_DEVICE void load(Warp& warp, const TilePlace& tile) const {
-    for_each(warp, tile, [](const Acc<T>* from, Acc<T>& sum) { sum = load_global(from); });
+  static TILEDMM_DEVICE void load(Warp& warp, const Acc<T>* from) {
+    warp.for_each([&](int idx, Acc<T>& sum) { sum = load_global(from + idx * Config::kThreads); });
   }
-  template <class Warp>
-  TILEDMM_DEVICE void store(Warp& warp, const TilePlace& tile) const {
-    for_each(warp, tile, [](Acc<T>* to, Acc<T>& sum) { store_global(to, sum); });
+  static TILEDMM_DEVICE void store(Warp& warp, Acc<T>* to) {
+    warp.for_each([&](int idx, Acc<T>& sum) { store_global(to + idx * Config::kThreads, sum); });
   }
 };
 
-// Lends 16-bit problems memory for sums in fp32, calls launch(sums), and takes it back.
-template <class T, class Launch>
+// Borrows memory for the sums, calls launch(sums), and gives it back.
+template <class Config, class T, class Launch>
 Status with_sums(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
-  Sums<Acc<T>> sums{nullptr, problem.gemm.m * problem.gemm.n};
-  if constexpr (sizeof(T) == 2) {
-    const size_t bytes = size_t(problem.batch_size * sums.stride_batch) * sizeof(Acc<T>);
-    sums.base = static_cast<Acc<T>*>(executor.allocate(executor.self, bytes));
-    if (!sums.base) return Status::out_of_memory;
-  }
+  const int64_t tiles = num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN) * problem.batch_size;
+  const size_t bytes = size_t(tiles) * Config::kBlockM * Config::kBlockN * sizeof(Acc<T>);
+  Sums<Config, T> sums{static_cast<Acc<T>*>(executor.allocate(executor.self, bytes))};
+  if (!sums.base) return Status::out_of_memory;
   const Status status = launch(sums);
-  if (sums.base) executor.release(executor.self, sums.base);
+  executor.release(executor.self, sums.base);
   return status;
 }
 
@@ -344,27 +350,30 @@ Status visit_layouts(const GemmProblem& gemm, const Launch& launch) {
 
 // Tile numbers of rungs 05 to 08. BLOCK_K is the k cache, in elements. WARPS_M warps lie along m, the others along n: how
 // many depends on the chip's warp size.
-template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREADS, int WARPS_M>
+template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREADS, int WARPS_M, int BLOCKS_PER_CU = 1>
 struct MmaConfig {
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kBlockK = BLOCK_K;
-  static constexpr int kThreads = THREADS, kWarpsM = WARPS_M;
+  static constexpr int kThreads = THREADS, kWarpsM = WARPS_M, kBlocksPerCu = BLOCKS_PER_CU;
   static_assert(BLOCK_K >= 16 && BLOCK_K <= 256 && BLOCK_K % 16 == 0, "whole instructions of every chip and dtype");
   static_assert(THREADS % (64 * WARPS_M) == 0, "whole rows of warps of both sizes");
 };
 
-// 128 bytes of k for the small tile, 64 for the large one. fp64 has the small one alone: its sums take two registers.
+// fp64 has the small tile alone: its sums take two registers. AMD's large tile is smaller than NVIDIA's: its compiler
+// has more values alive at a time.
 template <class T>
 using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 128, 2>;
 template <class T>
-using LargeMmaConfig =
-    std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>>;
+using LargeMmaConfig = std::conditional_t<
+    sizeof(T) == 8, SmallMmaConfig<T>,
+    std::conditional_t<kIsAmd, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>,
+                       MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
 
-// The large tile where it gives every CU one, else the small one. Both sum in the same order.
+// The large tile where it gives most CUs one, else the small one. Both sum in the same order.
 template <class T, class Launch>
 Status visit_mma_config(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
   using Large = LargeMmaConfig<T>;
   const int64_t tiles = num_tiles(problem.gemm, Large::kBlockM, Large::kBlockN) * problem.batch_size;
-  return tiles >= executor.num_cus ? launch(Large{}) : launch(SmallMmaConfig<T>{});
+  return 2 * tiles > executor.num_cus ? launch(Large{}) : launch(SmallMmaConfig<T>{});
 }
 
 // What the blocks of rungs 06 to 08 stage in shared memory.

@@ -111,10 +111,16 @@ void* current_stream(c10::Device device) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 #else
-  // In the CUDA part of torch, which this library is not linked to: it serves builds without CUDA as well.
+  // In the CUDA part of torch, which is loaded by now; this library is not linked to it, since it serves builds without.
   using GetStream = AOTITorchError (*)(int32_t, void**);
-  static const auto get_stream =
-      reinterpret_cast<GetStream>(dlsym(RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+  static const auto get_stream = []() -> GetStream {
+    for (const char* library : {"libtorch_cuda.so", "libtorch_hip.so"}) {
+      if (void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
+        return reinterpret_cast<GetStream>(dlsym(loaded, "aoti_torch_get_current_cuda_stream"));
+      }
+    }
+    return nullptr;
+  }();
   void* stream = nullptr;
   TORCH_CHECK(get_stream && get_stream(device.index(), &stream) == AOTI_TORCH_SUCCESS,
               "tiledmm: torch does not say what its current stream on ", device, " is");

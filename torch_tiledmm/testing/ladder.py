@@ -138,8 +138,12 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "torch_tiledmm": build_info().version},
         "date": time.strftime("%Y-%m-%d"),
         "copy_tbytes_per_second": round(_copy_rate(), 3),
+        "host_us": {},
         "tables": [],
     }
+    for precision in precisions:
+        results["host_us"][precision] = costs = _host_costs(precision)
+        print(f"{precision}, 64x64x64, us of the calling thread: " + ", ".join(f"{k} {v:.1f}" for k, v in costs.items()))
     peaks = build_info().chips.get(_chip_name(properties), {})
     for precision in precisions:
         for shape in shapes:
@@ -200,6 +204,24 @@ def format_measured(table: dict) -> str:
         )
     source = table["rows"][0]["dram_bytes_from"]
     return f"\n{table['shape']} {table['precision']} (DRAM bytes: {source})\n{format_columns(rows)}"
+
+
+def _host_costs(precision: str) -> dict[str, float]:
+    """Microseconds that the calling thread needs for one call, the GPU's work not waited for."""
+    with _precision(precision) as dtype:
+        a, b = (operand.cuda() for operand in make_operands(parse_shape("64x64x64"), dtype))
+        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in _rungs_of(precision)}
+        arms[VENDOR] = lambda: torch.mm(a, b)
+        samples: dict[str, list[float]] = {name: [] for name in arms}
+        for _ in range(30):
+            for name, arm in arms.items():
+                torch.cuda.synchronize()
+                arm()
+                start = time.perf_counter()
+                for _ in range(20):
+                    arm()
+                samples[name].append((time.perf_counter() - start) / 20)
+    return {name: round(statistics.median(values) * 1e6, 2) for name, values in samples.items()}
 
 
 def _rungs_of(precision: str) -> tuple[str, ...]:

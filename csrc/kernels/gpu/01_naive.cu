@@ -17,7 +17,7 @@ struct NaiveConfig {
 };
 
 template <class T>
-TILEDMM_KERNEL(NaiveConfig::kThreads)
+TILEDMM_KERNEL(NaiveConfig::kThreads, 1)
 naive(GpuProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);

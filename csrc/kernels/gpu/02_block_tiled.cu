@@ -34,7 +34,7 @@ TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64
 }
 
 template <class Config, class T>
-TILEDMM_KERNEL(Config::kThreads)
+TILEDMM_KERNEL(Config::kThreads, 1)
 block_tiled(GpuProblem problem) {
   constexpr int kTile = Config::kTile;
   auto& smem = block_shared<BlockTiledShared<Config, T>>();

@@ -19,6 +19,7 @@ struct RowRegisterConfig {
   static constexpr int U = U_;  // outputs of a thread
   static constexpr int kThreads = 128;
   static_assert(U % 4 == 0, "rows are read four at a time");
+  static_assert(S % 8 == 0, "whole 16 bytes of 16-bit elements");
   static_assert(S * U <= 4 * kThreads, "a thread stages at most four elements of A");
 };
 
@@ -27,8 +28,24 @@ struct RowRegisterShared {
   alignas(16) Acc<T> a[Config::S][Config::U];
 };
 
+// S neighbours along k of one column of B, 16 bytes at a time where they lie together.
+template <int S, class T>
+TILEDMM_DEVICE void load_row(const Operand<T>& b, int64_t col, int64_t k, Acc<T> (&row)[S]) {
+  constexpr int kElements = Chunk<T>::kElements;
+  if (b.is_vectorised && b.stride_k == 1 && col < b.size_mn && k + S <= b.size_k) {
+    const T* from = b.base + col * b.stride_mn + k;
+    TILEDMM_UNROLL for (int s = 0; s < S; s += kElements) {
+      Chunk<T> chunk;
+      chunk.vector = load_global(reinterpret_cast<const Vector16*>(from + s));
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) row[s + e] = as_acc(chunk.elements[e]);
+    }
+  } else {
+    TILEDMM_UNROLL for (int s = 0; s < S; ++s) row[s] = as_acc(load_or_zero(b, col, opaque(k + s)));
+  }
+}
+
 template <class Config, class T>
-TILEDMM_KERNEL(Config::kThreads)
+TILEDMM_KERNEL(Config::kThreads, 1)
 row_register_tiled(GpuProblem problem) {
   constexpr int S = Config::S, U = Config::U;
   auto& smem = block_shared<RowRegisterShared<Config, T>>();
@@ -41,7 +58,7 @@ row_register_tiled(GpuProblem problem) {
     TILEDMM_UNROLL for (int u = 0; u < U; ++u) acc[u] = load_bias<T>(gemm, tile.row + u, col);
     for (int64_t k = 0; k < gemm.k; k += S) {
       Acc<T> row[S];
-      TILEDMM_UNROLL for (int s = 0; s < S; ++s) row[s] = as_acc(load_or_zero(b, col, opaque(k + s)));
+      load_row<S>(b, col, k, row);
       for (int idx = thread_idx(); idx < S * U; idx += Config::kThreads) {
         store_shared(&smem.a[idx % S][idx / S], as_acc(load_or_zero(a, tile.row + idx / S, k + idx % S)));
       }
@@ -51,7 +68,8 @@ row_register_tiled(GpuProblem problem) {
       }
       block_barrier();  // nobody reads it any more
     }
-    TILEDMM_UNROLL for (int u = 0; u < U; ++u) store_activated<T>(gemm, tile.row + u, col, acc[u]);
+    const int64_t row = opaque_uniform(tile.row);
+    TILEDMM_UNROLL for (int u = 0; u < U; ++u) store_activated<T>(gemm, row + u, col, acc[u]);
   }
 }
 

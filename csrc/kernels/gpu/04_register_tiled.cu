@@ -12,10 +12,10 @@
 namespace tiledmm::gpu {
 namespace {
 
-template <int THREAD_M, int THREAD_N, int WARPS_M, int WARPS_N>
+template <int THREAD_M, int THREAD_N, int WARPS_M, int WARPS_N, int BLOCKS_PER_CU>
 struct RegisterTiledConfig {
   static constexpr int kThreadM = THREAD_M, kThreadN = THREAD_N, kWarpsN = WARPS_N;
-  static constexpr int kBlockK = 16, kPad = 4, kLanesN = 4;
+  static constexpr int kBlockK = 16, kPad = 4, kLanesN = 4, kBlocksPerCu = BLOCKS_PER_CU;
   static constexpr int num_threads(int warp_size) { return WARPS_M * WARPS_N * warp_size; }
   static constexpr int block_m(int warp_size) { return WARPS_M * (warp_size / kLanesN) * THREAD_M; }
   static constexpr int kBlockN = WARPS_N * kLanesN * THREAD_N;
@@ -43,23 +43,23 @@ union AccVector {
 template <class Config, bool IS_K_MAJOR, int BLOCK_MN, class T>
 TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k,
                                     Acc<T> (&smem)[Config::kBlockK][BLOCK_MN + Config::kPad]) {
-  using Places = ChunkPlaces<T, BLOCK_MN, Config::kBlockK, IS_K_MAJOR, Config::num_threads(kWarpSize), false>;
-  const Places places;
-  if (!places.has_chunks()) return;
-  Chunk<T> staged[Places::kChunks];
-  places.load(operand, mn, k, staged);
-  TILEDMM_UNROLL for (int chunk = 0; chunk < Places::kChunks; ++chunk) {
-    const int far = places.far + Places::far_of(chunk);
+  using Reader = TileReader<T, BLOCK_MN, Config::kBlockK, IS_K_MAJOR, Config::num_threads(kWarpSize), false>;
+  const Reader reader(operand, mn);
+  if (!reader.has_chunks()) return;
+  Chunk<T> staged[Reader::kChunks];
+  reader.load(k, staged);
+  TILEDMM_UNROLL for (int chunk = 0; chunk < Reader::kChunks; ++chunk) {
+    const int far = reader.far + Reader::far_of(chunk);
     if constexpr (IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int e = 0; e < Places::kElements; ++e) {
-        store_shared(&smem[places.close + e][far], as_acc(staged[chunk].elements[e]));
+      TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; ++e) {
+        store_shared(&smem[reader.close + e][far], as_acc(staged[chunk].elements[e]));
       }
     } else {
       using V = AccVector<Acc<T>>;
-      TILEDMM_UNROLL for (int e = 0; e < Places::kElements; e += V::kElements) {
+      TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; e += V::kElements) {
         V values;
         TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] = as_acc(staged[chunk].elements[e + i]);
-        store_shared(reinterpret_cast<Vector16*>(&smem[far][places.close + e]), values.vector);
+        store_shared(reinterpret_cast<Vector16*>(&smem[far][reader.close + e]), values.vector);
       }
     }
   }
@@ -77,7 +77,7 @@ TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
 }
 
 template <class Config, class T>
-TILEDMM_KERNEL(Config::num_threads(kWarpSize))
+TILEDMM_KERNEL(Config::num_threads(kWarpSize), Config::kBlocksPerCu)
 register_tiled(GpuProblem problem) {
   constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
   constexpr int kBlockM = Config::block_m(kWarpSize), kBlockN = Config::kBlockN, kLanesN = Config::kLanesN;
@@ -133,8 +133,9 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
                        sizeof(RegisterTiledShared<Config, T>), executor, problem);
 }
 
-using Small = RegisterTiledConfig<4, 4, 2, 2>;  // 64 x 32, at 64 lanes 128 x 32
-using Large = RegisterTiledConfig<8, 8, 2, 4>;  // 128 x 128, at 64 lanes 256 x 128
+using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;  // 64 x 32, at 64 lanes 128 x 32
+// 128 x 128; on CDNA, whose warps have 64 lanes, 256 x 64.
+using Large = std::conditional_t<kIsAmd, RegisterTiledConfig<8, 8, 2, 2, 1>, RegisterTiledConfig<8, 8, 2, 4, 2>>;
 
 }  // namespace
 
@@ -144,10 +145,10 @@ Status launch_register_tiled_4x4(const GpuProblem& problem, const Executor& exec
   });
 }
 
-// The large tile where it gives every CU one; its sums in fp64 would not fit into the registers.
+// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
 Status launch_register_tiled(const GpuProblem& problem, const Executor& executor) {
   const int64_t tiles = num_tiles(problem.gemm, Large::block_m(warp_size(executor)), Large::kBlockN);
-  if (tiles * problem.batch_size < executor.num_cus || problem.gemm.dtype == DType::f64) {
+  if (2 * tiles * problem.batch_size <= executor.num_cus || problem.gemm.dtype == DType::f64) {
     return launch_register_tiled_4x4(problem, executor);
   }
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {

@@ -12,31 +12,30 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class Config, class T, class Tiles>
-TILEDMM_KERNEL(Config::kThreads)
-mma_cached(GpuProblem problem, Sums<Acc<T>> sums) {
+TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
+mma_cached(GpuProblem problem, Sums<Config, T> sums) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
-    typename Tiles::TileA tile_a;
-    typename Tiles::TileB tile_b;
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem gemm = item_of(problem, batch_idx);
       const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
-      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
-      const SumsOfItem<T> sums_of_item(gemm, sums, batch_idx);
+      typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
+      typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
+      Acc<T>* sums_of_tile = sums.of_tile(gemm, batch_idx);
       WarpTile<Config, T> warp;
       for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
-        if (k > 0) sums_of_item.load(warp, tile);
+        if (k > 0) sums.load(warp, sums_of_tile);
         block_barrier();  // nobody reads the last tiles any more
-        tile_a.load_block_tile(a, tile.row, k);
+        tile_a.load_block_tile(k);
         tile_a.store_block_tile(smem.tiles.a);
-        tile_b.load_block_tile(b, tile.col, k);
+        tile_b.load_block_tile(k);
         tile_b.store_block_tile(smem.tiles.b);
         block_barrier();  // the tiles are whole
         warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
-        if (k + Config::kBlockK < gemm.k) sums_of_item.store(warp, tile);
+        if (k + Config::kBlockK < gemm.k) sums.store(warp, sums_of_tile);
       }
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(gemm, tile, smem.stages);
+      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.stages);
     }
   }
 }
@@ -44,7 +43,7 @@ mma_cached(GpuProblem problem, Sums<Acc<T>> sums) {
 struct MmaCached {
   template <class Config, class T, class Tiles, class Start>
   static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
-    return with_sums<T>(problem, executor, [&](Sums<Acc<T>> sums) { return start(mma_cached<Config, T, Tiles>, sums); });
+    return with_sums<Config, T>(problem, executor, [&](Sums<Config, T> sums) { return start(mma_cached<Config, T, Tiles>, sums); });
   }
 };
 

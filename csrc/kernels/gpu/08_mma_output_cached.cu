@@ -11,27 +11,26 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class Config, class T, class Tiles>
-TILEDMM_KERNEL(Config::kThreads)
+TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
 mma_output_cached(GpuProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
-    typename Tiles::TileA tile_a;
-    typename Tiles::TileB tile_b;
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem gemm = item_of(problem, batch_idx);
       const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
-      const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+      typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
+      typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
       WarpTile<Config, T> warp;
       block_barrier();  // nobody reads the last item's tiles any more
-      tile_a.load_block_tile(a, tile.row, 0);
-      tile_b.load_block_tile(b, tile.col, 0);
+      tile_a.load_block_tile(0);
+      tile_b.load_block_tile(0);
       tile_a.store_block_tile(smem.tiles.a);
       tile_b.store_block_tile(smem.tiles.b);
       block_barrier();  // the first tiles are whole
       int64_t k = 0;
       for (; k + Config::kBlockK < gemm.k; k += Config::kBlockK) {
-        tile_a.load_block_tile(a, tile.row, k + Config::kBlockK);
-        tile_b.load_block_tile(b, tile.col, k + Config::kBlockK);
+        tile_a.load_block_tile(k + Config::kBlockK);
+        tile_b.load_block_tile(k + Config::kBlockK);
         warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
         block_barrier();  // nobody reads the old tiles any more
         tile_a.store_block_tile(smem.tiles.a);
@@ -40,7 +39,7 @@ mma_output_cached(GpuProblem problem) {
       }
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(gemm, tile, smem.stages);
+      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.stages);
     }
   }
 }
