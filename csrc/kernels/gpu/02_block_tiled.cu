@@ -14,19 +14,22 @@ namespace {
 template <int TILE>
 struct BlockTiledConfig {
   static constexpr int kTile = TILE, kThreads = TILE * TILE;
+  // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and rows
+  // stay aligned, so that a thread reads its row of A 16 bytes at a time.
+  static constexpr int kRow = TILE + 4;
   static_assert(kThreads % 64 == 0 && kThreads <= 1024, "whole warps of both sizes, and no more than a block holds");
 };
 
 template <class Config, class T>
 struct BlockTiledShared {
-  // One column more than needed: lanes along a column, which transposed loads store to, then meet different banks.
-  Acc<T> a[Config::kTile][Config::kTile + 1], b[Config::kTile][Config::kTile + 1];
+  alignas(16) Acc<T> a[Config::kTile][Config::kRow];
+  alignas(16) Acc<T> b[Config::kTile][Config::kRow];
 };
 
 // smem[mn][k] for A, smem[k][mn] for B: each thread moves one element.
 template <class Config, class T>
 TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k, bool is_a,
-                                    Acc<T> (&smem)[Config::kTile][Config::kTile + 1]) {
+                                    Acc<T> (&smem)[Config::kTile][Config::kRow]) {
   const int slow = thread_idx() / Config::kTile, close = thread_idx() % Config::kTile;
   const bool is_k_close = is_k_major(operand.stride_mn, operand.stride_k);
   const int in_mn = is_k_close ? slow : close, in_k = is_k_close ? close : slow;

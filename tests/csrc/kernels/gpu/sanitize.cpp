@@ -1,0 +1,131 @@
+// Runs the GPU rungs on the host executor, for test_host_execution.py, which compiles everything with the address and
+// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM]. The first wrong case ends the program with code 1.
+//
+// Operands lie in heap memory of exactly their size; C starts as NaN. Every result is compared with a float64 reference
+// within gamma(k + 2) (|A| |B| + |bias|), and bit for bit with that of other orders of the threads.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/api.h"
+#include "platform/element.h"
+#include "platform/host_gpu.h"
+
+using namespace tiledmm;
+
+extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
+                                     host_gpu::Counts* counts, char* reason, size_t capacity);
+
+namespace {
+
+constexpr const char* kAlgorithms[] = {
+    "naive", "block_tiled", "block_tiled.8", "block_tiled.32",      "row_register_tiled", "register_tiled", "register_tiled.4x4",
+    "mma",   "mma_cached",  "mma_double_buffered", "mma_output_cached"};
+
+std::mt19937 generator(20240301);
+
+int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
+
+template <class T>
+double value_of(T element) {
+  return double(to_acc(element));
+}
+
+// A matrix with a leading dimension larger than its row, in memory that ends with its last element.
+template <class T>
+struct Matrix {
+  int64_t rows, cols, stride_row, stride_col;
+  std::unique_ptr<T[]> memory;
+
+  Matrix(int64_t rows, int64_t cols, bool is_transposed, int64_t margin) : rows(rows), cols(cols) {
+    const int64_t wide = is_transposed ? rows : cols, tall = is_transposed ? cols : rows;
+    stride_row = is_transposed ? 1 : wide + margin;
+    stride_col = is_transposed ? wide + margin : 1;
+    const int64_t size = tall == 0 || wide == 0 ? 0 : (tall - 1) * (wide + margin) + wide;
+    memory.reset(new T[size_t(size)]);
+    std::memset(static_cast<void*>(memory.get()), 0xff, size_t(size) * sizeof(T));
+  }
+  T& at(int64_t row, int64_t col) { return memory[size_t(row * stride_row + col * stride_col)]; }
+  void randomize() {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) at(row, col) = from_acc<T>(Acc<T>(random_int(-1000, 1000)) / 1000);
+    }
+  }
+};
+
+template <class T>
+bool run_case(DType dtype, const char* algorithm) {
+  const int64_t limit = random_int(0, 5) == 0 ? 270 : 70;
+  const int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
+  const bool has_bias = random_int(0, 1), is_a_transposed = random_int(0, 1), is_b_transposed = random_int(0, 1);
+  const int64_t margins[] = {0, 1, 8};
+  Matrix<T> a(m, k, is_a_transposed, margins[random_int(0, 2)]), b(k, n, is_b_transposed, margins[random_int(0, 2)]);
+  Matrix<T> bias(1, n, false, 0);
+  a.randomize(), b.randomize(), bias.randomize();
+  const bool is_c_transposed = random_int(0, 3) == 0;
+  const int64_t margin_c = margins[random_int(0, 2)];
+  Matrix<T> c(m, n, is_c_transposed, margin_c), again(m, n, is_c_transposed, margin_c);
+  GemmProblem problem{};
+  problem.m = m, problem.n = n, problem.k = k;
+  problem.a = a.memory.get(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
+  problem.b = b.memory.get(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
+  problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
+  if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = 1;
+  problem.dtype = dtype;
+  problem.activation = Activation(random_int(0, 1));  // none, relu
+  for (Matrix<T>* to : {&c, &again}) {
+    problem.c = to->memory.get();
+    char reason[256] = "";
+    const uint64_t seed = to == &c ? 0 : uint64_t(random_int(1, 1000000));
+    if (tiledmm_host_gemm(&problem, algorithm, seed, nullptr, reason, sizeof reason) != 0) {
+      std::printf("%s m %ld n %ld k %ld: %s\n", algorithm, long(m), long(n), long(k), reason);
+      return false;
+    }
+  }
+  const double unit = sizeof(T) == 8 ? std::ldexp(1, -52) : std::ldexp(1, -24);
+  const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = has_bias ? value_of(bias.at(0, j)) : 0, size = std::fabs(sum);
+      for (int64_t p = 0; p < k; ++p) {
+        const double product = value_of(a.at(i, p)) * value_of(b.at(p, j));
+        sum += product;
+        size += std::fabs(product);
+      }
+      if (problem.activation == Activation::relu) sum = std::max(sum, 0.0);
+      const double difference = std::fabs(value_of(c.at(i, j)) - sum);
+      const double bound = double(k + 2) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
+      if (!(difference <= bound) || std::memcmp(&c.at(i, j), &again.at(i, j), sizeof(T)) != 0) {
+        std::printf("%s dtype %d m %ld n %ld k %ld layout %d%d: C[%ld, %ld] = %g, in another order %g, expected %g\n", algorithm,
+                    int(dtype), long(m), long(n), long(k), is_a_transposed, is_b_transposed, long(i), long(j),
+                    value_of(c.at(i, j)), value_of(again.at(i, j)), sum);
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
+  int done = 0;
+  for (int idx = 0; idx < cases; ++idx) {
+    const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
+    const DType dtype = DType(random_int(0, kNumDTypes - 1));
+    const bool is_right = visit_dtype(dtype, [&](auto* element) {
+      return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm);
+    });
+    if (!is_right) return 1;
+    ++done;
+  }
+  std::printf("%d cases are right\n", done);
+  return 0;
+}
