@@ -22,6 +22,11 @@ def gpu_sources() -> list[Path]:
     return sorted(CSRC.glob("kernels/gpu/*.cu"), key=lambda path: (-path.stat().st_size, path))
 
 
+def hopper_sources() -> list[Path]:
+    """Kernels for sm_90a alone."""
+    return [CSRC / "kernels/cuda/11_wgmma.cu"]
+
+
 def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[str]:
     """``archs`` as in "8.0", "9.0a", "9.0+PTX" (TORCH_CUDA_ARCH_LIST)."""
     codes = []

@@ -68,6 +68,7 @@ class Gpu:
 
     def __init__(self, torch):
         self.device, self.archs, self.why, self.command, self.link_flags = "", [], "", [], []
+        self.has_hopper, self.hopper_command = False, []
         wanted = os.environ.get("TILEDMM_CUDA")
         werror = os.environ.get("TILEDMM_WERROR") == "1"
         if torch.version.hip and wanted != "0":
@@ -100,6 +101,8 @@ class Gpu:
         else:
             self.archs = ["8.0", "9.0a"]
         self.command = gpu_objects.nvcc_command(nvcc, self.archs, werror=werror)
+        self.has_hopper = "9.0a" in self.archs
+        self.hopper_command = gpu_objects.nvcc_command(nvcc, ["9.0a"], werror=werror)
         self.link_flags = gpu_objects.cudart_flags(nvcc)
 
     def describe(self, device: str) -> str:
@@ -161,12 +164,14 @@ def main() -> None:
         def build_extensions(self):
             objects, jobs = Path(self.build_temp).resolve() / "gpu", int(os.environ["MAX_JOBS"])
             if gpu.device:
-                self.extensions[0].extra_objects = [
-                    str(path)
-                    for path in gpu_objects.compile_objects(
-                        gpu_objects.gpu_sources(), gpu.command, objects / gpu.device, jobs
+                compiled = gpu_objects.compile_objects(
+                    gpu_objects.gpu_sources(), gpu.command, objects / gpu.device, jobs
+                )
+                if gpu.has_hopper:
+                    compiled += gpu_objects.compile_objects(
+                        gpu_objects.hopper_sources(), gpu.hopper_command, objects / "sm_90a", jobs
                     )
-                ]
+                self.extensions[0].extra_objects = [str(path) for path in compiled]
             for warp_size in gpu_objects.WARP_SIZES:
                 target = Path(self.get_ext_fullpath(f"{PACKAGE}._host_gpu_wave{warp_size}"))
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -180,6 +185,7 @@ def main() -> None:
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
     gpu_macros = ["-DTILEDMM_WITH_GPU", f'-DTILEDMM_GPU_ARCHS="{" ".join(gpu.archs)}"'] if gpu.device else []
+    gpu_macros += ["-DTILEDMM_WITH_WGMMA"] if gpu.has_hopper else []
     kernels = Extension(
         f"{PACKAGE}._kernels",
         sources("dispatch", "kernels/cpu"),

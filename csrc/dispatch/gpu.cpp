@@ -29,6 +29,12 @@ constexpr bool kHasKernels = true;
 constexpr bool kHasKernels = false;
 #endif
 
+#if defined(TILEDMM_WITH_WGMMA)
+#define TILEDMM_IF_WGMMA(function) gpu::function
+#else
+#define TILEDMM_IF_WGMMA(function) nullptr
+#endif
+
 constexpr GpuKernel kKernels[kNumGpuKernels] = {
     {"naive", "one thread for each output", 1, false, false, TILEDMM_IF_GPU(launch_naive)},
     {"block_tiled", "block tiles of 16 in shared memory", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled)},
@@ -50,8 +56,8 @@ constexpr GpuKernel kKernels[kNumGpuKernels] = {
 // By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
 // every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
 // measurements on an H200.
-constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.4};
-constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
+constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35, 0, 0, 0.72};
+constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3, 0, 0, 1.5};
 constexpr double kLaunchUs = 3;
 
 }  // namespace
@@ -75,11 +81,25 @@ const GpuChip* find_gpu_chip(const char* name) {
   return nullptr;
 }
 
+const char* refuse_wgmma(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  if (chip.arch != 90) return "the chip has no wgmma instruction";
+  if (has_gpu_kernels() && !kernel.launch) return "this build has no sm_90a kernels";
+  if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
+  if (problem.num_batch_dims > 0) return "it serves single products, no batches";
+  if (problem.k == 0) return "k is 0";
+  if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";
+  if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1) return "C has no unit stride";
+  if (problem.bias && problem.stride_bias_m + problem.stride_bias_n > 1) return "the bias has no unit stride";
+  return nullptr;
+}
+
 const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
   if (problem.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";
   }
   if (!kernel.is_mma) return nullptr;
+  if (kernel.rung == 11) return refuse_wgmma(kernel, problem, chip);
   if (chip.mma_tflops[int(problem.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
   if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
     return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "

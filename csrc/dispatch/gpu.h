@@ -24,7 +24,7 @@ const GpuChip* find_gpu_chip(const char* name);
 inline constexpr int kNumGpuChips = 8;
 const GpuChip* gpu_chips();
 
-inline constexpr int kNumGpuKernels = 11;
+inline constexpr int kNumGpuKernels = 12;
 const GpuKernel* gpu_kernels();
 bool has_gpu_kernels();
 

@@ -28,6 +28,7 @@ from .shapes import Shape, make_operands, parse_shape
 SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
 MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
 RUNGS = (*SIMT_RUNGS, *MMA_RUNGS)
+NATIVE = ("wgmma",)  # one chip each, measured alone
 VENDOR = "vendor"
 # Cubes; Accera's problem (m, n, k = 2048, 1024, 2048); the linear layer of the slides' use case, 4 x 1024 tokens.
 SHAPES = (
@@ -166,7 +167,7 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
     for name in [*names, VENDOR]:
         samples = timings[name]
         median = statistics.median(samples)
-        is_mma = name in MMA_RUNGS or (name == VENDOR and precision != "fp32")
+        is_mma = name in (*MMA_RUNGS, *NATIVE) or (name == VENDOR and precision != "fp32")
         peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get("fp32" if precision == "tf32" else precision)
         tflops = shape.flops / median / 1e12
         rows.append(
@@ -227,6 +228,8 @@ def _host_costs(precision: str) -> dict[str, float]:
 def _rungs_of(precision: str) -> tuple[str, ...]:
     available = {entry.name for entry in algorithms("cuda") if entry.available}
     names = SIMT_RUNGS if precision == "fp32" else MMA_RUNGS if precision == "tf32" else RUNGS
+    if precision in ("fp16", "bf16") and torch.cuda.get_device_capability() == (9, 0):
+        names = (*names, *NATIVE)
     return tuple(name for name in names if name in available)
 
 

@@ -17,6 +17,8 @@ Status launch_mma(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_cached(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor);
+// kernels/cuda: of one chip each.
+Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
 
 // The current device of the calling thread becomes `idx`, and what its runtime says of it; false where there is none.
 bool use_device(int32_t idx, int32_t& arch, int32_t& num_cus, int32_t& warp_size);

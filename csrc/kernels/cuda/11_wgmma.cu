@@ -1,0 +1,686 @@
+// Rung 11, wgmma: Hopper (sm_90a), fp16 and bf16 with fp32 sums.
+//
+// Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
+// shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
+// loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
+// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts read in
+// place; any m, n, k; one order of summation, k16 steps in order into one accumulator, whatever the tile; a last wave
+// of half tiles. Measured without gain: multicast in clusters of two, prefetching the first stages to the cache.
+// An operand whose address or leading dimension the copy engine cannot take (16 bytes) is repacked first.
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+
+#include "kernels/gpu/kernels.h"
+#include "platform/block_tile.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;           // threads
+constexpr int kBlockK = 64;               // 128 bytes: the width of a swizzle
+constexpr int kMmaK = 16;                 // of 16-bit elements
+constexpr int kSmemBytes = 232448;        // of one block on sm_90
+constexpr int kMaxStages = 12;            // more does not hide more
+constexpr int kNumStoreBuffers = 2;       // of a consumer: one fills while the other is stored
+constexpr int kProducerRegisters = 40;    // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
+constexpr int kConsumerRegisters = 232;
+
+// One block tile: 64 rows to a consumer warpgroup.
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
+struct Config {
+  using T = T_;
+  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
+  static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
+  static constexpr int kConsumers = BLOCK_M / 64;
+  // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
+  static constexpr bool kMovesRegisters = kConsumers == 2;
+  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
+  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = BLOCK_N * kBlockK * 2;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  // B along n arrives in boxes as wide as the swizzle.
+  static constexpr int kBoxN = BLOCK_N % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
+  static constexpr int kStoreN = kBoxN;                            // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * 2;
+  static constexpr int kBiasBytes = BLOCK_N * 2;
+  static constexpr int kFixedBytes =
+      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
+  static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
+  static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
+  static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
+  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread
+  // The last wave's tiles may be shared out in halves, whose boxes are the same.
+  static constexpr bool kSplitsTail = BLOCK_N == 256;
+
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
+  static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
+
+  // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
+  static constexpr uint64_t kDescA =
+      A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  static constexpr uint64_t kDescB =
+      !B_IS_N_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
+                    : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK,
+                                        kBoxN * 2 * 8);
+  // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
+  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
+};
+
+struct Arguments {
+  int m, n, num_k_tiles;
+  int tiles_m, tiles_n;
+  int full_tiles;  // so many are computed whole, the others in halves along n
+  int group_m;
+  int a_bytes;  // of A that arrive for one k tile
+  Activation activation;
+  bool stores_by_tma;
+  void* c;
+  int64_t ldc;
+  const void* bias;
+  int stride_bias_m, stride_bias_n;
+};
+
+struct TileIndex {
+  int m, n;
+};
+
+// Tiles in groups of group_m rows, so that the tiles in flight share operands in the second-level cache.
+__device__ __forceinline__ TileIndex tile_at(int index, const Arguments& args) {
+  const int group_size = args.group_m * args.tiles_n;
+  const int group = index / group_size, within = index - group * group_size;
+  const int first = group * args.group_m;
+  const int rows = min(args.tiles_m - first, args.group_m);
+  return {first + within % rows, within / rows};
+}
+
+// A place in the ring; the same sequence in the producer and in each consumer.
+template <int NUM_STAGES>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == NUM_STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <class Cfg>
+__device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                                int row, int col, int k, uint32_t barrier) {
+  const uint32_t smem_b = smem_a + Cfg::kABytes;
+  if constexpr (Cfg::kAIsMMajor) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kBlockM; i += 64) cp_async_bulk_tensor_2d(smem_a + i * 128, map_a, row + i, k, barrier);
+  } else {
+    cp_async_bulk_tensor_2d(smem_a, map_a, k, row, barrier);
+  }
+  if constexpr (Cfg::kBIsNMajor) {
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxN)
+      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, col + j, k, barrier);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
+      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, k, col + j, barrier);
+  }
+}
+
+// address_a, address_b: of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the
+// arithmetic stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
+template <class Cfg>
+__device__ __forceinline__ void multiply(float (&acc)[Cfg::kAcc], uint32_t address_a, uint32_t address_b,
+                                         bool is_first) {
+  const auto descriptor = [](uint64_t fixed, uint32_t address) {
+    return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
+  };
+#pragma unroll
+  for (int step = 0; step < kBlockK / kMmaK; ++step)
+    wgmma_mma_async<typename Cfg::T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
+        acc, descriptor(Cfg::kDescA, address_a + step * Cfg::kStepA),
+        descriptor(Cfg::kDescB, address_b + step * Cfg::kStepB), step > 0 || !is_first);
+}
+
+// Two values as 16-bit elements, rounded to nearest even; the first in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+
+// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
+template <int COUNT, int STRIDE>
+__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
+#pragma unroll 1
+  for (int i = 0; i < COUNT; ++i) {
+    const float x = slots[i * STRIDE];
+    float y;
+    if (activation == Activation::gelu)
+      y = x * normal_cdf(x);
+    else if (activation == Activation::gelu_tanh)
+      y = activate<Activation::gelu_tanh>(x);
+    else
+      y = activate<Activation::silu>(x);
+    slots[i * STRIDE] = x != x ? x : y;
+  }
+}
+
+// 64 rows of C from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                 const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
+                                                 int consumer, int row, int col, int& num_stores) {
+  using T = typename Cfg::T;
+  constexpr int kStoreN = Cfg::kStoreN, kValues = kStoreN / 2;  // of a thread in one store
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  const int barrier_id = 1 + consumer;
+  const T* bias = static_cast<const T*>(args.bias);
+
+  float bias_m[2] = {0, 0};  // of this thread's two rows
+  if (bias && args.stride_bias_n) {
+    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
+      T value{};
+      if (col + j < args.n) value = bias[col + j];
+      smem_bias[j] = value;
+    }
+    named_barrier_sync(barrier_id, kWarpgroup);
+  } else if (bias) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = row + warp * 16 + lane / 4 + 8 * h;
+      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
+    }
+  }
+
+#pragma unroll
+  for (int part = 0; part < Cfg::kBlockN / kStoreN; ++part) {
+    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
+    float v[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
+    if (bias && args.stride_bias_n) {
+#pragma unroll
+      for (int j = 0; j < kStoreN / 8; ++j) {
+        const T* pair = smem_bias + part * kStoreN + j * 8 + lane % 4 * 2;
+        const float first = to_float(pair[0]), second = to_float(pair[1]);
+        v[4 * j] += first;
+        v[4 * j + 1] += second;
+        v[4 * j + 2] += first;
+        v[4 * j + 3] += second;
+      }
+    } else if (bias) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
+    }
+    // The store before last has read this buffer; only the thread that issued it can wait for that.
+    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    if (args.activation == Activation::relu) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
+    } else if (args.activation != Activation::none) {
+      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
+      float* slots = reinterpret_cast<float*>(buffer) + thread;
+#pragma unroll
+      for (int first = 0; first < kValues; first += kSlots) {
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
+        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
+      }
+      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+    }
+    // Swizzled as the copy engine expects it: without bank conflicts here.
+    const int r = warp * 16 + lane % 16;
+    const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
+    const int mask = kStoreN == 64 ? r % 8 : r / 2 % 4;
+#pragma unroll
+    for (int j = 0; j < kStoreN / 16; ++j) {
+      const int chunk = 2 * j + lane / 16;
+      stmatrix_x4(row_address + ((chunk ^ mask) << 4), pack_pair<T>(v[8 * j], v[8 * j + 1]),
+                  pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
+                  pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
+    }
+    const int first_col = col + part * kStoreN;
+    if (args.stores_by_tma) {
+      fence_proxy_async();
+      named_barrier_sync(barrier_id, kWarpgroup);
+      if (thread == 0) {
+        cp_async_bulk_tensor_2d_store(map_c, first_col, row, smem_address(buffer));
+        cp_async_bulk_commit_group();
+      }
+    } else {
+      __syncwarp();  // a warp reads back the 16 rows that it wrote
+#pragma unroll 4
+      for (int i = 0; i < 16; ++i) {
+        const int s = warp * 16 + i;
+        if (row + s >= args.m) break;
+        T* to = static_cast<T*>(args.c) + (row + s) * args.ldc + first_col;
+        const int key = kStoreN == 64 ? s % 8 : s / 2 % 4;
+        for (int j = lane; j < kStoreN; j += 32) {
+          if (first_col + j < args.n)
+            to[j] = *reinterpret_cast<const T*>(buffer + s * (kStoreN * 2) + (((j / 8) ^ key) << 4) + j % 8 * 2);
+        }
+      }
+    }
+  }
+}
+
+// Shared memory of a block, as addresses.
+struct Shared {
+  uint32_t stages, full, empty;  // full, empty: barriers, one per stage
+  char *c, *bias;                // of this consumer
+};
+
+// The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
+template <class Cfg, class Piece, class Function>
+__device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
+  constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
+  for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
+    const TileIndex at = tile_at(first + i / kPieces, args);
+    function(at.m * Cfg::kBlockM, at.n * Cfg::kBlockN + i % kPieces * Piece::kBlockN);
+  }
+}
+
+// One thread keeps the ring full.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                        const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
+  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
+    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
+      const uint32_t barrier = shared.full + ring.stage * 8;
+      // The phase before the first counts as complete.
+      mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
+      mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
+      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, row, col, k_tile * kBlockK,
+                             barrier);
+      ring.advance();
+    }
+  });
+}
+
+// A warpgroup multiplies what arrives and stores its 64 rows.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
+                                        Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
+                                        int& num_stores) {
+  // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
+  // every wgmma.
+  const uint32_t address_a = __shfl_sync(~0u, matrix_address(shared.stages + consumer * 64 * 128), 0);
+  const uint32_t address_b = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kABytes), 0);
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  float acc[Piece::kAcc];
+#pragma unroll
+  for (int i = 0; i < Piece::kAcc; ++i) acc[i] = 0;
+
+  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
+    int previous = -1;
+    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
+      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+      const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+      wgmma_fence();
+      multiply<Piece>(acc, address_a + offset, address_b + offset, k_tile == 0);
+      wgmma_commit_group();
+      // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
+      wgmma_wait_group<1>();
+      if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+      previous = ring.stage;
+      ring.advance();
+    }
+    wgmma_wait_group<0>();
+    fence_registers(acc);
+    if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    if (row + consumer * 64 < args.m)
+      store_block_tile<Piece>(acc, map_c, args, shared.c, reinterpret_cast<typename Cfg::T*>(shared.bias), consumer,
+                              row + consumer * 64, col, num_stores);
+  });
+}
+
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, 1)
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                 const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
+  using Half = Config<typename Cfg::T, Cfg::kBlockM, Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN,
+                      Cfg::kAIsMMajor, Cfg::kBIsNMajor>;
+  constexpr int kNumStages = Cfg::kNumStages;
+  extern __shared__ char dynamic_smem[];
+  // The patterns of the swizzle count from multiples of 1024 bytes.
+  char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
+  char* smem_c = smem + kNumStages * Cfg::kStageBytes;
+  char* smem_bias = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
+  Shared shared;
+  shared.stages = smem_address(smem);
+  shared.full = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.empty = shared.full + kNumStages * 8;
+  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
+  shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
+
+  const int warp = threadIdx.x / 32;
+  constexpr int kProducerWarp = Cfg::kConsumers * 4;
+  if (threadIdx.x == kProducerWarp * 32) {
+    prefetch_tensormap(&map_a);
+    prefetch_tensormap(&map_b);
+  }
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kNumStages; ++stage) {
+      mbarrier_init(shared.full + stage * 8, 1);
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  // Up to here nothing was read or written that the kernel before this one may still work on.
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+
+  const int num_tiles = args.tiles_m * args.tiles_n;
+  Ring<kNumStages> ring;
+  if (warp >= kProducerWarp) {
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
+    if (warp == kProducerWarp && elect_sync()) {
+      produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+      if constexpr (Cfg::kSplitsTail)
+        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, num_tiles);
+    }
+  } else {
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
+    int num_stores = 0;
+    consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    if constexpr (Cfg::kSplitsTail)
+      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, num_tiles, num_stores);
+    // Shared memory must outlive the stores that read it.
+    if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
+  }
+}
+
+// ---- host ----
+
+struct TileShape {
+  int block_m, block_n;
+};
+constexpr TileShape kTileShapes[] = {
+    {128, 256}, {128, 224}, {128, 192}, {128, 160}, {128, 128}, {128, 96}, {128, 64},
+    {64, 256},  {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
+};
+constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
+
+// Whether the tiles of the last wave leave half of the multiprocessors idle, and the kernel can halve them.
+bool splits_tail(int block_n, int64_t num_tiles, int num_sms) {
+  return block_n == 256 && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
+}
+
+// Microseconds of the slowest multiprocessor by a simple model, fitted on an H200: whole waves of tiles, each of an
+// epilogue and of k tiles that the slowest of three bounds: the matrix unit; shared memory, where each consumer reads
+// its rows of A and all of B; the second-level cache.
+double model_microseconds(const TileShape& shape, int64_t m, int64_t n, int64_t k, int num_sms) {
+  const int64_t num_tiles = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n);
+  const double tail = splits_tail(shape.block_n, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
+  const double waves = double(num_tiles / num_sms) + tail;
+  const double area = double(shape.block_m) * shape.block_n;
+  const double written = 2.0 * kBlockK * (double(min_of(shape.block_m, m)) + shape.block_n);
+  const double read = 2.0 * kBlockK * double(shape.block_m / 64) * (64 + shape.block_n);
+  // Widths that are no multiple of a swizzle are slower by a little.
+  const double math = (area * 20.8e-6 + 0.01) * (shape.block_n % 64 ? 1.04 : 1);
+  double k_tile = 0.14;  // latency
+  for (const double bound : {math, (written + read) / 220e3, written / 110e3})
+    if (bound > k_tile) k_tile = bound;
+  return waves * (double(ceil_div(k, kBlockK)) * k_tile + 0.2 + area * 1e-5);
+}
+
+int choose_tile_shape(int64_t m, int64_t n, int64_t k, int num_sms) {
+  int best = 0;
+  double best_time = 0;
+  for (int i = 0; i < kNumTileShapes; ++i) {
+    const double time = model_microseconds(kTileShapes[i], m, n, k, num_sms);
+    if (i == 0 || time < best_time) {
+      best = i;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+// How the copy engine sees A or B^T: `rows` x k, one of the two contiguous.
+struct Operand {
+  bool is_k_major;
+  int64_t inner, outer, ld;
+};
+
+const char* describe_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
+                             Operand& operand) {
+  if (reinterpret_cast<uintptr_t>(data) % 16) return "the address of A or B is not a multiple of 16 bytes";
+  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
+    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 8 == 0));
+  };
+  if (is_legal(k, rows, stride_k, stride_row)) {
+    operand = {true, k, rows, rows == 1 ? round_up(k, 8) : stride_row};
+    return nullptr;
+  }
+  if (is_legal(rows, k, stride_row, stride_k)) {
+    operand = {false, rows, k, k == 1 ? round_up(rows, 8) : stride_k};
+    return nullptr;
+  }
+  return "A or B has no unit stride, or a leading dimension that is no multiple of 8";
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+EncodeTiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess)
+    return nullptr;
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+bool encode_tensor_map(EncodeTiled encode, CUtensorMap* map, DType dtype, const void* data, int64_t inner,
+                       int64_t outer, int64_t ld, int box_inner, int box_outer) {
+  const cuuint64_t sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
+  const cuuint64_t pitch[1] = {cuuint64_t(ld) * 2};
+  const cuuint32_t box[2] = {cuuint32_t(box_inner), cuuint32_t(box_outer)};
+  const cuuint32_t steps[2] = {1, 1};
+  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+                const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                box_inner == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// A problem whose C is row-major, and what was learned of it.
+struct Task {
+  GemmProblem problem;
+  Operand a, b;
+  int num_sms;
+  cudaStream_t stream;
+};
+
+template <class Cfg>
+const char* launch_config(const Task& task) {
+  const GemmProblem& p = task.problem;
+  static const EncodeTiled encode = find_encode_tiled();
+  if (!encode) return "the driver has no cuTensorMapEncodeTiled";
+
+  Arguments args{};
+  args.m = int(p.m);
+  args.n = int(p.n);
+  args.num_k_tiles = int(ceil_div(p.k, kBlockK));
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
+  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
+  args.activation = p.activation;
+  args.c = p.c;
+  args.ldc = p.stride_cm;
+  args.bias = p.bias;
+  args.stride_bias_m = int(p.stride_bias_m);
+  args.stride_bias_n = int(p.stride_bias_n);
+  args.stores_by_tma = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0);
+
+  const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
+  if (num_tiles > INT32_MAX / 2) return "too many tiles";
+  args.full_tiles = int(splits_tail(Cfg::kBlockN, num_tiles, task.num_sms) ? num_tiles - num_tiles % task.num_sms
+                                                                          : num_tiles);
+  const int64_t num_blocks = min_of(args.full_tiles + 2 * (num_tiles - args.full_tiles), task.num_sms);
+  // The tiles in flight form about a square of C, in groups of about the same size.
+  int64_t square = 1;
+  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
+  const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
+  args.group_m = int(ceil_div(args.tiles_m, num_groups));
+
+  // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
+  const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
+  args.a_bytes = rows_a * kBlockK * 2;
+  CUtensorMap map_a{}, map_b{}, map_c{};
+  bool is_encoded = encode_tensor_map(encode, &map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
+                                      task.a.is_k_major ? rows_a : kBlockK);
+  is_encoded = is_encoded && encode_tensor_map(encode, &map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
+                                               Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
+                                               Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+  if (args.stores_by_tma)
+    is_encoded = is_encoded && encode_tensor_map(encode, &map_c, p.dtype, p.c, p.n, p.m,
+                                                 p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
+  if (!is_encoded) return "the driver refuses a tensor map";
+
+  auto* kernel = &wgmma_kernel<Cfg>;
+  static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
+  int device = 0;
+  cudaGetDevice(&device);
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cfg::kSmem);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+    ready_devices.fetch_or(bit, std::memory_order_relaxed);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(num_blocks));
+  launch.blockDim = dim3(Cfg::kThreads);
+  launch.dynamicSmemBytes = Cfg::kSmem;
+  launch.stream = task.stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  const cudaError_t error = cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_c, args);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <class T, int TILE>
+const char* launch_layout(const Task& task) {
+  constexpr TileShape kShape = kTileShapes[TILE];
+  constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.a.is_k_major)
+    return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
+                             : launch_config<Config<T, M, N, false, true>>(task);
+  return task.b.is_k_major ? launch_config<Config<T, M, N, true, false>>(task)
+                           : launch_config<Config<T, M, N, true, true>>(task);
+}
+
+template <class T, int TILE = 0>
+const char* launch_tile(const Task& task, int tile) {
+  if constexpr (TILE < kNumTileShapes)
+    return tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task, tile);
+  else
+    return "no such tile";
+}
+
+// An operand that the copy engine cannot take, copied into rows of aligned length, zeros behind each: 16 bytes a thread.
+__global__ void __launch_bounds__(256) repack(const uint16_t* from, int64_t stride_inner, int64_t stride_outer, int64_t inner,
+                                              int64_t outer, uint16_t* to, int64_t ld) {
+  const int64_t chunks_per_row = ld / 8;
+  for (int64_t idx = int64_t(blockIdx.x) * 256 + threadIdx.x; idx < outer * chunks_per_row;
+       idx += int64_t(gridDim.x) * 256) {
+    const int64_t row = idx / chunks_per_row, first = (idx - row * chunks_per_row) * 8;
+    const uint16_t* source = from + row * stride_outer + first * stride_inner;
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t low = first + 2 * w < inner ? source[2 * w * stride_inner] : 0;
+      const uint32_t high = first + 2 * w + 1 < inner ? source[(2 * w + 1) * stride_inner] : 0;
+      words[w] = low | high << 16;
+    }
+    *reinterpret_cast<uint4*>(to + row * ld + first) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// Memory for a repacked operand, given back when the kernels have been launched.
+struct Repacked {
+  const Executor& executor;
+  void* memory = nullptr;
+
+  explicit Repacked(const Executor& executor) : executor(executor) {}
+  ~Repacked() {
+    if (memory) executor.release(executor.self, memory);
+  }
+  Repacked(const Repacked&) = delete;
+
+  // Makes `data` with its strides such that describe_operand takes it.
+  Status run(const void*& data, int64_t rows, int64_t k, int64_t& stride_row, int64_t& stride_k) {
+    const bool is_k_major = gpu::is_k_major(stride_row, stride_k);
+    const int64_t inner = is_k_major ? k : rows, outer = is_k_major ? rows : k, ld = round_up(inner, 8);
+    memory = executor.allocate(executor.self, size_t(outer * ld) * 2);
+    if (!memory) return Status::out_of_memory;
+    const int64_t blocks = min_of(ceil_div(outer * ld / 8, 256), int64_t(executor.num_cus) * 16);
+    const Status status = gpu::launch_kernel(repack, blocks, 1, 256, 0, executor, static_cast<const uint16_t*>(data),
+                                             is_k_major ? stride_k : stride_row, is_k_major ? stride_row : stride_k, inner,
+                                             outer, static_cast<uint16_t*>(memory), ld);
+    data = memory;
+    stride_row = is_k_major ? ld : 1;
+    stride_k = is_k_major ? 1 : ld;
+    return status;
+  }
+};
+
+}  // namespace
+}  // namespace tiledmm::cuda
+
+namespace tiledmm::gpu {
+
+Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
+  using namespace tiledmm::cuda;
+  GemmProblem p = problem.gemm;
+  if (p.stride_cn != 1 && p.n != 1) {
+    // C is column-major: compute C^T = B^T A^T.
+    const GemmProblem q = p;
+    p.m = q.n, p.n = q.m;
+    p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
+    p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
+    p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
+    p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+  }
+  Task task{p, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  Repacked repacked_a(executor), repacked_b(executor);
+  GemmProblem& taken = task.problem;
+  if (describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, task.a)) {
+    const Status status = repacked_a.run(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak);
+    if (status != Status::ok) return status;
+    describe_operand(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak, task.a);
+  }
+  if (describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, task.b)) {
+    const Status status = repacked_b.run(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk);
+    if (status != Status::ok) return status;
+    describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, task.b);
+  }
+  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus);
+  const char* refused = p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
+  return refused ? Status::launch_failed : Status::ok;
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,219 @@
+// PTX of Hopper (sm_90a): one instruction, one function of its name. Documented in the PTX ISA manual
+// (docs.nvidia.com/cuda/parallel-thread-execution), in the section that each function names.
+//
+// "smem" addresses are 32-bit addresses in the window .shared (smem_address).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tiledmm::cuda {
+namespace {
+
+#define TILEDMM_PTX __device__ __forceinline__
+
+TILEDMM_PTX uint32_t smem_address(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
+
+// ---- mbarrier: "Parallel Synchronization and Communication Instructions: mbarrier" ----
+
+TILEDMM_PTX void mbarrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine: "membar/fence".
+TILEDMM_PTX void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+TILEDMM_PTX void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+TILEDMM_PTX void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+TILEDMM_PTX bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
+  uint32_t is_done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(is_done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return is_done;
+}
+
+// Until the phase of this parity has completed.
+TILEDMM_PTX void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
+  while (!mbarrier_try_wait_parity(barrier, parity)) {
+  }
+}
+
+// ---- TMA: "Data Movement and Conversion Instructions: Tensor copy" ----
+
+TILEDMM_PTX void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Box at (inner, outer) of the tensor to smem; its bytes count on `barrier`.
+TILEDMM_PTX void cp_async_bulk_tensor_2d(uint32_t smem, const CUtensorMap* map, int inner, int outer,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          smem),
+      "l"(map), "r"(inner), "r"(outer), "r"(barrier)
+      : "memory");
+}
+
+// Box from smem to the tensor; what lies outside of the tensor is not written.
+TILEDMM_PTX void cp_async_bulk_tensor_2d_store(const CUtensorMap* map, int inner, int outer, uint32_t smem) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(inner),
+               "r"(outer), "r"(smem)
+               : "memory");
+}
+
+TILEDMM_PTX void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most PENDING groups of this thread still read their source.
+template <int PENDING>
+TILEDMM_PTX void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Orders this thread's accesses to shared memory before those of the copy engine and the matrix unit: "fence.proxy".
+TILEDMM_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- barriers, launches, registers ----
+
+// Some of the block's warps: "barrier{.cta}".
+TILEDMM_PTX void named_barrier_sync(int id, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// True in one thread of a converged warp, which lets the compiler issue that thread's copies without a loop over lanes:
+// "elect.sync".
+TILEDMM_PTX bool elect_sync() {
+  uint32_t is_elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}\n"
+      : "=r"(is_elected));
+  return is_elected;
+}
+
+// "griddepcontrol": kernels launched behind this one may start to set up; until those before it are done and visible.
+TILEDMM_PTX void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+TILEDMM_PTX void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// "setmaxnreg": by all warps of a warpgroup.
+template <int REGISTERS>
+TILEDMM_PTX void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+TILEDMM_PTX void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8: "stmatrix".
+TILEDMM_PTX void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// ---- wgmma: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions" ----
+
+TILEDMM_PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TILEDMM_PTX void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int PENDING>
+TILEDMM_PTX void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Accumulators are read by the compiler's own instructions only after this.
+template <int COUNT>
+TILEDMM_PTX void fence_registers(float (&acc)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+
+// Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").
+enum class Swizzle : uint64_t { bytes_128 = 1, bytes_64 = 2 };
+
+// Without the address: strides in bytes. K-major: stride_bytes between groups of 8 rows, leading_bytes unused.
+// MN-major: leading_bytes between swizzle-wide groups of rows, stride_bytes between groups of 8 along k.
+constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, uint64_t stride_bytes) {
+  return (uint64_t(swizzle) << 62) | ((stride_bytes >> 4) << 32) | ((leading_bytes >> 4) << 16);
+}
+// Its address field. In a cluster, upper bits of an address name the block; they do not belong here.
+TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
+
+#define TILEDMM_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define TILEDMM_REGS_32 TILEDMM_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define TILEDMM_REGS_64 TILEDMM_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define TILEDMM_REGS_80 TILEDMM_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TILEDMM_REGS_96 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define TILEDMM_REGS_112 TILEDMM_REGS_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define TILEDMM_REGS_128 \
+  TILEDMM_REGS_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+#define TILEDMM_ACC_4(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
+#define TILEDMM_ACC_OF_16(i) TILEDMM_ACC_4(i), TILEDMM_ACC_4(i + 4), TILEDMM_ACC_4(i + 8), TILEDMM_ACC_4(i + 12)
+#define TILEDMM_ACC_16 TILEDMM_ACC_OF_16(0)
+#define TILEDMM_ACC_32 TILEDMM_ACC_16, TILEDMM_ACC_OF_16(16)
+#define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
+#define TILEDMM_ACC_64 TILEDMM_ACC_48, TILEDMM_ACC_OF_16(48)
+#define TILEDMM_ACC_80 TILEDMM_ACC_64, TILEDMM_ACC_OF_16(64)
+#define TILEDMM_ACC_96 TILEDMM_ACC_80, TILEDMM_ACC_OF_16(80)
+#define TILEDMM_ACC_112 TILEDMM_ACC_96, TILEDMM_ACC_OF_16(96)
+#define TILEDMM_ACC_128 TILEDMM_ACC_112, TILEDMM_ACC_OF_16(112)
+
+// COUNT accumulators, then the operands' numbers: descriptors of A and B, predicate, transpositions of A and B.
+#define TILEDMM_WGMMA(N, TYPE, COUNT, A, B, ADDS, TNSP_A, TNSP_B)                                          \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                              \
+               ", 0;\n"                                                                                    \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TILEDMM_REGS_##COUNT   \
+               "}, " A ", " B ", adds, 1, 1, " TNSP_A ", " TNSP_B ";\n}\n"                                 \
+               : TILEDMM_ACC_##COUNT                                                                       \
+               : "l"(desc_a), "l"(desc_b), "r"(adds_to_acc), "n"(int(A_IS_M_MAJOR)), "n"(int(B_IS_N_MAJOR)))
+#define TILEDMM_WGMMA_OF(N, COUNT, A, B, ADDS, TNSP_A, TNSP_B)             \
+  if constexpr (MMA_N == N) {                                              \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)                        \
+      TILEDMM_WGMMA(N, "bf16", COUNT, A, B, ADDS, TNSP_A, TNSP_B);         \
+    else                                                                   \
+      TILEDMM_WGMMA(N, "f16", COUNT, A, B, ADDS, TNSP_A, TNSP_B);          \
+  }
+
+// acc (+)= A * B, A of 64 x 16, B of 16 x MMA_N: "wgmma.mma_async". Thread t of the warpgroup holds, for j < MMA_N / 8,
+// acc[4 * j + 2 * h + i] = D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i].
+template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
+TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 || MMA_N == 192 ||
+                    MMA_N == 224 || MMA_N == 256,
+                "a width that is written out below");
+  TILEDMM_WGMMA_OF(32, 16, "%16", "%17", "%18", "%19", "%20")
+  TILEDMM_WGMMA_OF(64, 32, "%32", "%33", "%34", "%35", "%36")
+  TILEDMM_WGMMA_OF(96, 48, "%48", "%49", "%50", "%51", "%52")
+  TILEDMM_WGMMA_OF(128, 64, "%64", "%65", "%66", "%67", "%68")
+  TILEDMM_WGMMA_OF(160, 80, "%80", "%81", "%82", "%83", "%84")
+  TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
+  TILEDMM_WGMMA_OF(224, 112, "%112", "%113", "%114", "%115", "%116")
+  TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")
+}
+
+#undef TILEDMM_PTX
+
+}  // namespace
+}  // namespace tiledmm::cuda
