@@ -51,7 +51,11 @@ constexpr GpuKernel kKernels[kNumGpuKernels] = {
     {"mma_double_buffered", "the next k tile prefetched into registers", 7, true, false,
      TILEDMM_IF_GPU(launch_mma_double_buffered)},
     {"mma_output_cached", "C kept in the accumulators", 8, true, true, TILEDMM_IF_GPU(launch_mma_output_cached)},
+    {"wgmma", "Hopper: copy engine, warp specialisation, warpgroup matrix instructions", 11, true, true,
+     TILEDMM_IF_WGMMA(launch_wgmma)},
 };
+
+static_assert(kKernels[kNumGpuKernels - 1].name, "every kernel has its row");
 
 // By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
 // every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
