@@ -17,6 +17,7 @@ struct BlockTiledConfig {
   // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and rows
   // stay aligned, so that a thread reads its row of A 16 bytes at a time.
   static constexpr int kRow = TILE + 4;
+  static constexpr int kBlocksPerCu = 1;
   static_assert(kThreads % 64 == 0 && kThreads <= 1024, "whole warps of both sizes, and no more than a block holds");
 };
 
@@ -26,18 +27,33 @@ struct BlockTiledShared {
   alignas(16) Acc<T> b[Config::kTile][Config::kRow];
 };
 
-// smem[mn][k] for A, smem[k][mn] for B: each thread moves one element.
+// One thread's element of an operand's block tiles, smem[mn][k] for A, smem[k][mn] for B.
 template <class Config, class T>
-TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64_t k, bool is_a,
-                                    Acc<T> (&smem)[Config::kTile][Config::kRow]) {
-  const int slow = thread_idx() / Config::kTile, close = thread_idx() % Config::kTile;
-  const bool is_k_close = is_k_major(operand.stride_mn, operand.stride_k);
-  const int in_mn = is_k_close ? slow : close, in_k = is_k_close ? close : slow;
-  store_shared(is_a ? &smem[in_mn][in_k] : &smem[in_k][in_mn], as_acc(load_or_zero(operand, mn + in_mn, k + in_k)));
-}
+struct TileElement {
+  const T* from;  // in the next tile
+  int64_t step, left_k;
+  bool pred;
+  Acc<T>* to;
+
+  TILEDMM_DEVICE TileElement(const Operand<T>& operand, int64_t mn, bool is_a, Acc<T> (&smem)[Config::kTile][Config::kRow]) {
+    const int slow = thread_idx() / Config::kTile, close = thread_idx() % Config::kTile;
+    const bool is_k_close = is_k_major(operand.stride_mn, operand.stride_k);
+    const int in_mn = is_k_close ? slow : close, in_k = is_k_close ? close : slow;
+    from = operand.base + (mn + in_mn) * operand.stride_mn + in_k * operand.stride_k;
+    step = Config::kTile * operand.stride_k;
+    left_k = operand.size_k - in_k;
+    pred = mn + in_mn < operand.size_mn;
+    to = is_a ? &smem[in_mn][in_k] : &smem[in_k][in_mn];
+  }
+  TILEDMM_DEVICE void load_block_tile() {
+    store_shared(to, as_acc(pred && left_k > 0 ? load_global(from) : T{}));
+    from += step;
+    left_k -= Config::kTile;
+  }
+};
 
 template <class Config, class T>
-TILEDMM_KERNEL(Config::kThreads, 1)
+TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
 block_tiled(GpuProblem problem) {
   constexpr int kTile = Config::kTile;
   auto& smem = block_shared<BlockTiledShared<Config, T>>();
@@ -45,10 +61,12 @@ block_tiled(GpuProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const TilePlace tile = tile_place<kTile, kTile>(gemm);
+    TileElement<Config, T> element_a(operand_a<T>(gemm), tile.row, true, smem.a);
+    TileElement<Config, T> element_b(operand_b<T>(gemm), tile.col, false, smem.b);
     Acc<T> acc = 0;
     for (int64_t k = 0; k < gemm.k; k += kTile) {
-      load_block_tile<Config>(operand_a<T>(gemm), tile.row, k, true, smem.a);
-      load_block_tile<Config>(operand_b<T>(gemm), tile.col, k, false, smem.b);
+      element_a.load_block_tile();
+      element_b.load_block_tile();
       block_barrier();  // the tiles are whole
       TILEDMM_UNROLL for (int p = 0; p < kTile; ++p) {
         acc = multiply_add(load_shared(&smem.a[in_m][p]), load_shared(&smem.b[p][in_n]), acc);

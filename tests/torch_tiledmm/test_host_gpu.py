@@ -1,0 +1,151 @@
+"""The GPU rungs through torch_tiledmm.host_gpu, and their counts against closed formulas.
+
+Planted bugs that these tests caught: sectors counted once for each lane, a barrier counted once for each thread.
+"""
+
+import json
+from math import ceil
+
+import pytest
+import torch
+
+from torch_tiledmm import host_gpu
+from torch_tiledmm.__main__ import main
+from torch_tiledmm.testing.ladder import MMA_RUNGS, RUNGS
+from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+VARIANTS = (*RUNGS, "block_tiled.8", "block_tiled.32", "register_tiled.4x4")
+
+
+def rand(*shape, dtype=torch.float32):
+    return (torch.rand(shape, dtype=torch.float64) * 2 - 1).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+def test_every_rung_is_right_in_any_order(warp_size, dtype):
+    for m, n, k in [(33, 47, 29), (65, 70, 50), (1, 5, 3), (3, 4, 0)]:
+        for layout in ("NN", "NT", "TN", "TT"):
+            a = rand(k, m, dtype=dtype).mT if layout[0] == "T" else rand(m, k, dtype=dtype)
+            b = rand(n, k, dtype=dtype).mT if layout[1] == "T" else rand(k, n, dtype=dtype)
+            for seed, algorithm in enumerate(VARIANTS):
+                out, _ = host_gpu.matmul(a, b, algorithm=algorithm, warp_size=warp_size, seed=seed)
+                assert_close(out, expect_matmul(a, b))
+
+
+def test_batch_bias_activation():
+    a, b, bias = rand(3, 20, 30), rand(3, 30, 10), rand(10)
+    for algorithm in VARIANTS:
+        out, _ = host_gpu.matmul(a, b, algorithm=algorithm)
+        assert_close(out, expect_matmul(a, b))
+        for activation in ACTIVATIONS:
+            out, _ = host_gpu.matmul(a[0], b[0], algorithm=algorithm, bias=bias, activation=activation)
+            assert_close(out, expect_linear(a[0], b[0].mT, bias, activation))
+
+
+def test_rungs_01_to_04_share_one_order_of_summation_and_05_to_08_another():
+    a, b = rand(70, 90), rand(90, 40)
+    for family in ([name for name in VARIANTS if name not in MMA_RUNGS], MMA_RUNGS):
+        outs = [host_gpu.matmul(a, b, algorithm=name)[0] for name in family]
+        assert all(torch.equal(outs[0], out) for out in outs)
+
+
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+@pytest.mark.parametrize("m, n, k", [(64, 96, 128), (128, 64, 32)])
+def test_counts_of_naive(m, n, k, warp_size):
+    _, counts = host_gpu.matmul(rand(m, k), rand(k, n), algorithm="naive", warp_size=warp_size)
+    rows = warp_size // 32  # of C that a warp computes, 32 columns each
+    warps = m * n // warp_size
+    assert counts == host_gpu.Counts(
+        global_load_elements=2 * m * n * k,
+        global_load_sectors=warps * k * (rows + 4),  # an element of each row of A, 128 bytes of B
+        global_store_sectors=m * n // 8,
+        shared_loads=0,
+        shared_stores=0,
+        bank_conflicts=0,
+        barriers=0,
+        flops=2 * m * n * k,
+    )
+
+
+@pytest.mark.parametrize("tile", [8, 16, 32])
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+@pytest.mark.parametrize("m, n, k", [(64, 96, 128), (128, 64, 32)])
+def test_counts_of_block_tiled(m, n, k, warp_size, tile):
+    algorithm = "block_tiled" if tile == 16 else f"block_tiled.{tile}"
+    _, counts = host_gpu.matmul(rand(m, k), rand(k, n), algorithm=algorithm, warp_size=warp_size)
+    blocks = (m // tile) * (n // tile)
+    loads = blocks * (k // tile) * 2 * tile * tile
+    assert counts.global_load_elements == loads == m * k * (n // tile) + k * n * (m // tile)
+    assert counts.global_load_sectors == loads // 8  # whole sectors
+    assert counts.global_store_sectors == m * n // 8
+    assert counts.shared_loads == 2 * m * n * k
+    assert counts.shared_stores == loads
+    assert counts.barriers == 2 * blocks * (k // tile)
+    assert counts.flops == 2 * m * n * k
+
+
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+@pytest.mark.parametrize("m, n, k", [(128, 96, 128), (256, 64, 32), (64, 96, 128)])
+def test_counts_of_register_tiled(m, n, k, warp_size):
+    """Thread tiles of 4 x 4, 4 lanes of a warp along n, 2 x 2 warps, k tiles of 16."""
+    _, counts = host_gpu.matmul(rand(m, k), rand(k, n), algorithm="register_tiled.4x4", warp_size=warp_size)
+    block_m, block_n, block_k = 2 * warp_size // 4 * 4, 32, 16
+    blocks, k_tiles = ceil(m / block_m) * (n // block_n), k // block_k
+    computed = blocks * block_m * block_n  # outputs, edges included
+    loads = m * k * (n // block_n) + k * n * ceil(m / block_m)  # what lies outside is not loaded
+    assert counts.global_load_elements == loads
+    assert counts.global_load_sectors == loads // 8
+    assert counts.global_store_sectors == m * n // 8
+    # For each 16 multiply-adds 4 elements of A and 4 of B; at the end C once on its way out.
+    assert counts.shared_loads == computed * k // 2 + computed
+    assert counts.shared_stores == blocks * k_tiles * block_k * (block_m + block_n) + computed
+    assert counts.barriers == blocks * (2 * k_tiles + 1)
+    assert counts.flops == 2 * computed * k
+
+
+@pytest.mark.parametrize("dtype, layout", [(torch.float32, "NN"), (torch.float32, "TN"), (torch.bfloat16, "NT")], ids=str)
+def test_tiles_of_the_matrix_instructions_meet_no_bank_conflicts(dtype, layout):
+    """Beyond those of the epilogue, which do not grow with k."""
+    conflicts = []
+    for k in (64, 256):
+        a = rand(k, 128, dtype=dtype).mT if layout[0] == "T" else rand(128, k, dtype=dtype)
+        b = rand(128, k, dtype=dtype).mT if layout[1] == "T" else rand(k, 128, dtype=dtype)
+        conflicts.append(host_gpu.matmul(a, b, algorithm="mma_output_cached")[1].bank_conflicts)
+    assert conflicts[0] == conflicts[1]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="nonsense"):
+        host_gpu.matmul(rand(2, 3), rand(3, 4), algorithm="nonsense")
+    with pytest.raises(ValueError, match="wave.*32, 64"):
+        host_gpu.matmul(rand(2, 3), rand(3, 4), algorithm="naive", warp_size=16)
+
+
+def test_ladder_counts(tmp_path, capsys):
+    file = tmp_path / "counts.json"
+    main(["ladder", "--count", "64", "96", "128", "--wave", "64", "--json", str(file)])
+    printed = capsys.readouterr().out
+    entries = json.loads(file.read_text())
+    assert [entry["algorithm"] for entry in entries] == list(RUNGS)
+    keys = {
+        "algorithm",
+        "global_load_elements",
+        "global_load_sectors",
+        "global_store_sectors",
+        "shared_loads",
+        "shared_stores",
+        "bank_conflicts",
+        "barriers",
+        "flops",
+    }
+    assert all(set(entry) == keys and entry["algorithm"] in printed for entry in entries)
+
+
+def test_ladder_without_a_gpu_says_so(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit):
+        main(["ladder"])
+    assert "no GPU" in capsys.readouterr().err
