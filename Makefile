@@ -13,7 +13,7 @@ PYTEST_FLAGS ?=
 VENV_PYTHON := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 VENV_STAMP := $(if $(VENV),$(VENV)/.torch_is_installed)
 BUILD_STAMP := $(if $(VENV),$(VENV),build)/.is_built
-SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES := setup.py gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
 
 .PHONY: build demo test bench check format clean help
@@ -30,7 +30,7 @@ $(VENV)/.torch_is_installed:
 	touch $@
 
 $(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
-	@echo "building torch_tiledmm, 1 to 2 minutes on 2 cores"
+	@echo "building torch_tiledmm, 1 to 2 minutes on 2 cores without a GPU"
 	$(PIP) -q --no-build-isolation -e '.[bench,demo,test]'
 	$(VENV_PYTHON) -m torch_tiledmm info
 	mkdir -p $(@D) && touch $@
@@ -49,14 +49,14 @@ check: build
 	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
-	$(VENV_PYTHON) -m clang_format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(dir $(VENV_PYTHON))clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 	$(VENV_PYTHON) benchmarks/readme_table.py --check
 
 format: build
 	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
 	$(VENV_PYTHON) -m ruff check --fix .
 	$(VENV_PYTHON) -m ruff format .
-	$(VENV_PYTHON) -m clang_format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(dir $(VENV_PYTHON))clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 
 clean:
 	rm -rf build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json

@@ -57,7 +57,7 @@ def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]
 
 
 def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs: int) -> list[Path]:
-    """One object for each source, those that are up to date left alone. Raises RuntimeError with the compiler's words."""
+    """One object for each source; those that are up to date stay. Raises RuntimeError with the compiler's words."""
     folder.mkdir(parents=True, exist_ok=True)
     newest_header = max(os.path.getmtime(path) for path in glob(f"{CSRC}/**/*.h", recursive=True))
     command = [*command, "-DTILEDMM_WITH_GPU", f"-I{CSRC}", "-c"]

@@ -76,15 +76,19 @@ class Gpu:
             if not os.path.exists(hipcc):
                 stop("torch is built for ROCm, but there is no hipcc.", "put ROCm's bin folder on the PATH")
             self.device = "hip"
-            self.archs = re.split("[; ]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) if os.environ.get(
-                "PYTORCH_ROCM_ARCH"
-            ) else list(gpu_objects.HIP_ARCHS)
+            self.archs = (
+                re.split("[; ]+", os.environ.get("PYTORCH_ROCM_ARCH", ""))
+                if os.environ.get("PYTORCH_ROCM_ARCH")
+                else list(gpu_objects.HIP_ARCHS)
+            )
             self.command = gpu_objects.hip_command(hipcc, self.archs, werror=werror)
             lib = Path(hipcc).resolve().parent.parent / "lib"
             self.link_flags = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lamdhip64"]
             return
         if wanted == "0" or (not torch.version.cuda and wanted != "1"):
-            self.why = "TILEDMM_CUDA=0" if wanted == "0" else "this torch has no CUDA; TILEDMM_CUDA=1 builds it all the same"
+            self.why = (
+                "TILEDMM_CUDA=0" if wanted == "0" else "this torch has no CUDA; TILEDMM_CUDA=1 builds it all the same"
+            )
             return
         nvcc = gpu_objects.find_nvcc()
         if not nvcc:
@@ -106,7 +110,11 @@ class Gpu:
         self.link_flags = gpu_objects.cudart_flags(nvcc)
 
     def describe(self, device: str) -> str:
-        return f"yes: {', '.join(self.archs)}" if self.device == device else f"no: {self.why or 'torch is built for another'}"
+        return (
+            f"yes: {', '.join(self.archs)}"
+            if self.device == device
+            else f"no: {self.why or 'torch is built for another'}"
+        )
 
 
 def main() -> None:

@@ -83,11 +83,7 @@ def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
     (archive,) = tmp_path.glob("torch_tiledmm-*.tar.gz")
     with tarfile.open(archive) as tar:
         held = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
-    needed = {
-        str(p.relative_to(tree))
-        for p in tree.rglob("*")
-        if p.suffix in (".h", ".cpp", ".py", ".toml", ".typed")
-    }
+    needed = {str(p.relative_to(tree)) for p in tree.rglob("*") if p.suffix in (".h", ".cpp", ".py", ".toml", ".typed")}
     assert needed <= held
     assert not any(name.endswith(".so") for name in held)
 

@@ -1,4 +1,4 @@
-"""The GPU kernels on the CPU: the same source, run thread by thread to check and to count it (csrc/platform/host_gpu.h).
+"""The GPU kernels on the CPU: the same source, run thread by thread to check and count it (csrc/platform/host_gpu.h).
 
 It needs no GPU and says nothing about speed in seconds; it counts what decides it.
 """

@@ -51,7 +51,8 @@ TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executo
 
 // JSON texts. Each returns the length that the whole text has and writes at most capacity bytes of it.
 // info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
-// explain: candidates with legality, cost and reason, and the choice, for one device ("cpu", "cpu:avx2", "cuda:sm_90", ...);
+// explain: candidates with legality, cost and reason, and the choice, for one device ("cpu", "cpu:avx2", "cuda:sm_90",
+// ...);
 //          only m, n, k, dtype, strides and batch_dims of the problem are read.
 TILEDMM_API size_t tiledmm_info(char* text, size_t capacity);
 TILEDMM_API size_t tiledmm_explain(const tiledmm::GemmProblem* problem, const char* device, int32_t num_threads,

@@ -27,8 +27,8 @@ struct GpuKernel {
   const char* name;
   const char* description;
   int32_t rung;
-  bool is_mma;     // needs a matrix instruction for the dtype
-  bool is_native;  // one of those that `native` admits
+  bool is_mma;                                                            // needs a matrix instruction for the dtype
+  bool is_native;                                                         // one of those that `native` admits
   Status (*launch)(const GpuProblem& problem, const Executor& executor);  // null: not compiled
 };
 

@@ -179,7 +179,9 @@ size_t tiledmm_info(char* text, size_t capacity) {
     const char* description = algorithm == kAuto ? "the cheapest kernel that is legal"
                                                  : "register_tiled with the best instruction set of this machine";
     algorithms.add(algorithm_text(algorithm_name(algorithm), "cpu",
-                                  is_kernel ? candidate->kernel->rung : algorithm == kAuto ? 0 : 4,
+                                  is_kernel            ? candidate->kernel->rung
+                                  : algorithm == kAuto ? 0
+                                                       : 4,
                                   is_kernel ? candidate->reason : "",
                                   is_kernel ? candidate->kernel->description : description));
   }
@@ -262,8 +264,8 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch)));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
-  shape.add(field("layout", quoted(std::string(problem->stride_ak == 1 ? "N" : "T") +
-                                   (problem->stride_bn == 1 ? "N" : "T"))));
+  shape.add(field("layout",
+                  quoted(std::string(problem->stride_ak == 1 ? "N" : "T") + (problem->stride_bn == 1 ? "N" : "T"))));
   Joined explained;
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));

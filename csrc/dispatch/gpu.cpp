@@ -93,7 +93,8 @@ const char* refuse_wgmma(const GpuKernel& kernel, const GemmProblem& problem, co
   if (problem.num_batch_dims > 0) return "it serves single products, no batches";
   if (problem.k == 0) return "k is 0";
   if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";
-  if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1) return "C has no unit stride";
+  if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1)
+    return "C has no unit stride";
   if (problem.bias && problem.stride_bias_m + problem.stride_bias_n > 1) return "the bias has no unit stride";
   return nullptr;
 }
@@ -150,8 +151,9 @@ Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executo
   }
   const GpuChip* chip = find_gpu_chip(arch);
   if (!chip) {
-    std::snprintf(reason, capacity, "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, "
-                                    "gfx942, gfx950, gfx1100 and gfx1201");
+    std::snprintf(reason, capacity,
+                  "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, "
+                  "gfx942, gfx950, gfx1100 and gfx1201");
     return Status::unsupported;
   }
   const int32_t choice = select_gpu(folded, algorithm, *chip, nullptr);
@@ -184,8 +186,9 @@ Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executo
   return status;
 #else
   (void)folded, (void)algorithm, (void)executor;
-  std::snprintf(reason, capacity, "this build has no GPU kernels; build it again where torch has CUDA or ROCm, and nvcc "
-                                  "or hipcc is on the PATH");
+  std::snprintf(reason, capacity,
+                "this build has no GPU kernels; build it again where torch has CUDA or ROCm, and nvcc "
+                "or hipcc is on the PATH");
   return Status::unsupported;
 #endif
 }

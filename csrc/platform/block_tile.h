@@ -21,7 +21,11 @@ struct Operand {
   bool is_vectorised;  // every 16 bytes along the close dimension lie together and aligned
 
   TILEDMM_DEVICE Operand(const void* memory, int64_t stride_mn, int64_t stride_k, int64_t size_mn, int64_t size_k)
-      : base(static_cast<const T*>(memory)), stride_mn(stride_mn), stride_k(stride_k), size_mn(size_mn), size_k(size_k) {
+      : base(static_cast<const T*>(memory)),
+        stride_mn(stride_mn),
+        stride_k(stride_k),
+        size_mn(size_mn),
+        size_k(size_k) {
     const int64_t close = is_k_major(stride_mn, stride_k) ? stride_k : stride_mn;
     const int64_t far = is_k_major(stride_mn, stride_k) ? stride_mn : stride_k;
     is_vectorised = close == 1 && far * int64_t(sizeof(T)) % 16 == 0 && reinterpret_cast<uintptr_t>(base) % 16 == 0;
@@ -197,10 +201,11 @@ struct BlockTile {
     }
   }
 
-  // By ldmatrix: the words of two groups of 8 along mn and of two groups of 4 along k from (mn, word). The groups of mn come
-  // first for A, those of k for B: an instruction takes the registers of its fragment in a row.
+  // By ldmatrix: the words of two groups of 8 along mn and of two groups of 4 along k from (mn, word). The groups of mn
+  // come first for A, those of k for B: an instruction takes the registers of its fragment in a row.
   template <bool IS_A>
-  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) {
+  static TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2,
+                                        Word& w3) {
     const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
     const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
     if constexpr (IS_K_MAJOR) {
@@ -222,13 +227,13 @@ TILEDMM_DEVICE typename WordOf<T>::Word load_word_or_zero(const Operand<T>& oper
   if constexpr (WordOf<T>::kElements == 1) {
     return load_or_zero(operand, mn, word);
   } else {
-    return uint32_t(load_or_zero(operand, mn, 2 * word).bits) |
-           uint32_t(load_or_zero(operand, mn, 2 * word + 1).bits) << 16;
+    return uint32_t(load_or_zero(operand, mn, 2 * word).bits) | uint32_t(load_or_zero(operand, mn, 2 * word + 1).bits)
+                                                                    << 16;
   }
 }
 
-// A piece of C on its way from one warp's registers to global memory: through shared memory, so that stores are coalesced
-// whatever the registers' layout, and the code of bias and activation exists once and not for each register.
+// A piece of C on its way from one warp's registers to global memory: through shared memory, so that stores are
+// coalesced whatever the registers' layout, and the code of bias and activation exists once and not for each register.
 template <class T, int ROWS, int COLS>
 struct WarpStage {
   static constexpr int kPad = 4;

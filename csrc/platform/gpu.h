@@ -53,8 +53,8 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
 // Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
 // the four SIMDs of a CU.
-#define TILEDMM_KERNEL(num_threads, blocks_per_cu)                             \
-  __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads),        \
+#define TILEDMM_KERNEL(num_threads, blocks_per_cu)                      \
+  __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads), \
                  amdgpu_waves_per_eu(::tiledmm::gpu::warps_per_simd(num_threads, blocks_per_cu)))) __global__ void
 #define TILEDMM_UNROLL _Pragma("unroll")
 #endif
@@ -122,9 +122,9 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
-// The same number, about which the compiler knows nothing: what is derived from it is computed where it is used, instead of
-// being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a pointer would forget
-// that it points to global memory.)
+// The same number, about which the compiler knows nothing: what is derived from it is computed where it is used,
+// instead of being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a pointer
+// would forget that it points to global memory.)
 template <class V>
 TILEDMM_DEVICE V opaque(V value) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -170,8 +170,8 @@ TILEDMM_DEVICE Shared& block_shared() {
 }
 #endif
 
-// ---- Memory accesses. On a GPU plain ones; the host executor counts and checks them. V is a scalar or a struct of up to
-// 16 bytes, aligned to its size; `count` of its elements are used.
+// ---- Memory accesses. On a GPU plain ones; the host executor counts and checks them. V is a scalar or a struct of up
+// to 16 bytes, aligned to its size; `count` of its elements are used.
 #if defined(TILEDMM_HOST_GPU)
 template <class V>
 V load_global(const V* from) {
@@ -217,9 +217,9 @@ struct __attribute__((may_alias, aligned(16))) Vector16 {
   uint32_t words[4];
 };
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory, one word of each to every lane: lane l gives the address of
-// row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4. Transposed, rows and columns change places. A row of
-// four 32-bit elements is a row of eight, too. PTX ISA, "ldmatrix".
+// Four 8 x 8 matrices of 16-bit elements from shared memory, one word of each to every lane: lane l gives the address
+// of row l % 8 of matrix l / 8 and receives word l % 4 of row l / 4. Transposed, rows and columns change places. A row
+// of four 32-bit elements is a row of eight, too. PTX ISA, "ldmatrix".
 #if defined(__CUDACC__) && !defined(__HIP__)
 inline constexpr bool kHasLdmatrix = true;
 template <bool IS_TRANSPOSED, class W>
@@ -329,7 +329,8 @@ TILEDMM_DEVICE A activated(Activation activation, A value) {
 template <class T>
 TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col) {
   if (!problem.bias || row >= problem.m || col >= problem.n) return 0;
-  return as_acc(load_global(static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n));
+  return as_acc(
+      load_global(static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n));
 }
 
 // C[row, col] = activation(acc), rounded once, where it is inside of C.

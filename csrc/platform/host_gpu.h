@@ -2,7 +2,8 @@
 //
 // The threads of a block are fibers that switch at barriers. Between two barriers they run one after the other in an
 // order drawn from the seed, so that what depends on an order shows. Beyond that it finds by itself:
-//   - races on shared memory: two threads, one address, at least one store, and no barrier of the block between, nor one
+//   - races on shared memory: two threads, one address, at least one store, and no barrier of the block between, nor
+//   one
 //     of the warp if they are of one;
 //   - barriers that only a part of the block reaches;
 //   - reads of shared memory that nothing wrote (they give NaN: the memory is filled with ones).
@@ -66,7 +67,8 @@ class Block {
 
   Block(int num_threads, int warp_size, size_t shared_bytes, Session& session)
       : session_(session), warp_size_(warp_size), fibers_(size_t(num_threads)), shadow_(shared_bytes) {
-    shared_ = std::unique_ptr<std::byte[], Free>(static_cast<std::byte*>(std::aligned_alloc(64, shared_bytes / 64 * 64 + 64)));
+    shared_ = std::unique_ptr<std::byte[], Free>(
+        static_cast<std::byte*>(std::aligned_alloc(64, shared_bytes / 64 * 64 + 64)));
     stacks_bytes_ = size_t(num_threads) * kStackBytes;
     stacks_ = mmap(nullptr, stacks_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     warp_epochs_.resize(size_t(ceil_div(num_threads, warp_size)));
@@ -164,8 +166,8 @@ class Block {
       const bool is_written = shadow.write_epoch == epoch_ && is_unordered(shadow.writer, shadow.write_warp_epoch);
       const bool is_read = shadow.read_epoch == epoch_ && is_unordered(shadow.reader, shadow.read_warp_epoch);
       if (is_written || (is_store && is_read)) {
-        fail("threads " + std::to_string(is_written ? shadow.writer : shadow.reader) + " and " + std::to_string(thread_) +
-             " race on byte " + std::to_string(byte) + " of shared memory");
+        fail("threads " + std::to_string(is_written ? shadow.writer : shadow.reader) + " and " +
+             std::to_string(thread_) + " race on byte " + std::to_string(byte) + " of shared memory");
       }
       if (is_store) {
         shadow.write_epoch = epoch_;

@@ -1,5 +1,5 @@
-// The matrix instruction of each chip behind one name: Mma<T>::multiply adds the product of a fragment of A and one of B
-// to an accumulator. Where a lane's words belong is the Layout's matter (mma_layout.h), loading them the kernel's.
+// The matrix instruction of each chip behind one name: Mma<T>::multiply adds the product of a fragment of A and one of
+// B to an accumulator. Where a lane's words belong is the Layout's matter (mma_layout.h), loading them the kernel's.
 //
 //   NVIDIA, sm_80 and later  mma.sync: fp16, bf16, fp32 rounded to tf32, fp64
 //   CDNA (gfx90a, gfx94x, gfx950)  MFMA 16x16: fp16, bf16, fp32, fp64
@@ -93,7 +93,8 @@ void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA], cons
 
 template <>
 TILEDMM_DEVICE void Mma<Half>::multiply(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -306,8 +307,8 @@ struct WarpTile {
   }
 };
 
-// Where partial sums lie between k tiles in rungs 05 to 07: in global memory of their own, lent by the caller, in the order
-// of the registers. C itself could serve fp32 and fp64 alone, and its strides and edges would cost registers.
+// Where partial sums lie between k tiles in rungs 05 to 07: in global memory of their own, lent by the caller, in the
+// order of the registers. C itself could serve fp32 and fp64 alone, and its strides and edges would cost registers.
 template <class Config, class T>
 struct Sums {
   using Warp = WarpTile<Config, T>;
@@ -344,12 +345,13 @@ template <class Launch>
 Status visit_layouts(const GemmProblem& gemm, const Launch& launch) {
   const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
   const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
-  if (is_a_k_major) return is_b_k_major ? launch(std::true_type{}, std::true_type{}) : launch(std::true_type{}, std::false_type{});
+  if (is_a_k_major)
+    return is_b_k_major ? launch(std::true_type{}, std::true_type{}) : launch(std::true_type{}, std::false_type{});
   return is_b_k_major ? launch(std::false_type{}, std::true_type{}) : launch(std::false_type{}, std::false_type{});
 }
 
-// Tile numbers of rungs 05 to 08. BLOCK_K is the k cache, in elements. WARPS_M warps lie along m, the others along n: how
-// many depends on the chip's warp size.
+// Tile numbers of rungs 05 to 08. BLOCK_K is the k cache, in elements. WARPS_M warps lie along m, the others along n:
+// how many depends on the chip's warp size.
 template <int BLOCK_M, int BLOCK_N, int BLOCK_K, int THREADS, int WARPS_M, int BLOCKS_PER_CU = 1>
 struct MmaConfig {
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kBlockK = BLOCK_K;
@@ -363,10 +365,9 @@ struct MmaConfig {
 template <class T>
 using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 128, 2>;
 template <class T>
-using LargeMmaConfig = std::conditional_t<
-    sizeof(T) == 8, SmallMmaConfig<T>,
-    std::conditional_t<kIsAmd, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>,
-                       MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
+using LargeMmaConfig = std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>,
+                                          std::conditional_t<kIsAmd, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>,
+                                                             MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
 
 // The large tile where it gives most CUs one, else the small one. Both sum in the same order.
 template <class T, class Launch>
@@ -391,8 +392,8 @@ struct MmaTiles {
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };
 
-// Launches rung 06, 07 or 08 with the tile and the layouts that fit the problem: Rung::launch<Config, T, Tiles> with the
-// number of blocks and of threads.
+// Launches rung 06, 07 or 08 with the tile and the layouts that fit the problem: Rung::launch<Config, T, Tiles> with
+// the number of blocks and of threads.
 template <class Rung>
 Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
@@ -403,8 +404,8 @@ Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
         using Tiles = MmaTiles<Config, T, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
         const auto start = [&](auto* kernel, auto... more) {
           return launch_kernel(kernel, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
-                               num_batch_blocks(problem), Config::kThreads, sizeof(typename Tiles::Shared), executor, problem,
-                               more...);
+                               num_batch_blocks(problem), Config::kThreads, sizeof(typename Tiles::Shared), executor,
+                               problem, more...);
         };
         return Rung::template launch<Config, T, Tiles>(problem, executor, start);
       });

@@ -181,19 +181,19 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_ACC_128 TILEDMM_ACC_112, TILEDMM_ACC_OF_16(112)
 
 // COUNT accumulators, then the operands' numbers: descriptors of A and B, predicate, transpositions of A and B.
-#define TILEDMM_WGMMA(N, TYPE, COUNT, A, B, ADDS, TNSP_A, TNSP_B)                                          \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                              \
-               ", 0;\n"                                                                                    \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TILEDMM_REGS_##COUNT   \
-               "}, " A ", " B ", adds, 1, 1, " TNSP_A ", " TNSP_B ";\n}\n"                                 \
-               : TILEDMM_ACC_##COUNT                                                                       \
+#define TILEDMM_WGMMA(N, TYPE, COUNT, A, B, ADDS, TNSP_A, TNSP_B)                                        \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                            \
+               ", 0;\n"                                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TILEDMM_REGS_##COUNT \
+               "}, " A ", " B ", adds, 1, 1, " TNSP_A ", " TNSP_B ";\n}\n"                               \
+               : TILEDMM_ACC_##COUNT                                                                     \
                : "l"(desc_a), "l"(desc_b), "r"(adds_to_acc), "n"(int(A_IS_M_MAJOR)), "n"(int(B_IS_N_MAJOR)))
-#define TILEDMM_WGMMA_OF(N, COUNT, A, B, ADDS, TNSP_A, TNSP_B)             \
-  if constexpr (MMA_N == N) {                                              \
-    if constexpr (std::is_same_v<T, __nv_bfloat16>)                        \
-      TILEDMM_WGMMA(N, "bf16", COUNT, A, B, ADDS, TNSP_A, TNSP_B);         \
-    else                                                                   \
-      TILEDMM_WGMMA(N, "f16", COUNT, A, B, ADDS, TNSP_A, TNSP_B);          \
+#define TILEDMM_WGMMA_OF(N, COUNT, A, B, ADDS, TNSP_A, TNSP_B)     \
+  if constexpr (MMA_N == N) {                                      \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)                \
+      TILEDMM_WGMMA(N, "bf16", COUNT, A, B, ADDS, TNSP_A, TNSP_B); \
+    else                                                           \
+      TILEDMM_WGMMA(N, "f16", COUNT, A, B, ADDS, TNSP_A, TNSP_B);  \
   }
 
 // acc (+)= A * B, A of 64 x 16, B of 16 x MMA_N: "wgmma.mma_async". Thread t of the warpgroup holds, for j < MMA_N / 8,

@@ -1,5 +1,6 @@
-// CPU and CUDA (which is ROCm, too) kernels of the operators: checks, shapes, the GemmProblem straight from the tensors' strides, the call.
-// No operand is ever copied here: any strides go to the kernel as they are, broadcast batch dimensions with stride 0.
+// CPU and CUDA (which is ROCm, too) kernels of the operators: checks, shapes, the GemmProblem straight from the
+// tensors' strides, the call. No operand is ever copied here: any strides go to the kernel as they are, broadcast batch
+// dimensions with stride 0.
 #include "torch/matmul.h"
 
 #include <ATen/Context.h>
@@ -111,7 +112,8 @@ void* current_stream(c10::Device device) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 #else
-  // In the CUDA part of torch, which is loaded by now; this library is not linked to it, since it serves builds without.
+  // In the CUDA part of torch, which is loaded by now; this library is not linked to it, since it serves builds
+  // without.
   using GetStream = AOTITorchError (*)(int32_t, void**);
   static const auto get_stream = []() -> GetStream {
     for (const char* library : {"libtorch_cuda.so", "libtorch_hip.so"}) {
@@ -153,8 +155,8 @@ void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
   } else {
     const c10::DeviceGuard guard(device);
     if (problem.dtype == DType::f32) {
-      problem.allow_tf32 =
-          at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
+      problem.allow_tf32 = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+                           at::Float32Precision::TF32;
     }
     const Executor executor = torch_gpu_executor(device);
     status = tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);

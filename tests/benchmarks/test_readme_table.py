@@ -56,13 +56,9 @@ def test_tables_are_written_in_order_with_bad_rows_and_checked(folder):
     assert readme_table(folder, "--check").returncode == 1
     assert readme_table(folder).returncode == 0
     text = (folder / "README.md").read_text()
-    assert text.startswith("# title\n<!-- results:begin -->\n") and text.endswith(
-        "<!-- results:end -->\nrest\n"
-    )
+    assert text.startswith("# title\n<!-- results:begin -->\n") and text.endswith("<!-- results:end -->\nrest\n")
     assert "old" not in text
-    assert text.index("| matmul fp32 | torch | 2 | 1.00 | 0.50 | 2.00 | 1 | 500 |") < text.index(
-        "| matmul bf16 |"
-    )
+    assert text.index("| matmul fp32 | torch | 2 | 1.00 | 0.50 | 2.00 | 1 | 500 |") < text.index("| matmul bf16 |")
     assert text.index("| good | 4x5x6:NT | 10.0 | 2% |") < text.index("| bad |")
     assert readme_table(folder, "--check").returncode == 0
     (folder / "README.md").write_text(text.replace("| 10.0 |", "| 9.0 |"))

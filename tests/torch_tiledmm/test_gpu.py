@@ -22,11 +22,19 @@ OPS = torch.ops.tiledmm
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 IS_HOPPER = torch.cuda.get_device_capability() == (9, 0)
 RUNGS = [
-    entry.name
-    for entry in torch_tiledmm.algorithms("cuda")
-    if entry.rung > 0 and (IS_HOPPER or entry.name != "wgmma")
+    entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.rung > 0 and (IS_HOPPER or entry.name != "wgmma")
 ]
-SHAPES = [(1, 1, 1), (5, 3, 0), (0, 4, 7), (33, 47, 29), (65, 130, 70), (129, 127, 257), (300, 1, 65), (1, 515, 66), (300, 264, 128)]
+SHAPES = [
+    (1, 1, 1),
+    (5, 3, 0),
+    (0, 4, 7),
+    (33, 47, 29),
+    (65, 130, 70),
+    (129, 127, 257),
+    (300, 1, 65),
+    (1, 515, 66),
+    (300, 264, 128),
+]
 
 
 @contextlib.contextmanager

@@ -105,7 +105,9 @@ def test_counts_of_register_tiled(m, n, k, warp_size):
     assert counts.flops == 2 * computed * k
 
 
-@pytest.mark.parametrize("dtype, layout", [(torch.float32, "NN"), (torch.float32, "TN"), (torch.bfloat16, "NT")], ids=str)
+@pytest.mark.parametrize(
+    "dtype, layout", [(torch.float32, "NN"), (torch.float32, "TN"), (torch.bfloat16, "NT")], ids=str
+)
 def test_tiles_of_the_matrix_instructions_meet_no_bank_conflicts(dtype, layout):
     """Beyond those of the epilogue, which do not grow with k."""
     conflicts = []

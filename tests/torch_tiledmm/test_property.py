@@ -95,11 +95,7 @@ INT_DTYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def available_algorithms(dtype_name: str) -> list[str]:
-    return [
-        entry.name
-        for entry in torch_tiledmm.algorithms("cpu")
-        if entry.available and dtype_name in entry.dtypes
-    ]
+    return [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available and dtype_name in entry.dtypes]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,9 +107,7 @@ def check_same_bits(actual: torch.Tensor, expected: torch.Tensor, *what: object)
     if not is_same.all():
         index = tuple(int(i) for i in (~is_same).nonzero()[0])
         message = f"bits differ at {index}: {actual[index].item()!r}, expected {expected[index].item()!r}"
-        raise AssertionError(
-            f"{' '.join(map(str, what))}: {message} ({int((~is_same).sum())} of {actual.numel()})"
-        )
+        raise AssertionError(f"{' '.join(map(str, what))}: {message} ({int((~is_same).sum())} of {actual.numel()})")
 
 
 # --- memory ---
@@ -162,15 +156,11 @@ class Operand:
         check_same_bits(self.memory, self.before, "the memory around", name, "was written to")
 
 
-def place(
-    rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype, allocate, can_expand: bool
-) -> Operand:
+def place(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype, allocate, can_expand: bool) -> Operand:
     """A view of this shape, filled with NaN, with random order of dimensions, steps, gaps, offset and
     margins.
     """
-    style = rng.choice(
-        ("rows", "rows", "transposed", "transposed", "padded", "stepped", "any_order", "expanded")
-    )
+    style = rng.choice(("rows", "rows", "transposed", "transposed", "padded", "stepped", "any_order", "expanded"))
     order = list(reversed(range(len(shape))))  # innermost first
     if style == "transposed" or (style == "padded" and rng.random() < 0.5):
         order[:2] = reversed(order[:2])
@@ -185,16 +175,12 @@ def place(
     for dim in order:
         if dim not in expanded:
             strides[dim] = stride
-            stride = stride * max(shape[dim], 1) + (
-                rng.randrange(1, 20) if style in ("padded", "any_order") else 0
-            )
+            stride = stride * max(shape[dim], 1) + (rng.randrange(1, 20) if style in ("padded", "any_order") else 0)
     is_at_end = rng.random() < 0.7
     before, after = rng.choice((0, 0, 1, 3, 8, 17)), rng.choice((0, 5))
     if allocate is guarded_memory:
         before, after = (before, 0) if is_at_end else (0, after)
-    extent = (
-        sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
-    )
+    extent = sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     memory = allocate(before + extent + after, dtype, is_at_end)
     view = memory.as_strided(shape, strides, memory.storage_offset() + before)
     return Operand(view, memory)
@@ -374,9 +360,7 @@ def test_sweep_against_guard_pages():
     if child.returncode < 0:
         index = int(child.stdout.split()[-1])
         name = signal.Signals(-child.returncode).name
-        pytest.fail(
-            f"{name}: touched memory outside of an operand\n  {repro(index, guarded_memory)}\n{child.stderr}"
-        )
+        pytest.fail(f"{name}: touched memory outside of an operand\n  {repro(index, guarded_memory)}\n{child.stderr}")
     assert child.returncode == 0, child.stderr
     assert len(child.stdout.split()) == NUM_GUARDED_CASES
 
@@ -403,9 +387,7 @@ def test_guard_pages_kill_the_process_that_touches_them():
 
 def make_layout(rows: int, columns: int, letter: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """The same values in either layout."""
-    values = torch.empty(rows, columns, dtype=dtype).uniform_(
-        -1, 1, generator=torch.Generator().manual_seed(seed)
-    )
+    values = torch.empty(rows, columns, dtype=dtype).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
     return values if letter == "N" else values.t().contiguous().t()
 
 

@@ -46,7 +46,9 @@ _SECONDS_PER_ARM = 0.15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, nargs=3, metavar=("M", "N", "K"), help="count on the CPU; no GPU needed")
-    parser.add_argument("--wave", type=int, choices=host_gpu.WARP_SIZES, default=32, help="with --count: lanes of a warp")
+    parser.add_argument(
+        "--wave", type=int, choices=host_gpu.WARP_SIZES, default=32, help="with --count: lanes of a warp"
+    )
     parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NN", help="with --count")
     parser.add_argument(
         "--dtype", nargs="+", choices=PRECISIONS, default=None, help="default: fp32 to count, fp32 tf32 bf16 to measure"
@@ -144,7 +146,9 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
     }
     for precision in precisions:
         results["host_us"][precision] = costs = _host_costs(precision)
-        print(f"{precision}, 64x64x64, us of the calling thread: " + ", ".join(f"{k} {v:.1f}" for k, v in costs.items()))
+        print(
+            f"{precision}, 64x64x64, us of the calling thread: " + ", ".join(f"{k} {v:.1f}" for k, v in costs.items())
+        )
     peaks = build_info().chips.get(_chip_name(properties), {})
     for precision in precisions:
         for shape in shapes:
@@ -168,7 +172,9 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
         samples = timings[name]
         median = statistics.median(samples)
         is_mma = name in (*MMA_RUNGS, *NATIVE) or (name == VENDOR and precision != "fp32")
-        peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get("fp32" if precision == "tf32" else precision)
+        peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get(
+            "fp32" if precision == "tf32" else precision
+        )
         tflops = shape.flops / median / 1e12
         rows.append(
             {
@@ -294,7 +300,16 @@ def _run_once(shape: Shape, precision: str) -> None:
 
 def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
     """Bytes read and written by each rung, from Nsight Compute; empty if it is not there or may not read counters."""
-    command = ["ncu", "--csv", "--clock-control", "none", "--metrics", "dram__bytes.sum", "--kernel-name", "regex:tiledmm"]
+    command = [
+        "ncu",
+        "--csv",
+        "--clock-control",
+        "none",
+        "--metrics",
+        "dram__bytes.sum",
+        "--kernel-name",
+        "regex:tiledmm",
+    ]
     command += ["--kernel-name-base", "mangled", sys.executable, "-m", "torch_tiledmm", "ladder", "--once"]
     command += ["--rows", f"{shape.m}x{shape.n}x{shape.k}:{shape.layout}", "--dtype", precision]
     try:

@@ -21,13 +21,13 @@
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kWarpgroup = 128;           // threads
-constexpr int kBlockK = 64;               // 128 bytes: the width of a swizzle
-constexpr int kMmaK = 16;                 // of 16-bit elements
-constexpr int kSmemBytes = 232448;        // of one block on sm_90
-constexpr int kMaxStages = 12;            // more does not hide more
-constexpr int kNumStoreBuffers = 2;       // of a consumer: one fills while the other is stored
-constexpr int kProducerRegisters = 40;    // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
+constexpr int kWarpgroup = 128;         // threads
+constexpr int kBlockK = 64;             // 128 bytes: the width of a swizzle
+constexpr int kMmaK = 16;               // of 16-bit elements
+constexpr int kSmemBytes = 232448;      // of one block on sm_90
+constexpr int kMaxStages = 12;          // more does not hide more
+constexpr int kNumStoreBuffers = 2;     // of a consumer: one fills while the other is stored
+constexpr int kProducerRegisters = 40;  // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
 constexpr int kConsumerRegisters = 232;
 
 // One block tile: 64 rows to a consumer warpgroup.
@@ -66,9 +66,9 @@ struct Config {
   static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
-      !B_IS_N_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
-                    : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK,
-                                        kBoxN * 2 * 8);
+      !B_IS_N_MAJOR
+          ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
+          : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
   static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
   static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
@@ -535,8 +535,8 @@ const char* launch_config(const Task& task) {
 
   const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
   if (num_tiles > INT32_MAX / 2) return "too many tiles";
-  args.full_tiles = int(splits_tail(Cfg::kBlockN, num_tiles, task.num_sms) ? num_tiles - num_tiles % task.num_sms
-                                                                          : num_tiles);
+  args.full_tiles =
+      int(splits_tail(Cfg::kBlockN, num_tiles, task.num_sms) ? num_tiles - num_tiles % task.num_sms : num_tiles);
   const int64_t num_blocks = min_of(args.full_tiles + 2 * (num_tiles - args.full_tiles), task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
@@ -550,9 +550,9 @@ const char* launch_config(const Task& task) {
   CUtensorMap map_a{}, map_b{}, map_c{};
   bool is_encoded = encode_tensor_map(encode, &map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
                                       task.a.is_k_major ? rows_a : kBlockK);
-  is_encoded = is_encoded && encode_tensor_map(encode, &map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
-                                               Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
-                                               Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+  is_encoded = is_encoded &&
+               encode_tensor_map(encode, &map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
+                                 Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK, Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
   if (args.stores_by_tma)
     is_encoded = is_encoded && encode_tensor_map(encode, &map_c, p.dtype, p.c, p.n, p.m,
                                                  p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
@@ -601,9 +601,10 @@ const char* launch_tile(const Task& task, int tile) {
     return "no such tile";
 }
 
-// An operand that the copy engine cannot take, copied into rows of aligned length, zeros behind each: 16 bytes a thread.
-__global__ void __launch_bounds__(256) repack(const uint16_t* from, int64_t stride_inner, int64_t stride_outer, int64_t inner,
-                                              int64_t outer, uint16_t* to, int64_t ld) {
+// An operand that the copy engine cannot take, copied into rows of aligned length, zeros behind each: 16 bytes a
+// thread.
+__global__ void __launch_bounds__(256) repack(const uint16_t* from, int64_t stride_inner, int64_t stride_outer,
+                                              int64_t inner, int64_t outer, uint16_t* to, int64_t ld) {
   const int64_t chunks_per_row = ld / 8;
   for (int64_t idx = int64_t(blockIdx.x) * 256 + threadIdx.x; idx < outer * chunks_per_row;
        idx += int64_t(gridDim.x) * 256) {
@@ -639,8 +640,8 @@ struct Repacked {
     if (!memory) return Status::out_of_memory;
     const int64_t blocks = min_of(ceil_div(outer * ld / 8, 256), int64_t(executor.num_cus) * 16);
     const Status status = gpu::launch_kernel(repack, blocks, 1, 256, 0, executor, static_cast<const uint16_t*>(data),
-                                             is_k_major ? stride_k : stride_row, is_k_major ? stride_row : stride_k, inner,
-                                             outer, static_cast<uint16_t*>(memory), ld);
+                                             is_k_major ? stride_k : stride_row, is_k_major ? stride_row : stride_k,
+                                             inner, outer, static_cast<uint16_t*>(memory), ld);
     data = memory;
     stride_row = is_k_major ? ld : 1;
     stride_k = is_k_major ? 1 : ld;
@@ -679,7 +680,8 @@ Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
     describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, task.b);
   }
   const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus);
-  const char* refused = p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
+  const char* refused =
+      p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
   return refused ? Status::launch_failed : Status::ok;
 }
 

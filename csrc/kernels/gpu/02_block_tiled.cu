@@ -1,10 +1,10 @@
 // Rung 02, block_tiled: tiles of A and B are staged in shared memory, so that each element that a block needs is read
 // from global memory once for TILE outputs instead of once for each: 1 / TILE of rung 01's traffic.
 //
-// Two barriers for each k tile: all have loaded before any multiplies, all have multiplied before any loads again. Edges
-// are filled with zeros. Lanes run along whichever dimension lies close in memory. What limits it: two reads of shared
-// memory for each multiply-add.
-// Source: ROCm documentation, "Tiling and reuse"; Kirk and Hwu, Programming Massively Parallel Processors, chapter 4.4.
+// Two barriers for each k tile: all have loaded before any multiplies, all have multiplied before any loads again.
+// Edges are filled with zeros. Lanes run along whichever dimension lies close in memory. What limits it: two reads of
+// shared memory for each multiply-add. Source: ROCm documentation, "Tiling and reuse"; Kirk and Hwu, Programming
+// Massively Parallel Processors, chapter 4.4.
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 
@@ -14,8 +14,8 @@ namespace {
 template <int TILE>
 struct BlockTiledConfig {
   static constexpr int kTile = TILE, kThreads = TILE * TILE;
-  // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and rows
-  // stay aligned, so that a thread reads its row of A 16 bytes at a time.
+  // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and
+  // rows stay aligned, so that a thread reads its row of A 16 bytes at a time.
   static constexpr int kRow = TILE + 4;
   static constexpr int kBlocksPerCu = 1;
   static_assert(kThreads % 64 == 0 && kThreads <= 1024, "whole warps of both sizes, and no more than a block holds");
@@ -35,7 +35,8 @@ struct TileElement {
   bool pred;
   Acc<T>* to;
 
-  TILEDMM_DEVICE TileElement(const Operand<T>& operand, int64_t mn, bool is_a, Acc<T> (&smem)[Config::kTile][Config::kRow]) {
+  TILEDMM_DEVICE TileElement(const Operand<T>& operand, int64_t mn, bool is_a,
+                             Acc<T> (&smem)[Config::kTile][Config::kRow]) {
     const int slow = thread_idx() / Config::kTile, close = thread_idx() % Config::kTile;
     const bool is_k_close = is_k_major(operand.stride_mn, operand.stride_k);
     const int in_mn = is_k_close ? slow : close, in_k = is_k_close ? close : slow;
@@ -90,7 +91,9 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
 }  // namespace
 
 Status launch_block_tiled(const GpuProblem& problem, const Executor& executor) { return launch<16>(problem, executor); }
-Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor) { return launch<8>(problem, executor); }
+Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor) {
+  return launch<8>(problem, executor);
+}
 Status launch_block_tiled_32(const GpuProblem& problem, const Executor& executor) {
   return launch<32>(problem, executor);
 }

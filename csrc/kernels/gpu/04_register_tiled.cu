@@ -58,7 +58,8 @@ TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64
       using V = AccVector<Acc<T>>;
       TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; e += V::kElements) {
         V values;
-        TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] = as_acc(staged[chunk].elements[e + i]);
+        TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] =
+            as_acc(staged[chunk].elements[e + i]);
         store_shared(reinterpret_cast<Vector16*>(&smem[far][reader.close + e]), values.vector);
       }
     }

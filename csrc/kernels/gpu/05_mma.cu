@@ -1,10 +1,10 @@
 // Rung 05, mma: the matrix instructions do the arithmetic, and nothing is cached. For every step of the instruction's k
 // the fragments of A and B come from global memory, and the partial sums go there and come back.
 //
-// It isolates what the instruction needs: at a 64 x 64 warp tile, 16 KiB of sums are read and written for each 64 x 64 x
-// 16 products. The rungs 06 to 08 take away one round trip each. Partial sums are kept in fp32 (fp64) in memory lent by
-// the caller: to round them to 16 bits at every step would be an error no user asked for.
-// Source: Accera documentation, "Tensor MatMul on GPU".
+// It isolates what the instruction needs: at a 64 x 64 warp tile, 16 KiB of sums are read and written for each 64 x 64
+// x 16 products. The rungs 06 to 08 take away one round trip each. Partial sums are kept in fp32 (fp64) in memory lent
+// by the caller: to round them to 16 bits at every step would be an error no user asked for. Source: Accera
+// documentation, "Tensor MatMul on GPU".
 #include "kernels/gpu/kernels.h"
 #include "platform/mma.h"
 

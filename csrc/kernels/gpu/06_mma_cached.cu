@@ -2,9 +2,9 @@
 // read, and the instructions' fragments come from there without bank conflicts.
 //
 // One k tile at a time: barrier, load, barrier, multiply. The partial sums still make their round trip through global
-// memory, once for each k tile (the k cache, block_k elements) instead of once for each instruction. What limits it: the
-// matrix units wait while a tile is loaded.
-// Source: Accera documentation, "Tensor MatMul on GPU: Caching", sequential input caching.
+// memory, once for each k tile (the k cache, block_k elements) instead of once for each instruction. What limits it:
+// the matrix units wait while a tile is loaded. Source: Accera documentation, "Tensor MatMul on GPU: Caching",
+// sequential input caching.
 #include "kernels/gpu/kernels.h"
 #include "platform/mma.h"
 
@@ -43,7 +43,8 @@ mma_cached(GpuProblem problem, Sums<Config, T> sums) {
 struct MmaCached {
   template <class Config, class T, class Tiles, class Start>
   static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
-    return with_sums<Config, T>(problem, executor, [&](Sums<Config, T> sums) { return start(mma_cached<Config, T, Tiles>, sums); });
+    return with_sums<Config, T>(problem, executor,
+                                [&](Sums<Config, T> sums) { return start(mma_cached<Config, T, Tiles>, sums); });
   }
 };
 

@@ -1,9 +1,9 @@
-// Rung 07, mma_double_buffered: the next k tile travels from global memory to registers while this one is multiplied, so
-// that loading and multiplying no longer take turns.
+// Rung 07, mma_double_buffered: the next k tile travels from global memory to registers while this one is multiplied,
+// so that loading and multiplying no longer take turns.
 //
 // Loads are issued before the multiplication and first used after it: no barrier stands between. Then a barrier (nobody
-// reads the old tile), registers to shared memory, a barrier (the new tile is whole). The last tile is peeled: it has no
-// successor to load. The second buffer is the registers. What limits it: the sums' round trip for each k tile.
+// reads the old tile), registers to shared memory, a barrier (the new tile is whole). The last tile is peeled: it has
+// no successor to load. The second buffer is the registers. What limits it: the sums' round trip for each k tile.
 // Source: Accera documentation, "Tensor MatMul on GPU: Caching", double buffering.
 #include "kernels/gpu/kernels.h"
 #include "platform/mma.h"
@@ -52,7 +52,8 @@ mma_double_buffered(GpuProblem problem, Sums<Config, T> sums) {
 struct MmaDoubleBuffered {
   template <class Config, class T, class Tiles, class Start>
   static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
-    return with_sums<Config, T>(problem, executor, [&](Sums<Config, T> sums) { return start(mma_double_buffered<Config, T, Tiles>, sums); });
+    return with_sums<Config, T>(
+        problem, executor, [&](Sums<Config, T> sums) { return start(mma_double_buffered<Config, T, Tiles>, sums); });
   }
 };
 

@@ -7,9 +7,12 @@
 template <class L>
 void print(const char* name) {
   for (int lane = 0; lane < L::kLanes; ++lane) {
-    for (int w = 0; w < L::kWordsA; ++w) std::printf("%s A %d %d %d %d\n", name, lane, w, L::a_row(lane, w), L::a_word(lane, w));
-    for (int w = 0; w < L::kWordsB; ++w) std::printf("%s B %d %d %d %d\n", name, lane, w, L::b_col(lane, w), L::b_word(lane, w));
-    for (int e = 0; e < L::kAccs; ++e) std::printf("%s C %d %d %d %d\n", name, lane, e, L::c_row(lane, e), L::c_col(lane, e));
+    for (int w = 0; w < L::kWordsA; ++w)
+      std::printf("%s A %d %d %d %d\n", name, lane, w, L::a_row(lane, w), L::a_word(lane, w));
+    for (int w = 0; w < L::kWordsB; ++w)
+      std::printf("%s B %d %d %d %d\n", name, lane, w, L::b_col(lane, w), L::b_word(lane, w));
+    for (int e = 0; e < L::kAccs; ++e)
+      std::printf("%s C %d %d %d %d\n", name, lane, e, L::c_row(lane, e), L::c_col(lane, e));
   }
   std::printf("%s shape 0 0 %d %d %d\n", name, L::kM, L::kN, L::kWordsK);
 }

@@ -16,7 +16,7 @@ CSRC = HERE.parents[2] / "csrc"
 
 
 def m16n8k16(operand, lane, element):
-    """Row and k (column and k, row and column) of a 16-bit element in the order of the PTX ISA's a0..a7, b0..b3, c0..c3."""
+    """Row and k (column and k, row and column) of a 16-bit element, in the order of the PTX ISA's a0..a7, b0..b3."""
     group, member = lane >> 2, lane % 4
     if operand == "A":
         return group + (8 if element in (2, 3, 6, 7) else 0), member * 2 + (element & 1) + (8 if element >= 4 else 0)

@@ -23,9 +23,7 @@ def test_limit_is_the_larger_of_flop_time_and_byte_time():
     record = bench.matmul_row(shape, torch.float32, timings(tiledmm=40.0, torch=10.0), 200.0, {10**6: 6.0})
     assert record["percent_of_limit"] == 50
     assert (
-        bench.matmul_row(shape, torch.float32, timings(tiledmm=4.0, torch=1.0), None, {1: 1.0})[
-            "percent_of_limit"
-        ]
+        bench.matmul_row(shape, torch.float32, timings(tiledmm=4.0, torch=1.0), None, {1: 1.0})["percent_of_limit"]
         is None
     )
 

@@ -109,9 +109,7 @@ def test_an_error_of_a_few_bounds_fails_and_is_named(dtype):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    "good, wrong", [(1.0, math.nan), (1.0, math.inf), (math.nan, 1.0), (math.inf, -math.inf)]
-)
+@pytest.mark.parametrize("good, wrong", [(1.0, math.nan), (1.0, math.inf), (math.nan, 1.0), (math.inf, -math.inf)])
 def test_nan_and_inf_must_be_where_the_reference_has_them(dtype, good, wrong):
     a, b = random(3, 4, dtype=dtype), torch.eye(4, dtype=dtype)[:, :2]
     expected = expect_matmul(a, b)

@@ -24,9 +24,17 @@ extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* alg
 
 namespace {
 
-constexpr const char* kAlgorithms[] = {
-    "naive", "block_tiled", "block_tiled.8", "block_tiled.32",      "row_register_tiled", "register_tiled", "register_tiled.4x4",
-    "mma",   "mma_cached",  "mma_double_buffered", "mma_output_cached"};
+constexpr const char* kAlgorithms[] = {"naive",
+                                       "block_tiled",
+                                       "block_tiled.8",
+                                       "block_tiled.32",
+                                       "row_register_tiled",
+                                       "register_tiled",
+                                       "register_tiled.4x4",
+                                       "mma",
+                                       "mma_cached",
+                                       "mma_double_buffered",
+                                       "mma_output_cached"};
 
 std::mt19937 generator(20240301);
 
@@ -102,9 +110,9 @@ bool run_case(DType dtype, const char* algorithm) {
       const double difference = std::fabs(value_of(c.at(i, j)) - sum);
       const double bound = double(k + 2) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
       if (!(difference <= bound) || std::memcmp(&c.at(i, j), &again.at(i, j), sizeof(T)) != 0) {
-        std::printf("%s dtype %d m %ld n %ld k %ld layout %d%d: C[%ld, %ld] = %g, in another order %g, expected %g\n", algorithm,
-                    int(dtype), long(m), long(n), long(k), is_a_transposed, is_b_transposed, long(i), long(j),
-                    value_of(c.at(i, j)), value_of(again.at(i, j)), sum);
+        std::printf("%s dtype %d m %ld n %ld k %ld layout %d%d: C[%ld, %ld] = %g, in another order %g, expected %g\n",
+                    algorithm, int(dtype), long(m), long(n), long(k), is_a_transposed, is_b_transposed, long(i),
+                    long(j), value_of(c.at(i, j)), value_of(again.at(i, j)), sum);
         return false;
       }
     }
@@ -120,9 +128,8 @@ int main(int argc, char** argv) {
   for (int idx = 0; idx < cases; ++idx) {
     const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
     const DType dtype = DType(random_int(0, kNumDTypes - 1));
-    const bool is_right = visit_dtype(dtype, [&](auto* element) {
-      return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm);
-    });
+    const bool is_right = visit_dtype(
+        dtype, [&](auto* element) { return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm); });
     if (!is_right) return 1;
     ++done;
   }

@@ -1,5 +1,5 @@
-"""Every GPU rung executed on the CPU from its own source: at both warp sizes, in shuffled orders of the threads, with the
-address and undefined behaviour sanitizers (sanitize.cpp).
+"""Every GPU rung executed on the CPU from its own source: at both warp sizes, in shuffled orders of the threads, with
+the address and undefined behaviour sanitizers (sanitize.cpp).
 
 The mutants say that all this can fail: a barrier removed, an edge guard taken away, a store to the buffer that is still
 being read, each in the rung or the helper that owns it.

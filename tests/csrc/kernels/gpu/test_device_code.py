@@ -1,0 +1,139 @@
+"""Device code of every rung without a device: clang compiles it for AMD, nvcc for NVIDIA, their reports are checked.
+
+In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
+minutes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+sys.path.insert(0, str(ROOT))
+import gpu_objects  # noqa: E402
+
+IN_CI = os.environ.get("CI") == "true"
+CLANG = next((found for name in ("clang++-22", "clang++-21", "clang++-20") if (found := shutil.which(name))), None)
+OBJDUMP = CLANG and shutil.which(Path(CLANG).name.replace("clang++", "llvm-objdump"))
+NVCC = gpu_objects.find_nvcc()
+RUNGS = gpu_objects.gpu_sources()
+
+pytestmark = pytest.mark.skipif(
+    not IN_CI and os.environ.get("TILEDMM_DEVICE_CODE") != "1", reason="minutes long: set TILEDMM_DEVICE_CODE=1"
+)
+
+# Warps of one SIMD that the registers leave room for: of CDNA (at most 8), of RDNA (at most 16).
+OCCUPANCY = {
+    "01": (8, 16),
+    "02": (8, 16),
+    "03": (3, 10),
+    "04": (1, 8),
+    "05": (2, 7),
+    "06": (1, 7),
+    "07": (1, 5),
+    "08": (2, 5),
+}
+# Scalar registers that do not fit go to lanes of a vector register, not to memory.
+MOST_SGPR_SPILLS = 64
+# 07 keeps sums, staged tiles and both halves' copies of the operands alive: two of its 28 kernels spill on gfx1100.
+MAY_SPILL = {("07", "gfx1100")}
+INSTRUCTIONS = {
+    "gfx90a": {
+        "04": ["v_pk_fma_f32", "ds_read_b128"],
+        "08": [
+            "v_mfma_f32_16x16x4f32",
+            "v_mfma_f32_16x16x16f16",
+            "v_mfma_f32_16x16x16bf16_1k",
+            "v_mfma_f64_16x16x4f64",
+        ],
+    },
+    "gfx942": {
+        "04": ["v_pk_fma_f32", "ds_read_b128"],
+        "08": [
+            "v_mfma_f32_16x16x4_f32",
+            "v_mfma_f32_16x16x16_f16",
+            "v_mfma_f32_16x16x16_bf16",
+            "v_mfma_f64_16x16x4_f64",
+        ],
+    },
+    "gfx1100": {
+        "04": ["v_dual_fmac_f32", "ds_load_b128"],
+        "08": ["v_wmma_f32_16x16x16_f16", "v_wmma_f32_16x16x16_bf16"],
+    },
+}
+INSTRUCTIONS["gfx950"] = INSTRUCTIONS["gfx942"]
+INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
+
+
+def compile_for_amd(arch: str, source: Path, folder: Path) -> tuple[str, str]:
+    """The resource report and the instructions."""
+    target = folder / f"{source.stem}.{arch}.co"
+    command = [*gpu_objects.hip_command(CLANG, [arch], standalone=True, werror=True), "--cuda-device-only"]
+    command += ["--no-gpu-bundle-output", "-Rpass-analysis=kernel-resource-usage", f"-I{gpu_objects.CSRC}"]
+    done = subprocess.run([*command, "-c", source, "-o", target], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    text = subprocess.run([OBJDUMP, "-d", target], capture_output=True, text=True, timeout=120, check=True).stdout
+    return done.stderr, text
+
+
+def kernels_of(report: str) -> list[dict[str, int]]:
+    """One dictionary for each kernel of clang's remarks."""
+    kernels = []
+    for part in report.split("Function Name: ")[1:]:
+        found = {name.strip(): int(value) for name, value in re.findall(r"remark:\s+([^:\[]+)[^:]*: (\d+)", part)}
+        kernels.append({"name": part.split()[0], **found})
+    return kernels
+
+
+@pytest.mark.parametrize("arch", gpu_objects.HIP_ARCHS)
+def test_amd(arch, tmp_path):
+    if not CLANG or not OBJDUMP:
+        assert not IN_CI, "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang 20 or later with llvm-objdump")
+    with ThreadPoolExecutor(2) as pool:
+        compiled = dict(
+            zip(RUNGS, pool.map(lambda source: compile_for_amd(arch, source, tmp_path), RUNGS), strict=True)
+        )
+    for source, (report, text) in compiled.items():
+        rung, kernels = source.name[:2], kernels_of(report)
+        if rung not in OCCUPANCY:
+            continue
+        assert len(kernels) >= 4, source
+        for kernel in kernels:
+            where = f"{source.name} {arch} {kernel}"
+            if (rung, arch) not in MAY_SPILL:
+                assert kernel["ScratchSize"] == 0 and kernel["VGPRs Spill"] == 0, where
+            assert kernel["SGPRs Spill"] <= MOST_SGPR_SPILLS, where
+            assert kernel["LDS Size"] <= 64 << 10, where
+            assert kernel["Occupancy"] >= OCCUPANCY[rung][arch.startswith("gfx1")], where
+        for instruction in INSTRUCTIONS[arch].get(rung, []):
+            assert re.search(rf"\b{instruction}\b", text), f"{source.name} {arch} has no {instruction}"
+
+
+@pytest.mark.parametrize("arch", ["8.0", "9.0a"])
+def test_nvidia(arch, tmp_path):
+    if not NVCC:
+        pytest.skip("there is no nvcc")
+    command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v", "-DTILEDMM_WITH_GPU"]
+    command += [f"-I{gpu_objects.CSRC}", "-c"]
+
+    def compile_one(source: Path) -> tuple[Path, str]:
+        done = subprocess.run([*command, source, "-o", tmp_path / f"{source.stem}.o"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return source, done.stdout + done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(compile_one, RUNGS + (gpu_objects.hopper_sources() if arch == "9.0a" else [])))
+    for source, report in reports:
+        spills = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", report)]
+        registers = [int(count) for count in re.findall(r"Used (\d+) registers", report)]
+        assert source.stem == "device" or registers, source
+        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md).
+        assert max(spills, default=0) <= (128 if source.name.startswith("04") else 0), f"{source.name} {arch}: {spills}"
+        assert "C7510" not in report and "wgmma serializ" not in report.lower()
