@@ -166,6 +166,9 @@ def main() -> None:
                 "kernels": ["cpu", *([gpu.device] if gpu.device else [])],
             }
             folder = PACKAGE if self.inplace else os.path.join(self.build_lib, PACKAGE)
+            if self.inplace:  # setuptools copies the extensions alone
+                for warp_size in gpu_objects.WARP_SIZES:
+                    shutil.copy(os.path.join(self.build_lib, PACKAGE, f"_host_gpu_wave{warp_size}.so"), folder)
             with open(os.path.join(folder, "_build_info.json"), "w") as file:
                 json.dump(info, file, indent=1)
 

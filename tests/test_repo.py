@@ -21,6 +21,7 @@ MAY_INCLUDE = {
     "platform": {"platform", "core"},
     "kernels": {"kernels", "platform", "core"},
     "dispatch": {"dispatch", "kernels", "platform", "core"},
+    "host_gpu": {"dispatch", "platform", "core"},
     "torch": {"torch", "dispatch", "core"},
 }
 RUNG = re.compile(r"\d\d_[a-z0-9_]+")

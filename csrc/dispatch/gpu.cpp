@@ -1,3 +1,4 @@
+// GPU rows of the dispatcher: chips, kernels, cost model, the launch.
 #include "dispatch/gpu.h"
 
 #include <cstdio>

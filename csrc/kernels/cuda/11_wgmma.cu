@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "core/wgmma_config.h"
+#include "kernels/cuda/repack.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -413,51 +415,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // ---- host ----
 
-struct TileShape {
-  int block_m, block_n;
-};
-constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 160}, {128, 128}, {128, 96}, {128, 64},
-    {64, 256},  {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
-};
-constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
-
-// Whether the tiles of the last wave leave half of the multiprocessors idle, and the kernel can halve them.
-bool splits_tail(int block_n, int64_t num_tiles, int num_sms) {
-  return block_n == 256 && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
-}
-
-// Microseconds of the slowest multiprocessor by a simple model, fitted on an H200: whole waves of tiles, each of an
-// epilogue and of k tiles that the slowest of three bounds: the matrix unit; shared memory, where each consumer reads
-// its rows of A and all of B; the second-level cache.
-double model_microseconds(const TileShape& shape, int64_t m, int64_t n, int64_t k, int num_sms) {
-  const int64_t num_tiles = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n);
-  const double tail = splits_tail(shape.block_n, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
-  const double waves = double(num_tiles / num_sms) + tail;
-  const double area = double(shape.block_m) * shape.block_n;
-  const double written = 2.0 * kBlockK * (double(min_of(shape.block_m, m)) + shape.block_n);
-  const double read = 2.0 * kBlockK * double(shape.block_m / 64) * (64 + shape.block_n);
-  // Widths that are no multiple of a swizzle are slower by a little.
-  const double math = (area * 20.8e-6 + 0.01) * (shape.block_n % 64 ? 1.04 : 1);
-  double k_tile = 0.14;  // latency
-  for (const double bound : {math, (written + read) / 220e3, written / 110e3})
-    if (bound > k_tile) k_tile = bound;
-  return waves * (double(ceil_div(k, kBlockK)) * k_tile + 0.2 + area * 1e-5);
-}
-
-int choose_tile_shape(int64_t m, int64_t n, int64_t k, int num_sms) {
-  int best = 0;
-  double best_time = 0;
-  for (int i = 0; i < kNumTileShapes; ++i) {
-    const double time = model_microseconds(kTileShapes[i], m, n, k, num_sms);
-    if (i == 0 || time < best_time) {
-      best = i;
-      best_time = time;
-    }
-  }
-  return best;
-}
-
 // How the copy engine sees A or B^T: `rows` x k, one of the two contiguous.
 struct Operand {
   bool is_k_major;
@@ -600,54 +557,6 @@ const char* launch_tile(const Task& task, int tile) {
   else
     return "no such tile";
 }
-
-// An operand that the copy engine cannot take, copied into rows of aligned length, zeros behind each: 16 bytes a
-// thread.
-__global__ void __launch_bounds__(256) repack(const uint16_t* from, int64_t stride_inner, int64_t stride_outer,
-                                              int64_t inner, int64_t outer, uint16_t* to, int64_t ld) {
-  const int64_t chunks_per_row = ld / 8;
-  for (int64_t idx = int64_t(blockIdx.x) * 256 + threadIdx.x; idx < outer * chunks_per_row;
-       idx += int64_t(gridDim.x) * 256) {
-    const int64_t row = idx / chunks_per_row, first = (idx - row * chunks_per_row) * 8;
-    const uint16_t* source = from + row * stride_outer + first * stride_inner;
-    uint32_t words[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t low = first + 2 * w < inner ? source[2 * w * stride_inner] : 0;
-      const uint32_t high = first + 2 * w + 1 < inner ? source[(2 * w + 1) * stride_inner] : 0;
-      words[w] = low | high << 16;
-    }
-    *reinterpret_cast<uint4*>(to + row * ld + first) = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-}
-
-// Memory for a repacked operand, given back when the kernels have been launched.
-struct Repacked {
-  const Executor& executor;
-  void* memory = nullptr;
-
-  explicit Repacked(const Executor& executor) : executor(executor) {}
-  ~Repacked() {
-    if (memory) executor.release(executor.self, memory);
-  }
-  Repacked(const Repacked&) = delete;
-
-  // Makes `data` with its strides such that describe_operand takes it.
-  Status run(const void*& data, int64_t rows, int64_t k, int64_t& stride_row, int64_t& stride_k) {
-    const bool is_k_major = gpu::is_k_major(stride_row, stride_k);
-    const int64_t inner = is_k_major ? k : rows, outer = is_k_major ? rows : k, ld = round_up(inner, 8);
-    memory = executor.allocate(executor.self, size_t(outer * ld) * 2);
-    if (!memory) return Status::out_of_memory;
-    const int64_t blocks = min_of(ceil_div(outer * ld / 8, 256), int64_t(executor.num_cus) * 16);
-    const Status status = gpu::launch_kernel(repack, blocks, 1, 256, 0, executor, static_cast<const uint16_t*>(data),
-                                             is_k_major ? stride_k : stride_row, is_k_major ? stride_row : stride_k,
-                                             inner, outer, static_cast<uint16_t*>(memory), ld);
-    data = memory;
-    stride_row = is_k_major ? ld : 1;
-    stride_k = is_k_major ? 1 : ld;
-    return status;
-  }
-};
 
 }  // namespace
 }  // namespace tiledmm::cuda

@@ -317,7 +317,7 @@ void run_case(const Case& c) {
     if (algorithm_idx < 0) fail(c, algorithm, 1, "there is no such algorithm");
     std::vector<char> first_bits;
     for (int32_t num_threads = 1; num_threads <= 3; num_threads += is_large ? 2 : 1) {
-      const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate, release};
+      const Executor executor{&num_threads, num_threads, 0, 0, 0, nullptr, run_on_threads, allocate, release};
       out.buffer->clear();
       char reason[256] = "";
       const Status status = tiledmm_gemm_cpu(&problem, algorithm_idx, &executor, reason, sizeof reason);
@@ -383,7 +383,7 @@ void test_out_of_memory() {
   problem.b = b.data(), problem.stride_bk = 300, problem.stride_bn = 1;
   problem.c = c.data(), problem.stride_cm = 300, problem.stride_cn = 1;
   int32_t num_threads = 2;
-  const Executor executor{&num_threads, num_threads, 0, nullptr, run_on_threads, allocate_nothing, release};
+  const Executor executor{&num_threads, num_threads, 0, 0, 0, nullptr, run_on_threads, allocate_nothing, release};
   char reason[256] = "";
   const int32_t algorithm = tiledmm_find_algorithm("register_tiled", 14);
   if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory || !reason[0]) {
