@@ -210,54 +210,92 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
 // are a power of two apart fall into one set of the first.
 constexpr int64_t kPrefetchBytes = 1024;
 
-// Packs `cols` <= `strip` columns of B: [steps of k][sets of kLanes columns][words of a block], each a full vector.
+// kWords words of k for `count` columns of B, `depth` deep, as pack_strip wants them. Inline, and so without a test
+// where count and depth are constants.
+template <class T, class Op, bool IS_ALONG_N>
+TILEDMM_INLINE void pack_set(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count, int64_t depth,
+                             typename Op::Word* to) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  Reg<Word> words[kWords];
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) {
+    const int64_t k = w * Op::kPerWord;
+    words[w] = load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k);
+  }
+  if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words);
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) store(to + w * Simd<Word>::kLanes, words[w]);
+}
+
+// The same from columns contiguous along k, kBlocks times as deep; of its `steps` exist.
+template <class T, class Op, bool IS_ALONG_N>
+TILEDMM_INLINE void pack_sets(const T* from, int64_t stride_lane, int64_t count, int64_t depth, int64_t steps,
+                              typename Op::Word* to, int64_t step_words) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  Reg<Word> blocks[kWords][kBlocks];
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kBlocks; ++g) {
+      const T* column = from + min_of(w + g * kWords, count - 1) * stride_lane;
+      blocks[w][g] = load_words<T, Op, TILEDMM_VECTOR_BYTES>(column, depth);
+      __builtin_prefetch(column + kPrefetchBytes / int(sizeof(T)), 0, 2);
+    }
+    transpose_blocks<Word>(blocks[w]);
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < kBlocks; ++g) {
+    if (g >= steps) break;
+    Reg<Word> words[kWords];
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) words[w] = blocks[w][g];
+    if constexpr (IS_ALONG_N) transpose_in_blocks<Word>(words);
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) store(to + g * step_words + w * Simd<Word>::kLanes, words[w]);
+  }
+}
+
+// Packs `cols` <= STRIP columns of B: [steps of k][sets of kLanes columns][words of a block], each a full vector.
 // IS_ALONG_N: word w of every column of the set. Otherwise a block along k of the columns w, w + kWords, ..., so that
 // sum_blocks leaves the columns in their order. Words beyond the depth are 0, columns beyond the last are any value.
-template <class T, class Op, bool IS_ALONG_N>
-void pack_strip(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t strip, int64_t depth,
+template <class T, class Op, int STRIP, bool IS_ALONG_N>
+void pack_strip(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t depth,
                 typename Op::Word* to) {
-  using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
+  constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
   constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
-  const int64_t steps = ceil_div(depth, kStep), step_words = strip * kWords;
-  for (int64_t j = 0; j < cols; j += kLanes, from += kLanes * stride_lane, to += kLanes * kWords) {
-    const int64_t count = min_of(kLanes, cols - j);
-    if (stride_k == 1 && stride_lane != 1) {
-      for (int64_t step = 0; step < steps; step += kBlocks) {
-        Reg<Word> blocks[kWords][kBlocks];
-#pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) {
-#pragma GCC unroll 4
-          for (int g = 0; g < kBlocks; ++g) {
-            const T* column = from + min_of(w + g * kWords, count - 1) * stride_lane + step * kStep;
-            blocks[w][g] = load_words<T, Op, TILEDMM_VECTOR_BYTES>(column, depth - step * kStep);
-            __builtin_prefetch(column + kPrefetchBytes / int(sizeof(T)), 0, 2);
-          }
-          transpose_blocks<Word>(blocks[w]);
-        }
-#pragma GCC unroll 4
-        for (int g = 0; g < kBlocks; ++g) {
-          if (step + g >= steps) break;
-          Reg<Word> words[kWords];
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) words[w] = blocks[w][g];
-          if constexpr (IS_ALONG_N) transpose_in_blocks<Word>(words);
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) store(to + (step + g) * step_words + w * kLanes, words[w]);
+  const int64_t steps = ceil_div(depth, kStep), step_words = STRIP * kWords;
+  const auto corner = [&](int64_t step, int64_t j) { return from + j * stride_lane + step * kStep * stride_k; };
+  const auto set = [&](int64_t step, int64_t j) { return to + step * step_words + j * kWords; };
+  int64_t step = 0;
+  if (stride_k == 1 && stride_lane != 1) {
+    for (; step < steps; step += kBlocks) {
+      for (int64_t j = 0; j < cols; j += kLanes) {
+        const int64_t count = min_of(kLanes, cols - j), rest = depth - step * kStep;
+        if (count == kLanes && rest >= kBlocks * kStep) {
+          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, kLanes, kBlocks * kStep, kBlocks, set(step, j),
+                                       step_words);
+        } else {
+          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, count, rest, steps - step, set(step, j),
+                                       step_words);
         }
       }
-    } else {
-      for (int64_t step = 0; step < steps; ++step) {
-        Reg<Word> words[kWords];
+    }
+    return;
+  }
+  if (stride_lane == 1 && cols == STRIP) {
+    // As little as possible from load to load, each with one stride: such columns come from far away.
+    for (; step < depth / kStep; ++step) {
 #pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) {
-          const int64_t k = step * kStep + w * Op::kPerWord;
-          words[w] = load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k);
-        }
-        if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words);
-#pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) store(to + step * step_words + w * kLanes, words[w]);
+      for (int j = 0; j < STRIP; j += kLanes) {
+        pack_set<T, Op, IS_ALONG_N>(corner(step, j), 1, stride_k, kLanes, kStep, set(step, j));
       }
+    }
+  }
+  for (; step < steps; ++step) {
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      pack_set<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, stride_k, cols - j, depth - step * kStep, set(step, j));
     }
   }
 }

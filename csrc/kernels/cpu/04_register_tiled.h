@@ -84,9 +84,8 @@ struct BlockTile {
   }
   // One strip of columns of B.
   void load_strip_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
-    pack_strip<T, Op, kIsAlongN>(
-        static_cast<const T*>(problem.b) + first * problem.stride_bn + k_first * problem.stride_bk, problem.stride_bn,
-        problem.stride_bk, count, kThreadN, depth, to);
+    const T* from = static_cast<const T*>(problem.b) + first * problem.stride_bn + k_first * problem.stride_bk;
+    pack_strip<T, Op, kThreadN, kIsAlongN>(from, problem.stride_bn, problem.stride_bk, count, depth, to);
   }
 
   // A is used where it lies: words need no conversion, k is contiguous and consists of all that a micro-kernel reads.
@@ -210,10 +209,14 @@ struct BlockTile {
                                                                     problem.stride_bk);
         }
       } else {
-        for (int w = 0; w < kPassWords; ++w) {
-          frag_b[w] = load_lanes<T, Op>(b + w * Op::kPerWord * problem.stride_bk + j, 1, problem.stride_bk,
-                                        block_cols - j, depth - w * Op::kPerWord);
+        Word near[kPassWords][kLanes] = {};
+        for (int w = 0; w * Op::kPerWord < depth && w < kPassWords; ++w) {
+          for (int64_t l = 0; l < min_of(kLanes, block_cols - j); ++l) {
+            near[w][l] = Op::load_word(b + w * Op::kPerWord * problem.stride_bk + j + l, problem.stride_bk,
+                                       depth - w * Op::kPerWord);
+          }
         }
+        for (int w = 0; w < kPassWords; ++w) frag_b[w] = load(near[w]);
       }
       if (words == kPassWords) {
         multiply_rows<kPassWords>(a, frag_b, chains + j, width);
