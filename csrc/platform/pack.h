@@ -60,8 +60,12 @@ TILEDMM_INLINE void store_converted(T* to, Reg<T> v, int64_t count) {
 
 template <class T>
 TILEDMM_INLINE void store_bits(T* to, const void* bits, int64_t count) {
+#if TILEDMM_VECTOR_BYTES == 64
+  _mm256_mask_storeu_epi16(to, __mmask16((1u << count) - 1), *static_cast<const __m256i*>(bits));
+#else
   count == Simd<float>::kLanes ? __builtin_memcpy(to, bits, Simd<float>::kLanes * sizeof(T))
                                : __builtin_memcpy(to, bits, size_t(count) * sizeof(T));
+#endif
 }
 
 TILEDMM_INLINE void store_converted(BFloat16* to, Reg<float> v, int64_t count) {
@@ -103,6 +107,11 @@ struct Fma {
   static TILEDMM_INLINE R multiply_add(R a, R b, R c) {
     return tiledmm::multiply_add(a, b, c);
   }
+  // One word of A, at any address, with a vector of words of B.
+  template <class R>
+  static TILEDMM_INLINE R multiply_word(const char* a, R b, R c) {
+    return tiledmm::multiply_add(broadcast<Word, int(sizeof(R))>(load_as<Word>(a)), b, c);
+  }
   // BYTES of words that are neighbours along k; all of them exist.
   template <int BYTES>
   static TILEDMM_INLINE Reg<Word, BYTES> load_words(const T* from) {
@@ -129,6 +138,15 @@ struct DotBf16 {
   static TILEDMM_INLINE Block<Acc> multiply_add(Block<Word> a, Block<Word> b, Block<Acc> c) {
     return _mm_dpbf16_ps(c, (__m128bh)a, (__m128bh)b);
   }
+  // g++ 12 does not make the broadcast a part of the instruction by itself, and then the loads are the limit.
+  static TILEDMM_INLINE Reg<Acc> multiply_word(const char* a, Reg<Word> b, Reg<Acc> c) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*reinterpret_cast<const char (*)[sizeof(Word)]>(a)));
+    return c;
+  }
+  static TILEDMM_INLINE Reg<Acc, 32> multiply_word(const char* a, Reg<Word, 32> b, Reg<Acc, 32> c) {
+    asm("vdpbf16ps %2%{1to8%}, %1, %0" : "+v"(c) : "v"(b), "m"(*reinterpret_cast<const char (*)[sizeof(Word)]>(a)));
+    return c;
+  }
   template <int BYTES>
   static TILEDMM_INLINE Reg<Word, BYTES> load_words(const BFloat16* from) {
     return load_as<Reg<Word, BYTES>>(from);
@@ -144,164 +162,199 @@ struct DotBf16 {
 };
 #endif
 
+// `bytes` of 1 .. 64 to memory of 64, the rest 0; nothing beyond them is read.
+TILEDMM_INLINE void load_first(const void* from, int64_t bytes, void* to) {
+#if TILEDMM_VECTOR_BYTES == 64
+  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(~uint64_t(0) >> (64 - bytes), from));
+#else
+  __builtin_memset(to, 0, 64);
+  __builtin_memcpy(to, from, size_t(bytes));
+#endif
+}
+
+// As Op::load_words where `depth` elements exist; the rest is 0.
+template <class T, class Op, int BYTES>
+TILEDMM_INLINE Reg<typename Op::Word, BYTES> load_words(const T* from, int64_t depth) {
+  constexpr int64_t kElements = BYTES / int(sizeof(typename Op::Word)) * Op::kPerWord;
+  if (depth >= kElements) return Op::template load_words<BYTES>(from);
+  alignas(64) T near[64 / sizeof(T)];
+  load_first(from, depth * int64_t(sizeof(T)), near);
+  return Op::template load_words<BYTES>(near);
+}
+
+// A word of each of `count` lanes, of which `depth` elements exist, may be none; the rest is 0.
+template <class T, class Op>
+TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count,
+                                                 int64_t depth) {
+  using Word = typename Op::Word;
+  constexpr int64_t kLanes = Simd<Word>::kLanes;
+  if (stride_lane == 1 && count >= kLanes && depth >= Op::kPerWord) {
+    return Op::template load_lanes<TILEDMM_VECTOR_BYTES>(from, stride_k);
+  }
+  alignas(64) Word words[kLanes] = {};
+  if (depth > 0 && stride_lane == 1) {
+    constexpr int64_t kNear = 64 / sizeof(T);
+    alignas(64) T near[Op::kPerWord * kNear] = {};
+    for (int64_t p = 0; p < min_of(Op::kPerWord, depth); ++p) {
+      load_first(from + p * stride_k, min_of(kLanes, count) * int64_t(sizeof(T)), near + p * kNear);
+    }
+    return Op::template load_lanes<TILEDMM_VECTOR_BYTES>(near, kNear);
+  }
+  for (int64_t l = 0; depth > 0 && l < min_of(kLanes, count); ++l) {
+    words[l] = Op::load_word(from + l * stride_lane, stride_k, depth);
+  }
+  return load(words);
+}
+
 // Ahead of a row of B: the rows are too many streams for the hardware to follow. Into the second level, since rows that
 // are a power of two apart fall into one set of the first.
 constexpr int64_t kPrefetchBytes = 1024;
 
-// A packed panel of `lanes` rows of A or columns of B: strips of `strip` lanes, each [steps of k][places][block].
-template <class Word, bool IS_B>
-struct PanelLayout {
-  static constexpr int64_t kWords = Simd<Word, kBlockBytes>::kLanes, kSet = kWords * kBlocks;
-  int64_t lanes, strip, steps;
-
-  // Places in the strip that holds `lane`: B's are padded, so that whole vectors of it can be read.
-  int64_t places(int64_t lane) const { return IS_B ? strip : min_of(strip, lanes - lane / strip * strip); }
-  // Rows of A stand in their order; columns of B so that sum_blocks leaves them in their order.
-  int64_t place(int64_t lane) const {
-    const int64_t l = lane % strip;
-    return IS_B ? l / kSet * kSet + l % kWords * kBlocks + l % kSet / kWords : l;
+// kWords words of k for `count` columns of B, `depth` deep, as pack_strip wants them. Inline, and so without a test
+// where count and depth are constants.
+template <class T, class Op, bool IS_ALONG_N>
+TILEDMM_INLINE void pack_set(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count, int64_t depth,
+                             typename Op::Word* to) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  Reg<Word> words[kWords];
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) {
+    const int64_t k = w * Op::kPerWord;
+    words[w] = load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k);
   }
-  // The block of `lane` in step 0; one step on is step_words(lane) further.
-  Word* first_block(Word* panel, int64_t lane) const {
-    return panel + (lane / strip * strip * steps + place(lane)) * kWords;
-  }
-  int64_t step_words(int64_t lane) const { return places(lane) * kWords; }
-};
+  if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words);
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) store(to + w * Simd<Word>::kLanes, words[w]);
+}
 
-// A whole strip of B, `whole_steps` deep, in full vectors. Returns the steps packed: none if B has no unit stride.
+// The same from columns contiguous along k, kBlocks times as deep; of its `steps` exist.
+template <class T, class Op, bool IS_ALONG_N>
+TILEDMM_INLINE void pack_sets(const T* from, int64_t stride_lane, int64_t count, int64_t depth, int64_t steps,
+                              typename Op::Word* to, int64_t step_words) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  Reg<Word> blocks[kWords][kBlocks];
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kBlocks; ++g) {
+      const T* column = from + min_of(w + g * kWords, count - 1) * stride_lane;
+      blocks[w][g] = load_words<T, Op, TILEDMM_VECTOR_BYTES>(column, depth);
+      __builtin_prefetch(column + kPrefetchBytes / int(sizeof(T)), 0, 2);
+    }
+    transpose_blocks<Word>(blocks[w]);
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < kBlocks; ++g) {
+    if (g >= steps) break;
+    Reg<Word> words[kWords];
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) words[w] = blocks[w][g];
+    if constexpr (IS_ALONG_N) transpose_in_blocks<Word>(words);
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) store(to + g * step_words + w * Simd<Word>::kLanes, words[w]);
+  }
+}
+
+// Packs `cols` <= STRIP columns of B: [steps of k][sets of kLanes columns][words of a block], each a full vector.
+// IS_ALONG_N: word w of every column of the set. Otherwise a block along k of the columns w, w + kWords, ..., so that
+// sum_blocks leaves the columns in their order. Words beyond the depth are 0, columns beyond the last are any value.
+template <class T, class Op, int STRIP, bool IS_ALONG_N>
+void pack_strip(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t depth,
+                typename Op::Word* to) {
+  constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
+  constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
+  const int64_t steps = ceil_div(depth, kStep), step_words = STRIP * kWords;
+  const auto corner = [&](int64_t step, int64_t j) { return from + j * stride_lane + step * kStep * stride_k; };
+  const auto set = [&](int64_t step, int64_t j) { return to + step * step_words + j * kWords; };
+  int64_t step = 0;
+  if (stride_k == 1 && stride_lane != 1) {
+    for (; step < steps; step += kBlocks) {
+      for (int64_t j = 0; j < cols; j += kLanes) {
+        const int64_t count = min_of(kLanes, cols - j), rest = depth - step * kStep;
+        if (count == kLanes && rest >= kBlocks * kStep) {
+          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, kLanes, kBlocks * kStep, kBlocks, set(step, j),
+                                       step_words);
+        } else {
+          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, count, rest, steps - step, set(step, j),
+                                       step_words);
+        }
+      }
+    }
+    return;
+  }
+  if (stride_lane == 1 && cols == STRIP) {
+    // As little as possible from load to load, each with one stride: such columns come from far away.
+    for (; step < depth / kStep; ++step) {
+#pragma GCC unroll 4
+      for (int j = 0; j < STRIP; j += kLanes) {
+        pack_set<T, Op, IS_ALONG_N>(corner(step, j), 1, stride_k, kLanes, kStep, set(step, j));
+      }
+    }
+  }
+  for (; step < steps; ++step) {
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      pack_set<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, stride_k, cols - j, depth - step * kStep, set(step, j));
+    }
+  }
+}
+
+// Packs rows of A: strips of `strip` rows (the last one may have fewer), each [steps of k][rows][block]. Words beyond
+// the depth are 0.
 template <class T, class Op>
-int64_t pack_strip_vectors(const T* from, int64_t stride_lane, int64_t stride_k, int64_t strip, int64_t whole_steps,
-                           typename Op::Word* to) {
+void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
+               typename Op::Word* to) {
   using Word = typename Op::Word;
   constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
   constexpr int kStep = kWords * Op::kPerWord;
-  if (stride_lane == 1) {
-    for (int64_t step = 0; step < whole_steps; ++step) {
-      for (int64_t l = 0; l < strip; l += kLanes) {
-        Reg<Word> rows[kWords];
-        const T* corner = from + l + step * kStep * stride_k;
+  const int64_t steps = ceil_div(depth, kStep);
+  if (stride_k == 1 && stride_lane != 1) {
+    // A cache line of every row at a time, so that a strip is written front to back.
+    constexpr int64_t kLineSteps = 4;
+    for (int64_t row = 0; row < rows; row += strip) {
+      const int64_t places = min_of(strip, rows - row);
+      for (int64_t line = 0; line < steps; line += kLineSteps) {
+        for (int64_t i = 0; i < places; ++i) {
+          for (int64_t step = line; step < min_of(line + kLineSteps, steps); ++step) {
+            store(to + (row * steps + step * places + i) * kWords,
+                  load_words<T, Op, kBlockBytes>(from + (row + i) * stride_lane + step * kStep, depth - step * kStep));
+          }
+        }
+      }
+    }
+    return;
+  }
+  // Groups of rows that are read as one contiguous run for every k.
+  constexpr int64_t kGroup = 64;
+  Word* block_of[kGroup];
+  int64_t step_of[kGroup];
+  for (int64_t row = 0; row < rows; row += kGroup) {
+    const int64_t group = min_of(kGroup, rows - row);
+    for (int64_t i = 0; i < group; ++i) {
+      const int64_t first = (row + i) / strip * strip, places = min_of(strip, rows - first);
+      block_of[i] = to + (first * steps + row + i - first) * kWords;
+      step_of[i] = places * kWords;
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      for (int64_t i = 0; i < group; i += kLanes) {
+        const T* corner = from + (row + i) * stride_lane + step * kStep * stride_k;
+        Reg<Word> words[kWords];  // transposed: block g of register w belongs to row g * kWords + w
 #pragma GCC unroll 4
         for (int w = 0; w < kWords; ++w) {
-          rows[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(corner + w * Op::kPerWord * stride_k, stride_k);
+          words[w] = load_lanes<T, Op>(corner + w * Op::kPerWord * stride_k, stride_lane, stride_k, group - i,
+                                       depth - step * kStep - w * Op::kPerWord);
         }
-        transpose_in_blocks<Word>(rows);
-#pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) store(to + (step * strip + l) * kWords + w * kLanes, rows[w]);
-      }
-    }
-    return whole_steps;
-  }
-  if (stride_k != 1) return 0;
-  const int64_t steps = whole_steps / kBlocks * kBlocks;
-  for (int64_t step = 0; step < steps; step += kBlocks) {
-    for (int64_t l = 0; l < strip; l += kLanes) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kWords; ++w) {
-        Reg<Word> lanes[kBlocks];  // lanes w, w + kWords, ...: the blocks of one vector of every step
-        const T* corner = from + (l + w) * stride_lane + step * kStep;
+        transpose_in_blocks<Word>(words);
 #pragma GCC unroll 4
         for (int g = 0; g < kBlocks; ++g) {
-          lanes[g] = Op::template load_words<TILEDMM_VECTOR_BYTES>(corner + g * kWords * stride_lane);
-          __builtin_prefetch(corner + g * kWords * stride_lane + kPrefetchBytes / int(sizeof(T)), 0, 2);
-        }
-        transpose_blocks<Word>(lanes);
-#pragma GCC unroll 4
-        for (int g = 0; g < kBlocks; ++g) store(to + ((step + g) * strip + l) * kWords + w * kLanes, lanes[g]);
-      }
-    }
-  }
-  return steps;
-}
-
-// Packs `lanes` lanes, `depth` deep in k. Words beyond the depth are 0, and so are B's places without a lane.
-template <class T, class Op, bool IS_B>
-void pack_panel(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t strip, int64_t depth,
-                typename Op::Word* to) {
-  using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
-  constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
-  const int64_t whole_steps = depth / kStep;
-  const PanelLayout<Word, IS_B> layout{lanes, strip, ceil_div(depth, kStep)};
-  // Lanes below first_lane are packed down to packed_steps.
-  int64_t first_lane = 0, packed_steps = whole_steps;
-  if (IS_B && lanes == strip) {
-    packed_steps = pack_strip_vectors<T, Op>(from, stride_lane, stride_k, strip, whole_steps, to);
-    first_lane = lanes;
-  } else if (stride_lane == 1) {
-    // Groups of lanes that are read as one contiguous run in every row of k.
-    constexpr int64_t kGroup = 64;
-    Word* block_of[kGroup];
-    int64_t step_of[kGroup];
-    while (first_lane + kWords <= lanes) {
-      const int64_t group = min_of(kGroup, (lanes - first_lane) / kWords * kWords);
-      for (int64_t l = 0; l < group; ++l) {
-        block_of[l] = layout.first_block(to, first_lane + l);
-        step_of[l] = layout.step_words(first_lane + l);
-      }
-      for (int64_t step = 0; step < whole_steps; ++step) {
-        const T* corner = from + first_lane + step * kStep * stride_k;
-        int64_t l = 0;
-        for (; l + kLanes <= group; l += kLanes) {
-          Reg<Word> rows[kWords];  // transposed: block g of register w belongs to lane g * kWords + w
 #pragma GCC unroll 4
           for (int w = 0; w < kWords; ++w) {
-            rows[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(corner + l + w * Op::kPerWord * stride_k, stride_k);
-          }
-          transpose_in_blocks<Word>(rows);
-#pragma GCC unroll 4
-          for (int g = 0; g < kBlocks; ++g) {
-#pragma GCC unroll 4
-            for (int w = 0; w < kWords; ++w) {
-              const int64_t lane = l + g * kWords + w;
-              store(block_of[lane] + step * step_of[lane], block_at<Word>(rows[w], g));
-            }
-          }
-        }
-        for (; l < group; l += kWords) {
-          Block<Word> block[kWords];
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) {
-            block[w] = Op::template load_lanes<kBlockBytes>(corner + l + w * Op::kPerWord * stride_k, stride_k);
-          }
-          transpose_in_blocks<Word>(block);
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) store(block_of[l + w] + step * step_of[l + w], block[w]);
-        }
-      }
-      first_lane += group;
-    }
-  } else if (stride_k == 1) {
-    // A cache line of every lane at a time, so that a strip is written front to back.
-    constexpr int64_t kLineSteps = 4;
-    for (int64_t lane = 0; lane < lanes; lane += strip) {
-      const int64_t places = layout.places(lane);
-      for (int64_t line = 0; line < whole_steps; line += kLineSteps) {
-        const int64_t line_steps = min_of(kLineSteps, whole_steps - line);
-        for (int64_t l = lane; l < min_of(lane + strip, lanes); ++l) {
-          const T* row = from + l * stride_lane + line * kStep;
-          Word* block = layout.first_block(to, l) + line * places * kWords;
-          for (int64_t step = 0; step < line_steps; ++step) {
-            store(block + step * places * kWords, Op::template load_words<kBlockBytes>(row + step * kStep));
+            const int64_t lane = i + g * kWords + w;
+            if (lane < group) store(block_of[lane] + step * step_of[lane], block_at<Word>(words[w], g));
           }
         }
       }
-    }
-    first_lane = lanes;
-  }
-  // What is left: single lanes, all steps of any other layout, and the last steps where they are not whole.
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    Word* block = layout.first_block(to, lane);
-    for (int64_t step = lane < first_lane ? packed_steps : 0; step < layout.steps; ++step) {
-      for (int w = 0; w < kWords; ++w) {
-        const int64_t k = step * kStep + w * Op::kPerWord;
-        block[step * layout.step_words(lane) + w] =
-            k < depth ? Op::load_word(from + lane * stride_lane + k * stride_k, stride_k, depth - k) : Word(0);
-      }
-    }
-  }
-  for (int64_t lane = lanes; IS_B && lane % strip; ++lane) {
-    for (int64_t step = 0; step < layout.steps; ++step) {
-      store(layout.first_block(to, lane) + step * layout.step_words(lane), Block<Word>{});
     }
   }
 }

@@ -81,9 +81,9 @@ TILEDMM_INLINE void store(T* to, R v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
 
-template <class T>
-TILEDMM_INLINE Reg<T> broadcast(T value) {
-  return value - Reg<T>{};
+template <class T, int BYTES = TILEDMM_VECTOR_BYTES>
+TILEDMM_INLINE Reg<T, BYTES> broadcast(T value) {
+  return value - Reg<T, BYTES>{};
 }
 
 // One block from memory in every block of a vector.
@@ -156,6 +156,11 @@ TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double
   return a * b + c;
 #endif
 }
+#if TILEDMM_VECTOR_BYTES == 64
+TILEDMM_INLINE Reg<float, 32> multiply_add(Reg<float, 32> a, Reg<float, 32> b, Reg<float, 32> c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+#endif
 #if TILEDMM_VECTOR_BYTES > 16
 TILEDMM_INLINE Block<float> multiply_add(Block<float> a, Block<float> b, Block<float> c) {
   return _mm_fmadd_ps(a, b, c);
@@ -164,6 +169,16 @@ TILEDMM_INLINE Block<double> multiply_add(Block<double> a, Block<double> b, Bloc
   return _mm_fmadd_pd(a, b, c);
 }
 #endif
+
+// v and, in the lanes above it, zeros.
+template <class T, class R, int... I>
+TILEDMM_INLINE Reg<T> widen(R v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, R{}, (I < int(sizeof(R) / sizeof(T)) ? I : int(sizeof(R) / sizeof(T)))...);
+}
+template <class T, class R>
+TILEDMM_INLINE Reg<T> widen(R v) {
+  return widen<T>(v, std::make_integer_sequence<int, Simd<T>::kLanes>{});
+}
 
 // Exchanges the lanes of `low` in which SPAN is set with the lanes of `high` in which it is not, SPAN lanes apart.
 template <int SPAN, class R, int... I>

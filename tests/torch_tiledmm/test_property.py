@@ -20,6 +20,7 @@ Bugs that were planted into the kernels, and what caught them:
 - the last k is dropped when it is alone in its chunk: sweep
 - one stride of A is taken as 1 while packing: sweep, guard pages
 - bf16 is truncated in place of rounded: sweep, bits of a row
+- the words of k after the last whole block are added to the first chain: bits of a row, of a layout
 
 Found in earnest: with k split over threads only the first product of a small batch was computed.
 """
@@ -397,7 +398,7 @@ def test_bits_of_a_row_do_not_depend_on_m_or_its_place(dtype_name, layout):
     rng = random.Random(f"{dtype_name}{layout}")
     dtype = DTYPES[dtype_name]
     for algorithm in available_algorithms(dtype_name):
-        for n, k in ((70, 300), (1, 1500), (9, 65), (200, 33)):
+        for n, k in ((70, 300), (1, 1500), (9, 65), (200, 33), (40, 27), (20, 30)):
             a, b = make_layout(230, k, layout[0], dtype, 0), make_layout(k, n, layout[1], dtype, 1)
             whole = torch.ops.tiledmm.matmul(a, b, algorithm=algorithm)
             sizes = range(1, 65) if "tiled" in algorithm or algorithm == "auto" else (1, 2, 7, 33)
@@ -416,7 +417,7 @@ def test_bits_of_a_row_do_not_depend_on_m_or_its_place(dtype_name, layout):
 def test_bits_do_not_depend_on_layout_or_n(dtype_name):
     dtype = DTYPES[dtype_name]
     for algorithm in available_algorithms(dtype_name):
-        for m, n, k in ((1, 90, 700), (5, 17, 129), (70, 65, 600), (3, 1, 1000)):
+        for m, n, k in ((1, 90, 700), (5, 17, 129), (70, 65, 600), (3, 1, 1000), (20, 41, 30)):
             results = [
                 torch.ops.tiledmm.matmul(
                     make_layout(m, k, layout[0], dtype, 0),

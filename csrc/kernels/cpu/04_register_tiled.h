@@ -77,17 +77,21 @@ struct BlockTile {
     }
   }
 
-  // Packs `count` rows of A or columns of B from `first`, `strip` to a strip, for `depth` of k from k_first.
-  template <bool IS_B>
-  static void load_panel(const void* operand, int64_t stride_lane, int64_t stride_k, int64_t first, int64_t count,
-                         int64_t strip, int64_t k_first, int64_t depth, Word* to) {
-    pack_panel<T, Op, IS_B>(static_cast<const T*>(operand) + first * stride_lane + k_first * stride_k, stride_lane,
-                            stride_k, count, strip, depth, to);
+  // Packs `count` rows of A from `first`, `strip` to a strip, for `depth` of k from k_first.
+  void load_rows_a(int64_t first, int64_t count, int64_t strip, int64_t k_first, int64_t depth, Word* to) const {
+    pack_rows<T, Op>(static_cast<const T*>(problem.a) + first * problem.stride_am + k_first * problem.stride_ak,
+                     problem.stride_am, problem.stride_ak, count, strip, depth, to);
+  }
+  // One strip of columns of B.
+  void load_strip_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
+    const T* from = static_cast<const T*>(problem.b) + first * problem.stride_bn + k_first * problem.stride_bk;
+    pack_strip<T, Op, kThreadN, kIsAlongN>(from, problem.stride_bn, problem.stride_bk, count, depth, to);
   }
 
-  // A is used where it lies: words need no conversion, k is contiguous and consists of whole blocks.
+  // A is used where it lies: words need no conversion, k is contiguous and consists of all that a micro-kernel reads.
   bool is_a_in_place() const {
-    return sizeof(T) * Op::kPerWord == sizeof(Word) && problem.stride_ak == 1 && (k_end - k_begin) % kStep == 0;
+    return sizeof(T) * Op::kPerWord == sizeof(Word) && problem.stride_ak == 1 &&
+           (k_end - k_begin) % (kIsAlongN ? Op::kPerWord : kStep) == 0;
   }
 
   void run_packed() const {
@@ -104,21 +108,17 @@ struct BlockTile {
           Word* block_a = panel_a;
           if (config.is_resident) block_a += (pc - k_begin) / Op::kPerWord * rows + ic * words;
           if (!in_place && (!config.is_resident || jc == 0)) {
-            load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row + ic, block_rows, config.thread_m,
-                              pc, depth, block_a);
+            load_rows_a(row + ic, block_rows, config.thread_m, pc, depth, block_a);
           }
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* strip_b = panel_b + jr * words;
             // Packed when it is first needed, so that its first use finds it in the nearest cache.
-            if (ic == 0) {
-              load_panel<true>(problem.b, problem.stride_bn, problem.stride_bk, col + jc + jr, tile_cols, kThreadN, pc,
-                               depth, strip_b);
-            }
+            if (ic == 0) load_strip_b(col + jc + jr, tile_cols, pc, depth, strip_b);
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
               const RowsA rows_a = in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows);
-              multiply_tile(words / kWords, rows_a, strip_b, ic + ir, tile_rows, jc, jr, tile_cols, pc);
+              multiply_tile(ceil_div(depth, Op::kPerWord), rows_a, strip_b, ic + ir, tile_rows, jc, jr, tile_cols, pc);
             }
           }
         }
@@ -135,7 +135,7 @@ struct BlockTile {
     return {reinterpret_cast<const char*>(strip), kBlockBytes, tile_rows * kBlockBytes};
   }
 
-  void multiply_tile(int64_t steps, RowsA a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
+  void multiply_tile(int64_t words, const RowsA& a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
                      int64_t tile_cols, int64_t pc) const {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, kMaxThreadM>{};
@@ -143,12 +143,12 @@ struct BlockTile {
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
-      return find_multiply<Op, T>(tile_rows, kRows)(steps, a, b, to, problem.stride_cm, false, tile_cols);
+      return find_multiply<Op, T>(tile_rows, tile_cols, kRows)(words, a, b, to, problem.stride_cm, false, tile_cols);
     }
     alignas(64) A near_sums[kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + (is_sums_of_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
-    find_multiply<Op, A>(tile_rows, kRows)(steps, a, b, tile, ld_tile, !is_first, tile_cols);
+    find_multiply<Op, A>(tile_rows, tile_cols, kRows)(words, a, b, tile, ld_tile, !is_first, tile_cols);
     if (is_last && is_finished && !(is_sums_in_c && is_plain)) {
       store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
     }
@@ -172,7 +172,7 @@ struct BlockTile {
       int64_t pc = k_begin;
       do {
         const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
-        load_rows_a(pc, depth, panel_a);
+        load_rows_a(row, rows, rows, pc, depth, panel_a);
         const T* b = static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + pc * problem.stride_bk;
         for (int64_t e = 0; e < kWords * rows * width; ++e) chains[e] = 0;
         for (int64_t word = 0; word < words; word += kPassWords) {
@@ -195,11 +195,6 @@ struct BlockTile {
         }
       }
     }
-  }
-
-  // All rows as one strip.
-  void load_rows_a(int64_t k_first, int64_t depth, Word* to) const {
-    load_panel<false>(problem.a, problem.stride_am, problem.stride_ak, row, rows, rows, k_first, depth, to);
   }
 
   void stream_pass(const Word* a, const T* b, int64_t depth, int64_t block_cols, A* chains, int64_t width) const {
@@ -260,11 +255,9 @@ struct BlockTile {
       for (int64_t w = 0; w < WORDS; ++w) {
         const T* b =
             static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + w * Op::kPerWord * problem.stride_bk;
-        const int64_t depth = problem.k - w * Op::kPerWord;
-        for (int64_t j = 0; j < ld; ++j) {
-          panel_b[w * ld + j] = depth > 0 && j < block_cols
-                                    ? Op::load_word(b + j * problem.stride_bn, problem.stride_bk, depth)
-                                    : Word(0);
+        for (int64_t j = 0; j < ld; j += kLanes) {
+          store(panel_b + w * ld + j,
+                load_lanes<T, Op>(b + j, 1, problem.stride_bk, block_cols - j, problem.k - w * Op::kPerWord));
         }
       }
       for (int64_t i = row; i < row + rows; ++i) {
@@ -292,15 +285,6 @@ struct BlockTile {
     }
   }
 
-  // As sum_blocks, for chains in registers of their own.
-  static TILEDMM_INLINE Reg<A> sum_chains(const Reg<A> (&chains)[kWords]) {
-    if constexpr (kWords == 4) {
-      return (chains[0] + chains[2]) + (chains[1] + chains[3]);
-    } else {
-      return chains[0] + chains[1];
-    }
-  }
-
   // Few rows and B contiguous along k: every block of B is used where it lies, a block-wide dot product a column.
   void run_dot_rows() const {
     switch (rows) {
@@ -319,7 +303,7 @@ struct BlockTile {
   void dot_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
-      load_rows_a(pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / Op::kPerWord * MR);
+      load_rows_a(row, rows, rows, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / Op::kPerWord * MR);
     }
     for (int64_t j = 0; j < cols; j += COLS) {
       const int64_t tile_cols = min_of(COLS, cols - j);
@@ -364,11 +348,7 @@ struct BlockTile {
     }
     if (whole_steps * kStep < depth) {
       for (int c = 0; c < COLS; ++c) {
-        Word words[kWords] = {};
-        for (int64_t k = whole_steps * kStep; k < depth; k += Op::kPerWord) {
-          words[k % kStep / Op::kPerWord] = Op::load_word(b[c] + k_first + k, 1, depth - k);
-        }
-        frag_b[c] = load_as<Block<Word>>(words);
+        frag_b[c] = load_words<T, Op, kBlockBytes>(b[c] + k_first + whole_steps * kStep, depth - whole_steps * kStep);
       }
       multiply_step(frag_b);
     }

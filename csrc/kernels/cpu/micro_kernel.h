@@ -25,6 +25,10 @@ constexpr int kMaxThreadM = 2;  // 8 + 4 + 1 of 16
 #endif
 constexpr int kThreadN = kVectorsN * kBlocks;  // one column of C a block
 
+// Which way the vectors of B lie. Along n, A is read word by word: as part of the multiply-add in AVX-512, as an
+// instruction of its own elsewhere, which makes the loads the limit. The bits are the same.
+constexpr bool kIsAlongN = TILEDMM_VECTOR_BYTES == 64;
+
 template <class Op>
 struct Config {
   using Word = typename Op::Word;
@@ -39,33 +43,36 @@ struct Config {
 };
 
 // Where a micro-tile's rows of A are: packed, or where they lie if k is contiguous there and no conversion is needed.
+// Passed by reference: as a value g++ copies it with loads that wait for its stores to leave the core, and with them
+// for every multiply-add before (50 cycles a micro-tile).
 struct RowsA {
   const char* base;
   int64_t row_bytes;   // from row to row
   int64_t step_bytes;  // from block to block along k
 };
 
-// to (+)= A * B for one micro-tile: MR rows of A, B as [num_steps][kThreadN blocks]. Writes columns < cols.
+// to (+)= A * B for one micro-tile: MR rows of A, B as [blocks of k][kThreadN blocks]. Writes columns < cols.
 template <class Op, int MR, class OUT>
-void multiply(int64_t num_steps, RowsA a, const typename Op::Word* b, OUT* to, int64_t ld_to, bool accumulate,
-              int64_t cols) {
+void multiply_along_k(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
+                      bool accumulate, int64_t cols) {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
   Reg<Acc> acc[MR][kVectorsN] = {};
+  const char* block_a = a.base;
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);  // C comes while A and B are multiplied
-  for (int64_t step = 0; step < num_steps; ++step) {
+  for (int64_t word = 0; word < num_words; word += kWords) {
     Reg<Word> frag_b[kVectorsN];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; ++i) {
-      const auto frag_a = broadcast_block<Word>(a.base + i * a.row_bytes);
+      const auto frag_a = broadcast_block<Word>(block_a + i * a.row_bytes);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
     }
-    a.base += a.step_bytes;
+    block_a += a.step_bytes;
     b += kVectorsN * kLanes;
   }
 #pragma GCC unroll 8
@@ -87,14 +94,82 @@ void multiply(int64_t num_steps, RowsA a, const typename Op::Word* b, OUT* to, i
   }
 }
 
-template <class Op, class OUT>
-using Multiply = void (*)(int64_t, RowsA, const typename Op::Word*, OUT*, int64_t, bool, int64_t);
+// The sum of a block's chains, in registers of their own: the order of sum_blocks.
+template <class R>
+TILEDMM_INLINE R sum_chains(const R (&chains)[4]) {
+  return (chains[0] + chains[2]) + (chains[1] + chains[3]);
+}
+template <class R>
+TILEDMM_INLINE R sum_chains(const R (&chains)[2]) {
+  return chains[0] + chains[1];
+}
+
+// The same sums with vectors along n and a register for each chain, so that nothing is added across lanes at the end.
+// B as [blocks of k][vectors of columns][words of a block]; the first BYTES of each word's columns are computed.
+template <class Op, int MR, int BYTES, class OUT>
+void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
+                      bool accumulate, int64_t cols) {
+  using Word = typename Op::Word;
+  using Acc = typename Op::Acc;
+  constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
+  constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES, kVectors = BYTES / kRegBytes;
+  using Sums = Reg<Acc, kRegBytes>;
+  Sums acc[MR][kVectors][kWords] = {};
+  const char* row_a[MR];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) row_a[i] = a.base + i * a.row_bytes;
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);
+  const auto multiply_word = [&](int w) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const auto frag_b = load_as<Reg<Word, kRegBytes>>(b + (v * kWords + w) * kLanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; ++i) {
+        acc[i][v][w] = Op::multiply_word(row_a[i] + w * int(sizeof(Word)), frag_b, acc[i][v][w]);
+      }
+    }
+  };
+  for (; num_words >= kWords; num_words -= kWords) {
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) multiply_word(w);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) row_a[i] += a.step_bytes;
+    b += kThreadN * kWords;
+  }
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords - 1; ++w) {
+    if (w < num_words) multiply_word(w);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Reg<Acc> sum = widen<Acc>(sum_chains(acc[i][v]));
+      OUT* row = to + i * ld_to + v * kLanes;
+      const int64_t count = min_of(kLanes, cols - v * kLanes);
+      if (count <= 0) continue;
+      if constexpr (std::is_same_v<OUT, Acc>) {
+        if (accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
+      }
+      store_converted(row, sum, count);
+    }
+  }
+}
 
 // The micro-kernel for 1 .. kMaxThreadM rows.
 template <class Op, class OUT, int... I>
-Multiply<Op, OUT> find_multiply(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Multiply<Op, OUT> kTable[] = {multiply<Op, I + 1, OUT>...};
-  return kTable[rows - 1];
+auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
+  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, OUT*, int64_t, bool, int64_t);
+  if constexpr (kIsAlongN) {
+    constexpr int kBytes = kThreadN * int(sizeof(typename Op::Word));
+    static constexpr Multiply kWhole[] = {multiply_along_n<Op, I + 1, kBytes, OUT>...};
+    static constexpr Multiply kHalf[] = {multiply_along_n<Op, I + 1, kBytes / 2, OUT>...};
+    return (2 * cols > kThreadN ? kWhole : kHalf)[rows - 1];
+  } else {
+    static constexpr Multiply kTable[] = {multiply_along_k<Op, I + 1, OUT>...};
+    return kTable[rows - 1];
+  }
 }
 
 }  // namespace
