@@ -287,7 +287,7 @@ def _copy_rate() -> float:
 
 
 def _chip_name(properties) -> str:
-    return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
+    return properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
 
 
 def _run_once(shape: Shape, precision: str) -> None:

@@ -17,7 +17,7 @@ struct BlockTiledConfig {
   // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and
   // rows stay aligned, so that a thread reads its row of A 16 bytes at a time.
   static constexpr int kRow = TILE + 4;
-  static constexpr int kBlocksPerCu = 1;
+  static constexpr int kBlocksPerCu = TILE == 16 ? 1536 / kThreads : 1;
   static_assert(kThreads % 64 == 0 && kThreads <= 1024, "whole warps of both sizes, and no more than a block holds");
 };
 
