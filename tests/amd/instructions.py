@@ -1,16 +1,17 @@
 """What the instructions of AMD's CDNA3 (gfx942) and CDNA2 (gfx90a) compute, as tables: mnemonic -> small function.
 
-Source, unless said otherwise: AMD, "Instinct MI300 (CDNA3) Instruction Set Architecture", chapters 5 (scalar), 6 (vector), 7
-(matrix) and 12 (instructions). interpreter.py finds the operands and stores the results under EXEC.
+Source, unless said otherwise: AMD, "Instinct MI300 (CDNA3) Instruction Set Architecture", chapters 5 (scalar), 6
+(vector), 7 (matrix) and 12 (instructions). interpreter.py finds the operands and stores the results under EXEC.
 
 Vector functions take numpy arrays of one element for each lane (packed ones: lane x 2), or of one for all, and know
 nothing of registers. Scalar functions take Python integers.
 
-Rounding. fp32 and fp16 fma: the product is exact in fp64, the sum is rounded to odd there, hence the second rounding is the
-only one. fp64 fma: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums" (2008), and Python's fractions
-where an intermediate could overflow or underflow. Matrix instructions: the sum of all products and C in fp64 (long double
-for fp64), rounded once; the order and the rounding of the hardware are not published. v_rcp, v_rsq, v_sqrt, v_exp and v_log
-are rounded from fp64, where the hardware errs by one unit in the last place. Denormals are kept, except by v_mac and v_mad.
+Rounding. fp32 and fp16 fma: the product is exact in fp64, the sum is rounded to odd there, hence the second rounding is
+the only one. fp64 fma: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums" (2008), and Python's
+fractions where an intermediate could overflow or underflow. v_fma_mixlo and mixhi round to fp32, then to fp16. Matrix
+instructions: the sum of all products and C in fp64 (long double for fp64), rounded once; the order and the rounding of
+the hardware are not published. v_rcp, v_rsq, v_sqrt, v_exp and v_log are rounded from fp64, where the hardware errs by
+one unit in the last place. Denormals are kept, except by v_mac and v_mad.
 """
 
 from fractions import Fraction
@@ -149,7 +150,7 @@ def exponent_field(x):
 
 
 def div_scale(far, scale, tiny):
-    """v_div_scale: x scaled so that the steps of a division neither overflow nor underflow; the mask tells v_div_fmas."""
+    """v_div_scale: x scaled so that no step of a division overflows or underflows; the mask tells v_div_fmas."""
 
     def run(x, denominator, numerator):
         x, denominator, numerator = np.broadcast_arrays(x, denominator, numerator)
@@ -177,7 +178,7 @@ def div_scale(far, scale, tiny):
 
 
 def div_fmas(fma, middle, scale):
-    """The published text multiplies by 2^32 (fp64: 2^64); only the scale of v_div_scale, up or down, makes a division."""
+    """The published text multiplies by 2^32 (fp64: 2^64); only v_div_scale's factor, up or down, makes a division."""
 
     def run(a, b, c, vcc):
         result = fma(a, b, c)
@@ -271,9 +272,10 @@ def mad_wide(dtype, wide):
 
 
 # ---- Vector instructions: name -> (types of destinations, types of sources, function)
-# Types: b32 and so on are dtypes; f16, u16, i16 are the low half of a register, which as destination clears the high one;
-# mask is a pair of SGPRs, one bit for each lane; "dst" reads the destination; "vcc" is read without being written in the
-# text; pk_ are two elements for each lane, chosen by op_sel; mix is fp32 or half a register of fp16 (v_fma_mix).
+# Types: u32 and so on are dtypes; f16, u16, i16 are the low half of a register, which as destination clears the high
+# one; mask is a pair of SGPRs, one bit for each lane; "dst" reads the destination; "vcc" is read without being named in
+# the text; pk_ are two elements for each lane, chosen by op_sel; mix is fp32 or half a register of fp16 (v_fma_mix),
+# half is half a register, the other one kept.
 VALU = {}
 
 
@@ -540,7 +542,7 @@ for _type in ("f16", "f32", "f64", "u16", "i16", "u32", "i32", "u64", "i64"):
     if _type[0] == "f":
         define(f"mask = {_type} u32", **{f"{cmp}_class_{_type}": class_mask for cmp in ("cmp", "cmpx")})
 
-# ---- Matrix instructions (gfx942's names; gfx90a's differ in an underscore): M = N, K, type of A and B, type of C and D.
+# ---- Matrix instructions (gfx942's names; gfx90a's differ in an underscore): M = N, K, type of A and B, of C and D.
 # Lane layouts: chapter 7 of the ISA, AMD's matrix instruction calculator.
 MFMA = {
     "v_mfma_f32_16x16x4_f32": (16, 4, "f32", "f32"),

@@ -9,36 +9,51 @@ The code object comes from clang, the text from llvm-objdump; what an instructio
 instruction is decoded once, into a function over one set of registers, which the waves of a workgroup share in turns: a
 wave runs until a barrier or its end, then the next one does, in order or in an order drawn from a seed.
 
-What is an error (a Fault names the kernel, the instruction, and where it matters lane and address): an instruction or a
-modifier without a meaning here; a global access that is not wholly inside of one buffer, is not aligned, or writes to a
-buffer that is not writable; LDS beyond the kernel's size; a register read or overwritten while a load into it is
-outstanding; LDS that one wave reads or writes after another wrote it, or writes after another read it, without a barrier
-between them. LDS and registers hold signalling garbage (nan in each format) at the start, not zeros.
+What is an error (a Fault names the kernel, the instruction, and where it matters lane and address):
+ - a global access that is not wholly inside of one buffer, is not aligned, or writes to a buffer that is not writable;
+ - LDS beyond the kernel's size, or not aligned;
+ - a register read or overwritten while a load into it is outstanding;
+ - a race: LDS that a wave reads or writes after another wrote it, or writes after another read it, without a barrier
+   between them.
+An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
+garbage at the start (nan in each format), not zeros.
 
 s_waitcnt (CDNA3 ISA, 4.4): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
-lgkmcnt. Vector memory and LDS return in order; scalar loads do not, so with one outstanding only lgkmcnt(0) says anything
-(LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait and not before. LDS is
-accessed as late as the waits permit, global memory at once: a workgroup's accesses pass through one cache in order.
+lgkmcnt. Vector memory and LDS return in order; scalar loads do not, so with one outstanding only lgkmcnt(0) says
+anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait and not before.
+LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup pass through one
+cache in order.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
-workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory.
+workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory, buffer
+instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
 The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
 """
 
 import re
-import shutil
 import struct
-import subprocess
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import instructions as isa
 import numpy as np
+from code_object import CodeObject, Kernel, load
 from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
+from memory import GARBAGE, Fault, Memory, SharedMemory
+
+__all__ = [
+    "CodeObject",
+    "Fault",
+    "Kernel",
+    "Machine",
+    "Memory",
+    "UnknownInstruction",
+    "load",
+    "run",
+    "unknown_instructions",
+]
 
 LANES = 64
-GARBAGE = 0x7FF5FFF5  # nan as fp64, fp32, fp16 and bf16; out of bounds as an offset
 NUM_VGPRS, NUM_SGPRS = 512, 128  # AGPRs are the upper half
 VCC, M0, EXEC = 106, 124, 126
 NAMED_SGPRS = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1)}
@@ -57,95 +72,6 @@ NO_EFFECT = {
     "s_inst_prefetch",
 }
 NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol", "s_icache_inv", "s_dcache_wb", "s_setreg_imm32_b32_noop"}
-
-
-class Fault(Exception):
-    """What hardware would do wrongly, or not at all."""
-
-
-# ---- Memory
-
-
-class Memory:
-    """Named buffers at addresses of their own, far apart. Each lies across a multiple of 4 GiB, where a carry from the
-    lower half of an address is needed."""
-
-    def __init__(self):
-        self.buffers = []
-
-    def add(self, name: str, array: np.ndarray, *, writable: bool = False) -> int:
-        """The address of the array, which is used in place."""
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{name} is not contiguous")
-        data = array.reshape(-1).view(np.uint8)
-        address = ((0x7E00 + 16 * len(self.buffers)) << 32) - data.size // 2 // 256 * 256
-        self.buffers.append((name, address, data, writable))
-        return address
-
-    def place(self, address: int, width: int) -> str:
-        for name, start, data, _ in self.buffers:
-            if start - (1 << 32) < address < start + data.size + (1 << 32):
-                return f"{width} bytes at {address:#x}, {address - start} bytes into {name} of {data.size} bytes"
-        return f"{width} bytes at {address:#x}, near no buffer"
-
-    def locate(self, addresses: np.ndarray, width: int, is_store: bool):
-        """The buffer of all addresses and their offsets in it; Fault(text, index) if there is none."""
-        for name, start, data, writable in self.buffers:
-            offsets = (addresses - U64(start)).view(I64)
-            is_inside = (offsets >= 0) & (offsets <= data.size - width)
-            if not is_inside.any():
-                continue
-            if not is_inside.all():
-                outside = int(np.argmin(is_inside))
-                raise Fault("access outside of one buffer: " + self.place(int(addresses[outside]), width), outside)
-            if (addresses & U64(min(width, 4) - 1 if width != 12 else 3)).any():
-                raise Fault(f"misaligned access to {name}", int(np.argmax(addresses & U64(3) != 0)))
-            if is_store and not writable:
-                raise Fault(f"store to the read-only buffer {name}", 0)
-            return data, offsets
-        raise Fault("access outside of all buffers: " + self.place(int(addresses[0]), width), 0)
-
-    def load(self, addresses: np.ndarray, width: int) -> np.ndarray:
-        data, offsets = self.locate(addresses, width, False)
-        return data[offsets[:, None] + np.arange(width)]
-
-    def store(self, addresses: np.ndarray, values: np.ndarray):
-        data, offsets = self.locate(addresses, values.shape[1], True)
-        data[offsets[:, None] + np.arange(values.shape[1])] = values
-
-
-class SharedMemory:
-    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier."""
-
-    def __init__(self, size: int):
-        self.data = np.full(-(-size // 4), GARBAGE, U32).view(np.uint8)[:size]
-        self.readers, self.writers = np.zeros(size, U32), np.zeros(size, U32)
-
-    def forget(self):
-        self.readers[:] = 0
-        self.writers[:] = 0
-
-    def places(self, addresses: np.ndarray, width: int) -> np.ndarray:
-        is_outside = (addresses < 0) | (addresses > self.data.size - width)
-        if is_outside.any():
-            i = int(np.argmax(is_outside))
-            raise Fault(f"{width} bytes of LDS at {int(addresses[i])}, of {self.data.size} bytes", i)
-        alignment = width if width in (1, 2, 4, 8, 16) else 4
-        if (addresses % alignment).any():
-            raise Fault(f"misaligned access to {width} bytes of LDS", int(np.argmax(addresses % alignment != 0)))
-        return addresses[:, None] + np.arange(width)
-
-    def load(self, places: np.ndarray, wave: int) -> np.ndarray:
-        if (self.writers[places] & U32(~(1 << wave) & 0xFFFFFFFF)).any():
-            raise Fault("race: LDS is read that another wave wrote since the last barrier")
-        self.readers[places] |= U32(1 << wave)
-        return self.data[places]
-
-    def store(self, places: np.ndarray, values: np.ndarray, wave: int):
-        if ((self.writers[places] | self.readers[places]) & U32(~(1 << wave) & 0xFFFFFFFF)).any():
-            raise Fault("race: LDS is written that another wave used since the last barrier")
-        self.writers[places] |= U32(1 << wave)
-        self.data[places] = values
 
 
 # ---- Text of an instruction
@@ -200,7 +126,7 @@ def parse_operand(text: str) -> Operand:
 
 
 def constant_bits(text: str, kind: str) -> int:
-    """A constant as bits of an operand. Decimals are inline integers, extended by their sign; floating-point numbers are
+    """A constant as bits of an operand. Decimals are inline integers, extended by their sign; numbers with a point are
     inline constants of the operand's width, of integer operands as well; hexadecimals are literals of 32 bits."""
     size = int(kind[1:])
     if "." in text or "e" in text and not text.startswith("0x"):
@@ -504,7 +430,9 @@ class Machine:
         lanes, scalars = self.lanes, self.scalar[32]
         if name == "v_pk_mov_b32":  # op_sel chooses the low result from the first source, the high one from the second
             to, halves = self.packed_view(operands[0], "_u32", 0, 1), modifiers.get("op_sel") or [0, 0]
-            pairs = [self.packed_view(each, "_u32", half, half) for each, half in zip(operands[1:], halves, strict=True)]
+            pairs = [
+                self.packed_view(each, "_u32", half, half) for each, half in zip(operands[1:], halves, strict=True)
+            ]
 
             def move_pair():
                 low, high = (pair[:, 0].copy() for pair in pairs)
@@ -963,145 +891,43 @@ def select(selection: str, kind: str, is_signed: bool):
     return apply
 
 
-# ---- Code objects
+# ---- Dispatch
 
 
-def unpack(data: bytes, at: int = 0):
-    """The value at `at` and the place after it: MessagePack, as far as the metadata of kernels uses it."""
-    tag = data[at]
-    at += 1
-    if tag < 0x80:
-        return tag, at
-    if tag >= 0xE0:
-        return tag - 256, at
-    if tag in (0xC0, 0xC2, 0xC3):
-        return {0xC0: None, 0xC2: False, 0xC3: True}[tag], at
-    if tag in (0xCC, 0xCD, 0xCE, 0xCF, 0xD0, 0xD1, 0xD2, 0xD3):
-        size = 1 << (tag & 3)
-        return int.from_bytes(data[at : at + size], "big", signed=tag >= 0xD0), at + size
-    if tag < 0xA0:
-        length = tag & 15
-    elif tag < 0xC0:
-        length = tag & 31
-    else:
-        size = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}[tag]
-        length = int.from_bytes(data[at : at + size], "big")
-        at += size
-    if 0xA0 <= tag < 0xC0 or tag in (0xD9, 0xDA, 0xDB):
-        return data[at : at + length].decode(), at + length
-    is_map = tag < 0x90 or tag in (0xDE, 0xDF)
-    values = []
-    for _ in range(2 * length if is_map else length):
-        value, at = unpack(data, at)
-        values.append(value)
-    return (dict(zip(values[::2], values[1::2], strict=True)) if is_map else values), at
+def index_of(kernel: Kernel) -> dict[int, int]:
+    return {address: i for i, (address, _) in enumerate(kernel.lines)}
 
 
-@dataclass
-class Kernel:
-    name: str
-    metadata: dict
-    descriptor: bytes
-    lines: list  # (address, text)
-    machine: Machine | None = None
-    code: list = field(default_factory=list)
-
-    @property
-    def shared_bytes(self) -> int:
-        return struct.unpack_from("<I", self.descriptor, 0)[0]
-
-    def decode(self):
-        """Each instruction once. Those without a meaning fail when they are reached, not before."""
-        if self.machine is not None:
-            return
-        self.machine = Machine()
-        index_of = {address: i for i, (address, _) in enumerate(self.lines)}
-        for address, text in self.lines:
+def decode(kernel: Kernel):
+    """The machine and the instructions as (registers used, function), made once. An instruction without a meaning
+    fails when it is reached, not before."""
+    if kernel.program is None:
+        machine, code, places = Machine(), [], index_of(kernel)
+        for address, text in kernel.lines:
             try:
-                instruction = self.machine.decode(text, address, index_of)
-                self.code.append((instruction.uses, instruction.run))
+                instruction = machine.decode(text, address, places)
+                code.append((instruction.uses, instruction.run))
             except UnknownInstruction as error:
-                self.code.append((0, unknown(error)))
-
-    def unknown_instructions(self) -> list[str]:
-        machine, index_of = Machine(), {address: i for i, (address, _) in enumerate(self.lines)}
-        found = []
-        for address, text in self.lines:
-            try:
-                machine.decode(text, address, index_of)
-            except UnknownInstruction as error:
-                found.append(str(error))
-        return found
+                code.append((0, fail_with(error)))
+        kernel.program = machine, code
+    return kernel.program
 
 
-def unknown(error):
+def fail_with(error: Exception):
     def run():
         raise error
 
     return run
 
 
-@dataclass
-class CodeObject:
-    path: Path
-    kernels: dict[str, Kernel]
-
-    def find(self, *parts: str) -> Kernel:
-        """The kernel whose (mangled) name has all these parts."""
-        found = [kernel for name, kernel in self.kernels.items() if all(part in name for part in parts)]
-        if len(found) != 1:
-            raise KeyError(f"{len(found)} kernels with {parts} among {sorted(self.kernels)}")
-        return found[0]
-
-
-def elf_sections(data: bytes):
-    """(type, address, offset, size, linked section) of each section of a 64-bit ELF file."""
-    start, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
-    for i in range(count):
-        kind, _, address, offset, length, link = struct.unpack_from("<IQQQQI", data, start + i * size + 4)
-        yield kind, address, offset, length, link
-
-
-def load(path, edit=None) -> CodeObject:
-    """`edit` changes the lines [(address, text)] of a kernel, given with its name: for tests with mistakes in them."""
-    data = Path(path).read_bytes()
-    sections = list(elf_sections(data))
-    symbols, metadata = {}, {}
-    for kind, _, offset, length, link in sections:
-        if kind == 2:  # symbols
-            for at in range(offset, offset + length, 24):
-                name, _, section, value = (
-                    struct.unpack_from("<IxxHQ", data, at)[0],
-                    0,
-                    *struct.unpack_from("<HQ", data, at + 6),
-                )
-                text = data[sections[link][2] + name :].split(b"\0", 1)[0].decode()
-                symbols[text] = (section, value)
-        elif kind == 7:  # note: sizes of name and description, type, name padded to 4 bytes, description
-            name_size, description_size, _ = struct.unpack_from("<III", data, offset)
-            at = offset + 12 + -(-name_size // 4) * 4
-            metadata = unpack(data[at : at + description_size])[0]
-    objdump = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump") or "llvm-objdump-22"
-    text = subprocess.run(
-        [objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True
-    ).stdout
-    lines, current = {}, None
-    for line in text.splitlines():
-        if match := re.match(r"[0-9a-f]+ <(.*)>:$", line):
-            current = lines.setdefault(match[1], [])
-        elif match := re.match(r"\s+(\S.*?)\s*// ([0-9A-F]+):", line):
-            current.append((int(match[2], 16), match[1]))
-    kernels = {}
-    for description in metadata["amdhsa.kernels"]:
-        name = description[".name"]
-        section, value = symbols[description[".symbol"]]
-        at = value - sections[section][1] + sections[section][2]
-        body = edit(name, lines[name]) if edit else lines[name]
-        kernels[name] = Kernel(name, description, data[at : at + 64], body)
-    return CodeObject(Path(path), kernels)
-
-
-# ---- Dispatch
+def unknown_instructions(kernel: Kernel) -> list[str]:
+    machine, places, found = Machine(), index_of(kernel), []
+    for address, text in kernel.lines:
+        try:
+            machine.decode(text, address, places)
+        except UnknownInstruction as error:
+            found.append(str(error))
+    return found
 
 
 def kernel_arguments(kernel: Kernel, grid, block, args) -> np.ndarray:
@@ -1169,11 +995,10 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
 
 
 def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000) -> Counter:
-    """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed, the
-    order of the workgroups and, at each barrier, that of the waves are drawn from it. `limit`: instructions of a wave
-    between barriers."""
-    kernel.decode()
-    machine, executed = kernel.machine, [0] * len(kernel.lines)
+    """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed,
+    the order of the workgroups and, after each barrier, that of the waves are drawn from it. `limit`: instructions of a
+    wave between barriers."""
+    (machine, code), executed = decode(kernel), [0] * len(kernel.lines)
     num_threads = block[0] * block[1] * block[2]
     if num_threads > kernel.metadata[".max_flat_workgroup_size"]:
         raise ValueError(f"{num_threads} threads, more than {kernel.name} is compiled for")
@@ -1195,7 +1020,7 @@ def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limi
                     random.shuffle(order)
                 for wave in order:
                     try:
-                        if machine.resume(wave, kernel.code, executed, limit) == AT_END:
+                        if machine.resume(wave, code, executed, limit) == AT_END:
                             waves.remove(wave)
                     except Fault as fault:
                         raise Fault(describe(fault, kernel, place, wave)) from None
