@@ -61,9 +61,11 @@ def two_sum(a, b):
 
 
 def exact_fma(a: float, b: float, c: float, rounded: float) -> float:
-    """One lane; `rounded` is a * b + c with two roundings, right where it is nan, infinite or zero for certain."""
-    if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)):
+    """One lane; `rounded` is a * b + c with two roundings, right where a factor is nan or infinite and where it is 0."""
+    if not (np.isfinite(a) and np.isfinite(b)):
         return rounded
+    if not np.isfinite(c):
+        return c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         return rounded

@@ -25,8 +25,8 @@ LDS is accessed as late as the waits permit; global memory at once, since the ac
 cache in order.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
-workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory, buffer
-instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
+workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
+buffer instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
 The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
 """
 
@@ -856,7 +856,7 @@ class Machine:
         return target
 
     def execute(self, *texts: str):
-        """Runs these lines on the registers as they are: for tests of instructions. Loads are waited for."""
+        """Runs these lines on the registers as they are: for tests of instructions."""
         with np.errstate(all="ignore"):
             for text in texts:
                 instruction = self.decode(text)
@@ -962,8 +962,8 @@ def kernel_arguments(kernel: Kernel, grid, block, args) -> np.ndarray:
 
 
 def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wave:
-    """Registers at the start of a wave: user SGPRs by the properties of the descriptor, then workgroup ids; v0 holds the
-    three workitem ids, 10 bits each."""
+    """Registers at the start of a wave: user SGPRs by the properties of the descriptor, then workgroup ids; v0 holds
+    the three workitem ids, 10 bits each."""
     rsrc1, rsrc2 = struct.unpack_from("<II", kernel.descriptor, 48)
     properties, preload = struct.unpack_from("<HH", kernel.descriptor, 56)
     if preload or struct.unpack_from("<I", kernel.descriptor, 4)[0] or properties & 1 << 11:

@@ -232,8 +232,8 @@ KERNEL(128) integers(const int* x, const int* y, long* to, int count) {
   row[11] = long(ua << (ub & 31)) + (a >> (ub & 31)) + long(la >> (ub & 63));
   row[12] = (ua >> 5 & 0x3ff) + (short)a + (signed char)b;
   row[13] = long(double(la)) + long(float(a));
-  row[14] = long(double(a) / (double(b) + 0.5) * 1e6);
-  row[15] = long(float(a) / (float(b) + 0.5f));
+  row[14] = __builtin_bit_cast(long, double(a) / (double(b) + 0.5));
+  row[15] = __builtin_bit_cast(int, float(a) / (float(b) + 0.5f));
 }
 
 // The sum over a wave by ds_bpermute, and the first lane's value.
