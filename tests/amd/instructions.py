@@ -61,7 +61,7 @@ def two_sum(a, b):
 
 
 def exact_fma(a: float, b: float, c: float, rounded: float) -> float:
-    """One lane; `rounded` is a * b + c with two roundings, right where a factor is nan or infinite and where it is 0."""
+    """One lane; `rounded` is a * b + c with two roundings, right where a factor is not finite and where it is 0."""
     if not (np.isfinite(a) and np.isfinite(b)):
         return rounded
     if not np.isfinite(c):

@@ -647,7 +647,9 @@ class Machine:
             if match[3] not in isa.DS_WIDTHS:
                 return None
             width = isa.WIDTHS[isa.DS_WIDTHS[match[3]]]
-            return self.shared_access(match[1] == "write", match[2] or "", width, texts, modifiers)
+            return self.shared_access(
+                f"{name} {', '.join(texts)}", match[1] == "write", match[2] or "", width, texts, modifiers
+            )
         if name in ("ds_bpermute_b32", "ds_permute_b32"):
             return self.permute(name == "ds_bpermute_b32", texts, modifiers)
         return None
@@ -745,7 +747,7 @@ class Machine:
 
         return load, operands[1:]
 
-    def shared_access(self, is_store, pair, width, texts, modifiers):
+    def shared_access(self, text, is_store, pair, width, texts, modifiers):
         if set(modifiers) - {"offset", "offset0", "offset1"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
         operands = [parse_operand(text) for text in texts]
@@ -769,7 +771,7 @@ class Machine:
 
                 def deliver():
                     for each, value in zip(where, values, strict=True):
-                        self.shared.store(each, value, self.wave_number)
+                        self.shared.store(each, value, self.wave_number, text)
 
                 self.queue_up([self.lgkm_queue], 0, deliver)
 
@@ -787,7 +789,7 @@ class Machine:
 
             def deliver():
                 for each, give in zip(where, delivers, strict=True):
-                    give(which, self.shared.load(each, self.wave_number))
+                    give(which, self.shared.load(each, self.wave_number, text))
 
             self.queue_up([self.lgkm_queue], to.bits, deliver)
 

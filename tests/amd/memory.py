@@ -79,14 +79,14 @@ class SharedMemory:
             raise Fault(f"misaligned access to {width} bytes of LDS", int(np.argmax(addresses % alignment != 0)))
         return addresses[:, None] + np.arange(width)
 
-    def load(self, places: np.ndarray, wave: int) -> np.ndarray:
+    def load(self, places: np.ndarray, wave: int, text: str = "load") -> np.ndarray:
         if (self.writers[places] & U32(~(1 << wave) & 0xFFFFFFFF)).any():
-            raise Fault("race: LDS is read that another wave wrote since the last barrier")
+            raise Fault(f"race: {text} reads LDS that another wave wrote since the last barrier")
         self.readers[places] |= U32(1 << wave)
         return self.data[places]
 
-    def store(self, places: np.ndarray, values: np.ndarray, wave: int):
+    def store(self, places: np.ndarray, values: np.ndarray, wave: int, text: str = "store"):
         if ((self.writers[places] | self.readers[places]) & U32(~(1 << wave) & 0xFFFFFFFF)).any():
-            raise Fault("race: LDS is written that another wave used since the last barrier")
+            raise Fault(f"race: {text} writes LDS that another wave used since the last barrier")
         self.writers[places] |= U32(1 << wave)
         self.data[places] = values

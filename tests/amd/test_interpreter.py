@@ -1,5 +1,5 @@
-"""The interpreter of AMD's instructions: single instructions by cases written by hand from the ISA document, errors that
-it must find, and whole kernels (kernels.hip) compared with float64.
+"""The interpreter of AMD's instructions: single instructions by cases written by hand from the ISA document, errors
+that it must find, and whole kernels (kernels.hip) compared with float64.
 
 Mutants of the compiled kernels that must be found: every s_waitcnt and every s_barrier removed, one at a time; a store
 guard; a wrong offset along k; a barrier missing in the source.
@@ -619,7 +619,7 @@ def expected_integers(a: int, b: int) -> list[int]:
         min(a, b) + (5 if ua > ub else 7),
         ua.bit_count() + 100 * (32 - ua.bit_length()) + 10000 * ((ua & -ua).bit_length() - 1 if ua else 32),
         (ua << (ub & 31)) % 2**32 + (a >> (ub & 31)) + (la >> (ub & 63)),
-        (ua >> 5 & 0x3FF) + signed(a, 16) + signed(b, 8),
+        ((ua >> 5 & 0x3FF) + signed(a, 16) + signed(b, 8)) % 2**32,
         int(float(la)) + int(np.float32(a)),
         int(np.float64(a / (b + 0.5)).view(np.int64)),
         int(fraction32.view(np.int32)),
@@ -686,7 +686,8 @@ def test_mutant_without_a_wait_or_barrier_is_found(mnemonic, name, compiled):
     assert places
     for place in places:
         found = outcome(load(path, without(name, place)), name, (40, 33, 29))
-        assert re.search("outstanding" if mnemonic == "s_waitcnt" else "race", found), (place, found)
+        # Without a wait, LDS may also be accessed after the next barrier.
+        assert re.search("outstanding|race" if mnemonic == "s_waitcnt" else "race", found), (place, found)
 
 
 def test_mutant_without_a_guard_is_found(compiled):
