@@ -348,6 +348,7 @@ define(
     min3_u32=lambda a, b, c: np.minimum(np.minimum(a, b), c),
     max3_u32=lambda a, b, c: np.maximum(np.maximum(a, b), c),
     med3_u32=median(np.minimum, np.maximum),
+    sad_u32=lambda a, b, c: np.maximum(a, b) - np.minimum(a, b) + c,
 )
 define(
     "i32 = i32 i32 i32",
@@ -483,7 +484,7 @@ define(
     min_f16=least,
     max_f16=greatest,
 )
-define("f16 = f16 f16 f16", fma_f16=fma_f16)
+define("f16 = f16 f16 f16", fma_f16=fma_f16, div_fixup_f16=div_fixup)
 define("f16 = f16 f16 dst", fmac_f16=fma_f16)
 define(
     "u16 = u16 u16",
