@@ -1,0 +1,1041 @@
+"""Executes code objects for AMD's gfx942 and gfx90a on a CPU, from the text of their instructions.
+
+    code = load("kernel.co")
+    memory = Memory()
+    a, c = memory.add("a", matrix), memory.add("c", result, writable=True)
+    counts = run(code.find("copy"), grid=(2, 1, 1), block=(256, 1, 1), args=[a, c, 100], memory=memory)
+
+The code object comes from clang, the text from llvm-objdump; what an instruction computes is in instructions.py. Each
+instruction is decoded once, into a function over one set of registers, which the waves of a workgroup share in turns: a
+wave runs until a barrier or its end, then the next one does, in order or in an order drawn from a seed.
+
+What is an error (a Fault names the kernel, the instruction, and where it matters lane and address):
+ - a global access that is not wholly inside of one buffer, is not aligned, or writes to a buffer that is not writable;
+ - LDS beyond the kernel's size, or not aligned;
+ - a register read or overwritten while a load into it is outstanding;
+ - a race: LDS that a wave reads or writes after another wrote it, or writes after another read it, without a barrier
+   between them.
+An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
+garbage at the start (nan in each format), not zeros.
+
+s_waitcnt (CDNA3 ISA, 4.4): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
+lgkmcnt. Vector memory and LDS return in order; scalar loads do not, so with one outstanding only lgkmcnt(0) says
+anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait and not before.
+LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup pass through one
+cache in order.
+
+Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
+workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
+buffer instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
+The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
+"""
+
+import re
+import struct
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import instructions as isa
+import numpy as np
+from code_object import CodeObject, Kernel, load
+from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
+from memory import GARBAGE, Fault, Memory, SharedMemory
+
+__all__ = [
+    "CodeObject",
+    "Fault",
+    "Kernel",
+    "Machine",
+    "Memory",
+    "UnknownInstruction",
+    "load",
+    "run",
+    "unknown_instructions",
+]
+
+LANES = 64
+NUM_VGPRS, NUM_SGPRS = 512, 128  # AGPRs are the upper half
+VCC, M0, EXEC = 106, 124, 126
+NAMED_SGPRS = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1)}
+NAMED_SGPRS |= {"exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1)}
+NAMED_SGPRS |= {"flat_scratch": (102, 2), "xnack_mask": (104, 2)}
+DTYPES = {"u32": U32, "i32": I32, "f32": F32, "u64": U64, "i64": I64, "f64": F64, "u16": U16, "i16": I16, "f16": F16}
+AT_BARRIER, AT_END = -1, -2
+NO_EFFECT = {
+    "s_nop",
+    "s_sleep",
+    "s_setprio",
+    "s_sethalt",
+    "buffer_wbl2",
+    "buffer_inv",
+    "buffer_invl2",
+    "s_inst_prefetch",
+}
+NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol", "s_icache_inv", "s_dcache_wb", "s_setreg_imm32_b32_noop"}
+
+
+# ---- Text of an instruction
+
+
+@dataclass
+class Operand:
+    text: str
+    kind: str  # v: VGPR or AGPR; s: SGPR; constant; off
+    index: int = 0
+    count: int = 1
+    negative: bool = False
+    absolute: bool = False
+    sign_extended: bool = False
+
+    @property
+    def bits(self) -> int:
+        """One bit for each register, those of all kinds in one number."""
+        if self.kind not in "vs":
+            return 0
+        return ((1 << self.count) - 1) << (self.index + (NUM_VGPRS if self.kind == "s" else 0))
+
+
+REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])$")
+NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?)$")
+
+
+def parse_operand(text: str) -> Operand:
+    text, flags = text.strip(), {}
+    if match := re.match(r"sext\((.*)\)$", text):
+        text, flags["sign_extended"] = match[1], True
+    if text.startswith("-") and not NUMBER.match(text):
+        text, flags["negative"] = text[1:], True
+    if text.startswith("neg("):
+        text, flags["negative"] = text[4:-1], True
+    if match := re.match(r"(?:\||abs\()(.*)(?:\||\))$", text):
+        text, flags["absolute"] = match[1], True
+    if match := REGISTER.match(text):
+        first = int(match[2] or match[3])
+        count = int(match[4]) - first + 1 if match[4] else 1
+        kind = "s" if match[1] == "s" else "v"
+        if count > 1 and kind == "v" and first % 2:
+            raise UnknownInstruction(f"{text}: tuples of VGPRs begin at even numbers")
+        return Operand(text, kind, first + (256 if match[1] == "a" else 0), count, **flags)
+    if text in NAMED_SGPRS:
+        return Operand(text, "s", *NAMED_SGPRS[text], **flags)
+    if NUMBER.match(text):
+        return Operand(text, "constant", **flags)
+    if text == "off":
+        return Operand(text, "off")
+    raise UnknownInstruction(f"operand {text}")
+
+
+def constant_bits(text: str, kind: str) -> int:
+    """A constant as bits of an operand. Decimals are inline integers, extended by their sign; numbers with a point are
+    inline constants of the operand's width, of integer operands as well; hexadecimals are literals of 32 bits."""
+    size = int(kind[1:])
+    if "." in text or "e" in text and not text.startswith("0x"):
+        dtype, bits = {16: (F16, U16), 32: (F32, U32), 64: (F64, U64)}[size]
+        return int(np.array([text], F64).astype(dtype).view(bits)[0])
+    value = int(text, 0)
+    if text.startswith("0x") and size == 64 and value <= 0xFFFFFFFF:
+        if kind == "f64":
+            value <<= 32
+        elif kind == "i64":
+            value = isa.signed(value)
+        elif value >> 31:
+            raise UnknownInstruction(f"literal {text} of a 64-bit operand")
+    return value & ((1 << size) - 1)
+
+
+def split_text(text: str):
+    """Mnemonic, operands and modifiers of a line."""
+    name, _, rest = text.partition(" ")
+    operands, modifiers = [], {}
+    for part in re.split(r",(?![^\[]*\])\s*", rest.strip()):
+        words = part.split()
+        for word in words[1:]:
+            key, _, value = word.partition(":")
+            modifiers[key] = [int(x) for x in value[1:-1].split(",")] if value.startswith("[") else value or True
+        operands += words[:1]
+    return name, operands, modifiers
+
+
+@dataclass
+class Instruction:
+    text: str
+    uses: int  # registers that it reads or writes, as Operand.bits; loads check their destination themselves
+    run: object
+
+
+# ---- Registers and execution
+
+
+@dataclass
+class Wave:
+    number: int
+    vgprs: np.ndarray
+    sgprs: np.ndarray
+    scc: int = 0
+    pc: int = 0
+    vector_queue: deque = field(default_factory=deque)
+    lgkm_queue: deque = field(default_factory=deque)
+
+
+class Machine:
+    """One set of registers and the functions that instructions became. Registers lie in pairs, [pair][lane][half], so
+    that 64-bit operands, which begin at even numbers, are views, too."""
+
+    def __init__(self):
+        self.vgprs = np.full((NUM_VGPRS // 2, LANES, 2), GARBAGE, U32)
+        self.sgprs = np.full(NUM_SGPRS, GARBAGE, U32)
+        self.scalar = {32: memoryview(self.sgprs), 64: memoryview(self.sgprs.view(U64))}
+        self.scc = [0]
+        self.lanes = np.ones(LANES, bool)  # EXEC
+        self.pending = 0
+        self.vector_queue, self.lgkm_queue = deque(), deque()
+        self.memory, self.shared, self.wave_number = Memory(), SharedMemory(0), 0
+        self.scalar[64][EXEC // 2] = (1 << LANES) - 1
+
+    # -- Operands
+
+    def vector_view(self, index: int, kind: str, half: int = 0) -> np.ndarray:
+        dtype = DTYPES[kind]
+        if kind.endswith("64"):
+            return self.vgprs.view(dtype)[index // 2, :, 0]
+        if kind.endswith("16"):
+            return self.vgprs.view(dtype)[index // 2, :, index % 2 * 2 + half]
+        return self.vgprs.view(dtype)[index // 2, :, index % 2]
+
+    def view(self, operand: Operand, kind: str, half: int = 0) -> np.ndarray:
+        """The operand as array of 64 lanes, or of one element for all."""
+        size = int(kind[1:])
+        if operand.kind == "constant":
+            bits = constant_bits(operand.text, kind)
+            return np.array([bits], {16: U16, 32: U32, 64: U64}[size]).view(DTYPES[kind])
+        if operand.kind not in "vs" or operand.count != max(1, size // 32):
+            raise UnknownInstruction(f"operand {operand.text} as {kind}")
+        if operand.kind == "v":
+            return self.vector_view(operand.index, kind, half)
+        elements = 32 // size if size < 32 else 1
+        place = operand.index * elements + half if size <= 32 else operand.index // 2
+        return self.sgprs.view(DTYPES[kind])[place : place + 1]
+
+    def packed_view(self, operand: Operand, kind: str, low: int, high: int) -> np.ndarray:
+        """Two elements for each lane: those of number `low` and `high` of the operand."""
+        half = kind[1:]
+        if operand.kind == "constant":
+            bits = constant_bits(operand.text, "u32")
+            if bits and (high or low or half == "f32" and operand.text.startswith("0x")):
+                raise UnknownInstruction(f"constant {operand.text} of a packed operand")
+            pair = np.full((1, 2), constant_bits(operand.text, half) if bits else 0, DTYPES[f"u{half[1:]}"])
+            return pair.view(DTYPES[half])
+        if operand.kind == "v":
+            pair = self.vgprs.view(DTYPES[half])[operand.index // 2]
+        else:
+            pair = self.sgprs.view(DTYPES[half]).reshape(1, -1)
+        if half.endswith("16"):
+            first = operand.index * 2 if operand.kind == "s" else operand.index % 2 * 2
+            pair = pair[:, first : first + 2]
+        elif operand.kind == "s":
+            pair = pair[:, operand.index : operand.index + 2]
+        return {(0, 1): pair, (0, 0): pair[:, :1], (1, 1): pair[:, 1:], (1, 0): pair[:, ::-1]}[low, high]
+
+    def source(self, operand: Operand, kind: str, position: int, modifiers: dict):
+        """A view and a function of it, or None where the view is the value."""
+        if kind == "mask":
+            if operand.kind != "s":
+                raise UnknownInstruction(f"operand {operand.text} as mask")
+            view = self.sgprs.view(np.uint8)[4 * operand.index : 4 * operand.index + 8]
+            return view, lambda x: np.unpackbits(x, bitorder="little").view(bool)
+        op_sel = (modifiers.get("op_sel") or [0] * 4)[position]
+        op_sel_hi = (modifiers.get("op_sel_hi") or [0 if kind == "mix" else 1] * 4)[position]
+        steps = []
+        if kind.startswith("pk_"):
+            view = self.packed_view(operand, kind[2:], op_sel, op_sel_hi)
+            signs = [(modifiers.get(name) or [0] * 4)[position] for name in ("neg_lo", "neg_hi")]
+            if any(signs):
+                factor = np.array([[-1 if sign else 1 for sign in signs]], view.dtype)
+                steps.append(lambda x: x * factor)
+        elif kind == "mix":
+            view = self.view(operand, "f16", op_sel) if op_sel_hi else self.view(operand, "f32")
+            steps += [lambda x: x.astype(F32)] if op_sel_hi else []
+        elif (selection := modifiers.get(f"src{position}_sel", "DWORD")) != "DWORD":
+            view = self.view(operand, "u32")
+            steps.append(select(selection, kind, operand.sign_extended))
+        else:
+            view = self.view(operand, kind, op_sel if kind.endswith("16") else 0)
+        if operand.absolute or operand.negative:
+            if kind[0] != "f" and kind != "mix":
+                raise UnknownInstruction(f"modifier of {operand.text} as {kind}")
+            steps += [np.abs] if operand.absolute else []
+            steps += [np.negative] if operand.negative else []
+        if not steps:
+            return view, None
+        if len(steps) == 1:
+            return view, steps[0]
+
+        def apply(x):
+            for step in steps:
+                x = step(x)
+            return x
+
+        return view, apply
+
+    def writer(self, operand: Operand, kind: str, name: str, modifiers: dict):
+        """Stores a result in the active lanes."""
+        lanes = self.lanes
+        if kind == "mask":
+            if operand.kind != "s" or operand.count != 2:
+                raise UnknownInstruction(f"destination {operand.text} of a mask")
+            masks, place, refresh = self.scalar[64], operand.index // 2, self.exec_changed
+
+            def write_mask(result):
+                bits = np.packbits(np.logical_and(result, lanes), bitorder="little")
+                masks[place] = int(bits.view(U64)[0])
+                if "_cmpx_" in name:
+                    masks[EXEC // 2] = masks[place]
+                    refresh()
+
+            return write_mask
+        if operand.kind != "v":
+            raise UnknownInstruction(f"destination {operand.text}")
+        scale = {"2": 2, "4": 4}.get(modifiers.get("mul"), 0.5 if "div" in modifiers else 1)
+        is_clamped = "clamp" in modifiers
+        if (is_clamped or scale != 1) and kind not in ("f32", "f64", "f16", "pk_f32", "pk_f16"):
+            raise UnknownInstruction("clamp of integers")
+        where = lanes[:, None] if kind.startswith("pk_") else lanes
+        selection = modifiers.get("dst_sel", "DWORD")
+        keep = True
+        if kind.startswith("pk_"):
+            view = self.packed_view(operand, kind[2:], 0, 1)
+        elif kind == "half":
+            view = self.vector_view(operand.index, "f16", int("hi_" in name))
+        elif kind.endswith("16") and (modifiers.get("op_sel") or [0])[-1]:
+            view = self.vector_view(operand.index, kind, 1)
+        elif selection != "DWORD":
+            part = self.vgprs.view({"B": np.uint8, "W": U16}[selection[0]])[operand.index // 2]
+            view = part[:, operand.index % 2 * (part.shape[1] // 2) + int(selection[-1])]
+            keep = modifiers.get("dst_unused") == "UNUSED_PRESERVE"
+            if modifiers.get("dst_unused") == "UNUSED_SEXT":
+                raise UnknownInstruction("dst_unused:UNUSED_SEXT")
+        else:
+            view = self.vector_view(operand.index, "u32" if kind.endswith("16") else kind)
+        whole = self.vector_view(operand.index, "u32")
+        clears = kind.endswith("16") and view.dtype == U32 or not keep
+
+        def write(result):
+            if scale != 1:
+                result = result * F32(scale)
+            if is_clamped:
+                result = np.clip(np.nan_to_num(result, nan=0.0), 0, 1)
+            if clears:
+                bits = np.asarray(result)
+                bits = bits.view({2: U16, 4: U32}[bits.itemsize])
+                np.copyto(whole, U32(0), where=lanes)
+                np.copyto(view, bits, casting="unsafe", where=lanes)
+            else:
+                np.copyto(view, result, casting="unsafe", where=where)
+
+        if scale == 1 and not is_clamped and not clears:
+            return lambda result: np.copyto(view, result, casting="unsafe", where=where)
+        return write
+
+    def exec_changed(self):
+        self.lanes[:] = np.unpackbits(self.sgprs[EXEC : EXEC + 2].view(np.uint8), bitorder="little")
+
+    # -- Waits
+
+    def queue_up(self, queues, registers: int, deliver):
+        entry = [registers, deliver, len(queues)]
+        for queue in queues:
+            queue.append(entry)
+        self.pending |= registers
+
+    def drain(self, queue: deque, length: int):
+        while len(queue) > length:
+            entry = queue.popleft()
+            entry[2] -= 1
+            if entry[2] == 0:
+                entry[1]()
+        self.pending = 0
+        for entry in (*self.vector_queue, *self.lgkm_queue):
+            self.pending |= entry[0]
+
+    def wait(self, vector: int, lgkm: int):
+        self.drain(self.vector_queue, vector)
+        # A scalar load outstanding: its entry has registers of SGPRs.
+        if lgkm == 0 or not any(entry[0] >> NUM_VGPRS for entry in self.lgkm_queue):
+            self.drain(self.lgkm_queue, lgkm)
+
+    def check_destination(self, registers: int, queue: deque):
+        """A load may overwrite what a load of the same queue is bringing: they return in order."""
+        if self.pending & registers:
+            others = self.lgkm_queue if queue is self.vector_queue else self.vector_queue
+            if any(entry[0] & registers for entry in others):
+                raise Fault("overwrites a register that a load is outstanding for")
+
+    # -- Decoding
+
+    def decode(self, text: str, address: int = 0, index_of: dict | None = None) -> Instruction:
+        name, texts, modifiers = split_text(text)
+        base = re.sub(r"_(e32|e64|sdwa)$", "", name)
+        try:
+            for family in (self.flow, self.special, self.memory_access, self.vector, self.matrix, self.scalar_alu):
+                found = family(base, texts, modifiers, address, index_of or {})
+                if found is not None:
+                    run, operands = found
+                    uses = 0
+                    for operand in operands:
+                        uses |= operand.bits
+                    return Instruction(text, uses, run)
+        except UnknownInstruction as error:
+            raise UnknownInstruction(f"{text}: {error}") from None
+        raise UnknownInstruction(f"{name} ({text})")
+
+    def flow(self, name, texts, modifiers, address, index_of):
+        if name in NO_EFFECT:
+            return lambda: None, []
+        if name in ("s_barrier", "s_endpgm"):
+            result = AT_BARRIER if name == "s_barrier" else AT_END
+            return lambda: result, []
+        if name == "s_trap":
+
+            def trap():
+                raise Fault("trap")
+
+            return trap, []
+        if name == "s_waitcnt":
+            counts = dict(re.findall(r"(\w+)\((\d+)\)", " ".join([*texts, *modifiers])))
+            if not counts:
+                raise UnknownInstruction("no counters")
+            vector, lgkm = int(counts.get("vmcnt", 63)), int(counts.get("lgkmcnt", 15))
+            return lambda: self.wait(vector, lgkm), []
+        if name != "s_branch" and not name.startswith("s_cbranch_"):
+            return None
+        target_address = address + 4 + 4 * isa.signed(int(texts[0]) & 0xFFFF, 16)
+        if target_address not in index_of:
+            raise UnknownInstruction(f"branch to {target_address:#x}, which is no instruction")
+        target, masks, scc = index_of[target_address], self.scalar[64], self.scc
+        if name == "s_branch":
+            return lambda: target, []
+        condition = name.removeprefix("s_cbranch_")
+        if condition in ("scc0", "scc1"):
+            wanted = int(condition[-1])
+            return lambda: target if scc[0] == wanted else None, []
+        place, is_zero = (VCC if condition.startswith("vcc") else EXEC) // 2, not condition.endswith("nz")
+        operands = [parse_operand("vcc")] if condition.startswith("vcc") else []
+        return lambda: target if (masks[place] == 0) == is_zero else None, operands
+
+    def special(self, name, texts, modifiers, address, index_of):
+        """Instructions across lanes."""
+        if name not in ("v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_swap_b32", "v_pk_mov_b32"):
+            return None
+        operands = [parse_operand(text) for text in texts]
+        lanes, scalars = self.lanes, self.scalar[32]
+        if name == "v_pk_mov_b32":  # op_sel chooses the low result from the first source, the high one from the second
+            to, halves = self.packed_view(operands[0], "_u32", 0, 1), modifiers.get("op_sel") or [0, 0]
+            pairs = [
+                self.packed_view(each, "_u32", half, half) for each, half in zip(operands[1:], halves, strict=True)
+            ]
+
+            def move_pair():
+                low, high = (pair[:, 0].copy() for pair in pairs)
+                np.copyto(to[:, 0], low, where=lanes)
+                np.copyto(to[:, 1], high, where=lanes)
+
+            return move_pair, operands
+        if name == "v_swap_b32":
+            a, b = (self.vector_view(operand.index, "u32") for operand in operands)
+
+            def swap():
+                old = a.copy()
+                np.copyto(a, b, where=lanes)
+                np.copyto(b, old, where=lanes)
+
+            return swap, operands
+        if name == "v_writelane_b32":
+            to, value, place = self.vector_view(operands[0].index, "u32"), *self.scalar_sources(operands[1:], 32)
+
+            def write_lane():
+                to[place[0][place[1]] & 63] = value[0][value[1]]
+
+            return write_lane, operands
+        to, values = operands[0].index, self.view(operands[1], "u32")
+        if name == "v_readlane_b32":
+            (place,) = self.scalar_sources(operands[2:], 32)
+
+            def read_lane():
+                scalars[to] = int(values[place[0][place[1]] & 63])
+
+            return read_lane, operands
+
+        def read_first_lane():
+            scalars[to] = int(values[int(np.argmax(lanes)) if len(values) > 1 else 0])  # EXEC is 0: lane 0
+
+        return read_first_lane, operands
+
+    def vector(self, name, texts, modifiers, address, index_of):
+        if name not in isa.VALU:
+            return None
+        known = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "dst_sel", "dst_unused"}
+        if unknown := set(modifiers) - known - {"src0_sel", "src1_sel", "bound_ctrl"}:
+            raise UnknownInstruction(f"modifiers {unknown}")
+        if "bound_ctrl" in modifiers:
+            raise UnknownInstruction("dpp")
+        destination_kinds, source_kinds, function = isa.VALU[name]
+        operands = [parse_operand(text) for text in texts]
+        destinations, explicit = operands[: len(destination_kinds)], operands[len(destination_kinds) :]
+        implicit = {"dst": destinations[0], "vcc": parse_operand("vcc")}
+        kinds = {"dst": destination_kinds[0], "vcc": "mask"}
+        if len(explicit) != sum(kind not in kinds for kind in source_kinds):
+            raise UnknownInstruction("number of operands")
+        sources = []
+        for position, kind in enumerate(source_kinds):
+            operand = implicit[kind] if kind in implicit else explicit[position]
+            sources.append(self.source(operand, kinds.get(kind, kind), position, modifiers))
+        writers = [
+            self.writer(operand, kind, name, modifiers)
+            for operand, kind in zip(destinations, destination_kinds, strict=True)
+        ]
+        operands += [implicit["vcc"]] if "vcc" in source_kinds else []
+        write = writers[0]
+        if all(apply is None for _, apply in sources) and len(writers) == 1:
+            views = [view for view, _ in sources]
+            if len(views) == 1:
+                (only,) = views
+                return lambda: write(function(only)), operands
+            return lambda: write(function(*views)), operands
+
+        def run():
+            result = function(*[view if apply is None else apply(view) for view, apply in sources])
+            if len(writers) == 1:
+                write(result)
+            else:
+                for each, part in zip(writers, result, strict=True):
+                    each(part)
+
+        return run, operands
+
+    def matrix(self, name, texts, modifiers, address, index_of):
+        """All lanes take part, whatever EXEC says."""
+        if name not in isa.MFMA:
+            return None
+        if modifiers:
+            raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        m, k, kind, acc_kind = isa.MFMA[name]
+        operands = [parse_operand(text) for text in texts]
+        rows, depth = isa.mfma_operand(m, k)
+        row, column = isa.mfma_result(m, acc_kind)
+        wide = np.longdouble if acc_kind == "f64" else F64
+        a, b = np.zeros((m, k), wide), np.zeros((k, m), wide)
+        vgprs, num_accs = self.vgprs, row.shape[1]
+        acc_type = DTYPES[acc_kind]
+
+        def elements(operand):
+            pair = operand.index // 2
+            if kind == "f32":
+                return self.vector_view(operand.index, "f32")[:, None]
+            return vgprs.view({"f64": F64, "f16": F16, "bf16": U16}[kind])[pair]
+
+        def accumulators(operand):
+            pairs = num_accs // 2 if acc_kind == "f32" else num_accs
+            return vgprs.view(acc_type)[operand.index // 2 : operand.index // 2 + pairs]
+
+        from_a, from_b, to = elements(operands[1]), elements(operands[2]), accumulators(operands[0])
+        if operands[3].kind == "constant":
+            from_c = None
+            start = np.full((m, m), self.view(operands[3], acc_kind)[0], wide)
+        else:
+            from_c, start = accumulators(operands[3]), np.zeros((m, m), wide)
+
+        def value(x):
+            return (x.astype(U32) << 16).view(F32) if kind == "bf16" else x
+
+        def run():
+            a[rows, depth], b[depth, rows] = value(from_a), value(from_b)
+            if from_c is not None:
+                start[row, column] = from_c.transpose(1, 0, 2).reshape(LANES, num_accs)
+            result = (a @ b + start).astype(acc_type)
+            to[:] = result[row, column].reshape(LANES, to.shape[0], to.shape[2]).transpose(1, 0, 2)
+
+        return run, operands
+
+    # -- Scalar instructions
+
+    def scalar_sources(self, operands, bits):
+        """(buffer, place) of each."""
+        found = []
+        for operand in operands:
+            if operand.kind == "constant":
+                found.append(([constant_bits(operand.text, f"u{bits}")], 0))
+            elif operand.kind == "s" and operand.count == bits // 32:
+                found.append((self.scalar[bits], operand.index // (bits // 32)))
+            else:
+                raise UnknownInstruction(f"operand {operand.text} of {bits} bits")
+        return found
+
+    def scalar_alu(self, name, texts, modifiers, address, index_of):
+        scc = self.scc
+        if not name.startswith("s_"):
+            return None
+        operands = [parse_operand(text) for text in texts]
+        if name in isa.SOPC:
+            bits, compare = isa.SOPC[name]
+            first = self.scalar_sources(operands[:1], bits)
+            (a, i), (b, j) = first + self.scalar_sources(operands[1:], isa.SECOND_BITS.get(name, bits))
+
+            def run_compare():
+                scc[0] = int(compare(a[i], b[j]))
+
+            return run_compare, operands
+        if name in ("s_addk_i32", "s_mulk_i32", "s_cmovk_i32"):
+            raise UnknownInstruction(name)
+        masks = self.scalar[64]
+        if name in isa.SAVEEXEC:
+            function = isa.SAVEEXEC[name]
+            (d, k), (a, i) = self.scalar_sources(operands, 64)
+
+            def save_exec():
+                source, old = a[i], masks[EXEC // 2]
+                d[k] = old
+                masks[EXEC // 2] = function(source, old) & ((1 << LANES) - 1)
+                scc[0] = int(masks[EXEC // 2] != 0)
+                self.exec_changed()
+
+            return save_exec, operands
+        if name in isa.SOP2:
+            bits, function = isa.SOP2[name]
+            (d, k), (a, i) = self.scalar_sources(operands[:2], bits)
+            ((b, j),) = self.scalar_sources(operands[2:], isa.SECOND_BITS.get(name, bits))
+            mask = (1 << bits) - 1
+
+            def run():
+                result, flag = function(a[i], b[j], scc[0])
+                d[k] = result & mask
+                if flag is not None:
+                    scc[0] = flag
+
+        elif name in isa.SOP1:
+            bits, source_bits, unary = isa.SOP1[name]
+            ((d, k),) = self.scalar_sources(operands[:1], bits)
+            ((a, i),) = self.scalar_sources(operands[1:], source_bits)
+            mask = (1 << bits) - 1
+
+            def run():
+                result, flag = unary(a[i])
+                d[k] = result & mask
+                if flag is not None:
+                    scc[0] = flag
+
+        else:
+            return None
+        if operands[0].kind == "s" and operands[0].index >= EXEC:
+            plain = run
+
+            def run():
+                plain()
+                self.exec_changed()
+
+        return run, operands
+
+    # -- Loads and stores
+
+    def memory_access(self, name, texts, modifiers, address, index_of):
+        if match := re.match(r"s_load_dword(?:x(\d+))?$", name):
+            return self.scalar_load(int(match[1] or 1), texts, modifiers)
+        if match := re.match(r"(global|flat)_(load|store)_(\w+)$", name):
+            if match[3] not in isa.WIDTHS:
+                return None
+            return self.global_access(match[1], match[2] == "store", isa.WIDTHS[match[3]], texts, modifiers)
+        if match := re.match(r"ds_(read|write)(2(?:st64)?)?_(\w+)$", name):
+            if match[3] not in isa.DS_WIDTHS:
+                return None
+            width = isa.WIDTHS[isa.DS_WIDTHS[match[3]]]
+            return self.shared_access(
+                f"{name} {', '.join(texts)}", match[1] == "write", match[2] or "", width, texts, modifiers
+            )
+        if name in ("ds_bpermute_b32", "ds_permute_b32"):
+            return self.permute(name == "ds_bpermute_b32", texts, modifiers)
+        return None
+
+    def scalar_load(self, count, texts, modifiers):
+        operands = [parse_operand(text) for text in texts]
+        ((base, i),) = self.scalar_sources(operands[1:2], 64)
+        ((offset, j),) = self.scalar_sources(operands[2:], 32)
+        more = int(modifiers.get("offset", "0"), 0)
+        is_signed, destination = operands[2].kind == "constant", operands[0]
+        to = self.sgprs[destination.index : destination.index + count]
+        if destination.count != count:
+            raise UnknownInstruction(f"destination {destination.text}")
+
+        def run():
+            place = (base[i] + (isa.signed(offset[j]) if is_signed else offset[j]) + more) % (1 << 64)
+            words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
+            self.queue_up([self.lgkm_queue], destination.bits, lambda: to.__setitem__(slice(None), words))
+
+        return run, operands
+
+    def registers_to_bytes(self, operand, width):
+        """A function that gathers `width` bytes of each active lane."""
+        size, _, half = width
+        if size >= 4:
+            parts = [self.vector_view(operand.index + i, "u32") for i in range(size // 4)]
+            return lambda: np.stack([part[self.lanes] for part in parts], axis=1).view(np.uint8)
+        view = self.vector_view(operand.index, "u16", half or 0)
+        return lambda: view[self.lanes][:, None].view(np.uint8)[:, :size]
+
+    def bytes_to_registers(self, operand, width):
+        """A function that stores the bytes that were loaded for these lanes."""
+        size, is_signed, half = width
+        if size >= 4:
+            if operand.count != size // 4:
+                raise UnknownInstruction(f"register {operand.text} for {size} bytes")
+            parts = [self.vector_view(operand.index + i, "u32") for i in range(size // 4)]
+
+            def deliver(lanes, loaded):
+                words = loaded.view(U32)
+                for i, part in enumerate(parts):
+                    part[lanes] = words[:, i]
+
+            return deliver
+        view = self.vector_view(operand.index, "u32") if half is None else None
+        part = None if half is None else self.vector_view(operand.index, "u16", half)
+        kind = {(1, False): np.uint8, (1, True): np.int8, (2, False): U16, (2, True): I16}[size, is_signed]
+
+        def deliver_small(lanes, loaded):
+            values = loaded.view(kind)[:, 0].astype(I32)
+            if view is not None:
+                view[lanes] = values.view(U32)
+            else:
+                part[lanes] = values.astype(U16)
+
+        return deliver_small
+
+    def global_access(self, space, is_store, width, texts, modifiers):
+        if set(modifiers) - {"offset", "sc0", "sc1", "nt", "glc", "slc", "off"}:
+            raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        operands = [parse_operand(text) for text in texts]
+        data, place = (operands[1], operands[0]) if is_store else operands[:2]
+        base = operands[2] if len(operands) > 2 else parse_operand("off")
+        offset = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64))
+        lanes = self.lanes
+        queues = [self.vector_queue] if space == "global" else [self.vector_queue, self.lgkm_queue]
+        if base.kind == "s":
+            offsets, bases = self.view(place, "u32"), self.view(base, "u64")
+        else:
+            offsets, bases = None, self.view(place, "u64")
+
+        def addresses():
+            if offsets is None:
+                return bases[lanes] + offset
+            return offsets[lanes] + bases + offset
+
+        if is_store:
+            gather = self.registers_to_bytes(data, width)
+
+            def store():
+                if lanes.any():
+                    self.memory.store(addresses(), gather())
+                self.queue_up(queues, 0, lambda: None)
+
+            return store, operands
+        deliver = self.bytes_to_registers(data, width)
+
+        def load():
+            self.check_destination(data.bits, self.vector_queue)
+            if not lanes.any():
+                self.queue_up(queues, data.bits, lambda: None)
+                return
+            loaded, which = self.memory.load(addresses(), width[0]), np.flatnonzero(lanes)
+            self.queue_up(queues, data.bits, lambda: deliver(which, loaded))
+
+        return load, operands[1:]
+
+    def shared_access(self, text, is_store, pair, width, texts, modifiers):
+        if set(modifiers) - {"offset", "offset0", "offset1"}:
+            raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        operands = [parse_operand(text) for text in texts]
+        lanes, size = self.lanes, width[0]
+        if pair:
+            step = size * (64 if pair == "2st64" else 1)
+            offsets = [step * int(modifiers.get(name, "0"), 0) for name in ("offset0", "offset1")]
+        else:
+            offsets = [int(modifiers.get("offset", "0"), 0)]
+        place = self.view(operands[0 if is_store else 1], "u32")
+
+        def places():
+            start = np.broadcast_to(place, LANES)[lanes].astype(I64)
+            return [self.shared.places(start + offset, size) for offset in offsets]
+
+        if is_store:
+            gathers = [self.registers_to_bytes(operand, width) for operand in operands[1:]]
+
+            def store():
+                where, values = places(), [gather() for gather in gathers]
+
+                def deliver():
+                    for each, value in zip(where, values, strict=True):
+                        self.shared.store(each, value, self.wave_number, text)
+
+                self.queue_up([self.lgkm_queue], 0, deliver)
+
+            return store, operands
+        to = operands[0]
+        count = max(1, size // 4)
+        if to.count != count * len(offsets):
+            raise UnknownInstruction(f"destination {to.text}")
+        parts = [Operand(to.text, "v", to.index + i * count, count) for i in range(len(offsets))]
+        delivers = [self.bytes_to_registers(part, width) for part in parts]
+
+        def load():
+            self.check_destination(to.bits, self.lgkm_queue)
+            where, which = places(), np.flatnonzero(lanes)
+
+            def deliver():
+                for each, give in zip(where, delivers, strict=True):
+                    give(which, self.shared.load(each, self.wave_number, text))
+
+            self.queue_up([self.lgkm_queue], to.bits, deliver)
+
+        return load, operands[1:]
+
+    def permute(self, is_backward, texts, modifiers):
+        """Through the LDS hardware, without memory: lane number is address / 4. Inactive lanes give 0."""
+        operands = [parse_operand(text) for text in texts]
+        offset = int(modifiers.get("offset", "0"), 0)
+        place, data = self.view(operands[1], "u32"), self.view(operands[2], "u32")
+        to, lanes = self.vector_view(operands[0].index, "u32"), self.lanes
+
+        def run():
+            self.check_destination(operands[0].bits, self.lgkm_queue)
+            lane = ((place.astype(I64) + offset) >> 2) % LANES
+            active, result = lanes.copy(), np.zeros(LANES, U32)
+            if is_backward:
+                result[:] = np.where(active, data, 0)[lane]
+            else:
+                result[lane[active]] = data[active]
+            self.queue_up([self.lgkm_queue], operands[0].bits, lambda: np.copyto(to, result, where=active))
+
+        return run, operands[1:]
+
+    # -- Running
+
+    def resume(self, wave: Wave, code: list, executed: list, limit: int) -> int:
+        """Runs until a barrier or the end."""
+        self.vgprs[:], self.sgprs[:], self.scc[0] = wave.vgprs, wave.sgprs, wave.scc
+        self.vector_queue.clear()
+        self.vector_queue.extend(wave.vector_queue)
+        self.lgkm_queue.clear()
+        self.lgkm_queue.extend(wave.lgkm_queue)
+        self.wave_number = wave.number
+        self.pending = 0
+        for entry in (*self.vector_queue, *self.lgkm_queue):
+            self.pending |= entry[0]
+        self.exec_changed()
+        pc, steps = wave.pc, 0
+        try:
+            while steps < limit:
+                uses, execute = code[pc]
+                if self.pending & uses:
+                    raise Fault(
+                        "uses a register that a load is outstanding for: " + register_names(self.pending & uses)
+                    )
+                executed[pc] += 1
+                steps += 1
+                pc += 1
+                target = execute()
+                if target is not None:
+                    if target < 0:
+                        break
+                    pc = target
+            else:
+                raise Fault(f"{limit} instructions without a barrier or an end")
+            if target == AT_END:
+                pc += 1  # errors of what is still outstanding belong to the end
+                self.wait(0, 0)
+        except Fault as fault:
+            fault.place = pc - 1 if steps and executed[pc - 1] else pc
+            fault.lanes = np.flatnonzero(self.lanes)
+            raise
+        wave.vgprs[:], wave.sgprs[:], wave.scc, wave.pc = self.vgprs, self.sgprs, self.scc[0], pc
+        wave.vector_queue, wave.lgkm_queue = deque(self.vector_queue), deque(self.lgkm_queue)
+        return target
+
+    def execute(self, *texts: str):
+        """Runs these lines on the registers as they are: for tests of instructions."""
+        with np.errstate(all="ignore"):
+            for text in texts:
+                instruction = self.decode(text)
+                if self.pending & instruction.uses:
+                    raise Fault(f"{text}: " + register_names(self.pending & instruction.uses))
+                instruction.run()
+        return self
+
+
+def register_names(bits: int) -> str:
+    names = []
+    for i in range(bits.bit_length()):
+        if bits >> i & 1:
+            names.append(f"v{i}" if i < 256 else f"a{i - 256}" if i < NUM_VGPRS else f"s{i - NUM_VGPRS}")
+    return " ".join(names)
+
+
+def select(selection: str, kind: str, is_signed: bool):
+    """A byte or a word of a register, extended to the operand's width (SDWA)."""
+    size = 8 if selection.startswith("BYTE") else 16
+    shift, mask = U32(size * int(selection[-1])), U32((1 << size) - 1)
+    dtype = DTYPES[kind]
+
+    def apply(x):
+        value = (x >> shift) & mask
+        if is_signed:
+            value = (value << U32(32 - size)).view(I32) >> I32(32 - size)
+        if kind.endswith("16"):
+            return value.astype(U16).view(dtype)
+        return value.view(dtype)
+
+    return apply
+
+
+# ---- Dispatch
+
+
+def index_of(kernel: Kernel) -> dict[int, int]:
+    return {address: i for i, (address, _) in enumerate(kernel.lines)}
+
+
+def decode(kernel: Kernel):
+    """The machine and the instructions as (registers used, function), made once. An instruction without a meaning
+    fails when it is reached, not before."""
+    if kernel.program is None:
+        machine, code, places = Machine(), [], index_of(kernel)
+        for address, text in kernel.lines:
+            try:
+                instruction = machine.decode(text, address, places)
+                code.append((instruction.uses, instruction.run))
+            except UnknownInstruction as error:
+                code.append((0, fail_with(error)))
+        kernel.program = machine, code
+    return kernel.program
+
+
+def fail_with(error: Exception):
+    def run():
+        raise error
+
+    return run
+
+
+def unknown_instructions(kernel: Kernel) -> list[str]:
+    machine, places, found = Machine(), index_of(kernel), []
+    for address, text in kernel.lines:
+        try:
+            machine.decode(text, address, places)
+        except UnknownInstruction as error:
+            found.append(str(error))
+    return found
+
+
+def kernel_arguments(kernel: Kernel, grid, block, args) -> np.ndarray:
+    """The kernarg segment. What is not an argument stays garbage."""
+    size = kernel.metadata[".kernarg_segment_size"]
+    segment = np.full(-(-size // 4) + 1, GARBAGE, U32).view(np.uint8)
+    hidden = {"hidden_grid_dims": max([1] + [d + 1 for d in range(3) if grid[d] * block[d] > 1])}
+    for d, axis in enumerate("xyz"):
+        hidden |= {f"hidden_block_count_{axis}": grid[d], f"hidden_group_size_{axis}": block[d]}
+        hidden |= {f"hidden_remainder_{axis}": 0, f"hidden_global_offset_{axis}": 0}
+    explicit = list(args)
+    for argument in kernel.metadata.get(".args", []):
+        at, size, kind = argument[".offset"], argument[".size"], argument[".value_kind"]
+        if kind.startswith("hidden_"):
+            if kind not in hidden:
+                continue
+            value = hidden[kind].to_bytes(size, "little")
+        else:
+            value = explicit.pop(0)
+            if isinstance(value, float):
+                value = struct.pack("<f" if size == 4 else "<d", value)
+            elif isinstance(value, int):
+                value = (value % (1 << 8 * size)).to_bytes(size, "little")
+            elif isinstance(value, np.generic):
+                value = value.tobytes()
+        if len(value) != size:
+            raise ValueError(f"an argument of {kernel.name} has {size} bytes, not {len(value)}")
+        segment[at : at + size] = np.frombuffer(value, np.uint8)
+    if explicit:
+        raise ValueError(f"{len(explicit)} arguments too many for {kernel.name}")
+    return segment[: kernel.metadata[".kernarg_segment_size"]]
+
+
+def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wave:
+    """Registers at the start of a wave: user SGPRs by the properties of the descriptor, then workgroup ids; v0 holds
+    the three workitem ids, 10 bits each."""
+    rsrc1, rsrc2 = struct.unpack_from("<II", kernel.descriptor, 48)
+    properties, preload = struct.unpack_from("<HH", kernel.descriptor, 56)
+    if preload or struct.unpack_from("<I", kernel.descriptor, 4)[0] or properties & 1 << 11:
+        raise UnknownInstruction("preloaded arguments, scratch memory or a dynamic stack")
+    if rsrc1 >> 12 & 0xFF != 0xF0:
+        raise UnknownInstruction("rounding or denormals other than the default")
+    vgprs, sgprs = np.full((NUM_VGPRS // 2, LANES, 2), GARBAGE, U32), np.full(NUM_SGPRS, GARBAGE, U32)
+    next_sgpr = 0
+    # Private segment buffer, dispatch pointer, queue pointer, kernarg pointer, dispatch id, flat scratch, private size.
+    for bit, size in enumerate((4, 2, 2, 2, 2, 2, 1)):
+        if properties >> bit & 1:
+            if bit == 3:
+                sgprs[next_sgpr : next_sgpr + 2] = kernarg & 0xFFFFFFFF, kernarg >> 32
+            next_sgpr += size
+    if next_sgpr > rsrc2 >> 1 & 31:
+        raise UnknownInstruction(f"{next_sgpr} user SGPRs of {rsrc2 >> 1 & 31}")
+    next_sgpr = rsrc2 >> 1 & 31
+    for d in range(3):
+        if rsrc2 >> (7 + d) & 1:
+            sgprs[next_sgpr] = place[d]
+            next_sgpr += 1
+    thread = np.arange(LANES) + number * LANES
+    num_threads = block[0] * block[1] * block[2]
+    ids = [thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])]
+    vgprs[0, :, 0] = ids[0] | ids[1] << 10 | ids[2] << 20
+    active = min(LANES, num_threads - number * LANES)
+    sgprs[EXEC : EXEC + 2] = ((1 << active) - 1) & 0xFFFFFFFF, ((1 << active) - 1) >> 32
+    return Wave(number, vgprs, sgprs)
+
+
+def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000) -> Counter:
+    """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed,
+    the order of the workgroups and, after each barrier, that of the waves are drawn from it. `limit`: instructions of a
+    wave between barriers."""
+    (machine, code), executed = decode(kernel), [0] * len(kernel.lines)
+    num_threads = block[0] * block[1] * block[2]
+    if num_threads > kernel.metadata[".max_flat_workgroup_size"]:
+        raise ValueError(f"{num_threads} threads, more than {kernel.name} is compiled for")
+    machine.memory = Memory()
+    machine.memory.buffers = list(memory.buffers)
+    kernarg = machine.memory.add("kernarg", kernel_arguments(kernel, grid, block, args))
+    random = None if order_seed is None else np.random.default_rng(order_seed)
+    places = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    if random is not None:
+        random.shuffle(places)
+    with np.errstate(all="ignore"):
+        for place in places:
+            place = tuple(int(i) for i in place)
+            machine.shared = SharedMemory(kernel.shared_bytes)
+            waves = [initial_wave(kernel, i, place, block, kernarg) for i in range(-(-num_threads // LANES))]
+            while waves:
+                order = list(waves)
+                if random is not None:
+                    random.shuffle(order)
+                for wave in order:
+                    try:
+                        if machine.resume(wave, code, executed, limit) == AT_END:
+                            waves.remove(wave)
+                    except Fault as fault:
+                        raise Fault(describe(fault, kernel, place, wave)) from None
+                machine.shared.forget()
+    counts = Counter()
+    for (_, text), times in zip(kernel.lines, executed, strict=True):
+        counts[text.split()[0]] += times
+    return +counts
+
+
+def describe(fault: Fault, kernel: Kernel, place, wave: Wave) -> str:
+    address, text = kernel.lines[fault.place]
+    message = fault.args[0]
+    if len(fault.args) > 1:  # which of the active lanes
+        message += f", lane {fault.lanes[fault.args[1]]}"
+    return f"{message}: {text} at {address:#x} of {kernel.name}, workgroup {place}, wave {wave.number}"
