@@ -1,0 +1,105 @@
+"""Rungs 01, 02, 04, 06, 07 and 08 as clang compiles them for gfx942, run by the interpreter on small ragged problems
+and compared with float64. Memory outside of the operands is an error, and so is a missing wait.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interpreter import Memory, load, run
+
+from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import gpu_objects  # noqa: E402
+
+CLANG = shutil.which("clang++-22")
+IN_CI = os.environ.get("CI") == "true"
+# The small tile of rungs 06 to 08 in a mangled name, and the letters of the dtype.
+SMALL = {
+    dtype: f"9MmaConfigILi64ELi64ELi{k}ELi128ELi2ELi1EE" for dtype, k in (("fp64", 16), ("fp32", 32), ("fp16", 64))
+}
+LETTERS = {"fp64": ("EEd", "IdE"), "fp32": ("EEf", "IfE"), "fp16": ("4Half",)}
+# rung: file, parts of the kernel's name, block tile at 64 lanes, threads, has sums
+RUNGS = {
+    "01": ("01_naive.cu", ["5naiveI"], (8, 32), 256, False),
+    "02": ("02_block_tiled.cu", ["11block_tiledI", "ILi16EE"], (16, 16), 256, False),
+    "04": ("04_register_tiled.cu", ["14register_tiledI", "ILi4ELi4E"], (128, 32), 256, False),
+    "06": ("06_mma_cached.cu", ["10mma_cachedI", "Lb1ELb0E"], (64, 64), 128, True),
+    "07": ("07_mma_double_buffered.cu", ["19mma_double_bufferedI", "Lb1ELb0E"], (64, 64), 128, True),
+    "08": ("08_mma_output_cached.cu", ["17mma_output_cachedI", "Lb1ELb0E"], (64, 64), 128, False),
+}
+DTYPES = {"fp32": (np.float32, 0), "fp64": (np.float64, 1), "fp16": (np.float16, 2)}
+
+
+class _GpuProblem(ctypes.Structure):  # csrc/core/problem.h
+    _fields_ = [("gemm", _GemmProblem), ("batch_size", ctypes.c_int64), ("batch_dims", _BatchDim * 6)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    if CLANG is None:
+        assert not IN_CI, "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang++-22")
+    folder, objects = tmp_path_factory.mktemp("rungs"), {}
+
+    def code_of(name: str):
+        if name not in objects:
+            command = gpu_objects.hip_command(CLANG, ["gfx942"], standalone=True)
+            command += ["--cuda-device-only", "--no-gpu-bundle-output", f"-I{gpu_objects.CSRC}", "-c"]
+            target = folder / f"{name}.co"
+            subprocess.run([*command, gpu_objects.CSRC / "kernels/gpu" / name, "-o", target], check=True, timeout=600)
+            objects[name] = load(target)
+        return objects[name]
+
+    return code_of
+
+
+def kernel_of(code, rung: str, dtype: str):
+    file, parts, *_ = RUNGS[rung]
+    parts = [*parts, SMALL[dtype]] if rung >= "05" else parts
+    for name, kernel in code.kernels.items():
+        if all(part in name for part in parts) and any(letters in name for letters in LETTERS[dtype]):
+            return kernel
+    raise AssertionError(f"{file} has no kernel {parts} of {dtype}: {list(code.kernels)}")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(
+    "rung, dtype", [*((rung, "fp32") for rung in RUNGS), ("01", "fp16"), ("06", "fp16"), ("08", "fp16"), ("08", "fp64")]
+)
+def test_rung_is_right(rung, dtype, seed, compiled):
+    file, _, (block_m, block_n), threads, has_sums = RUNGS[rung]
+    m, n, k = (19, 37, 13) if rung in ("01", "02") else (70, 45, 50)
+    numpy_dtype, dtype_idx = DTYPES[dtype]
+    random = np.random.default_rng(7)
+    a, b = (random.uniform(-1, 1, shape).astype(numpy_dtype) for shape in ((m, k + 3), (k, n + 1)))
+    bias, c = random.uniform(-1, 1, n).astype(numpy_dtype), np.full((m, n + 2), np.nan, numpy_dtype)
+    blocks = ceil(m / block_m) * ceil(n / block_n)
+    memory = Memory()
+    problem = _GpuProblem(batch_size=1)
+    gemm = problem.gemm
+    gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, dtype_idx
+    gemm.a, gemm.stride_am, gemm.stride_ak = memory.add("a", a), k + 3, 1
+    gemm.b, gemm.stride_bk, gemm.stride_bn = memory.add("b", b), n + 1, 1
+    gemm.c, gemm.stride_cm, gemm.stride_cn = memory.add("c", c, writable=True), n + 2, 1
+    gemm.bias, gemm.stride_bias_n, gemm.activation = memory.add("bias", bias), 1, 1  # relu
+    args = [bytes(problem)]
+    if has_sums:
+        sums = np.full(blocks * block_m * block_n, np.nan, np.float32)
+        args.append(memory.add("sums", sums, writable=True))
+    run(kernel_of(compiled(file), rung, dtype), (blocks, 1, 1), (threads, 1, 1), args, memory, seed)
+    a64, b64 = a[:, :k].astype(np.float64), b[:, :n].astype(np.float64)
+    expected = np.maximum(a64 @ b64 + bias, 0)
+    bound = (k + 2) * 2.0**-23 * (np.abs(a64) @ np.abs(b64) + np.abs(bias))
+    bound += (2.0**-11 if dtype == "fp16" else 2.0**-24) * np.abs(expected) + 1e-7
+    bound = bound * 2.0**-29 if dtype == "fp64" else bound
+    assert (np.abs(c[:, :n].astype(np.float64) - expected) <= bound).all()
+    assert np.isnan(c[:, n:]).all()
