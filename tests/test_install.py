@@ -20,7 +20,7 @@ import torch_tiledmm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(torch_tiledmm.__file__).parent
-SOURCES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "csrc", "torch_tiledmm"]
+SOURCES = ["setup.py", "gpu_objects.py", "pyproject.toml", "MANIFEST.in", "README.md", "csrc", "torch_tiledmm"]
 
 
 def run(command, cwd, timeout=60, **env):
@@ -63,7 +63,7 @@ def test_wheel_installs_and_computes(tree, tmp_path):
     (wheel,) = tmp_path.glob("torch_tiledmm-*.whl")
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    assert {"_kernels.so", "_ops.so", "_build_info.json", "py.typed"} <= {
+    assert {"_kernels.so", "_ops.so", "_host_gpu_wave64.so", "_build_info.json", "py.typed"} <= {
         p.name for p in (site / "torch_tiledmm").iterdir()
     }
     code = """if True:
@@ -83,7 +83,9 @@ def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
     (archive,) = tmp_path.glob("torch_tiledmm-*.tar.gz")
     with tarfile.open(archive) as tar:
         held = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
-    needed = {str(p.relative_to(tree)) for p in tree.rglob("*") if p.suffix in (".h", ".cpp", ".py", ".toml", ".typed")}
+    needed = {
+        str(p.relative_to(tree)) for p in tree.rglob("*") if p.suffix in (".h", ".cpp", ".cu", ".py", ".toml", ".typed")
+    }
     assert needed <= held
     assert not any(name.endswith(".so") for name in held)
 
