@@ -19,10 +19,10 @@ An instruction or a modifier without a meaning here raises UnknownInstruction wh
 garbage at the start (nan in each format), not zeros.
 
 s_waitcnt (CDNA3 ISA, 4.4): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
-lgkmcnt. Vector memory and LDS return in order; scalar loads do not, so with one outstanding only lgkmcnt(0) says
-anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait and not before.
-LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup pass through one
-cache in order.
+lgkmcnt. Vector memory and LDS return in order; scalar loads and flat accesses do not, so with one outstanding only a
+count of 0 says anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait
+and not before. LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup
+pass through one cache in order.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
 workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
@@ -57,17 +57,9 @@ __all__ = [
 LANES = 64
 DTYPES = {"u32": U32, "i32": I32, "f32": F32, "u64": U64, "i64": I64, "f64": F64, "u16": U16, "i16": I16, "f16": F16}
 AT_BARRIER, AT_END = -1, -2
-NO_EFFECT = {
-    "s_nop",
-    "s_sleep",
-    "s_setprio",
-    "s_sethalt",
-    "buffer_wbl2",
-    "buffer_inv",
-    "buffer_invl2",
-    "s_inst_prefetch",
-}
-NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol", "s_icache_inv", "s_dcache_wb", "s_setreg_imm32_b32_noop"}
+# Hints, and cache control, which has no meaning without caches.
+NO_EFFECT = {"s_nop", "s_sleep", "s_setprio", "s_dcache_wb", "buffer_wbl2", "buffer_inv", "buffer_invl2"}
+NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol"}
 
 
 @dataclass
@@ -204,6 +196,7 @@ class Machine:
                 masks[place] = int(bits.view(U64)[0])
                 if "_cmpx_" in name:
                     masks[EXEC // 2] = masks[place]
+                if "_cmpx_" in name or place == EXEC // 2:
                     refresh()
 
             return write_mask
@@ -215,7 +208,7 @@ class Machine:
             raise UnknownInstruction("clamp of integers")
         where = lanes[:, None] if kind.startswith("pk_") else lanes
         selection = modifiers.get("dst_sel", "DWORD")
-        keep = True
+        clears = modifiers.get("dst_unused") != "UNUSED_PRESERVE"
         if kind.startswith("pk_"):
             view = self.packed_view(operand, kind[2:], 0, 1)
         elif kind == "half":
@@ -225,28 +218,27 @@ class Machine:
         elif selection != "DWORD":
             part = self.vgprs.view({"B": np.uint8, "W": U16}[selection[0]])[operand.index // 2]
             view = part[:, operand.index % 2 * (part.shape[1] // 2) + int(selection[-1])]
-            keep = modifiers.get("dst_unused") == "UNUSED_PRESERVE"
             if modifiers.get("dst_unused") == "UNUSED_SEXT":
                 raise UnknownInstruction("dst_unused:UNUSED_SEXT")
         else:
             view = self.vector_view(operand.index, "u32" if kind.endswith("16") else kind)
         whole = self.vector_view(operand.index, "u32")
-        clears = kind.endswith("16") and view.dtype == U32 or not keep
+        is_part = kind.endswith("16") and view.dtype == U32 or selection != "DWORD"
 
         def write(result):
             if scale != 1:
                 result = result * F32(scale)
             if is_clamped:
                 result = np.clip(np.nan_to_num(result, nan=0.0), 0, 1)
-            if clears:
-                bits = np.asarray(result)
-                bits = bits.view({2: U16, 4: U32}[bits.itemsize])
-                np.copyto(whole, U32(0), where=lanes)
+            if is_part:
+                bits = result.view(U16) if result.itemsize == 2 else result.astype(DTYPES.get(kind, U32)).view(U32)
+                if clears:
+                    np.copyto(whole, U32(0), where=lanes)
                 np.copyto(view, bits, casting="unsafe", where=lanes)
             else:
                 np.copyto(view, result, casting="unsafe", where=where)
 
-        if scale == 1 and not is_clamped and not clears:
+        if scale == 1 and not is_clamped and not is_part:
             return lambda result: np.copyto(view, result, casting="unsafe", where=where)
         return write
 
@@ -255,8 +247,8 @@ class Machine:
 
     # -- Waits
 
-    def queue_up(self, queues, registers: int, deliver):
-        entry = [registers, deliver, len(queues)]
+    def queue_up(self, queues, registers: int, deliver, in_order: bool = True):
+        entry = [registers, deliver, len(queues), in_order]
         for queue in queues:
             queue.append(entry)
         self.pending |= registers
@@ -272,10 +264,9 @@ class Machine:
             self.pending |= entry[0]
 
     def wait(self, vector: int, lgkm: int):
-        self.drain(self.vector_queue, vector)
-        # A scalar load outstanding: its entry has registers of SGPRs.
-        if lgkm == 0 or not any(entry[0] >> NUM_VGPRS for entry in self.lgkm_queue):
-            self.drain(self.lgkm_queue, lgkm)
+        for queue, count in ((self.vector_queue, vector), (self.lgkm_queue, lgkm)):
+            if len(queue) > count and (count == 0 or all(entry[3] for entry in queue)):
+                self.drain(queue, count)
 
     def check_destination(self, registers: int, queue: deque):
         """A load may overwrite what a load of the same queue is bringing: they return in order."""
@@ -371,6 +362,8 @@ class Machine:
 
             return write_lane, operands
         to, values = operands[0].index, self.view(operands[1], "u32")
+        if to >= EXEC:
+            raise UnknownInstruction("a lane to EXEC")
         if name == "v_readlane_b32":
             (place,) = self.scalar_sources(operands[2:], 32)
 
@@ -580,8 +573,11 @@ class Machine:
 
         def run():
             place = (base[i] + (isa.signed(offset[j]) if is_signed else offset[j]) + more) % (1 << 64)
-            words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
-            self.queue_up([self.lgkm_queue], destination.bits, lambda: to.__setitem__(slice(None), words))
+            try:
+                words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
+            except Fault as fault:
+                raise Fault(fault.args[0]) from None  # of no lane
+            self.queue_up([self.lgkm_queue], destination.bits, lambda: np.copyto(to, words), False)
 
         return run, operands
 
@@ -629,7 +625,8 @@ class Machine:
         base = operands[2] if len(operands) > 2 else parse_operand("off")
         offset = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64))
         lanes = self.lanes
-        queues = [self.vector_queue] if space == "global" else [self.vector_queue, self.lgkm_queue]
+        in_order = space == "global"  # flat accesses may be to LDS or to memory, as far as the counters know
+        queues = [self.vector_queue] if in_order else [self.vector_queue, self.lgkm_queue]
         if base.kind == "s":
             offsets, bases = self.view(place, "u32"), self.view(base, "u64")
         else:
@@ -646,7 +643,7 @@ class Machine:
             def store():
                 if lanes.any():
                     self.memory.store(addresses(), gather())
-                self.queue_up(queues, 0, lambda: None)
+                self.queue_up(queues, 0, lambda: None, in_order)
 
             return store, operands
         deliver = self.bytes_to_registers(data, width)
@@ -654,10 +651,10 @@ class Machine:
         def load():
             self.check_destination(data.bits, self.vector_queue)
             if not lanes.any():
-                self.queue_up(queues, data.bits, lambda: None)
+                self.queue_up(queues, data.bits, lambda: None, in_order)
                 return
             loaded, which = self.memory.load(addresses(), width[0]), np.flatnonzero(lanes)
-            self.queue_up(queues, data.bits, lambda: deliver(which, loaded))
+            self.queue_up(queues, data.bits, lambda: deliver(which, loaded), in_order)
 
         return load, operands[1:]
 
@@ -742,9 +739,10 @@ class Machine:
         for entry in (*self.vector_queue, *self.lgkm_queue):
             self.pending |= entry[0]
         self.exec_changed()
-        pc, steps = wave.pc, 0
+        pc, steps, current = wave.pc, 0, wave.pc
         try:
             while steps < limit:
+                current = pc
                 uses, execute = code[pc]
                 if self.pending & uses:
                     raise Fault(
@@ -761,10 +759,9 @@ class Machine:
             else:
                 raise Fault(f"{limit} instructions without a barrier or an end")
             if target == AT_END:
-                pc += 1  # errors of what is still outstanding belong to the end
                 self.wait(0, 0)
         except Fault as fault:
-            fault.place = pc - 1 if steps and executed[pc - 1] else pc
+            fault.place = current
             fault.lanes = np.flatnonzero(self.lanes)
             raise
         wave.vgprs[:], wave.sgprs[:], wave.scc, wave.pc = self.vgprs, self.sgprs, self.scc[0], pc

@@ -198,6 +198,12 @@ CASES = [
         {"v0": -1, "v1": 1, "v2": 0x20000},
         {"v0": 0x300},
     ),
+    (
+        "v_cvt_f16_f32_sdwa v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD",
+        {"v0": 0x11112222, "v1": 1.0},
+        {"v0": 0x3C002222},
+    ),
+    ("v_fma_f32 v0, s4, s4, v2", {"s4": 1 + 2.0**-12, "v2": 2.0**-70}, {"v0": bits(1 + 2.0**-11 + 2.0**-23)}),
     # Masks
     ("v_cmp_lt_i32_e32 vcc, v1, v2", {"v1": -1, "v2": 0, "exec": 6}, {"vcc": 6}),
     ("v_cmp_lt_u32_e64 s[4:5], v1, v2", {"v1": -1, "v2": 0}, {"s4": 0, "s5": 0}),
@@ -400,6 +406,7 @@ LOAD, READ = "global_load_dword v4, v[2:3], off", "ds_read_b32 v5, v8"
         # Scalar loads return in any order, so a count above 0 says nothing, of LDS neither.
         ("s_load_dword s4, s[0:1], 0x0", "s_load_dword s5, s[0:1], 0x4", "s_waitcnt lgkmcnt(1)", "s_mov_b32 s6, s4"),
         (READ, "s_load_dword s4, s[0:1], 0x0", "s_waitcnt lgkmcnt(1)", "v_mov_b32_e32 v6, v5"),
+        ("flat_load_dword v4, v[2:3]", "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v6, v4"),
     ],
     ids=lambda lines: "; ".join(line.split()[0] for line in lines),
 )
@@ -700,6 +707,17 @@ def test_mutant_without_a_wait_or_barrier_is_found(mnemonic, name, compiled):
         found = outcome(load(path, without(name, place)), name, (40, 33, 29))
         # Without a wait, LDS may also be accessed after the next barrier.
         assert re.search("outstanding|race" if mnemonic == "s_waitcnt" else "race", found), (place, found)
+
+
+def test_faults_name_the_instruction(compiled):
+    path = compiled("gfx942")
+    place = places_of(path, "naive_f32", "s_waitcnt")[0]
+    found = outcome(load(path, without("naive_f32", place)), "naive_f32", (1, 1, 1))
+    match = re.match(
+        r"uses a register .* for: ([vs]\d+).*: (\S.*) at (0x[0-9a-f]+) of naive_f32, workgroup .*, wave 0", found
+    )
+    assert match, found
+    assert (int(match[3], 16), match[2]) in load(path).kernels["naive_f32"].lines
 
 
 def test_mutant_without_a_guard_is_found(compiled):
