@@ -26,7 +26,7 @@ pass through one cache in order.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
 workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
-buffer instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
+atomics, DPP, buffers with a stride. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
 The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
 """
 
@@ -37,7 +37,18 @@ from dataclasses import dataclass, field
 
 import instructions as isa
 import numpy as np
-from assembly import EXEC, NUM_SGPRS, NUM_VGPRS, VCC, Operand, constant_bits, parse_operand, register_names, split_text
+from assembly import (
+    EXEC,
+    M0,
+    NUM_SGPRS,
+    NUM_VGPRS,
+    VCC,
+    Operand,
+    constant_bits,
+    parse_operand,
+    register_names,
+    split_text,
+)
 from code_object import CodeObject, Kernel, load
 from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
 from memory import GARBAGE, Fault, Memory, SharedMemory
@@ -55,6 +66,7 @@ __all__ = [
 ]
 
 LANES = 64
+CACHE_MODIFIERS = {"sc0", "sc1", "nt", "glc", "slc", "off"}
 DTYPES = {"u32": U32, "i32": I32, "f32": F32, "u64": U64, "i64": I64, "f64": F64, "u16": U16, "i16": I16, "f16": F16}
 AT_BARRIER, AT_END = -1, -2
 # Hints, and cache control, which has no meaning without caches.
@@ -546,6 +558,12 @@ class Machine:
     def memory_access(self, name, texts, modifiers, address, index_of):
         if match := re.match(r"s_load_dword(?:x(\d+))?$", name):
             return self.scalar_load(int(match[1] or 1), texts, modifiers)
+        if name == "global_load_lds_dword" or name == "global_load_dword" and "lds" in modifiers:
+            return self.load_to_shared(f"{name} {', '.join(texts)}", texts, modifiers)
+        if match := re.match(r"buffer_(load|store)_(\w+)$", name):
+            if match[2] not in isa.WIDTHS:
+                return None
+            return self.buffer_access(match[1] == "store", isa.WIDTHS[match[2]], texts, modifiers)
         if match := re.match(r"(global|flat)_(load|store)_(\w+)$", name):
             if match[3] not in isa.WIDTHS:
                 return None
@@ -617,26 +635,25 @@ class Machine:
 
         return deliver_small
 
-    def global_access(self, space, is_store, width, texts, modifiers):
-        if set(modifiers) - {"offset", "sc0", "sc1", "nt", "glc", "slc", "off"}:
+    def global_addresses(self, place, base, modifiers):
+        """A function: addresses of the active lanes. A pair of VGPRs, or an SGPR pair and an unsigned VGPR offset."""
+        if set(modifiers) - CACHE_MODIFIERS - {"offset"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        offset, lanes = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64)), self.lanes
+        if base.kind == "s":
+            offsets, bases = self.view(place, "u32"), self.view(base, "u64")
+            return lambda: offsets[lanes] + bases + offset
+        bases = self.view(place, "u64")
+        return lambda: bases[lanes] + offset
+
+    def global_access(self, space, is_store, width, texts, modifiers):
         operands = [parse_operand(text) for text in texts]
         data, place = (operands[1], operands[0]) if is_store else operands[:2]
         base = operands[2] if len(operands) > 2 else parse_operand("off")
-        offset = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64))
+        addresses = self.global_addresses(place, base, modifiers)
         lanes = self.lanes
         in_order = space == "global"  # flat accesses may be to LDS or to memory, as far as the counters know
         queues = [self.vector_queue] if in_order else [self.vector_queue, self.lgkm_queue]
-        if base.kind == "s":
-            offsets, bases = self.view(place, "u32"), self.view(base, "u64")
-        else:
-            offsets, bases = None, self.view(place, "u64")
-
-        def addresses():
-            if offsets is None:
-                return bases[lanes] + offset
-            return offsets[lanes] + bases + offset
-
         if is_store:
             gather = self.registers_to_bytes(data, width)
 
@@ -657,6 +674,65 @@ class Machine:
             self.queue_up(queues, data.bits, lambda: deliver(which, loaded), in_order)
 
         return load, operands[1:]
+
+    def load_to_shared(self, text, texts, modifiers):
+        """Global memory straight to LDS, at M0 + offset + 4 * lane; the offset counts in both addresses."""
+        operands = [parse_operand(text) for text in texts]
+        offset = int(modifiers.get("offset", "0"), 0)
+        rest = {name: value for name, value in modifiers.items() if name != "lds"}
+        addresses, base = self.global_addresses(operands[0], operands[1], rest), self.scalar[32]
+
+        def run():
+            if not self.lanes.any():
+                self.queue_up([self.vector_queue], 0, lambda: None)
+                return
+            values = self.memory.load(addresses(), 4)
+            places = self.shared.places(base[M0] % (1 << 16) + offset + 4 * np.flatnonzero(self.lanes), 4)
+            self.queue_up([self.vector_queue], 0, lambda: self.shared.store(places, values, self.wave_number, text))
+
+        return run, [*operands, parse_operand("m0")]
+
+    def buffer_access(self, is_store, width, texts, modifiers):
+        """A buffer without stride (CDNA3 ISA, 9.1): what lies beyond its number of bytes is read as 0 and not stored,
+        dword by dword."""
+        if set(modifiers) - CACHE_MODIFIERS - {"offset", "offen"}:
+            raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        data, place, descriptor, start = operands = [parse_operand(text) for text in texts]
+        offset, size, lanes = int(modifiers.get("offset", "0"), 0), width[0], self.lanes
+        ((starts, i),) = self.scalar_sources([start], 32)
+        offsets = self.view(place, "u32") if "offen" in modifiers else np.zeros(1, U32)
+        words, part = self.scalar[32], min(size, 4)
+        gather, deliver = (self.registers_to_bytes, None) if is_store else (None, self.bytes_to_registers(data, width))
+        gather = gather(data, width) if gather else None
+
+        def accesses():
+            """For each part of up to 4 bytes: where it begins, addresses of the active lanes, which are in range."""
+            base, upper, records = (words[descriptor.index + word] for word in range(3))
+            if upper >> 16:
+                raise Fault("buffers with a stride or swizzle are not modelled")
+            base |= (upper & 0xFFFF) << 32
+            relative = np.broadcast_to(offsets, LANES)[lanes].astype(I64) + offset
+            for first in range(0, size, part):
+                is_inside = relative + first + part <= records - starts[i]
+                yield first, (relative + (first + starts[i] + base)).astype(U64), is_inside
+
+        def store():
+            values = gather() if lanes.any() else None
+            for first, addresses, is_inside in accesses():
+                if is_inside.any():
+                    self.memory.store(addresses[is_inside], values[is_inside, first : first + part])
+            self.queue_up([self.vector_queue], 0, lambda: None)
+
+        def load():
+            self.check_destination(data.bits, self.vector_queue)
+            which = np.flatnonzero(lanes)
+            loaded = np.zeros((len(which), size), np.uint8)
+            for first, addresses, is_inside in accesses():
+                if is_inside.any():
+                    loaded[is_inside, first : first + part] = self.memory.load(addresses[is_inside], part)
+            self.queue_up([self.vector_queue], data.bits, lambda: deliver(which, loaded))
+
+        return (store, operands) if is_store else (load, operands[1:])
 
     def shared_access(self, text, is_store, pair, width, texts, modifiers):
         if set(modifiers) - {"offset", "offset0", "offset1"}:

@@ -671,6 +671,24 @@ def test_lanes_exchange_values(compiled):
         assert (sums[wave] == x[wave].sum()).all() and (firsts[wave] == x[wave][0]).all()
 
 
+def run_reverse(code):
+    """512 numbers, the last 112 of them beyond the buffer's range."""
+    x, to, memory = np.arange(512, dtype=np.int32), np.full(512, 7, np.int32), Memory()
+    args = [memory.add("x", x), memory.add("to", to, writable=True), 400]
+    run(code.kernels["reverse"], (2, 1, 1), (256, 1, 1), args, memory)
+    return to, np.where(x < 400, 7000 + x.reshape(2, 256)[:, ::-1].ravel(), 7)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_loads_to_shared_memory_and_buffers(arch, compiled):
+    found, expected = run_reverse(load(compiled(arch)))
+    assert (found == expected).all()
+    path = compiled(arch)
+    waits = [i for i in places_of(path, "reverse", "s_waitcnt") if "vmcnt" in load(path).kernels["reverse"].lines[i][1]]
+    with pytest.raises(Fault, match="race"):  # without the wait, LDS is written after the barrier
+        run_reverse(load(path, without("reverse", waits[0])))
+
+
 # ---- Mutants
 
 
