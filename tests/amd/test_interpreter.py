@@ -19,10 +19,18 @@ from interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, u
 from memory import SharedMemory
 
 HERE = Path(__file__).parent
-CLANG, OBJDUMP = shutil.which("clang++-22"), shutil.which("llvm-objdump-22")
 ARCHS = ["gfx942", "gfx90a"]
 ALL = (1 << 64) - 1
 INF, NAN = float("inf"), float("nan")
+
+
+def need(*programs: str):
+    missing = [program for program in programs if not shutil.which(program)]
+    if missing:
+        reason = f"{', '.join(missing)} not found (Debian: clang-22 lld-22 llvm-22)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must not skip this: {reason}")
+        pytest.skip(reason)
 
 
 # ---- Single instructions
@@ -266,8 +274,7 @@ def test_instruction(text, before, after):
 
 
 def test_cases_are_instructions_as_the_disassembler_writes_them():
-    if not shutil.which("llvm-mc-22"):
-        pytest.skip("llvm-mc-22 assembles the cases (Debian: llvm-22)")
+    need("llvm-mc-22")
     texts = [text for text, _, _ in CASES]
     command = ["llvm-mc-22", "-arch=amdgcn", "-mcpu=gfx942"]
     done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, timeout=60)
@@ -485,10 +492,7 @@ def test_races_in_shared_memory_are_found():
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
     """A function: architecture, macros -> path of the code object."""
-    if not (CLANG and OBJDUMP):
-        reason = "clang++-22 and llvm-objdump-22 compile and disassemble the kernels (Debian: clang-22 lld-22 llvm-22)"
-        assert os.environ.get("CI") != "true", f"CI must not skip this: {reason}"
-        pytest.skip(reason)
+    need("clang++-22", "llvm-objdump-22")
     folder, paths = tmp_path_factory.mktemp("code_objects"), {}
 
     def compile_kernels(arch: str, *macros: str) -> Path:
