@@ -499,7 +499,7 @@ def compiled(tmp_path_factory):
         if (arch, macros) not in paths:
             path = folder / f"{len(paths)}.{arch}.co"
             command = [
-                CLANG,
+                "clang++-22",
                 "-x",
                 "hip",
                 "--cuda-device-only",
