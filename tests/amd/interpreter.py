@@ -18,7 +18,7 @@ What is an error (a Fault names the kernel, the instruction, and where it matter
 An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
 garbage at the start (nan in each format), not zeros.
 
-s_waitcnt (CDNA3 ISA, 4.4): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
+s_waitcnt (CDNA3 ISA): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
 lgkmcnt. Vector memory and LDS return in order; scalar loads and flat accesses do not, so with one outstanding only a
 count of 0 says anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait
 and not before. LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup
@@ -693,7 +693,7 @@ class Machine:
         return run, [*operands, parse_operand("m0")]
 
     def buffer_access(self, is_store, width, texts, modifiers):
-        """A buffer without stride (CDNA3 ISA, 9.1): what lies beyond its number of bytes is read as 0 and not stored,
+        """A buffer without stride (CDNA3 ISA): what lies beyond its number of bytes is read as 0 and not stored,
         dword by dword."""
         if set(modifiers) - CACHE_MODIFIERS - {"offset", "offen"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")

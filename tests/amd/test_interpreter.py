@@ -1,5 +1,5 @@
-"""The interpreter of AMD's instructions: single instructions by cases written by hand from the ISA document, errors
-that it must find, and whole kernels (kernels.hip) compared with float64.
+"""The interpreter of AMD's instructions: single instructions by cases worked out by hand, errors that
+it must find, and whole kernels (kernels.hip) compared with float64.
 
 Mutants of the compiled kernels that must be found: every s_waitcnt and every s_barrier removed, one at a time; a store
 guard; a wrong offset along k; a barrier missing in the source.
