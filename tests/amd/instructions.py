@@ -1,7 +1,7 @@
 """What the instructions of AMD's CDNA3 (gfx942) and CDNA2 (gfx90a) compute, as tables: mnemonic -> small function.
 
-Source, unless said otherwise: AMD, "Instinct MI300 (CDNA3) Instruction Set Architecture", chapters 5 (scalar), 6
-(vector), 7 (matrix) and 12 (instructions). interpreter.py finds the operands and stores the results under EXEC.
+Meanings follow, unless said otherwise, AMD's "Instinct MI300 (CDNA3) Instruction Set Architecture". interpreter.py
+finds the operands and stores the results under EXEC.
 
 Vector functions take numpy arrays of one element for each lane (packed ones: lane x 2), or of one for all, and know
 nothing of registers. Scalar functions take Python integers.
@@ -46,7 +46,7 @@ def fma_f32(a, b, c):
     result = total.astype(F32)
     is_tie = (total.view(U64) & 0x1FFFFFFF) == 0x10000000
     if is_tie.any() or ((abs(result) < F32_TINY) & (total != 0)).any():
-        result = sum_to_odd(product, np.broadcast_to(c, product.shape).astype(F64)).astype(F32)
+        result = sum_to_odd(product, np.asarray(c).astype(F64)).astype(F32)
     return result
 
 
@@ -546,7 +546,7 @@ for _type in ("f16", "f32", "f64", "u16", "i16", "u32", "i32", "u64", "i64"):
         define(f"mask = {_type} u32", **{f"{cmp}_class_{_type}": class_mask for cmp in ("cmp", "cmpx")})
 
 # ---- Matrix instructions (gfx942's names; gfx90a's differ in an underscore): M = N, K, type of A and B, of C and D.
-# Lane layouts: chapter 7 of the ISA, AMD's matrix instruction calculator.
+# Lane layouts: those of AMD's matrix instruction calculator.
 MFMA = {
     "v_mfma_f32_16x16x4_f32": (16, 4, "f32", "f32"),
     "v_mfma_f32_32x32x2_f32": (32, 2, "f32", "f32"),

@@ -18,15 +18,15 @@ What is an error (a Fault names the kernel, the instruction, and where it matter
 An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
 garbage at the start (nan in each format), not zeros.
 
-s_waitcnt (CDNA3 ISA, 4.4): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
-lgkmcnt. Vector memory and LDS return in order; scalar loads do not, so with one outstanding only lgkmcnt(0) says
-anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait and not before.
-LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup pass through one
-cache in order.
+s_waitcnt (CDNA3 ISA): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
+lgkmcnt. Vector memory and LDS return in order; scalar loads and flat accesses do not, so with one outstanding only a
+count of 0 says anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait
+and not before. LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup
+pass through one cache in order.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
 workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
-buffer instructions, atomics, DPP. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
+atomics, DPP, buffers with a stride. EXEC is honoured by v_accvgpr_read and _write, and ignored by matrix instructions.
 The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
 """
 
@@ -37,6 +37,18 @@ from dataclasses import dataclass, field
 
 import instructions as isa
 import numpy as np
+from assembly import (
+    EXEC,
+    M0,
+    NUM_SGPRS,
+    NUM_VGPRS,
+    VCC,
+    Operand,
+    constant_bits,
+    parse_operand,
+    register_names,
+    split_text,
+)
 from code_object import CodeObject, Kernel, load
 from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
 from memory import GARBAGE, Fault, Memory, SharedMemory
@@ -54,106 +66,12 @@ __all__ = [
 ]
 
 LANES = 64
-NUM_VGPRS, NUM_SGPRS = 512, 128  # AGPRs are the upper half
-VCC, M0, EXEC = 106, 124, 126
-NAMED_SGPRS = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1)}
-NAMED_SGPRS |= {"exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1)}
-NAMED_SGPRS |= {"flat_scratch": (102, 2), "xnack_mask": (104, 2)}
+CACHE_MODIFIERS = {"sc0", "sc1", "nt", "glc", "slc", "off"}
 DTYPES = {"u32": U32, "i32": I32, "f32": F32, "u64": U64, "i64": I64, "f64": F64, "u16": U16, "i16": I16, "f16": F16}
 AT_BARRIER, AT_END = -1, -2
-NO_EFFECT = {
-    "s_nop",
-    "s_sleep",
-    "s_setprio",
-    "s_sethalt",
-    "buffer_wbl2",
-    "buffer_inv",
-    "buffer_invl2",
-    "s_inst_prefetch",
-}
-NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol", "s_icache_inv", "s_dcache_wb", "s_setreg_imm32_b32_noop"}
-
-
-# ---- Text of an instruction
-
-
-@dataclass
-class Operand:
-    text: str
-    kind: str  # v: VGPR or AGPR; s: SGPR; constant; off
-    index: int = 0
-    count: int = 1
-    negative: bool = False
-    absolute: bool = False
-    sign_extended: bool = False
-
-    @property
-    def bits(self) -> int:
-        """One bit for each register, those of all kinds in one number."""
-        if self.kind not in "vs":
-            return 0
-        return ((1 << self.count) - 1) << (self.index + (NUM_VGPRS if self.kind == "s" else 0))
-
-
-REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])$")
-NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?)$")
-
-
-def parse_operand(text: str) -> Operand:
-    text, flags = text.strip(), {}
-    if match := re.match(r"sext\((.*)\)$", text):
-        text, flags["sign_extended"] = match[1], True
-    if text.startswith("-") and not NUMBER.match(text):
-        text, flags["negative"] = text[1:], True
-    if text.startswith("neg("):
-        text, flags["negative"] = text[4:-1], True
-    if match := re.match(r"(?:\||abs\()(.*)(?:\||\))$", text):
-        text, flags["absolute"] = match[1], True
-    if match := REGISTER.match(text):
-        first = int(match[2] or match[3])
-        count = int(match[4]) - first + 1 if match[4] else 1
-        kind = "s" if match[1] == "s" else "v"
-        if count > 1 and kind == "v" and first % 2:
-            raise UnknownInstruction(f"{text}: tuples of VGPRs begin at even numbers")
-        return Operand(text, kind, first + (256 if match[1] == "a" else 0), count, **flags)
-    if text in NAMED_SGPRS:
-        return Operand(text, "s", *NAMED_SGPRS[text], **flags)
-    if NUMBER.match(text):
-        return Operand(text, "constant", **flags)
-    if text == "off":
-        return Operand(text, "off")
-    raise UnknownInstruction(f"operand {text}")
-
-
-def constant_bits(text: str, kind: str) -> int:
-    """A constant as bits of an operand. Decimals are inline integers, extended by their sign; numbers with a point are
-    inline constants of the operand's width, of integer operands as well; hexadecimals are literals of 32 bits."""
-    size = int(kind[1:])
-    if "." in text or "e" in text and not text.startswith("0x"):
-        dtype, bits = {16: (F16, U16), 32: (F32, U32), 64: (F64, U64)}[size]
-        return int(np.array([text], F64).astype(dtype).view(bits)[0])
-    value = int(text, 0)
-    if text.startswith("0x") and size == 64 and value <= 0xFFFFFFFF:
-        if kind == "f64":
-            value <<= 32
-        elif kind == "i64":
-            value = isa.signed(value)
-        elif value >> 31:
-            raise UnknownInstruction(f"literal {text} of a 64-bit operand")
-    return value & ((1 << size) - 1)
-
-
-def split_text(text: str):
-    """Mnemonic, operands and modifiers of a line."""
-    name, _, rest = text.partition(" ")
-    operands, modifiers = [], {}
-    for part in re.split(r",(?![^\[]*\])\s*", rest.strip()):
-        words = part.split()
-        for word in words[1:]:
-            key, _, value = word.partition(":")
-            modifiers[key] = [int(x) for x in value[1:-1].split(",")] if value.startswith("[") else value or True
-        operands += words[:1]
-    return name, operands, modifiers
+# Hints, and cache control, which has no meaning without caches.
+NO_EFFECT = {"s_nop", "s_sleep", "s_setprio", "s_dcache_wb", "buffer_wbl2", "buffer_inv", "buffer_invl2"}
+NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol"}
 
 
 @dataclass
@@ -290,6 +208,7 @@ class Machine:
                 masks[place] = int(bits.view(U64)[0])
                 if "_cmpx_" in name:
                     masks[EXEC // 2] = masks[place]
+                if "_cmpx_" in name or place == EXEC // 2:
                     refresh()
 
             return write_mask
@@ -301,7 +220,7 @@ class Machine:
             raise UnknownInstruction("clamp of integers")
         where = lanes[:, None] if kind.startswith("pk_") else lanes
         selection = modifiers.get("dst_sel", "DWORD")
-        keep = True
+        clears = modifiers.get("dst_unused") != "UNUSED_PRESERVE"
         if kind.startswith("pk_"):
             view = self.packed_view(operand, kind[2:], 0, 1)
         elif kind == "half":
@@ -311,28 +230,27 @@ class Machine:
         elif selection != "DWORD":
             part = self.vgprs.view({"B": np.uint8, "W": U16}[selection[0]])[operand.index // 2]
             view = part[:, operand.index % 2 * (part.shape[1] // 2) + int(selection[-1])]
-            keep = modifiers.get("dst_unused") == "UNUSED_PRESERVE"
             if modifiers.get("dst_unused") == "UNUSED_SEXT":
                 raise UnknownInstruction("dst_unused:UNUSED_SEXT")
         else:
             view = self.vector_view(operand.index, "u32" if kind.endswith("16") else kind)
         whole = self.vector_view(operand.index, "u32")
-        clears = kind.endswith("16") and view.dtype == U32 or not keep
+        is_part = kind.endswith("16") and view.dtype == U32 or selection != "DWORD"
 
         def write(result):
             if scale != 1:
                 result = result * F32(scale)
             if is_clamped:
                 result = np.clip(np.nan_to_num(result, nan=0.0), 0, 1)
-            if clears:
-                bits = np.asarray(result)
-                bits = bits.view({2: U16, 4: U32}[bits.itemsize])
-                np.copyto(whole, U32(0), where=lanes)
+            if is_part:
+                bits = result.view(U16) if result.itemsize == 2 else result.astype(DTYPES.get(kind, U32)).view(U32)
+                if clears:
+                    np.copyto(whole, U32(0), where=lanes)
                 np.copyto(view, bits, casting="unsafe", where=lanes)
             else:
                 np.copyto(view, result, casting="unsafe", where=where)
 
-        if scale == 1 and not is_clamped and not clears:
+        if scale == 1 and not is_clamped and not is_part:
             return lambda result: np.copyto(view, result, casting="unsafe", where=where)
         return write
 
@@ -341,8 +259,8 @@ class Machine:
 
     # -- Waits
 
-    def queue_up(self, queues, registers: int, deliver):
-        entry = [registers, deliver, len(queues)]
+    def queue_up(self, queues, registers: int, deliver, in_order: bool = True):
+        entry = [registers, deliver, len(queues), in_order]
         for queue in queues:
             queue.append(entry)
         self.pending |= registers
@@ -358,10 +276,9 @@ class Machine:
             self.pending |= entry[0]
 
     def wait(self, vector: int, lgkm: int):
-        self.drain(self.vector_queue, vector)
-        # A scalar load outstanding: its entry has registers of SGPRs.
-        if lgkm == 0 or not any(entry[0] >> NUM_VGPRS for entry in self.lgkm_queue):
-            self.drain(self.lgkm_queue, lgkm)
+        for queue, count in ((self.vector_queue, vector), (self.lgkm_queue, lgkm)):
+            if len(queue) > count and (count == 0 or all(entry[3] for entry in queue)):
+                self.drain(queue, count)
 
     def check_destination(self, registers: int, queue: deque):
         """A load may overwrite what a load of the same queue is bringing: they return in order."""
@@ -457,6 +374,8 @@ class Machine:
 
             return write_lane, operands
         to, values = operands[0].index, self.view(operands[1], "u32")
+        if to >= EXEC:
+            raise UnknownInstruction("a lane to EXEC")
         if name == "v_readlane_b32":
             (place,) = self.scalar_sources(operands[2:], 32)
 
@@ -639,6 +558,12 @@ class Machine:
     def memory_access(self, name, texts, modifiers, address, index_of):
         if match := re.match(r"s_load_dword(?:x(\d+))?$", name):
             return self.scalar_load(int(match[1] or 1), texts, modifiers)
+        if name == "global_load_lds_dword" or name == "global_load_dword" and "lds" in modifiers:
+            return self.load_to_shared(f"{name} {', '.join(texts)}", texts, modifiers)
+        if match := re.match(r"buffer_(load|store)_(\w+)$", name):
+            if match[2] not in isa.WIDTHS:
+                return None
+            return self.buffer_access(match[1] == "store", isa.WIDTHS[match[2]], texts, modifiers)
         if match := re.match(r"(global|flat)_(load|store)_(\w+)$", name):
             if match[3] not in isa.WIDTHS:
                 return None
@@ -666,8 +591,11 @@ class Machine:
 
         def run():
             place = (base[i] + (isa.signed(offset[j]) if is_signed else offset[j]) + more) % (1 << 64)
-            words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
-            self.queue_up([self.lgkm_queue], destination.bits, lambda: to.__setitem__(slice(None), words))
+            try:
+                words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
+            except Fault as fault:
+                raise Fault(fault.args[0]) from None  # of no lane
+            self.queue_up([self.lgkm_queue], destination.bits, lambda: np.copyto(to, words), False)
 
         return run, operands
 
@@ -707,32 +635,32 @@ class Machine:
 
         return deliver_small
 
-    def global_access(self, space, is_store, width, texts, modifiers):
-        if set(modifiers) - {"offset", "sc0", "sc1", "nt", "glc", "slc", "off"}:
+    def global_addresses(self, place, base, modifiers):
+        """A function: addresses of the active lanes. A pair of VGPRs, or an SGPR pair and an unsigned VGPR offset."""
+        if set(modifiers) - CACHE_MODIFIERS - {"offset"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        offset, lanes = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64)), self.lanes
+        if base.kind == "s":
+            offsets, bases = self.view(place, "u32"), self.view(base, "u64")
+            return lambda: offsets[lanes] + bases + offset
+        bases = self.view(place, "u64")
+        return lambda: bases[lanes] + offset
+
+    def global_access(self, space, is_store, width, texts, modifiers):
         operands = [parse_operand(text) for text in texts]
         data, place = (operands[1], operands[0]) if is_store else operands[:2]
         base = operands[2] if len(operands) > 2 else parse_operand("off")
-        offset = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64))
+        addresses = self.global_addresses(place, base, modifiers)
         lanes = self.lanes
-        queues = [self.vector_queue] if space == "global" else [self.vector_queue, self.lgkm_queue]
-        if base.kind == "s":
-            offsets, bases = self.view(place, "u32"), self.view(base, "u64")
-        else:
-            offsets, bases = None, self.view(place, "u64")
-
-        def addresses():
-            if offsets is None:
-                return bases[lanes] + offset
-            return offsets[lanes] + bases + offset
-
+        in_order = space == "global"  # flat accesses may be to LDS or to memory, as far as the counters know
+        queues = [self.vector_queue] if in_order else [self.vector_queue, self.lgkm_queue]
         if is_store:
             gather = self.registers_to_bytes(data, width)
 
             def store():
                 if lanes.any():
                     self.memory.store(addresses(), gather())
-                self.queue_up(queues, 0, lambda: None)
+                self.queue_up(queues, 0, lambda: None, in_order)
 
             return store, operands
         deliver = self.bytes_to_registers(data, width)
@@ -740,12 +668,71 @@ class Machine:
         def load():
             self.check_destination(data.bits, self.vector_queue)
             if not lanes.any():
-                self.queue_up(queues, data.bits, lambda: None)
+                self.queue_up(queues, data.bits, lambda: None, in_order)
                 return
             loaded, which = self.memory.load(addresses(), width[0]), np.flatnonzero(lanes)
-            self.queue_up(queues, data.bits, lambda: deliver(which, loaded))
+            self.queue_up(queues, data.bits, lambda: deliver(which, loaded), in_order)
 
         return load, operands[1:]
+
+    def load_to_shared(self, text, texts, modifiers):
+        """Global memory straight to LDS, at M0 + offset + 4 * lane; the offset counts in both addresses."""
+        operands = [parse_operand(text) for text in texts]
+        offset = int(modifiers.get("offset", "0"), 0)
+        rest = {name: value for name, value in modifiers.items() if name != "lds"}
+        addresses, base = self.global_addresses(operands[0], operands[1], rest), self.scalar[32]
+
+        def run():
+            if not self.lanes.any():
+                self.queue_up([self.vector_queue], 0, lambda: None)
+                return
+            values = self.memory.load(addresses(), 4)
+            places = self.shared.places(base[M0] % (1 << 16) + offset + 4 * np.flatnonzero(self.lanes), 4)
+            self.queue_up([self.vector_queue], 0, lambda: self.shared.store(places, values, self.wave_number, text))
+
+        return run, [*operands, parse_operand("m0")]
+
+    def buffer_access(self, is_store, width, texts, modifiers):
+        """A buffer without stride (CDNA3 ISA): what lies beyond its number of bytes is read as 0 and not stored,
+        dword by dword."""
+        if set(modifiers) - CACHE_MODIFIERS - {"offset", "offen"}:
+            raise UnknownInstruction(f"modifiers {set(modifiers)}")
+        data, place, descriptor, start = operands = [parse_operand(text) for text in texts]
+        offset, size, lanes = int(modifiers.get("offset", "0"), 0), width[0], self.lanes
+        ((starts, i),) = self.scalar_sources([start], 32)
+        offsets = self.view(place, "u32") if "offen" in modifiers else np.zeros(1, U32)
+        words, part = self.scalar[32], min(size, 4)
+        gather, deliver = (self.registers_to_bytes, None) if is_store else (None, self.bytes_to_registers(data, width))
+        gather = gather(data, width) if gather else None
+
+        def accesses():
+            """For each part of up to 4 bytes: where it begins, addresses of the active lanes, which are in range."""
+            base, upper, records = (words[descriptor.index + word] for word in range(3))
+            if upper >> 16:
+                raise Fault("buffers with a stride or swizzle are not modelled")
+            base |= (upper & 0xFFFF) << 32
+            relative = np.broadcast_to(offsets, LANES)[lanes].astype(I64) + offset
+            for first in range(0, size, part):
+                is_inside = relative + first + part <= records - starts[i]
+                yield first, (relative + (first + starts[i] + base)).astype(U64), is_inside
+
+        def store():
+            values = gather() if lanes.any() else None
+            for first, addresses, is_inside in accesses():
+                if is_inside.any():
+                    self.memory.store(addresses[is_inside], values[is_inside, first : first + part])
+            self.queue_up([self.vector_queue], 0, lambda: None)
+
+        def load():
+            self.check_destination(data.bits, self.vector_queue)
+            which = np.flatnonzero(lanes)
+            loaded = np.zeros((len(which), size), np.uint8)
+            for first, addresses, is_inside in accesses():
+                if is_inside.any():
+                    loaded[is_inside, first : first + part] = self.memory.load(addresses[is_inside], part)
+            self.queue_up([self.vector_queue], data.bits, lambda: deliver(which, loaded))
+
+        return (store, operands) if is_store else (load, operands[1:])
 
     def shared_access(self, text, is_store, pair, width, texts, modifiers):
         if set(modifiers) - {"offset", "offset0", "offset1"}:
@@ -828,9 +815,10 @@ class Machine:
         for entry in (*self.vector_queue, *self.lgkm_queue):
             self.pending |= entry[0]
         self.exec_changed()
-        pc, steps = wave.pc, 0
+        pc, steps, current = wave.pc, 0, wave.pc
         try:
             while steps < limit:
+                current = pc
                 uses, execute = code[pc]
                 if self.pending & uses:
                     raise Fault(
@@ -847,10 +835,9 @@ class Machine:
             else:
                 raise Fault(f"{limit} instructions without a barrier or an end")
             if target == AT_END:
-                pc += 1  # errors of what is still outstanding belong to the end
                 self.wait(0, 0)
         except Fault as fault:
-            fault.place = pc - 1 if steps and executed[pc - 1] else pc
+            fault.place = current
             fault.lanes = np.flatnonzero(self.lanes)
             raise
         wave.vgprs[:], wave.sgprs[:], wave.scc, wave.pc = self.vgprs, self.sgprs, self.scc[0], pc
@@ -866,14 +853,6 @@ class Machine:
                     raise Fault(f"{text}: " + register_names(self.pending & instruction.uses))
                 instruction.run()
         return self
-
-
-def register_names(bits: int) -> str:
-    names = []
-    for i in range(bits.bit_length()):
-        if bits >> i & 1:
-            names.append(f"v{i}" if i < 256 else f"a{i - 256}" if i < NUM_VGPRS else f"s{i - NUM_VGPRS}")
-    return " ".join(names)
 
 
 def select(selection: str, kind: str, is_signed: bool):

@@ -85,7 +85,8 @@ KERNEL(256) lds_tiled(Problem problem) {
   if (row < problem.m && col < problem.n) ((float*)problem.c)[row * problem.n + col] = sum;
 }
 
-// 4 x 4 outputs a thread, 64 x 64 a block, rows of LDS padded; 16-byte reads of LDS; two buffers, so one barrier a tile.
+// 4 x 4 outputs a thread, 64 x 64 a block, rows of LDS padded; 16-byte reads of LDS; two buffers, so one barrier a
+// tile.
 KERNEL(256) register_tiled(Problem problem) {
   SHARED __attribute__((aligned(16))) float tile_a[2][8][68], tile_b[2][8][68];
   const auto* a = (const float*)problem.a;
@@ -167,24 +168,20 @@ DEVICE void mfma_of(const Problem& problem, Multiply multiply) {
   }
 }
 KERNEL(256) mfma_f32(Problem problem) {
-  mfma_of<float, float, f32x4, 4>(problem, [](float a, float b, f32x4 c) {
-    return __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, c, 0, 0, 0);
-  });
+  mfma_of<float, float, f32x4, 4>(
+      problem, [](float a, float b, f32x4 c) { return __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, c, 0, 0, 0); });
 }
 KERNEL(256) mfma_f64(Problem problem) {
-  mfma_of<double, double, f64x4, 4>(problem, [](double a, double b, f64x4 c) {
-    return __builtin_amdgcn_mfma_f64_16x16x4f64(a, b, c, 0, 0, 0);
-  });
+  mfma_of<double, double, f64x4, 4>(
+      problem, [](double a, double b, f64x4 c) { return __builtin_amdgcn_mfma_f64_16x16x4f64(a, b, c, 0, 0, 0); });
 }
 KERNEL(256) mfma_f16(Problem problem) {
-  mfma_of<_Float16, f16x4, f32x4, 16>(problem, [](f16x4 a, f16x4 b, f32x4 c) {
-    return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
-  });
+  mfma_of<_Float16, f16x4, f32x4, 16>(
+      problem, [](f16x4 a, f16x4 b, f32x4 c) { return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0); });
 }
 KERNEL(256) mfma_bf16(Problem problem) {
-  mfma_of<__bf16, s16x4, f32x4, 16>(problem, [](s16x4 a, s16x4 b, f32x4 c) {
-    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
-  });
+  mfma_of<__bf16, s16x4, f32x4, 16>(
+      problem, [](s16x4 a, s16x4 b, f32x4 c) { return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0); });
 }
 
 // 32 x 32 x 8 straight from registers: one wave, shapes that are multiples.
@@ -244,4 +241,17 @@ KERNEL(64) across_lanes(const int* x, int* sums, int* firsts) {
   for (int step = 32; step; step /= 2) sum += __builtin_amdgcn_ds_bpermute(4 * (thread() ^ step), sum);
   sums[64 * block_x() + thread()] = sum;
   firsts[64 * block_x() + thread()] = __builtin_amdgcn_readfirstlane(value);
+}
+
+// Global memory straight to LDS, and a buffer descriptor with its range check: each block reverses its part of x.
+using global_word = __attribute__((address_space(1))) int;
+using shared_word = __attribute__((address_space(3))) int;
+KERNEL(256) reverse(int* x, int* to, int count) {
+  SHARED int tile[256];
+  const int idx = 256 * block_x() + thread();
+  __builtin_amdgcn_global_load_lds((global_word*)(x + idx), (shared_word*)&tile[thread() / 64 * 64], 4, 0, 0);
+  barrier();
+  const auto buffer = __builtin_amdgcn_make_buffer_rsrc(to, 0, 4 * count, 0x27000);
+  const int old = __builtin_amdgcn_raw_buffer_load_b32(buffer, 4 * idx, 0, 0);
+  __builtin_amdgcn_raw_buffer_store_b32(1000 * old + tile[255 - thread()], buffer, 4 * idx, 0, 0);
 }

@@ -42,8 +42,9 @@ class Memory:
             if not is_inside.all():
                 outside = int(np.argmin(is_inside))
                 raise Fault("access outside of one buffer: " + self.place(int(addresses[outside]), width), outside)
-            if (addresses & U64(min(width, 4) - 1 if width != 12 else 3)).any():
-                raise Fault(f"misaligned access to {name}", int(np.argmax(addresses & U64(3) != 0)))
+            is_misaligned = addresses & U64(min(width, 4) - 1) != 0
+            if is_misaligned.any():
+                raise Fault(f"misaligned access to {name}", int(np.argmax(is_misaligned)))
             if is_store and not writable:
                 raise Fault(f"store to the read-only buffer {name}", 0)
             return data, offsets

@@ -1,5 +1,5 @@
-"""The interpreter of AMD's instructions: single instructions by cases written by hand from the ISA document, errors
-that it must find, and whole kernels (kernels.hip) compared with float64.
+"""The interpreter of AMD's instructions: single instructions by cases worked out by hand, errors that
+it must find, and whole kernels (kernels.hip) compared with float64.
 
 Mutants of the compiled kernels that must be found: every s_waitcnt and every s_barrier removed, one at a time; a store
 guard; a wrong offset along k; a barrier missing in the source.
@@ -19,10 +19,18 @@ from interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, u
 from memory import SharedMemory
 
 HERE = Path(__file__).parent
-CLANG, OBJDUMP = shutil.which("clang++-22"), shutil.which("llvm-objdump-22")
 ARCHS = ["gfx942", "gfx90a"]
 ALL = (1 << 64) - 1
 INF, NAN = float("inf"), float("nan")
+
+
+def need(*programs: str):
+    missing = [program for program in programs if not shutil.which(program)]
+    if missing:
+        reason = f"{', '.join(missing)} not found (Debian: clang-22 lld-22 llvm-22)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must not skip this: {reason}")
+        pytest.skip(reason)
 
 
 # ---- Single instructions
@@ -198,6 +206,12 @@ CASES = [
         {"v0": -1, "v1": 1, "v2": 0x20000},
         {"v0": 0x300},
     ),
+    (
+        "v_cvt_f16_f32_sdwa v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD",
+        {"v0": 0x11112222, "v1": 1.0},
+        {"v0": 0x3C002222},
+    ),
+    ("v_fma_f32 v0, s4, s4, v2", {"s4": 1 + 2.0**-12, "v2": 2.0**-70}, {"v0": bits(1 + 2.0**-11 + 2.0**-23)}),
     # Masks
     ("v_cmp_lt_i32_e32 vcc, v1, v2", {"v1": -1, "v2": 0, "exec": 6}, {"vcc": 6}),
     ("v_cmp_lt_u32_e64 s[4:5], v1, v2", {"v1": -1, "v2": 0}, {"s4": 0, "s5": 0}),
@@ -260,8 +274,7 @@ def test_instruction(text, before, after):
 
 
 def test_cases_are_instructions_as_the_disassembler_writes_them():
-    if not shutil.which("llvm-mc-22"):
-        pytest.skip("llvm-mc-22 assembles the cases (Debian: llvm-22)")
+    need("llvm-mc-22")
     texts = [text for text, _, _ in CASES]
     command = ["llvm-mc-22", "-arch=amdgcn", "-mcpu=gfx942"]
     done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, timeout=60)
@@ -400,6 +413,7 @@ LOAD, READ = "global_load_dword v4, v[2:3], off", "ds_read_b32 v5, v8"
         # Scalar loads return in any order, so a count above 0 says nothing, of LDS neither.
         ("s_load_dword s4, s[0:1], 0x0", "s_load_dword s5, s[0:1], 0x4", "s_waitcnt lgkmcnt(1)", "s_mov_b32 s6, s4"),
         (READ, "s_load_dword s4, s[0:1], 0x0", "s_waitcnt lgkmcnt(1)", "v_mov_b32_e32 v6, v5"),
+        ("flat_load_dword v4, v[2:3]", "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v6, v4"),
     ],
     ids=lambda lines: "; ".join(line.split()[0] for line in lines),
 )
@@ -478,17 +492,14 @@ def test_races_in_shared_memory_are_found():
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory):
     """A function: architecture, macros -> path of the code object."""
-    if not (CLANG and OBJDUMP):
-        reason = "clang++-22 and llvm-objdump-22 compile and disassemble the kernels (Debian: clang-22 lld-22 llvm-22)"
-        assert os.environ.get("CI") != "true", f"CI must not skip this: {reason}"
-        pytest.skip(reason)
+    need("clang++-22", "llvm-objdump-22")
     folder, paths = tmp_path_factory.mktemp("code_objects"), {}
 
     def compile_kernels(arch: str, *macros: str) -> Path:
         if (arch, macros) not in paths:
             path = folder / f"{len(paths)}.{arch}.co"
             command = [
-                CLANG,
+                "clang++-22",
                 "-x",
                 "hip",
                 "--cuda-device-only",
@@ -664,6 +675,24 @@ def test_lanes_exchange_values(compiled):
         assert (sums[wave] == x[wave].sum()).all() and (firsts[wave] == x[wave][0]).all()
 
 
+def run_reverse(code):
+    """512 numbers, the last 112 of them beyond the buffer's range."""
+    x, to, memory = np.arange(512, dtype=np.int32), np.full(512, 7, np.int32), Memory()
+    args = [memory.add("x", x), memory.add("to", to, writable=True), 400]
+    run(code.kernels["reverse"], (2, 1, 1), (256, 1, 1), args, memory)
+    return to, np.where(x < 400, 7000 + x.reshape(2, 256)[:, ::-1].ravel(), 7)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_loads_to_shared_memory_and_buffers(arch, compiled):
+    found, expected = run_reverse(load(compiled(arch)))
+    assert (found == expected).all()
+    path = compiled(arch)
+    waits = [i for i in places_of(path, "reverse", "s_waitcnt") if "vmcnt" in load(path).kernels["reverse"].lines[i][1]]
+    with pytest.raises(Fault, match="race"):  # without the wait, LDS is written after the barrier
+        run_reverse(load(path, without("reverse", waits[0])))
+
+
 # ---- Mutants
 
 
@@ -700,6 +729,17 @@ def test_mutant_without_a_wait_or_barrier_is_found(mnemonic, name, compiled):
         found = outcome(load(path, without(name, place)), name, (40, 33, 29))
         # Without a wait, LDS may also be accessed after the next barrier.
         assert re.search("outstanding|race" if mnemonic == "s_waitcnt" else "race", found), (place, found)
+
+
+def test_faults_name_the_instruction(compiled):
+    path = compiled("gfx942")
+    place = places_of(path, "naive_f32", "s_waitcnt")[0]
+    found = outcome(load(path, without("naive_f32", place)), "naive_f32", (1, 1, 1))
+    match = re.match(
+        r"uses a register .* for: ([vs]\d+).*: (\S.*) at (0x[0-9a-f]+) of naive_f32, workgroup .*, wave 0", found
+    )
+    assert match, found
+    assert (int(match[3], 16), match[2]) in load(path).kernels["naive_f32"].lines
 
 
 def test_mutant_without_a_guard_is_found(compiled):
