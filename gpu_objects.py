@@ -22,6 +22,11 @@ def gpu_sources() -> list[Path]:
     return sorted(CSRC.glob("kernels/gpu/*.cu"), key=lambda path: (-path.stat().st_size, path))
 
 
+def cuda_sources() -> list[Path]:
+    """Kernels for NVIDIA's chips from sm_80 on; the host executor runs them at its warp size of 32."""
+    return sorted(path for path in CSRC.glob("kernels/cuda/*.cu") if path not in hopper_sources())
+
+
 def hopper_sources() -> list[Path]:
     """Kernels for sm_90a alone."""
     return [CSRC / "kernels/cuda/11_wgmma.cu"]
@@ -83,8 +88,12 @@ def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs:
 
 def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:
     """The rungs on the host executor, as one library."""
+    command = host_command(cxx, warp_size, werror=werror)
     sources = [*gpu_sources(), CSRC / "dispatch/gpu.cpp", CSRC / "host_gpu/api.cpp"]
-    objects = compile_objects(sources, host_command(cxx, warp_size, werror=werror), objects_folder, jobs)
+    if warp_size == 32:
+        sources += cuda_sources()
+        command += ["-DTILEDMM_WITH_CUDA"]
+    objects = compile_objects(sources, command, objects_folder, jobs)
     subprocess.run([*cxx.split(), "-shared", "-Wl,--no-undefined", "-o", target, *objects], check=True)
 
 

@@ -175,9 +175,8 @@ def main() -> None:
         def build_extensions(self):
             objects, jobs = Path(self.build_temp).resolve() / "gpu", int(os.environ["MAX_JOBS"])
             if gpu.device:
-                compiled = gpu_objects.compile_objects(
-                    gpu_objects.gpu_sources(), gpu.command, objects / gpu.device, jobs
-                )
+                gpu_sources = gpu_objects.gpu_sources() + (gpu_objects.cuda_sources() if gpu.device == "cuda" else [])
+                compiled = gpu_objects.compile_objects(gpu_sources, gpu.command, objects / gpu.device, jobs)
                 if gpu.has_hopper:
                     compiled += gpu_objects.compile_objects(
                         gpu_objects.hopper_sources(), gpu.hopper_command, objects / "sm_90a", jobs
@@ -196,6 +195,7 @@ def main() -> None:
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
     gpu_macros = ["-DTILEDMM_WITH_GPU", f'-DTILEDMM_GPU_ARCHS="{" ".join(gpu.archs)}"'] if gpu.device else []
+    gpu_macros += ["-DTILEDMM_WITH_CUDA"] if gpu.device == "cuda" else []
     gpu_macros += ["-DTILEDMM_WITH_WGMMA"] if gpu.has_hopper else []
     kernels = Extension(
         f"{PACKAGE}._kernels",

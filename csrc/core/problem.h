@@ -60,6 +60,7 @@ inline constexpr int kMaxGpuBatchDims = 6;
 struct GpuProblem {
   GemmProblem gemm;
   int64_t batch_size;
+  int64_t chunk_k;  // of the order of summation (summation.h)
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
 

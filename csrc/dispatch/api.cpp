@@ -156,8 +156,7 @@ Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Exe
 
 Status tiledmm_gemm_gpu(const GemmProblem* problem, int32_t algorithm, const Executor* executor, char* reason,
                         size_t capacity) {
-  BatchDim dims[kMaxBatchDims];
-  return launch_gpu(fold_batch(*problem, dims), algorithm, *executor, reason, capacity);
+  return launch_gpu(*problem, algorithm, *executor, reason, capacity);
 }
 
 double tiledmm_fma_peak(DType dtype, const Executor* executor) { return measure_fma_peak(dtype, *executor); }

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/summation.h"
+#include "dispatch/fold_batch.h"
 #include "dispatch/select.h"
 #include "kernels/gpu/kernels.h"
 
@@ -30,6 +32,12 @@ constexpr bool kHasKernels = true;
 constexpr bool kHasKernels = false;
 #endif
 
+#if defined(TILEDMM_WITH_CUDA)
+#define TILEDMM_IF_CUDA(function) gpu::function
+#else
+#define TILEDMM_IF_CUDA(function) nullptr
+#endif
+
 #if defined(TILEDMM_WITH_WGMMA)
 #define TILEDMM_IF_WGMMA(function) gpu::function
 #else
@@ -52,8 +60,13 @@ constexpr GpuKernel kKernels[kNumGpuKernels] = {
     {"mma_double_buffered", "the next k tile prefetched into registers", 7, true, false,
      TILEDMM_IF_GPU(launch_mma_double_buffered)},
     {"mma_output_cached", "C kept in the accumulators", 8, true, true, TILEDMM_IF_GPU(launch_mma_output_cached)},
+    {"simt_pipelined", "fp32 multiply-adds fed by asynchronous copies", 9, false, true,
+     TILEDMM_IF_CUDA(launch_simt_pipelined)},
+    {"mma_async", "matrix instructions fed by asynchronous copies", 10, true, true, TILEDMM_IF_CUDA(launch_mma_async)},
     {"wgmma", "Hopper: copy engine, warp specialisation, warpgroup matrix instructions", 11, true, true,
      TILEDMM_IF_WGMMA(launch_wgmma)},
+    {"skinny", "few rows: the other operand streams through the matrix instructions once", 14, true, true,
+     TILEDMM_IF_CUDA(launch_skinny)},
 };
 
 static_assert(kKernels[kNumGpuKernels - 1].name, "every kernel has its row");
@@ -61,8 +74,8 @@ static_assert(kKernels[kNumGpuKernels - 1].name, "every kernel has its row");
 // By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
 // every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
 // measurements on an H200.
-constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35, 0, 0, 0.72};
-constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3, 0, 0, 1.5};
+constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35, 0.85, 0.5, 0.72, 0, 0, 0.1};
+constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3, 2, 2, 1.5, 0, 0, 1};
 constexpr double kLaunchUs = 3;
 
 }  // namespace
@@ -86,10 +99,32 @@ const GpuChip* find_gpu_chip(const char* name) {
   return nullptr;
 }
 
-const char* refuse_wgmma(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+namespace {
+
+const char* refuse_tf32(const GemmProblem& problem, const GpuChip& chip) {
+  if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
+    return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "
+           "'tf32' would allow";
+  }
+  return nullptr;
+}
+
+const char* refuse_simt_pipelined(const GemmProblem& problem) {
+  if (problem.dtype != DType::f32) return "it serves fp32";
+  return nullptr;
+}
+
+const char* refuse_mma_async(const GemmProblem& problem, const GpuChip& chip) { return refuse_tf32(problem, chip); }
+
+const char* refuse_skinny(const GemmProblem& problem) {
+  if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
+  if (problem.m > 64) return "it serves up to 64 rows";
+  return nullptr;
+}
+
+const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (has_gpu_kernels() && !kernel.launch) return "this build has no sm_90a kernels";
   if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
   if (problem.num_batch_dims > 0) return "it serves single products, no batches";
   if (problem.k == 0) return "k is 0";
@@ -100,18 +135,23 @@ const char* refuse_wgmma(const GpuKernel& kernel, const GemmProblem& problem, co
   return nullptr;
 }
 
+}  // namespace
+
 const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
   if (problem.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";
   }
-  if (!kernel.is_mma) return nullptr;
-  if (kernel.rung == 11) return refuse_wgmma(kernel, problem, chip);
-  if (chip.mma_tflops[int(problem.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
-  if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
-    return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "
-           "'tf32' would allow";
+  if (kernel.rung >= 9) {  // kernels/cuda
+    if (std::strcmp(chip.device, "hip") == 0) return "it is for NVIDIA's chips";
+    if (has_gpu_kernels() && !kernel.launch) return "this build lacks it: it was not compiled for this chip";
   }
-  return nullptr;
+  if (kernel.rung == 9) return refuse_simt_pipelined(problem);
+  if (kernel.rung == 10) return refuse_mma_async(problem, chip);
+  if (kernel.rung == 11) return refuse_wgmma(problem, chip);
+  if (kernel.rung == 14) return refuse_skinny(problem);
+  if (!kernel.is_mma) return nullptr;
+  if (chip.mma_tflops[int(problem.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
+  return refuse_tf32(problem, chip);
 }
 
 double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
@@ -143,7 +183,7 @@ int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip&
   return choice;
 }
 
-Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
+Status launch_gpu(const GemmProblem& unfolded, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
 #if defined(TILEDMM_WITH_GPU)
   int32_t arch = 0;
   if (!gpu::use_device(executor.device_idx, arch, executor.num_cus, executor.warp_size)) {
@@ -157,6 +197,8 @@ Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executo
                   "gfx942, gfx950, gfx1100 and gfx1201");
     return Status::unsupported;
   }
+  BatchDim dims[kMaxBatchDims];
+  const GemmProblem folded = fold_batch(unfolded, dims);
   const int32_t choice = select_gpu(folded, algorithm, *chip, nullptr);
   if (choice < 0) {
     const char* why = "it has no GPU kernel";
@@ -171,6 +213,7 @@ Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executo
   problem.gemm = folded;
   problem.gemm.batch_dims = nullptr;
   problem.batch_size = 1;
+  problem.chunk_k = chunk_k(unfolded.n, unfolded.k);
   for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
     problem.batch_dims[d] = folded.batch_dims[d];
     problem.batch_size *= folded.batch_dims[d].size;
@@ -186,7 +229,7 @@ Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executo
   }
   return status;
 #else
-  (void)folded, (void)algorithm, (void)executor;
+  (void)unfolded, (void)algorithm, (void)executor;
   std::snprintf(reason, capacity,
                 "this build has no GPU kernels; build it again where torch has CUDA or ROCm, and nvcc "
                 "or hipcc is on the PATH");

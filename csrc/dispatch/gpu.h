@@ -24,7 +24,7 @@ const GpuChip* find_gpu_chip(const char* name);
 inline constexpr int kNumGpuChips = 8;
 const GpuChip* gpu_chips();
 
-inline constexpr int kNumGpuKernels = 12;
+inline constexpr int kNumGpuKernels = 15;
 const GpuKernel* gpu_kernels();
 bool has_gpu_kernels();
 
@@ -35,7 +35,7 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
 // which takes the cheapest, keeps a row's bits independent of m.
 double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip);
 
-// Computes a problem whose batch is folded, on executor.device_idx. `algorithm` as in select.h.
-Status launch_gpu(const GemmProblem& folded, int32_t algorithm, Executor executor, char* reason, size_t capacity);
+// Computes a problem on executor.device_idx. `algorithm` as in select.h.
+Status launch_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity);
 
 }  // namespace tiledmm

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "dispatch/fold_batch.h"
 #include "dispatch/gpu.h"
 #include "dispatch/select.h"
 
@@ -33,7 +32,6 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
     std::snprintf(reason, capacity, "there is no algorithm '%s' for GPUs", algorithm);
     return int32_t(Status::unknown_algorithm);
   }
-  BatchDim dims[kMaxBatchDims];
   host_gpu::Session session;
   session.seed = seed;
   session.is_counting = counts != nullptr;
@@ -41,7 +39,7 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
   executor.self = &session;
   executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
   executor.release = [](void*, void* memory) { std::free(memory); };
-  const Status status = launch_gpu(fold_batch(*problem, dims), idx, executor, reason, capacity);
+  const Status status = launch_gpu(*problem, idx, executor, reason, capacity);
   if (status != Status::ok) return int32_t(status);
   if (!session.error.empty()) {
     std::snprintf(reason, capacity, "%s", session.error.c_str());

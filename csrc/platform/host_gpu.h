@@ -55,10 +55,18 @@ struct Access {
   Space space;
 };
 
+// A copy on its way to shared memory (platform/async_copy.h).
+struct PendingCopy {
+  void* to;
+  const void* from;
+  size_t bytes, valid_bytes;
+};
+
 struct Fiber {
   ucontext_t context;
   enum class State : uint8_t { ready, at_warp_barrier, at_block_barrier, done } state;
   std::vector<Access> accesses;
+  std::vector<std::vector<PendingCopy>> copies;  // groups, the last one not committed yet
 };
 
 class Block {
@@ -123,6 +131,30 @@ class Block {
     if (session_.is_counting) fibers_[size_t(thread_)].accesses.push_back({address, uint32_t(bytes), space});
   }
 
+  // The memory must be free when a copy is issued, and is written when it is waited for.
+  void copy_async(void* to, const void* from, size_t bytes, size_t valid_bytes) {
+    access(Space::shared_store, to, bytes);
+    auto& copies = fibers_[size_t(thread_)].copies;
+    if (copies.empty()) copies.emplace_back();
+    copies.back().push_back({to, from, bytes, valid_bytes});
+  }
+  void commit_copies() {
+    auto& copies = fibers_[size_t(thread_)].copies;
+    if (copies.empty()) copies.emplace_back();
+    copies.emplace_back();
+  }
+  void wait_copies(size_t pending) {
+    auto& copies = fibers_[size_t(thread_)].copies;
+    while (copies.size() > pending + 1) {
+      for (const PendingCopy& copy : copies.front()) {
+        check_shared(true, reinterpret_cast<uintptr_t>(copy.to), copy.bytes);
+        std::memset(copy.to, 0, copy.bytes);
+        if (copy.valid_bytes) std::memcpy(copy.to, copy.from, copy.valid_bytes);
+      }
+      copies.erase(copies.begin());
+    }
+  }
+
  private:
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -144,6 +176,7 @@ class Block {
     fiber.context.uc_stack.ss_size = kStackBytes;
     fiber.context.uc_link = &scheduler_;
     fiber.state = Fiber::State::ready;
+    fiber.copies.clear();
     makecontext(&fiber.context, &Block::enter, 0);
   }
 
@@ -310,6 +343,11 @@ inline void warp_barrier() { Block::current()->barrier(Fiber::State::at_warp_bar
 inline void* shared_memory(size_t bytes) { return Block::current()->shared_memory(bytes); }
 inline std::byte* warp_scratch() { return Block::current()->warp_scratch(); }
 inline void access(Space space, const void* memory, size_t bytes) { Block::current()->access(space, memory, bytes); }
+inline void copy_async(void* to, const void* from, int bytes, int valid_bytes) {
+  Block::current()->copy_async(to, from, size_t(bytes), size_t(valid_bytes));
+}
+inline void commit_copies() { Block::current()->commit_copies(); }
+inline void wait_copies(int pending) { Block::current()->wait_copies(size_t(pending)); }
 inline void count_flops(int64_t flops) { Block::current()->count_flops(flops); }
 
 inline void launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,

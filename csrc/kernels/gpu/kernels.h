@@ -17,7 +17,10 @@ Status launch_mma(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_cached(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor);
-// kernels/cuda: of one chip each.
+// kernels/cuda: NVIDIA's chips from sm_80 on, and sm_90a alone.
+Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor);
+Status launch_mma_async(const GpuProblem& problem, const Executor& executor);
+Status launch_skinny(const GpuProblem& problem, const Executor& executor);
 Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
 
 // The current device of the calling thread becomes `idx`, and what its runtime says of it; false where there is none.

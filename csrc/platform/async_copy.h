@@ -1,0 +1,44 @@
+// Asynchronous copies from global to shared memory (NVIDIA, sm_80 and later): a thread issues them, commits those since
+// the last commit as a group, and waits until all but its PENDING newest groups have arrived. Others see them after a
+// barrier behind that wait. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
+//
+// The host executor moves the bytes when they are waited for, as late as a GPU might, so that a missing wait shows.
+#pragma once
+
+#include "platform/gpu.h"
+
+namespace tiledmm::gpu {
+
+#if defined(TILEDMM_HOST_GPU)
+template <int BYTES>
+void copy_async(void* smem, const void* from, int valid_bytes) {
+  if (valid_bytes) host_gpu::access(host_gpu::Space::global_load, from, BYTES);
+  host_gpu::copy_async(smem, from, BYTES, valid_bytes);
+}
+inline void commit_copies() { host_gpu::commit_copies(); }
+template <int PENDING>
+void wait_copies() {
+  host_gpu::wait_copies(PENDING);
+}
+#else
+// 4, 8 or 16 bytes, both addresses aligned to that; those beyond valid_bytes are zero, and are not read.
+template <int BYTES>
+TILEDMM_DEVICE void copy_async(void* smem, const void* from, int valid_bytes) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what the instruction takes");
+  const auto address = uint32_t(__cvta_generic_to_shared(smem));
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid_bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(valid_bytes)
+                 : "memory");
+  }
+}
+TILEDMM_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+TILEDMM_DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+#endif
+
+}  // namespace tiledmm::gpu
