@@ -10,12 +10,11 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstdio>
 
 #include "core/wgmma_config.h"
 #include "kernels/cuda/repack.h"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -415,53 +414,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // ---- host ----
 
-// How the copy engine sees A or B^T: `rows` x k, one of the two contiguous.
-struct Operand {
-  bool is_k_major;
-  int64_t inner, outer, ld;
-};
-
-const char* describe_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
-                             Operand& operand) {
-  if (reinterpret_cast<uintptr_t>(data) % 16) return "the address of A or B is not a multiple of 16 bytes";
-  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
-    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 8 == 0));
-  };
-  if (is_legal(k, rows, stride_k, stride_row)) {
-    operand = {true, k, rows, rows == 1 ? round_up(k, 8) : stride_row};
-    return nullptr;
-  }
-  if (is_legal(rows, k, stride_row, stride_k)) {
-    operand = {false, rows, k, k == 1 ? round_up(rows, 8) : stride_k};
-    return nullptr;
-  }
-  return "A or B has no unit stride, or a leading dimension that is no multiple of 8";
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled find_encode_tiled() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess)
-    return nullptr;
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-bool encode_tensor_map(EncodeTiled encode, CUtensorMap* map, DType dtype, const void* data, int64_t inner,
-                       int64_t outer, int64_t ld, int box_inner, int box_outer) {
-  const cuuint64_t sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
-  const cuuint64_t pitch[1] = {cuuint64_t(ld) * 2};
-  const cuuint32_t box[2] = {cuuint32_t(box_inner), cuuint32_t(box_outer)};
-  const cuuint32_t steps[2] = {1, 1};
-  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_inner == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 // A problem whose C is row-major, and what was learned of it.
 struct Task {
   GemmProblem problem;
@@ -473,9 +425,6 @@ struct Task {
 template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem;
-  static const EncodeTiled encode = find_encode_tiled();
-  if (!encode) return "the driver has no cuTensorMapEncodeTiled";
-
   Arguments args{};
   args.m = int(p.m);
   args.n = int(p.n);
@@ -505,38 +454,18 @@ const char* launch_config(const Task& task) {
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
   args.a_bytes = rows_a * kBlockK * 2;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(encode, &map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
                                       task.a.is_k_major ? rows_a : kBlockK);
   is_encoded = is_encoded &&
-               encode_tensor_map(encode, &map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
+               encode_tensor_map(&map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
                                  Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK, Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
   if (args.stores_by_tma)
-    is_encoded = is_encoded && encode_tensor_map(encode, &map_c, p.dtype, p.c, p.n, p.m,
+    is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, p.n, p.m,
                                                  p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
   if (!is_encoded) return "the driver refuses a tensor map";
 
-  auto* kernel = &wgmma_kernel<Cfg>;
-  static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
-  int device = 0;
-  cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
-  if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cfg::kSmem);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-    ready_devices.fetch_or(bit, std::memory_order_relaxed);
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(num_blocks));
-  launch.blockDim = dim3(Cfg::kThreads);
-  launch.dynamicSmemBytes = Cfg::kSmem;
-  launch.stream = task.stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
-  const cudaError_t error = cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_c, args);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
+                                               args);
 }
 
 template <class T, int TILE>
