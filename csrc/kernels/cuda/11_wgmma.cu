@@ -13,8 +13,10 @@
 #include <cstdint>
 
 #include "core/wgmma_config.h"
+#include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma_epilogue.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -22,45 +24,53 @@
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kWarpgroup = 128;         // threads
 constexpr int kBlockK = 64;             // 128 bytes: the width of a swizzle
 constexpr int kMmaK = 16;               // of 16-bit elements
 constexpr int kSmemBytes = 232448;      // of one block on sm_90
 constexpr int kMaxStages = 12;          // more does not hide more
-constexpr int kNumStoreBuffers = 2;     // of a consumer: one fills while the other is stored
 constexpr int kProducerRegisters = 40;  // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
 constexpr int kConsumerRegisters = 232;
 
-// One block tile: 64 rows to a consumer warpgroup.
+// A tile of 8 x kMmaK ones.
+constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
+
+// One block tile: 64 or 128 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
-  static constexpr int kConsumers = BLOCK_M / 64;
+  static constexpr int kConsumers = BLOCK_M == 64 ? 1 : 2;
+  static constexpr int kMmas = BLOCK_M / 64 / kConsumers;  // of 64 rows, to a consumer
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
-  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = BLOCK_N * kBlockK * 2;
-  static constexpr int kStageBytes = kABytes + kBBytes;
   // B along n arrives in boxes as wide as the swizzle.
-  static constexpr int kBoxN = BLOCK_N % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxN = BLOCK_N == 32 ? 32 : 64;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
-  static constexpr int kStoreN = kBoxN;                            // columns of C in one store
+  static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
+  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = kLoadedN * kBlockK * 2;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * 2;
-  static constexpr int kBiasBytes = BLOCK_N * 2;
+  static constexpr int kBiasBytes = (BLOCK_N * 2 + 15) / 16 * 16;
+  // A tile of ones that sums the rows of A; linear layers' gradients have it m-major and B n-major.
+  static constexpr bool kCanSumRows = A_IS_M_MAJOR && B_IS_N_MAJOR;
+  static constexpr int kOnesBytes = kCanSumRows ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
+      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 2 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
-  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread
+  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
-  static constexpr bool kSplitsTail = BLOCK_N == 256;
+  static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
+  static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
-  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
-  static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
-  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 256, "one or two consumers of 64 rows, or two of 128");
+  static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 32 && BLOCK_N <= 256,
+                "stores are 32 columns wide, a wgmma at most 256");
+  static_assert(kNumStages >= 3, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
@@ -70,36 +80,42 @@ struct Config {
       !B_IS_N_MAJOR
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
-  // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
+  // From one step of kMmaK to the next, and to the next 64 rows, in the descriptor's units of 16 bytes.
   static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
   static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
+  static constexpr int kStepMma = (64 * 128) >> 4;
 };
 
-struct Arguments {
-  int m, n, num_k_tiles;
-  int tiles_m, tiles_n;
-  int full_tiles;  // so many are computed whole, the others in halves along n
-  int group_m;
-  int a_bytes;  // of A that arrive for one k tile
-  Activation activation;
-  bool stores_by_tma;
-  void* c;
-  int64_t ldc;
-  const void* bias;
-  int stride_bias_m, stride_bias_n;
-};
-
-struct TileIndex {
-  int m, n;
-};
-
-// Tiles in groups of group_m rows, so that the tiles in flight share operands in the second-level cache.
-__device__ __forceinline__ TileIndex tile_at(int index, const Arguments& args) {
+// The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
+// so that the tiles in flight share operands in the second-level cache.
+template <class Cfg>
+__device__ __forceinline__ Place place_of(int index, const Arguments& args) {
+  Place at{};
+  const int tiles_of_item = args.tiles_m * args.tiles_n;
+  at.slab = index / tiles_of_item;
+  index -= at.slab * tiles_of_item;
   const int group_size = args.group_m * args.tiles_n;
   const int group = index / group_size, within = index - group * group_size;
   const int first = group * args.group_m;
   const int rows = min(args.tiles_m - first, args.group_m);
-  return {first + within % rows, within / rows};
+  at.row = (first + within % rows) * Cfg::kBlockM;
+  at.col = within / rows * Cfg::kBlockN;
+  int item = at.slab;
+  at.num_k_tiles = args.num_k_tiles;
+  if (args.num_splits > 1) {
+    item = at.slab / args.num_splits;
+    at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
+    at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
+  }
+  for (int d = args.num_batch_dims - 1; d >= 0; --d) {
+    const BatchSteps& dim = args.batch[d];
+    const int rest = item / dim.size, idx = item - rest * dim.size;
+    item = rest;
+    at.batch_a += idx * dim.a;
+    at.batch_b += idx * dim.b;
+    at.batch_c += idx * dim.c;
+  }
+  return at;
 }
 
 // A place in the ring; the same sequence in the producer and in each consumer.
@@ -117,169 +133,55 @@ struct Ring {
 
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                int row, int col, int k, uint32_t barrier) {
+                                                const Place& at, int k, uint32_t barrier) {
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += 64) cp_async_bulk_tensor_2d(smem_a + i * 128, map_a, row + i, k, barrier);
+    for (int i = 0; i < Cfg::kBlockM; i += 64)
+      cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier);
   } else {
-    cp_async_bulk_tensor_2d(smem_a, map_a, k, row, barrier);
+    cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
   }
   if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
-    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, col + j, k, barrier);
+    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
+      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, at.col + j, k, at.batch_b, barrier);
   } else {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, k, col + j, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, k, at.col + j, at.batch_b, barrier);
   }
 }
 
-// address_a, address_b: of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the
-// arithmetic stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
+// Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
-__device__ __forceinline__ void multiply(float (&acc)[Cfg::kAcc], uint32_t address_a, uint32_t address_b,
-                                         bool is_first) {
+struct Accumulators {
+  float c[Cfg::kMmas][Cfg::kAcc];
+  float row_sums[Cfg::kMmas][4];
+};
+
+// Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
+// stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
+struct StageAddress {
+  uint32_t a, b, ones;
+};
+
+template <class Cfg, bool SUMS_ROWS>
+__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
+  using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
   };
 #pragma unroll
-  for (int step = 0; step < kBlockK / kMmaK; ++step)
-    wgmma_mma_async<typename Cfg::T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
-        acc, descriptor(Cfg::kDescA, address_a + step * Cfg::kStepA),
-        descriptor(Cfg::kDescB, address_b + step * Cfg::kStepB), step > 0 || !is_first);
-}
-
-// Two values as 16-bit elements, rounded to nearest even; the first in the low half.
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(first, second);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
-
-// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
-template <int COUNT, int STRIDE>
-__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
-#pragma unroll 1
-  for (int i = 0; i < COUNT; ++i) {
-    const float x = slots[i * STRIDE];
-    float y;
-    if (activation == Activation::gelu)
-      y = x * normal_cdf(x);
-    else if (activation == Activation::gelu_tanh)
-      y = activate<Activation::gelu_tanh>(x);
-    else
-      y = activate<Activation::silu>(x);
-    slots[i * STRIDE] = x != x ? x : y;
-  }
-}
-
-// 64 rows of C from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
-template <class Cfg>
-__device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
-                                                 const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
-                                                 int consumer, int row, int col, int& num_stores) {
-  using T = typename Cfg::T;
-  constexpr int kStoreN = Cfg::kStoreN, kValues = kStoreN / 2;  // of a thread in one store
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
-  const int barrier_id = 1 + consumer;
-  const T* bias = static_cast<const T*>(args.bias);
-
-  float bias_m[2] = {0, 0};  // of this thread's two rows
-  if (bias && args.stride_bias_n) {
-    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
-      T value{};
-      if (col + j < args.n) value = bias[col + j];
-      smem_bias[j] = value;
-    }
-    named_barrier_sync(barrier_id, kWarpgroup);
-  } else if (bias) {
+  for (int step = 0; step < kBlockK / kMmaK; ++step) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = row + warp * 16 + lane / 4 + 8 * h;
-      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
-    }
-  }
-
-#pragma unroll
-  for (int part = 0; part < Cfg::kBlockN / kStoreN; ++part) {
-    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    float v[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
-    if (bias && args.stride_bias_n) {
-#pragma unroll
-      for (int j = 0; j < kStoreN / 8; ++j) {
-        const T* pair = smem_bias + part * kStoreN + j * 8 + lane % 4 * 2;
-        const float first = to_float(pair[0]), second = to_float(pair[1]);
-        v[4 * j] += first;
-        v[4 * j + 1] += second;
-        v[4 * j + 2] += first;
-        v[4 * j + 3] += second;
-      }
-    } else if (bias) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
-    }
-    // The store before last has read this buffer; only the thread that issued it can wait for that.
-    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
-    named_barrier_sync(barrier_id, kWarpgroup);
-    if (args.activation == Activation::relu) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
-    } else if (args.activation != Activation::none) {
-      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
-      float* slots = reinterpret_cast<float*>(buffer) + thread;
-#pragma unroll
-      for (int first = 0; first < kValues; first += kSlots) {
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
-        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
-      }
-      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
-    }
-    // Swizzled as the copy engine expects it: without bank conflicts here.
-    const int r = warp * 16 + lane % 16;
-    const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
-    const int mask = kStoreN == 64 ? r % 8 : r / 2 % 4;
-#pragma unroll
-    for (int j = 0; j < kStoreN / 16; ++j) {
-      const int chunk = 2 * j + lane / 16;
-      stmatrix_x4(row_address + ((chunk ^ mask) << 4), pack_pair<T>(v[8 * j], v[8 * j + 1]),
-                  pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
-                  pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
-    }
-    const int first_col = col + part * kStoreN;
-    if (args.stores_by_tma) {
-      fence_proxy_async();
-      named_barrier_sync(barrier_id, kWarpgroup);
-      if (thread == 0) {
-        cp_async_bulk_tensor_2d_store(map_c, first_col, row, smem_address(buffer));
-        cp_async_bulk_commit_group();
-      }
-    } else {
-      __syncwarp();  // a warp reads back the 16 rows that it wrote
-#pragma unroll 4
-      for (int i = 0; i < 16; ++i) {
-        const int s = warp * 16 + i;
-        if (row + s >= args.m) break;
-        T* to = static_cast<T*>(args.c) + (row + s) * args.ldc + first_col;
-        const int key = kStoreN == 64 ? s % 8 : s / 2 % 4;
-        for (int j = lane; j < kStoreN; j += 32) {
-          if (first_col + j < args.n)
-            to[j] = *reinterpret_cast<const T*>(buffer + s * (kStoreN * 2) + (((j / 8) ^ key) << 4) + j % 8 * 2);
-        }
-      }
+    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
+      const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA + mma * Cfg::kStepMma);
+      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
+          acc.c[mma], desc_a, descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB), step > 0 || !is_first);
+      if constexpr (SUMS_ROWS)
+        wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums[mma], desc_a, descriptor(kDescOnes, address.ones),
+                                                      step > 0 || !is_first);
     }
   }
 }
@@ -287,7 +189,8 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
 // Shared memory of a block, as addresses.
 struct Shared {
   uint32_t stages, full, empty;  // full, empty: barriers, one per stage
-  char *c, *bias;                // of this consumer
+  uint32_t ones;
+  char *c, *bias;  // of this consumer
 };
 
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
@@ -295,8 +198,9 @@ template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
   for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
-    const TileIndex at = tile_at(first + i / kPieces, args);
-    function(at.m * Cfg::kBlockM, at.n * Cfg::kBlockN + i % kPieces * Piece::kBlockN);
+    Place at = place_of<Cfg>(first + i / kPieces, args);
+    at.col += i % kPieces * Piece::kBlockN;
+    function(at);
   }
 }
 
@@ -304,53 +208,114 @@ __device__ __forceinline__ void for_each_piece(const Arguments& args, int first,
 template <class Cfg, class Piece>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
-  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
-    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
+  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
+    for (int k_tile = 0; k_tile < at.num_k_tiles; ++k_tile) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       // The phase before the first counts as complete.
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
       mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, row, col, k_tile * kBlockK,
-                             barrier);
+      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, at,
+                             (at.first_k_tile + k_tile) * kBlockK, barrier);
       ring.advance();
     }
   });
 }
 
-// A warpgroup multiplies what arrives and stores its 64 rows.
+// The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
+template <class Cfg, class Piece, bool SUMS_ROWS>
+__device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
+                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+    wgmma_fence();
+    multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
+    wgmma_commit_group();
+    // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
+    wgmma_wait_group<1>();
+    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait_group<0>();
+#pragma unroll
+  for (int mma = 0; mma < Piece::kMmas; ++mma) {
+    fence_registers(acc.c[mma]);
+    if constexpr (SUMS_ROWS) fence_registers(acc.row_sums[mma]);
+  }
+  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+}
+
+// All chunks of a tile, added in their order.
+template <class Cfg>
+__device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
+                                                const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
+                                                int chunk_tiles) {
+  multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
+  if (num_k_tiles <= chunk_tiles) return;
+  float total[Cfg::kAcc];
+#pragma unroll
+  for (int i = 0; i < Cfg::kAcc; ++i) total[i] = acc.c[0][i];
+  for (int first = chunk_tiles; first < num_k_tiles; first += chunk_tiles) {
+    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) total[i] += acc.c[0][i];
+  }
+#pragma unroll
+  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[0][i] = total[i];
+}
+
+// A warpgroup multiplies what arrives and stores its rows.
 template <class Cfg, class Piece>
 __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
+  using T = typename Cfg::T;
+  constexpr int kRows = 64 * Cfg::kMmas;
   // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
   // every wgmma.
-  const uint32_t address_a = __shfl_sync(~0u, matrix_address(shared.stages + consumer * 64 * 128), 0);
-  const uint32_t address_b = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kABytes), 0);
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
-  float acc[Piece::kAcc];
+  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
+  const StageAddress first_stage{uniform(shared.stages + consumer * kRows * 128), uniform(shared.stages + Cfg::kABytes),
+                                 uniform(shared.ones)};
+  Accumulators<Piece> acc;
 #pragma unroll
-  for (int i = 0; i < Piece::kAcc; ++i) acc[i] = 0;
+  for (int mma = 0; mma < Cfg::kMmas; ++mma) {
+#pragma unroll
+    for (int i = 0; i < Piece::kAcc; ++i) acc.c[mma][i] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc.row_sums[mma][i] = 0;
+  }
 
-  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
-    int previous = -1;
-    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
-      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-      const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-      wgmma_fence();
-      multiply<Piece>(acc, address_a + offset, address_b + offset, k_tile == 0);
-      wgmma_commit_group();
-      // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
-      wgmma_wait_group<1>();
-      if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-      previous = ring.stage;
-      ring.advance();
+  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
+    const int row = at.row + consumer * kRows;
+    bool sums_rows = false;
+    if constexpr (Cfg::kCanSumRows) sums_rows = args.row_sums && at.col == 0;
+    if constexpr (Cfg::kSumsChunks) {
+      if (!sums_rows) multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+    } else {
+      if (!sums_rows) multiply_k_tiles<Cfg, Piece, false>(acc, first_stage, shared, ring, at.num_k_tiles);
     }
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-    if (row + consumer * 64 < args.m)
-      store_block_tile<Piece>(acc, map_c, args, shared.c, reinterpret_cast<typename Cfg::T*>(shared.bias), consumer,
-                              row + consumer * 64, col, num_stores);
+    if constexpr (Cfg::kCanSumRows) {
+      if (sums_rows) {
+        multiply_k_tiles<Cfg, Piece, true>(acc, first_stage, shared, ring, at.num_k_tiles);
+#pragma unroll
+        for (int mma = 0; mma < Cfg::kMmas; ++mma) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
+      }
+    }
+#pragma unroll
+    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
+      if (row + mma * 64 >= args.m) break;
+      if constexpr (Cfg::kSumsChunks) {
+        if (args.num_splits > 1) {
+          store_partial<Piece>(acc.c[mma], args, at, row);
+          break;
+        }
+      }
+      store_block_tile<Piece>(acc.c[mma], map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at,
+                              row + mma * 64, num_stores);
+    }
   });
 }
 
@@ -369,7 +334,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   Shared shared;
   shared.stages = smem_address(smem);
-  shared.full = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
@@ -387,26 +353,32 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
     fence_mbarrier_init();
   }
+  if constexpr (Cfg::kCanSumRows) {
+    if (threadIdx.x < Cfg::kOnesBytes / 4) {
+      reinterpret_cast<uint32_t*>(smem_bias + Cfg::kConsumers * Cfg::kBiasBytes)[threadIdx.x] =
+          pack_pair<typename Cfg::T>(1, 1);
+      fence_proxy_async();
+    }
+  }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
-  const int num_tiles = args.tiles_m * args.tiles_n;
   Ring<kNumStages> ring;
   if (warp >= kProducerWarp) {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
     if (warp == kProducerWarp && elect_sync()) {
       produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
       if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, num_tiles);
+        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
     int num_stores = 0;
     consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
     if constexpr (Cfg::kSplitsTail)
-      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, num_tiles, num_stores);
+      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
@@ -416,34 +388,54 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // A problem whose C is row-major, and what was learned of it.
 struct Task {
-  GemmProblem problem;
-  Operand a, b;
+  GpuProblem problem;
+  Operand a, b, c;
+  bool stores_by_tma;
+  TilePlan plan;
+  float* partial;
   int num_sms;
   cudaStream_t stream;
 };
 
 template <class Cfg>
-const char* launch_config(const Task& task) {
-  const GemmProblem& p = task.problem;
+Arguments arguments_of(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
   Arguments args{};
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, kBlockK));
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
+  args.chunk_tiles = int(ceil_div(task.problem.chunk_k, kBlockK));
+  args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
+  const int remaining = args.num_tiles % task.num_sms;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
+  args.num_batch_dims = p.num_batch_dims;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    const BatchDim& dim = task.problem.batch_dims[d];
+    args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
+                     dim.stride_c / task.c.batch_step};
+  }
   args.activation = p.activation;
+  args.stores_by_tma = task.stores_by_tma;
   args.c = p.c;
   args.ldc = p.stride_cm;
+  args.batch_step_c = task.c.batch_step;
   args.bias = p.bias;
   args.stride_bias_m = int(p.stride_bias_m);
   args.stride_bias_n = int(p.stride_bias_n);
-  args.stores_by_tma = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0);
+  args.row_sums = p.row_sums;
+  args.partial = task.partial;
+  args.ld_partial = round_up(p.n, 2);
+  return args;
+}
 
-  const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
-  if (num_tiles > INT32_MAX / 2) return "too many tiles";
-  args.full_tiles =
-      int(splits_tail(Cfg::kBlockN, num_tiles, task.num_sms) ? num_tiles - num_tiles % task.num_sms : num_tiles);
-  const int64_t num_blocks = min_of(args.full_tiles + 2 * (num_tiles - args.full_tiles), task.num_sms);
+template <class Cfg>
+const char* launch_config(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  Arguments args = arguments_of<Cfg>(task);
+  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
@@ -454,16 +446,11 @@ const char* launch_config(const Task& task) {
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
   args.a_bytes = rows_a * kBlockK * 2;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
-                                      task.a.is_k_major ? rows_a : kBlockK);
-  is_encoded = is_encoded &&
-               encode_tensor_map(&map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
-                                 Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK, Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
-  if (args.stores_by_tma)
-    is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, p.n, p.m,
-                                                 p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, kBlockK, task.a.is_k_major ? rows_a : kBlockK) &&
+                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
+                                      Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+  if (args.stores_by_tma) is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, 64);
   if (!is_encoded) return "the driver refuses a tensor map";
-
   return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
                                                args);
 }
@@ -480,46 +467,81 @@ const char* launch_layout(const Task& task) {
 }
 
 template <class T, int TILE = 0>
-const char* launch_tile(const Task& task, int tile) {
+const char* launch_tile(const Task& task) {
   if constexpr (TILE < kNumTileShapes)
-    return tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task, tile);
+    return task.plan.tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task);
   else
     return "no such tile";
 }
+
+// C row-major: of a column-major C, C^T = B^T A^T is computed.
+GpuProblem row_major(const GpuProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  if (p.stride_cn == 1 || p.n == 1) return problem;
+  GpuProblem transposed = problem;
+  GemmProblem& q = transposed.gemm;
+  q.m = p.n, q.n = p.m;
+  q.a = p.b, q.stride_am = p.stride_bn, q.stride_ak = p.stride_bk;
+  q.b = p.a, q.stride_bk = p.stride_ak, q.stride_bn = p.stride_am;
+  q.stride_cm = p.stride_cn, q.stride_cn = p.stride_cm;
+  q.stride_bias_m = p.stride_bias_n, q.stride_bias_n = p.stride_bias_m;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    transposed.batch_dims[d].stride_a = problem.batch_dims[d].stride_b;
+    transposed.batch_dims[d].stride_b = problem.batch_dims[d].stride_a;
+  }
+  return transposed;
+}
+
+// Memory for the sums of chunks, given back when the kernels have been launched.
+struct Workspace {
+  const Executor& executor;
+  void* memory = nullptr;
+  ~Workspace() {
+    if (memory) executor.release(executor.self, memory);
+  }
+};
 
 }  // namespace
 }  // namespace tiledmm::cuda
 
 namespace tiledmm::gpu {
 
-Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
+Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   using namespace tiledmm::cuda;
-  GemmProblem p = problem.gemm;
-  if (p.stride_cn != 1 && p.n != 1) {
-    // C is column-major: compute C^T = B^T A^T.
-    const GemmProblem q = p;
-    p.m = q.n, p.n = q.m;
-    p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
-    p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
-    p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
-    p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+  Task task{
+      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  GpuProblem& problem = task.problem;
+  GemmProblem& p = problem.gemm;
+  Repack repack(executor);
+  const auto take = [&](const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
+                        int64_t BatchDim::* stride, cuda::Operand& operand) {
+    const auto is_taken = [&] {
+      return describe_matrix(data, p.dtype, rows, p.k, stride_row, stride_k, operand) &&
+             describe_batch(problem, stride, operand);
+    };
+    if (is_taken()) return Status::ok;
+    const Status status = repack.add(problem, data, rows, stride_row, stride_k, stride);
+    return status == Status::ok && !is_taken() ? Status::launch_failed : status;
+  };
+  Status status = take(p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a, task.a);
+  if (status == Status::ok) status = take(p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b, task.b);
+  if (status != Status::ok) return status;
+  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c) && task.c.is_k_major;
+  task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix;
+
+  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, executor.num_cus);
+  const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
+  Workspace workspace{executor};
+  if (task.plan.splits_chunks) {
+    const int64_t count = problem.batch_size * partial.num_chunks * p.m * partial.ld;
+    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
+    if (!workspace.memory) return Status::out_of_memory;
+    task.partial = static_cast<float*>(workspace.memory);
   }
-  Task task{p, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  Repacked repacked_a(executor), repacked_b(executor);
-  GemmProblem& taken = task.problem;
-  if (describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, task.a)) {
-    const Status status = repacked_a.run(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak);
-    if (status != Status::ok) return status;
-    describe_operand(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak, task.a);
-  }
-  if (describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, task.b)) {
-    const Status status = repacked_b.run(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk);
-    if (status != Status::ok) return status;
-    describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, task.b);
-  }
-  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus);
-  const char* refused =
-      p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
+  const char* refused = repack.launch();
+  if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
+  if (!refused && task.plan.splits_chunks)
+    refused = launch_sum_chunks(problem, {task.partial, partial.ld, partial.num_chunks}, task.stream);
   return refused ? Status::launch_failed : Status::ok;
 }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <numeric>
 
 #include "core/math.h"
 #include "core/problem.h"
@@ -14,27 +15,44 @@
 namespace tiledmm::cuda {
 namespace {
 
-// How the copy engine sees A or B^T: `rows` x k, one of the two contiguous.
+constexpr int kCopyBytes = 16;  // the copy engine's unit of addresses and strides
+
+// How the copy engine sees an operand: a matrix of contiguous rows, and the batch as a third dimension, each item at a
+// multiple of one step.
 struct Operand {
   bool is_k_major;
   int64_t inner, outer, ld;
+  int64_t batch_step, batch_count;
 };
 
-const char* describe_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
-                             Operand& operand) {
-  if (reinterpret_cast<uintptr_t>(data) % 16) return "the address of A or B is not a multiple of 16 bytes";
-  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
-    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 8 == 0));
+// A or B^T: `rows` x k, one of the two contiguous. False where the copy engine cannot take it.
+bool describe_matrix(const void* data, DType dtype, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
+                     Operand& operand) {
+  const int64_t unit = kCopyBytes / size_of(dtype);
+  if (reinterpret_cast<uintptr_t>(data) % kCopyBytes) return false;
+  const auto is_legal = [&](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
+    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % unit == 0));
   };
-  if (is_legal(k, rows, stride_k, stride_row)) {
-    operand = {true, k, rows, rows == 1 ? round_up(k, 8) : stride_row};
-    return nullptr;
+  operand.is_k_major = is_legal(k, rows, stride_k, stride_row);
+  if (operand.is_k_major) {
+    operand.inner = k, operand.outer = rows, operand.ld = rows == 1 ? round_up(k, unit) : stride_row;
+    return true;
   }
-  if (is_legal(rows, k, stride_row, stride_k)) {
-    operand = {false, rows, k, k == 1 ? round_up(rows, 8) : stride_k};
-    return nullptr;
+  operand.inner = rows, operand.outer = k, operand.ld = k == 1 ? round_up(rows, unit) : stride_k;
+  return is_legal(rows, k, stride_row, stride_k);
+}
+
+// Its items, however many dimensions the batch has: their offsets are multiples of the strides' common divisor.
+bool describe_batch(const GpuProblem& problem, int64_t BatchDim::* stride, Operand& operand) {
+  const int64_t unit = kCopyBytes / size_of(problem.gemm.dtype);
+  int64_t step = 0, extent = 0;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    step = std::gcd(step, problem.batch_dims[d].*stride);
+    extent += (problem.batch_dims[d].size - 1) * problem.batch_dims[d].*stride;
   }
-  return "A or B has no unit stride, or a leading dimension that is no multiple of 8";
+  operand.batch_step = step ? step : unit;
+  operand.batch_count = extent / operand.batch_step + 1;
+  return operand.batch_step % unit == 0 && operand.batch_count <= INT32_MAX;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -49,17 +67,19 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, int64_t inner, int64_t outer, int64_t ld,
-                       int box_inner, int box_outer) {
+// Boxes of one item of the batch, swizzled over their width of 128 or 64 bytes.
+bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Operand& operand, int box_inner,
+                       int box_outer) {
   static const EncodeTiled encode = find_encode_tiled();
   if (!encode) return false;
-  const cuuint64_t sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
-  const cuuint64_t pitch[1] = {cuuint64_t(ld) * 2};
-  const cuuint32_t box[2] = {cuuint32_t(box_inner), cuuint32_t(box_outer)};
-  const cuuint32_t steps[2] = {1, 1};
-  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_inner == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+  const int64_t bytes = size_of(dtype);
+  const cuuint64_t sizes[3] = {cuuint64_t(operand.inner), cuuint64_t(operand.outer), cuuint64_t(operand.batch_count)};
+  const cuuint64_t pitches[2] = {cuuint64_t(operand.ld * bytes), cuuint64_t(operand.batch_step * bytes)};
+  const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+                const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
