@@ -35,7 +35,7 @@ constexpr int kConsumerRegisters = 232;
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
 // One block tile: 64 or 128 rows to a consumer warpgroup.
-template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -54,9 +54,9 @@ struct Config {
   static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * 2;
   static constexpr int kBiasBytes = (BLOCK_N * 2 + 15) / 16 * 16;
-  // A tile of ones that sums the rows of A; linear layers' gradients have it m-major and B n-major.
-  static constexpr bool kCanSumRows = A_IS_M_MAJOR && B_IS_N_MAJOR;
-  static constexpr int kOnesBytes = kCanSumRows ? 8 * kMmaK * 2 : 0;
+  // A tile of ones is multiplied by A as well, which sums A's rows.
+  static constexpr bool kSumsRows = SUMS_ROWS;
+  static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
       1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 2 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
@@ -86,6 +86,8 @@ struct Config {
   static constexpr int kStepMma = (64 * 128) >> 4;
 };
 
+__device__ __forceinline__ int cluster_rank(const Arguments& args) { return blockIdx.x % args.cluster_size; }
+
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
 // so that the tiles in flight share operands in the second-level cache.
 template <class Cfg>
@@ -98,7 +100,7 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   const int group = index / group_size, within = index - group * group_size;
   const int first = group * args.group_m;
   const int rows = min(args.tiles_m - first, args.group_m);
-  at.row = (first + within % rows) * Cfg::kBlockM;
+  at.row = ((first + within % rows) * args.cluster_size + cluster_rank(args)) * Cfg::kBlockM;
   at.col = within / rows * Cfg::kBlockN;
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
@@ -107,6 +109,7 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
     at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
     at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
   }
+#pragma unroll 1
   for (int d = args.num_batch_dims - 1; d >= 0; --d) {
     const BatchSteps& dim = args.batch[d];
     const int rest = item / dim.size, idx = item - rest * dim.size;
@@ -131,10 +134,10 @@ struct Ring {
   }
 };
 
+// In a cluster, each block loads its share of every box of B for both.
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                const Place& at, int k, uint32_t barrier) {
-  const uint32_t smem_b = smem_a + Cfg::kABytes;
+                                                const Place& at, int k, uint32_t barrier, int cluster_size, int rank) {
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
     for (int i = 0; i < Cfg::kBlockM; i += 64)
@@ -142,14 +145,20 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
   }
-  if constexpr (Cfg::kBIsNMajor) {
+  constexpr int kBoxes = Cfg::kBIsNMajor ? Cfg::kLoadedN / Cfg::kBoxN : Cfg::kBlockN / Cfg::kBoxRows;
+  constexpr int kBoxCols = Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBoxRows;
+  constexpr int kLines = Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows;  // of a box, the same for each block of a cluster
+  constexpr int kLineBytes = (Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK) * 2;
+  const int line = rank * (kLines / 2);
 #pragma unroll
-    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, at.col + j, k, at.batch_b, barrier);
-  } else {
-#pragma unroll
-    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, k, at.col + j, at.batch_b, barrier);
+  for (int box = 0; box < kBoxes; ++box) {
+    const uint32_t smem_b = smem_a + Cfg::kABytes + box * kLines * kLineBytes + line * kLineBytes;
+    const int col = at.col + box * kBoxCols;
+    const int inner = Cfg::kBIsNMajor ? col : k, outer = (Cfg::kBIsNMajor ? k : col) + line;
+    if (cluster_size == 1)
+      cp_async_bulk_tensor_3d(smem_b, map_b, inner, outer, at.batch_b, barrier);
+    else
+      cp_async_bulk_tensor_3d_multicast(smem_b, map_b, inner, outer, at.batch_b, barrier, 3);
   }
 }
 
@@ -166,7 +175,7 @@ struct StageAddress {
   uint32_t a, b, ones;
 };
 
-template <class Cfg, bool SUMS_ROWS>
+template <class Cfg>
 __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
   using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
@@ -179,7 +188,7 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA + mma * Cfg::kStepMma);
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
           acc.c[mma], desc_a, descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB), step > 0 || !is_first);
-      if constexpr (SUMS_ROWS)
+      if constexpr (Cfg::kSumsRows)
         wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums[mma], desc_a, descriptor(kDescOnes, address.ones),
                                                       step > 0 || !is_first);
     }
@@ -190,6 +199,7 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
 struct Shared {
   uint32_t stages, full, empty;  // full, empty: barriers, one per stage
   uint32_t ones;
+  int cluster_size;
   char *c, *bias;  // of this consumer
 };
 
@@ -197,7 +207,8 @@ struct Shared {
 template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
+  const int step = gridDim.x / args.cluster_size;
+  for (int i = blockIdx.x / args.cluster_size; i < (end - first) * kPieces; i += step) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     function(at);
@@ -215,27 +226,33 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
       mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
       load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, at,
-                             (at.first_k_tile + k_tile) * kBlockK, barrier);
+                             (at.first_k_tile + k_tile) * kBlockK, barrier, args.cluster_size, cluster_rank(args));
       ring.advance();
     }
   });
 }
 
+// One consumer warp needs a stage no longer; in a cluster both blocks' producers fill it. Without branches, which could
+// make the compiler wait for every wgmma.
+__device__ __forceinline__ void release_stage(uint32_t barrier, int cluster_size) {
+  const int lane = threadIdx.x % 32;
+  if (lane < cluster_size) mbarrier_arrive_cluster(barrier, lane);
+}
+
 // The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
-template <class Cfg, class Piece, bool SUMS_ROWS>
+template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
-  int previous = -1;
+  int previous = 0;
   for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
-    multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
+    multiply<Piece>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
     previous = ring.stage;
     ring.advance();
   }
@@ -243,9 +260,9 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
   for (int mma = 0; mma < Piece::kMmas; ++mma) {
     fence_registers(acc.c[mma]);
-    if constexpr (SUMS_ROWS) fence_registers(acc.row_sums[mma]);
+    if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums[mma]);
   }
-  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+  release_stage(shared.empty + previous * 8, shared.cluster_size);
 }
 
 // All chunks of a tile, added in their order.
@@ -253,15 +270,12 @@ template <class Cfg>
 __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
                                                 int chunk_tiles) {
-  multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
-  if (num_k_tiles <= chunk_tiles) return;
   float total[Cfg::kAcc];
+  for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
+    multiply_k_tiles<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) total[i] = acc.c[0][i];
-  for (int first = chunk_tiles; first < num_k_tiles; first += chunk_tiles) {
-    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) total[i] += acc.c[0][i];
+    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[0][i] : total[i] + acc.c[0][i];
   }
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) acc.c[0][i] = total[i];
@@ -279,30 +293,22 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
   const StageAddress first_stage{uniform(shared.stages + consumer * kRows * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
-  Accumulators<Piece> acc;
-#pragma unroll
-  for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-#pragma unroll
-    for (int i = 0; i < Piece::kAcc; ++i) acc.c[mma][i] = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc.row_sums[mma][i] = 0;
-  }
-
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    const int row = at.row + consumer * kRows;
-    bool sums_rows = false;
-    if constexpr (Cfg::kCanSumRows) sums_rows = args.row_sums && at.col == 0;
-    if constexpr (Cfg::kSumsChunks) {
-      if (!sums_rows) multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
-    } else {
-      if (!sums_rows) multiply_k_tiles<Cfg, Piece, false>(acc, first_stage, shared, ring, at.num_k_tiles);
-    }
-    if constexpr (Cfg::kCanSumRows) {
-      if (sums_rows) {
-        multiply_k_tiles<Cfg, Piece, true>(acc, first_stage, shared, ring, at.num_k_tiles);
+    Accumulators<Piece> acc;
 #pragma unroll
-        for (int mma = 0; mma < Cfg::kMmas; ++mma) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
-      }
+    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
+      forget_registers(acc.c[mma]);
+      if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums[mma]);
+    }
+    const int row = at.row + consumer * kRows;
+    if constexpr (Cfg::kSumsChunks)
+      multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+    else
+      multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
+    if constexpr (Cfg::kSumsRows) {
+#pragma unroll
+      for (int mma = 0; mma < Cfg::kMmas; ++mma)
+        if (at.col == 0) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
     }
 #pragma unroll
     for (int mma = 0; mma < Cfg::kMmas; ++mma) {
@@ -324,7 +330,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   using Half = Config<typename Cfg::T, Cfg::kBlockM, Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN,
-                      Cfg::kAIsMMajor, Cfg::kBIsNMajor>;
+                      Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -336,6 +342,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.full = shared.ones + Cfg::kOnesBytes;
+  shared.cluster_size = args.cluster_size;
   shared.empty = shared.full + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
@@ -349,11 +356,11 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * args.cluster_size);  // by every consumer warp
     }
     fence_mbarrier_init();
   }
-  if constexpr (Cfg::kCanSumRows) {
+  if constexpr (Cfg::kSumsRows) {
     if (threadIdx.x < Cfg::kOnesBytes / 4) {
       reinterpret_cast<uint32_t*>(smem_bias + Cfg::kConsumers * Cfg::kBiasBytes)[threadIdx.x] =
           pack_pair<typename Cfg::T>(1, 1);
@@ -361,6 +368,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
+  if (args.cluster_size > 1) cluster_barrier();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -381,6 +389,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
+  }
+  if (args.cluster_size > 1) {
+    __syncwarp();
+    cluster_barrier();  // the other block may still arrive at this one's barriers
   }
 }
 
@@ -404,13 +416,14 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, kBlockK));
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
+  args.cluster_size = task.plan.cluster_size;
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM * args.cluster_size));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int remaining = args.num_tiles % task.num_sms;
-  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
+  const int num_clusters = task.num_sms / args.cluster_size, remaining = args.num_tiles % num_clusters;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, num_clusters) ? remaining : 0);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -435,10 +448,11 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
+  const int64_t num_clusters = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms / args.cluster_size);
+  const int64_t num_blocks = num_clusters * args.cluster_size;
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
-  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
+  while (square * Cfg::kBlockM * args.cluster_size * square < num_clusters * Cfg::kBlockN) ++square;
   const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
 
@@ -448,17 +462,21 @@ const char* launch_config(const Task& task) {
   CUtensorMap map_a{}, map_b{}, map_c{};
   bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, kBlockK, task.a.is_k_major ? rows_a : kBlockK) &&
                     encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
-                                      Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+                                      (Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows) / args.cluster_size);
   if (args.stores_by_tma) is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, 64);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
-                                               args);
+  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, args.cluster_size, Cfg::kThreads, Cfg::kSmem, task.stream,
+                                               map_a, map_b, map_c, args);
 }
 
 template <class T, int TILE>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.problem.gemm.row_sums) {
+    if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
+    return "this tile does not sum rows";
+  }
   if (task.a.is_k_major)
     return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
                              : launch_config<Config<T, M, N, false, true>>(task);
@@ -529,7 +547,7 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c) && task.c.is_k_major;
   task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix;
 
-  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, executor.num_cus);
+  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, p.row_sums, executor.num_cus);
   const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
   Workspace workspace{executor};
   if (task.plan.splits_chunks) {

@@ -20,12 +20,13 @@ struct BatchSteps {
 
 struct Arguments {
   int m, n, num_k_tiles;
-  int tiles_m, tiles_n, num_tiles;  // num_tiles: of the whole batch, each as often as num_splits says
+  int tiles_m, tiles_n, num_tiles;  // of a cluster; num_tiles: of the whole batch, each as often as num_splits says
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int group_m;
-  int chunk_tiles;  // k tiles of a chunk
-  int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
-  int a_bytes;      // of A that arrive for one k tile
+  int cluster_size;  // blocks whose tiles lie below each other and share what they load of B: 1 or 2
+  int chunk_tiles;   // k tiles of a chunk
+  int num_splits;    // 1, or the number of chunks: each is computed by itself, to `partial`
+  int a_bytes;       // of A that arrive for one k tile
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
   Activation activation;
@@ -59,6 +60,8 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
     return reinterpret_cast<const uint32_t&>(pair);
   }
 }
+template <class T>
+using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 
@@ -119,8 +122,8 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
     if (bias && args.stride_bias_n) {
 #pragma unroll
       for (int j = 0; j < kStoreN / 8; ++j) {
-        const T* pair = smem_bias + part_col + j * 8 + lane % 4 * 2;
-        const float first = to_float(pair[0]), second = to_float(pair[1]);
+        const auto pair = *reinterpret_cast<const Pair<T>*>(smem_bias + part_col + j * 8 + lane % 4 * 2);
+        const float first = to_float(pair.x), second = to_float(pair.y);
         v[4 * j] += first;
         v[4 * j + 1] += second;
         v[4 * j + 2] += first;
@@ -190,6 +193,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
           reinterpret_cast<uint16_t*>(to)[j] = uint16_t(element(j));
         if (shift && lane == 0) *reinterpret_cast<uint16_t*>(to) = uint16_t(element(0));
       }
+      __syncwarp();  // stmatrix needs the warp together
     }
   }
 }
