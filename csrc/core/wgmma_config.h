@@ -35,7 +35,6 @@ constexpr bool sums_rows(const TileShape& shape) {
 struct TilePlan {
   int tile;
   TileShape shape;
-  int cluster_size;    // blocks that share what they load of B: 1 or 2
   bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
 };
 
@@ -69,7 +68,7 @@ inline TilePlan plan_tiles(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int
       double time = model_microseconds(shape, m, n, splits ? chunk_k : k, splits ? batch * num_chunks : batch, num_sms);
       if (splits) time += 2 + double(batch * m * n * num_chunks) * 1e-6;
       if (best_time == 0 || time < best_time) {
-        best = {i, shape, 1, splits};
+        best = {i, shape, splits};
         best_time = time;
       }
     }

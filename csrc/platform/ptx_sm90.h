@@ -49,18 +49,6 @@ TILEDMM_PTX bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
   return is_done;
 }
 
-// The barrier at the same place in block `rank` of the cluster.
-TILEDMM_PTX void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
 // Until the phase of this parity has completed.
 TILEDMM_PTX void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
@@ -80,17 +68,6 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(smem),
       "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier)
-      : "memory");
-}
-
-// The same to this place in every block of the cluster that has its bit in `ranks`, its bytes counting on the barrier
-// at the same place in each.
-TILEDMM_PTX void cp_async_bulk_tensor_3d_multicast(uint32_t smem, const CUtensorMap* map, int inner, int outer,
-                                                   int item, uint32_t barrier, uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem),
-      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(ranks)
       : "memory");
 }
 
@@ -117,11 +94,6 @@ TILEDMM_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::c
 // Some of the block's warps: "barrier{.cta}".
 TILEDMM_PTX void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// All threads of the cluster: "barrier.cluster".
-TILEDMM_PTX void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // True in one thread of a converged warp, which lets the compiler issue that thread's copies without a loop over lanes:

@@ -50,7 +50,10 @@ struct Config {
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
   static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = kLoadedN * kBlockK * 2;
-  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kTileBytes = kABytes + kBBytes;
+  // Small tiles come in pairs along k, which halves the waiting; beyond k the copy engine writes zeros.
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 128 ? 2 : 1;
+  static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
   static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * 2;
   static constexpr int kBiasBytes = (BLOCK_N * 2 + 15) / 16 * 16;
@@ -86,22 +89,20 @@ struct Config {
   static constexpr int kStepMma = (64 * 128) >> 4;
 };
 
-__device__ __forceinline__ int cluster_rank(const Arguments& args) { return blockIdx.x % args.cluster_size; }
-
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
 // so that the tiles in flight share operands in the second-level cache.
 template <class Cfg>
 __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   Place at{};
-  const int tiles_of_item = args.tiles_m * args.tiles_n;
-  at.slab = index / tiles_of_item;
-  index -= at.slab * tiles_of_item;
-  const int group_size = args.group_m * args.tiles_n;
-  const int group = index / group_size, within = index - group * group_size;
+  at.slab = args.tiles_of_item.quotient(index);
+  index -= at.slab * args.tiles_of_item.value;
+  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
   const int first = group * args.group_m;
-  const int rows = min(args.tiles_m - first, args.group_m);
-  at.row = ((first + within % rows) * args.cluster_size + cluster_rank(args)) * Cfg::kBlockM;
-  at.col = within / rows * Cfg::kBlockN;
+  const bool is_last = args.tiles_m - first < args.group_m;
+  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
+  const int col = rows.quotient(within);
+  at.row = (first + within - col * rows.value) * Cfg::kBlockM;
+  at.col = col * Cfg::kBlockN;
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
   if (args.num_splits > 1) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
 #pragma unroll 1
   for (int d = args.num_batch_dims - 1; d >= 0; --d) {
     const BatchSteps& dim = args.batch[d];
-    const int rest = item / dim.size, idx = item - rest * dim.size;
+    const int rest = d == 0 ? 0 : item / dim.size, idx = item - rest * dim.size;
     item = rest;
     at.batch_a += idx * dim.a;
     at.batch_b += idx * dim.b;
@@ -134,10 +135,10 @@ struct Ring {
   }
 };
 
-// In a cluster, each block loads its share of every box of B for both.
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                const Place& at, int k, uint32_t barrier, int cluster_size, int rank) {
+                                                const Place& at, int k, uint32_t barrier) {
+  const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
     for (int i = 0; i < Cfg::kBlockM; i += 64)
@@ -145,20 +146,14 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
   }
-  constexpr int kBoxes = Cfg::kBIsNMajor ? Cfg::kLoadedN / Cfg::kBoxN : Cfg::kBlockN / Cfg::kBoxRows;
-  constexpr int kBoxCols = Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBoxRows;
-  constexpr int kLines = Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows;  // of a box, the same for each block of a cluster
-  constexpr int kLineBytes = (Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK) * 2;
-  const int line = rank * (kLines / 2);
+  if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
-  for (int box = 0; box < kBoxes; ++box) {
-    const uint32_t smem_b = smem_a + Cfg::kABytes + box * kLines * kLineBytes + line * kLineBytes;
-    const int col = at.col + box * kBoxCols;
-    const int inner = Cfg::kBIsNMajor ? col : k, outer = (Cfg::kBIsNMajor ? k : col) + line;
-    if (cluster_size == 1)
-      cp_async_bulk_tensor_3d(smem_b, map_b, inner, outer, at.batch_b, barrier);
-    else
-      cp_async_bulk_tensor_3d_multicast(smem_b, map_b, inner, outer, at.batch_b, barrier, 3);
+    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
+      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, at.col + j, k, at.batch_b, barrier);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
+      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, k, at.col + j, at.batch_b, barrier);
   }
 }
 
@@ -199,7 +194,6 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
 struct Shared {
   uint32_t stages, full, empty;  // full, empty: barriers, one per stage
   uint32_t ones;
-  int cluster_size;
   char *c, *bias;  // of this consumer
 };
 
@@ -207,8 +201,7 @@ struct Shared {
 template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  const int step = gridDim.x / args.cluster_size;
-  for (int i = blockIdx.x / args.cluster_size; i < (end - first) * kPieces; i += step) {
+  for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     function(at);
@@ -220,39 +213,39 @@ template <class Cfg, class Piece>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    for (int k_tile = 0; k_tile < at.num_k_tiles; ++k_tile) {
+    for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       // The phase before the first counts as complete.
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, at,
-                             (at.first_k_tile + k_tile) * kBlockK, barrier, args.cluster_size, cluster_rank(args));
+      mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
+#pragma unroll
+      for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, at,
+                               (at.first_k_tile + k_tile + i) * kBlockK, barrier);
       ring.advance();
     }
   });
-}
-
-// One consumer warp needs a stage no longer; in a cluster both blocks' producers fill it. Without branches, which could
-// make the compiler wait for every wgmma.
-__device__ __forceinline__ void release_stage(uint32_t barrier, int cluster_size) {
-  const int lane = threadIdx.x % 32;
-  if (lane < cluster_size) mbarrier_arrive_cluster(barrier, lane);
 }
 
 // The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
-  int previous = 0;
-  for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
-    multiply<Piece>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
+#pragma unroll
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+      const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
+      multiply<Piece>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
+    }
     wgmma_commit_group();
-    // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
+    // The stage before this one is multiplied and free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
+    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
     previous = ring.stage;
     ring.advance();
   }
@@ -262,7 +255,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     fence_registers(acc.c[mma]);
     if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums[mma]);
   }
-  release_stage(shared.empty + previous * 8, shared.cluster_size);
+  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
 // All chunks of a tile, added in their order.
@@ -342,7 +335,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.full = shared.ones + Cfg::kOnesBytes;
-  shared.cluster_size = args.cluster_size;
   shared.empty = shared.full + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
@@ -356,7 +348,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * args.cluster_size);  // by every consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
     }
     fence_mbarrier_init();
   }
@@ -368,7 +360,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
-  if (args.cluster_size > 1) cluster_barrier();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -389,10 +380,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
-  }
-  if (args.cluster_size > 1) {
-    __syncwarp();
-    cluster_barrier();  // the other block may still arrive at this one's barriers
   }
 }
 
@@ -416,14 +403,13 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, kBlockK));
-  args.cluster_size = task.plan.cluster_size;
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM * args.cluster_size));
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int num_clusters = task.num_sms / args.cluster_size, remaining = args.num_tiles % num_clusters;
-  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, num_clusters) ? remaining : 0);
+  const int remaining = args.num_tiles % task.num_sms;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -448,13 +434,16 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_clusters = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms / args.cluster_size);
-  const int64_t num_blocks = num_clusters * args.cluster_size;
+  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
-  while (square * Cfg::kBlockM * args.cluster_size * square < num_clusters * Cfg::kBlockN) ++square;
+  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
   const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
+  args.full_group_m = Divisor(args.group_m);
+  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
+  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
@@ -462,11 +451,11 @@ const char* launch_config(const Task& task) {
   CUtensorMap map_a{}, map_b{}, map_c{};
   bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, kBlockK, task.a.is_k_major ? rows_a : kBlockK) &&
                     encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
-                                      (Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows) / args.cluster_size);
+                                      Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
   if (args.stores_by_tma) is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, 64);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, args.cluster_size, Cfg::kThreads, Cfg::kSmem, task.stream,
-                                               map_a, map_b, map_c, args);
+  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
+                                               args);
 }
 
 template <class T, int TILE>

@@ -48,8 +48,8 @@ const char* launch_sum_chunks(const GpuProblem& problem, const PartialSums& part
   const int64_t num_blocks = ceil_div(problem.batch_size * problem.gemm.m * partial.ld, kSumThreads);
   if (num_blocks > INT32_MAX) return "too many results of chunks";
   return problem.gemm.dtype == DType::f16
-             ? launch_overlapped<&sum_chunks<Half>>(num_blocks, 1, kSumThreads, 0, stream, problem, partial)
-             : launch_overlapped<&sum_chunks<BFloat16>>(num_blocks, 1, kSumThreads, 0, stream, problem, partial);
+             ? launch_overlapped<&sum_chunks<Half>>(num_blocks, kSumThreads, 0, stream, problem, partial)
+             : launch_overlapped<&sum_chunks<BFloat16>>(num_blocks, kSumThreads, 0, stream, problem, partial);
 }
 
 }  // namespace
