@@ -34,14 +34,13 @@ constexpr int kConsumerRegisters = 232;
 // A tile of 8 x kMmaK ones.
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
-// One block tile: 64 or 128 rows to a consumer warpgroup.
+// One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
-  static constexpr int kConsumers = BLOCK_M == 64 ? 1 : 2;
-  static constexpr int kMmas = BLOCK_M / 64 / kConsumers;  // of 64 rows, to a consumer
+  static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
@@ -54,7 +53,7 @@ struct Config {
   // Small tiles come in pairs along k, which halves the waiting; beyond k the copy engine writes zeros.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 128 ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
-  static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreN = BLOCK_N % 64 == 0 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * 2;
   static constexpr int kBiasBytes = (BLOCK_N * 2 + 15) / 16 * 16;
   // A tile of ones is multiplied by A as well, which sums A's rows.
@@ -70,10 +69,9 @@ struct Config {
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
-  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 256, "one or two consumers of 64 rows, or two of 128");
-  static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 32 && BLOCK_N <= 256,
-                "stores are 32 columns wide, a wgmma at most 256");
-  static_assert(kNumStages >= 3, "fewer do not hide the latency of a copy");
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
+  static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
@@ -83,10 +81,9 @@ struct Config {
       !B_IS_N_MAJOR
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
-  // From one step of kMmaK to the next, and to the next 64 rows, in the descriptor's units of 16 bytes.
+  // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
   static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
   static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
-  static constexpr int kStepMma = (64 * 128) >> 4;
 };
 
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
@@ -160,8 +157,8 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
 // Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
 struct Accumulators {
-  float c[Cfg::kMmas][Cfg::kAcc];
-  float row_sums[Cfg::kMmas][4];
+  float c[Cfg::kAcc];
+  float row_sums[4];
 };
 
 // Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
@@ -178,15 +175,12 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
   };
 #pragma unroll
   for (int step = 0; step < kBlockK / kMmaK; ++step) {
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA + mma * Cfg::kStepMma);
-      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
-          acc.c[mma], desc_a, descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB), step > 0 || !is_first);
-      if constexpr (Cfg::kSumsRows)
-        wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums[mma], desc_a, descriptor(kDescOnes, address.ones),
-                                                      step > 0 || !is_first);
-    }
+    const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
+    wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
+        acc.c, desc_a, descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB), step > 0 || !is_first);
+    if constexpr (Cfg::kSumsRows)
+      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
+                                                    step > 0 || !is_first);
   }
 }
 
@@ -250,11 +244,8 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     ring.advance();
   }
   wgmma_wait_group<0>();
-#pragma unroll
-  for (int mma = 0; mma < Piece::kMmas; ++mma) {
-    fence_registers(acc.c[mma]);
-    if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums[mma]);
-  }
+  fence_registers(acc.c);
+  if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums);
   if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
@@ -268,10 +259,10 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
     multiply_k_tiles<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
     if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[0][i] : total[i] + acc.c[0][i];
+    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
   }
 #pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[0][i] = total[i];
+  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = total[i];
 }
 
 // A warpgroup multiplies what arrives and stores its rows.
@@ -280,41 +271,29 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
   using T = typename Cfg::T;
-  constexpr int kRows = 64 * Cfg::kMmas;
   // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
   // every wgmma.
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  const StageAddress first_stage{uniform(shared.stages + consumer * kRows * 128), uniform(shared.stages + Cfg::kABytes),
+  const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
     Accumulators<Piece> acc;
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      forget_registers(acc.c[mma]);
-      if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums[mma]);
-    }
-    const int row = at.row + consumer * kRows;
+    forget_registers(acc.c);
+    if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
+    const int row = at.row + consumer * 64;
     if constexpr (Cfg::kSumsChunks)
       multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
     else
       multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
     if constexpr (Cfg::kSumsRows) {
-#pragma unroll
-      for (int mma = 0; mma < Cfg::kMmas; ++mma)
-        if (at.col == 0) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
+      if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
     }
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      if (row + mma * 64 >= args.m) break;
-      if constexpr (Cfg::kSumsChunks) {
-        if (args.num_splits > 1) {
-          store_partial<Piece>(acc.c[mma], args, at, row);
-          break;
-        }
-      }
-      store_block_tile<Piece>(acc.c[mma], map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at,
-                              row + mma * 64, num_stores);
+    if (row >= args.m) return;
+    if constexpr (Cfg::kSumsChunks) {
+      if (args.num_splits > 1) return store_partial<Piece>(acc.c, args, at, row);
     }
+    store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
+                            num_stores);
   });
 }
 
@@ -536,7 +515,10 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c) && task.c.is_k_major;
   task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix;
 
-  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, p.row_sums, executor.num_cus);
+  const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
+  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),
+                          p.row_sums != nullptr},
+                         executor.num_cus);
   const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
   Workspace workspace{executor};
   if (task.plan.splits_chunks) {

@@ -130,10 +130,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
   }
 
 #pragma unroll
-  for (int part = 0; part < (Cfg::kBlockN + kStoreN - 1) / kStoreN; ++part) {
-    // Of a width that is no multiple of kStoreN, the last part begins inside of the one before and stores it again.
-    constexpr int kLast = Cfg::kBlockN - kStoreN;
-    const int part_col = part * kStoreN < kLast ? part * kStoreN : kLast;
+  for (int part_col = 0; part_col < Cfg::kBlockN; part_col += kStoreN) {
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
     float v[kValues];
 #pragma unroll
