@@ -3,10 +3,11 @@
 // Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
 // shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
-// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts read in
-// place; any m, n, k; one order of summation, k16 steps in order into one accumulator, whatever the tile; a last wave
-// of half tiles. Measured without gain: multicast in clusters of two, prefetching the first stages to the cache.
-// An operand whose address or leading dimension the copy engine cannot take (16 bytes) is repacked first.
+// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
+// of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
+// of half tiles. What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// Measured without gain: multicast in clusters of two (but for rows that are not aligned to 64 bytes, 7 %), tiles of
+// 256 rows, fetching the epilogue's code or the first stages ahead.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -50,7 +51,8 @@ struct Config {
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
   static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = kLoadedN * kBlockK * 2;
   static constexpr int kTileBytes = kABytes + kBBytes;
-  // Small tiles come in pairs along k, which halves the waiting; beyond k the copy engine writes zeros.
+  // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
+  // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
   static constexpr int kStoreN = BLOCK_N % 64 == 0 ? 64 : 32;  // columns of C in one store
@@ -72,6 +74,7 @@ struct Config {
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(kChunkK % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
@@ -86,8 +89,8 @@ struct Config {
   static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
 };
 
-// The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
-// so that the tiles in flight share operands in the second-level cache.
+// The work of number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so
+// that the tiles in flight share operands in the second-level cache.
 template <class Cfg>
 __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   Place at{};
