@@ -141,6 +141,7 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   if (problem.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";
   }
+  if (problem.row_sums) return "it does not sum rows";
   if (kernel.rung >= 9) {  // kernels/cuda
     if (std::strcmp(chip.device, "hip") == 0) return "it is for NVIDIA's chips";
     if (has_gpu_kernels() && !kernel.launch) return "this build lacks it: it was not compiled for this chip";
