@@ -46,7 +46,8 @@ constexpr bool kHasKernels = false;
 
 constexpr GpuKernel kKernels[kNumGpuKernels] = {
     {"naive", "one thread for each output", 1, false, false, TILEDMM_IF_GPU(launch_naive)},
-    {"block_tiled", "block tiles of 16 in shared memory", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled)},
+    {"block_tiled", "block tiles of 16 in shared memory, of 32 on NVIDIA for large results", 2, false, false,
+     TILEDMM_IF_GPU(launch_block_tiled)},
     {"block_tiled.8", "the same with tiles of 8", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_8)},
     {"block_tiled.32", "the same with tiles of 32", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_32)},
     {"row_register_tiled", "one operand straight to registers, the other in shared memory", 3, false, false,

@@ -67,9 +67,11 @@ namespace tiledmm::gpu {
 
 // Tile sizes may differ where registers do.
 #if defined(__HIP__)
-inline constexpr bool kIsAmd = true;
+inline constexpr bool kIsAmd = true, kIsNvidia = false;
+#elif defined(TILEDMM_HOST_GPU)
+inline constexpr bool kIsAmd = false, kIsNvidia = false;
 #else
-inline constexpr bool kIsAmd = false;
+inline constexpr bool kIsAmd = false, kIsNvidia = true;
 #endif
 
 // ---- Threads. A warp is NVIDIA's warp or AMD's wavefront. In HIP's host pass the number means nothing: one host
