@@ -10,18 +10,19 @@ namespace tiledmm {
 struct MmaAsyncShape {
   int block_m, block_n, block_k;
   int warps_m, warps_n, num_stages, blocks_per_cu;
+  int step_words;    // along k, of one matrix instruction; a word is one element, or two of 16 bits
   bool sums_chunks;  // in registers of its own, one chunk after the other
 };
 
 // Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, false}, {64, 128, 16, 2, 2, 3, 2, false}, {64, 64, 16, 2, 2, 4, 2, true},
-    {32, 64, 16, 2, 2, 6, 2, false},   {32, 32, 32, 2, 2, 5, 2, false},  {16, 32, 32, 1, 4, 7, 2, false},
+    {128, 128, 16, 2, 4, 4, 1, 4, false}, {64, 128, 16, 2, 2, 3, 2, 4, false}, {64, 64, 16, 2, 2, 4, 2, 8, true},
+    {32, 64, 16, 2, 2, 6, 2, 8, false},   {32, 32, 32, 2, 2, 5, 2, 8, false},  {16, 32, 32, 1, 4, 7, 2, 8, false},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, false},
-    {128, 128, 32, 2, 2, 4, 2, false},
-    {64, 64, 32, 2, 2, 4, 2, true},
+    {128, 256, 32, 2, 4, 3, 1, 8, false},
+    {128, 128, 32, 2, 2, 4, 2, 8, false},
+    {64, 64, 32, 2, 2, 4, 2, 8, true},
 };
 inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 3;
 

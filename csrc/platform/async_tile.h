@@ -37,6 +37,9 @@ struct AsyncTile {
   int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
   int left_mn;               // of the operand, from the tile on
   const T* from;             // this thread's first element at k = 0
+  const char* next;          // the same at the k of the next whole tile
+  int stride_bytes;          // of the far dimension, where copies of whole tiles are possible
+  int last_far;              // the farthest row of the operand, counted from `far`
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
@@ -47,6 +50,9 @@ struct AsyncTile {
     far_step = NUM_THREADS / copies_per_row;
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
+    next = reinterpret_cast<const char*>(from);
+    stride_bytes = int(stride_far() * int64_t(sizeof(T)));
+    last_far = (is_k_major() ? left_mn : BLOCK_K) - 1 - far;
   }
 
   TILEDMM_DEVICE bool is_k_major() const { return MAJOR == Major::any ? is_k_major_here : MAJOR == Major::k; }
@@ -85,30 +91,53 @@ struct AsyncTile {
   }
 
  public:
-  // The fragment of A of 16 rows from mn on, or two of B of 8 columns each, one after the other; of the instruction's
-  // k step `step` within the tile.
-  TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int step, Word (&frag)[L::kWordsA]) const {
-    if constexpr (kUsesLdmatrix) {
-      load_words<true>(shared, mn, step, frag[0], frag[1], frag[2], frag[3]);
-    } else {
-      const int lane = thread_idx() % 32;
-      TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
-        frag[w] = load_word(shared, mn + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
+  // Whether whole_tile may be used.
+  TILEDMM_DEVICE bool has_whole_tiles() const { return stride_far() * int64_t(sizeof(T)) < int64_t(1) << 31; }
+  // Skips `k_tiles` tiles.
+  TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k * int64_t(sizeof(T)); }
+  // Starts part `part` of `parts` of the copies of the next tile, all of which lies within k. No branches, so that they
+  // find room between matrix instructions. Rows behind the last one repeat it: their products reach nothing of C.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) const {
+    constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
+    if constexpr (kBytes >= 4) {
+      const int inside = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
+      const int row = is_k_major() ? kRowK : kRowMn;
+      T* to = &shared.elements[far * row + close];
+      TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
+        if (i % parts != part) continue;
+        const int rows = i * far_step;
+        copy_async<kBytes>(to + rows * row, next + int64_t(rows < last_far ? rows : last_far) * stride_bytes,
+                           inside * int(sizeof(T)));
       }
     }
   }
-  template <int FRAGS>
-  TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int step, Word (&frags)[FRAGS][L::kWordsB]) const {
+
+  // The fragment of A of 16 rows from mn on, or those of B of 8 columns each, one behind the other; of the words along
+  // k from `word` on, of which a fragment of A has four in a row for every two that a lane holds.
+  template <int WORDS>
+  TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int word, Word (&frag)[WORDS]) const {
+    if constexpr (kUsesLdmatrix) {
+      load_words<true>(shared, mn, word, frag[0], frag[1], frag[2], frag[3]);
+    } else {
+      const int lane = thread_idx() % 32;
+      TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
+        frag[w] = load_word(shared, mn + L::a_row(lane, w), word + L::a_word(lane, w));
+      }
+    }
+  }
+  template <int FRAGS, int WORDS>
+  TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Word (&frags)[FRAGS][WORDS]) const {
     if constexpr (kUsesLdmatrix) {
       static_assert(FRAGS % 2 == 0, "two fragments at a time");
       TILEDMM_UNROLL for (int j = 0; j < FRAGS; j += 2) {
-        load_words<false>(shared, mn + j * L::kN, step, frags[j][0], frags[j][1], frags[j + 1][0], frags[j + 1][1]);
+        load_words<false>(shared, mn + j * L::kN, word, frags[j][0], frags[j][1], frags[j + 1][0], frags[j + 1][1]);
       }
     } else {
       const int lane = thread_idx() % 32;
       TILEDMM_UNROLL for (int j = 0; j < FRAGS; ++j) {
-        TILEDMM_UNROLL for (int w = 0; w < L::kWordsB; ++w) {
-          frags[j][w] = load_word(shared, mn + j * L::kN + L::b_col(lane, w), step * L::kWordsK + L::b_word(lane, w));
+        TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
+          frags[j][w] = load_word(shared, mn + j * L::kN + L::b_col(lane, w), word + L::b_word(lane, w));
         }
       }
     }
@@ -117,10 +146,10 @@ struct AsyncTile {
  private:
   // By ldmatrix, as BlockTile::load_words.
   template <bool IS_A>
-  TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int step, Word& w0, Word& w1, Word& w2, Word& w3) const {
+  TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) const {
     const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
     const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
-    const int k = step * L::kWordsK * kWordElements;
+    const int k = word * kWordElements;
     if constexpr (MAJOR == Major::k) {
       ldmatrix<false>(&shared.elements[(mn + 8 * group_mn + row) * kRowK + k + 4 * kWordElements * group_k], w0, w1, w2,
                       w3);

@@ -26,27 +26,37 @@ struct Config {
   static constexpr int kThreads = kShape.warps_m * kShape.warps_n * 32;
   static constexpr int kWarpM = kBlockM / kShape.warps_m, kWarpN = kBlockN / kShape.warps_n;
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
-  static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
+  static constexpr int kStepWords = kShape.step_words;
+  static constexpr int kSteps = kBlockK / (kStepWords * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
+  // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
+  static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
+  static_assert(kStepWords == 8 || (sizeof(T) == 8 && kStepWords == 4), "instructions that there are");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
 };
 
-// 16 x 8 x 8 words of every dtype.
-template <class T>
-TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[4],
-                             const typename WordOf<T>::Word (&b)[2]) {
+// 16 x 8, of 8 words along k in every dtype, for fp64 of 4, too.
+template <class T, int WORDS_A, int WORDS_B>
+TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[WORDS_A],
+                             const typename WordOf<T>::Word (&b)[WORDS_B]) {
   if constexpr (sizeof(T) == 8) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+    if constexpr (WORDS_B == 1) {
+      asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
+          : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+    } else {
+      asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+          "%3};"
+          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
+          : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+    }
 #else
     TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
       double sums[2] = {acc[2 * half], acc[2 * half + 1]};
-      TILEDMM_UNROLL for (int w = 0; w < 2; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
+      TILEDMM_UNROLL for (int w = 0; w < WORDS_B; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
       acc[2 * half] = sums[0], acc[2 * half + 1] = sums[1];
     }
 #endif
@@ -69,10 +79,10 @@ union VectorOf {
   V elements[kElements];
 };
 
-// 16 rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
-template <class A, int COLS>
+// Rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
+template <class A, int ROWS, int COLS>
 struct Strip {
-  static constexpr int kRows = 16, kPad = 8;
+  static constexpr int kRows = ROWS, kPad = 8;
   alignas(16) A acc[kRows][COLS + kPad];
 
   // C = activation(acc + bias), of elements Out. All lanes have written their part.
@@ -96,8 +106,8 @@ struct Strip {
     Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
     if (is_vectorised) {
       constexpr int kVectorsPerRow = COLS / kVector;
-      TILEDMM_UNROLL for (int idx = 0; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
-        const int r = (idx + lane) / kVectorsPerRow, c = (idx + lane) % kVectorsPerRow * kVector;
+      for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
+        const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
         if (row + r >= problem.m) continue;
         Outs outs;
         TILEDMM_UNROLL for (int v = 0; v < kVector; v += Values::kElements) {
@@ -119,7 +129,6 @@ struct Strip {
     }
     warp_barrier();
   }
-  static_assert(kRows * COLS * sizeof(A) >= 16 * kWarpSize, "a vector for every lane");
 };
 
 // How the blocks share out the problem.
@@ -152,8 +161,9 @@ struct WarpSums {
   static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
 
   A acc[kFragsM][kFragsN][4];
-  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];  // of the chunks before this one
-  Word frag_a[2][kFragsM][4], frag_b[2][kFragsN][2];
+  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];                         // of the chunks before this one
+  static constexpr int kWordsA = Cfg::kStepWords / 2, kWordsB = Cfg::kStepWords / 4;  // of a lane
+  Word frag_a[2][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
   int lane, warp_row, warp_col;
 
   TILEDMM_DEVICE WarpSums() {
@@ -174,22 +184,24 @@ struct WarpSums {
   TILEDMM_DEVICE void clear() {
     for_each([&](int i, int j, int e) { acc[i][j][e] = 0; });
   }
+  // The first chunk's sums, and those of the others added to them.
   TILEDMM_DEVICE void end_chunk(bool is_first) {
     if constexpr (Cfg::kShape.sums_chunks) {
       for_each([&](int i, int j, int e) { total[i][j][e] = is_first ? acc[i][j][e] : total[i][j][e] + acc[i][j][e]; });
       clear();
     }
   }
-  TILEDMM_DEVICE void end_last_chunk() {
-    if constexpr (Cfg::kShape.sums_chunks) for_each([&](int i, int j, int e) { acc[i][j][e] += total[i][j][e]; });
+  TILEDMM_DEVICE void take_total() {
+    for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
   }
-
   TILEDMM_DEVICE void load_fragments(const TileA& tile_a, const TileB& tile_b, const typename TileA::Shared& smem_a,
                                      const typename TileB::Shared& smem_b, int step) {
     auto& a = frag_a[step % 2];
     auto& b = frag_b[step % 2];
-    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) tile_a.load_fragment_a(smem_a, warp_row + i * 16, step, a[i]);
-    tile_b.load_fragments_b(smem_b, warp_col, step, b);
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * Cfg::kStepWords, a[i]);
+    }
+    tile_b.load_fragments_b(smem_b, warp_col, step * Cfg::kStepWords, b);
   }
 
   TILEDMM_DEVICE void multiply_step(int step) {
@@ -197,10 +209,10 @@ struct WarpSums {
     auto& b = frag_b[step % 2];
     if constexpr (sizeof(T) == 4) {
       TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-        TILEDMM_UNROLL for (int w = 0; w < 4; ++w) a[i][w] = Mma<T>::prepared(a[i][w]);
+        TILEDMM_UNROLL for (int w = 0; w < kWordsA; ++w) a[i][w] = Mma<T>::prepared(a[i][w]);
       }
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-        TILEDMM_UNROLL for (int w = 0; w < 2; ++w) b[j][w] = Mma<T>::prepared(b[j][w]);
+        TILEDMM_UNROLL for (int w = 0; w < kWordsB; ++w) b[j][w] = Mma<T>::prepared(b[j][w]);
       }
     }
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
@@ -208,16 +220,20 @@ struct WarpSums {
     }
   }
 
+  using StripOf = Strip<A, Cfg::kStripRows, Cfg::kWarpN>;
   template <class Out>
-  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, Strip<A, Cfg::kWarpN>& strip) {
-    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-        TILEDMM_UNROLL for (int e = 0; e < 4; e += 2) {
-          store_shared(reinterpret_cast<Pair<A>*>(&strip.acc[L::c_row(lane, e)][j * 8 + L::c_col(lane, e)]),
-                       Pair<A>{acc[i][j][e], acc[i][j][e + 1]});
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, StripOf& strip) {
+    constexpr int kFrags = Cfg::kStripRows / 16;
+    TILEDMM_UNROLL for (int first = 0; first < kFragsM; first += kFrags) {
+      TILEDMM_UNROLL for (int i = 0; i < kFrags; ++i) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+          TILEDMM_UNROLL for (int e = 0; e < 4; e += 2) {
+            store_shared(reinterpret_cast<Pair<A>*>(&strip.acc[i * 16 + L::c_row(lane, e)][j * 8 + L::c_col(lane, e)]),
+                         Pair<A>{acc[first + i][j][e], acc[first + i][j][e + 1]});
+          }
         }
       }
-      strip.template store<Out>(problem, row + warp_row + i * 16, col + warp_col);
+      strip.template store<Out>(problem, row + warp_row + first * 16, col + warp_col);
     }
   }
 };
@@ -233,7 +249,7 @@ struct Tiles {
   };
   union Shared {
     Stage stages[Cfg::kStages];
-    Strip<Acc<T>, Cfg::kWarpN> strips[Cfg::kThreads / 32];  // after the last k tile
+    Strip<Acc<T>, Cfg::kStripRows, Cfg::kWarpN> strips[Cfg::kThreads / 32];  // after the last k tile
   };
 };
 
@@ -264,28 +280,35 @@ mma_async(GpuProblem problem, Work work) {
     const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
-    const TileA tile_a(operand_a<T>(item), row);
-    const TileB tile_b(operand_b<T>(item), col);
+    Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
+    const bool is_vectorised = a.is_vectorised && b.is_vectorised;  // the main loop has copies of one width
+    a.is_vectorised = b.is_vectorised = is_vectorised;
+    TileA tile_a(a, row);
+    TileB tile_b(b, col);
     WarpSums<Cfg, TileA, TileB> sums;
 
+    // A group of copies for each k tile, empty or not: the waits count them.
     const auto copy_block_tiles = [&](int k_tile, int stage) {
       if (k_tile < num_k_tiles) {
         const int64_t k = int64_t(k_tile) * kBlockK;
         tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
         tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
       }
-      commit_copies();  // a group for each k tile, empty or not: the waits count them
+      commit_copies();
     };
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
     TILEDMM_UNROLL for (int stage = 0; stage + 1 < kStages; ++stage) copy_block_tiles(stage, stage);
+    tile_a.skip_tiles(first_k / kBlockK + kStages - 1);
+    tile_b.skip_tiles(first_k / kBlockK + kStages - 1);
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
     sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
-    int stage = 0, filled = kStages - 1, until_chunk_end = chunk_k_tiles;
-    bool is_first_chunk = true;
-    for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+
+    int k_tile = 0, stage = 0, filled = kStages - 1;
+    // Multiplies a k tile, while copy(step) copies a part of the tile that comes kStages - 1 later.
+    const auto multiply_k_tile = [&](const auto& copy) {
       TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
         if (step == kSteps - 1) {
           stage = next(stage);
@@ -294,21 +317,47 @@ mma_async(GpuProblem problem, Work work) {
         }
         // Behind the last k tile these are fragments that nobody uses.
         sums.load_fragments(tile_a, tile_b, smem.stages[stage].a, smem.stages[stage].b, (step + 1) % kSteps);
-        if (step == 0) {
-          copy_block_tiles(k_tile + kStages - 1, filled);
+        if (step < kSteps - 1) copy(step);
+        if (step == kSteps - 2) {
+          commit_copies();
           filled = next(filled);
         }
         sums.multiply_step(step);
       }
-      if constexpr (Cfg::kShape.sums_chunks) {
-        if (--until_chunk_end == 0 && k_tile + 1 < num_k_tiles) {
-          sums.end_chunk(is_first_chunk);
-          is_first_chunk = false;
-          until_chunk_end = chunk_k_tiles;
-        }
+      ++k_tile;
+    };
+    const auto multiply_k_tiles = [&](int end, const auto& copy) {
+      while (k_tile < end) multiply_k_tile(copy);
+    };
+    const auto copy_part = [&](auto width, int step) {
+      tile_a.template copy_part<width.value>(smem.stages[filled].a, step, kSteps - 1);
+      tile_b.template copy_part<width.value>(smem.stages[filled].b, step, kSteps - 1);
+      if (step == kSteps - 2) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
+    };
+
+    const int end_whole =
+        !tile_a.has_whole_tiles() || !tile_b.has_whole_tiles() ? 0 : int(size_k / kBlockK) - kStages + 1;
+    for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
+      int end = num_k_tiles;
+      if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
+      const int end_here = end_whole < end ? end_whole : end;
+      if (sizeof(T) == 2 || is_vectorised) {
+        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, TileA::kVector>{}, step); });
+      } else {
+        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, 1>{}, step); });
       }
+      multiply_k_tiles(end, [&](int step) {
+        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) {
+          const int64_t k = int64_t(k_tile + kStages - 1) * kBlockK;
+          tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].a);
+          tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].b);
+        }
+      });
+      sums.end_chunk(is_first);
     }
-    if (!is_first_chunk) sums.end_last_chunk();
+    if constexpr (Cfg::kShape.sums_chunks) {
+      if (num_k_tiles > 0) sums.take_total();
+    }
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
