@@ -362,6 +362,7 @@ inline bool query_device(int, Device& device) {
   return true;
 }
 inline bool set_device(int) { return true; }
+inline int max_shared_bytes(const Executor&) { return 227 << 10; }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
@@ -375,6 +376,13 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
+// Of one block.
+inline int max_shared_bytes(const Executor& executor) {
+  int bytes = 0;
+  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, executor.device_idx) == cudaSuccess
+             ? bytes
+             : 48 << 10;
+}
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {
   int count = 0;
