@@ -360,6 +360,7 @@ inline bool query_device(int, Device& device) {
   return true;
 }
 inline bool set_device(int) { return true; }
+inline int64_t max_shared_bytes(int) { return 64 << 10; }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
@@ -373,6 +374,11 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
+// What one block may have of shared memory.
+inline int64_t max_shared_bytes(int idx) {
+  int bytes = 0;
+  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, idx) == cudaSuccess ? bytes : 0;
+}
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {
   int count = 0;

@@ -1,10 +1,430 @@
-// Rung 14, skinny.
+// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, sm_80 and later.
+//
+// The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
+// memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
+// warp 16 columns with its whole chain of k, and copy warps keep a ring of stages ahead of the warps that multiply.
+// The large operand takes the instruction's 16 rows and the few rows its 8 columns (the sums' bits stay the same), so
+// 8 rows cost what one costs. Few columns are few rows of C^T. Chunks of k are computed side by side where n is small,
+// and added in their order by a second kernel.
+// Limits: a chain of one instruction after another for each 16 of k; the few rows pass through every multiprocessor.
+// Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin (IST-DASLab) and swapAB of CUTLASS.
+#include "core/skinny_config.h"
+#include "core/summation.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/mma.h"
 
 namespace tiledmm::gpu {
+namespace {
 
-Status launch_skinny(const GpuProblem&, const Executor&) { return Status::unsupported; }
+constexpr int kBlockK = kSkinnyBlockK, kGroup = kSkinnyGroup;
+constexpr int kCopyThreads = 128;
+constexpr int kMaxThreads = kCopyThreads + 32 * kSkinnyMaxGroups;
+constexpr int kSumThreads = 64;
+static_assert(kChunkK % kBlockK == 0, "a chunk of the order of summation ends with a k tile");
+
+struct Work {
+  SkinnyPlan plan;
+  float* partials;  // [chunk][batch][m][n], null where a block computes all of k
+};
+
+// What a block computes at a time.
+struct Unit {
+  int64_t batch_idx, chunk, col, k_begin, k_end;
+  int num_tiles;
+
+  TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx) {
+    const int64_t outer = idx / plan.blocks_n;
+    col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
+    batch_idx = outer / plan.num_chunks;
+    chunk = outer - batch_idx * plan.num_chunks;
+    k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
+    k_end = plan.splits_chunks ? min_of(problem.gemm.k, k_begin + problem.chunk_k) : problem.gemm.k;
+    num_tiles = int(max_of(1, ceil_div(k_end - k_begin, kBlockK)));
+  }
+};
+
+// The tiles of one operand on their way to shared memory, in chunks of 16 bytes that the copy warps share out.
+template <class T, bool IS_K_MAJOR, bool IS_STREAMED>
+struct TileCopier {
+  static constexpr int kElements = Chunk<T>::kElements;
+
+  Operand<T> operand;
+  int64_t mn = 0;
+  int block_mn, row_bytes, chunks_per_row, first_far, first_close, step_far, step_close;
+  int width = 0;  // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
+      : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
+    chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
+    first_far = thread_idx() / chunks_per_row;
+    first_close = thread_idx() % chunks_per_row;
+    step_far = kCopyThreads / chunks_per_row;
+    step_close = kCopyThreads % chunks_per_row;
+  }
+
+  // Goes on with another product of the batch, or another place along mn.
+  TILEDMM_DEVICE void move_to(const void* base, int64_t first_mn) {
+    operand.base = static_cast<const T*>(base);
+    mn = first_mn;
+    const auto bits = uint64_t(reinterpret_cast<uintptr_t>(base)) | uint64_t(stride_far()) * sizeof(T);
+    width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
+  }
+
+  TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
+  TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
+
+  // Calls copy(to, from, inside) for each chunk of the tile at k; `inside` of its elements are inside of the operand.
+  template <class Copy>
+  TILEDMM_DEVICE void for_each_chunk(char* tile, int64_t k, int64_t k_end, const Copy& copy) const {
+    const int left_k = int(min_of(k_end - k, kBlockK)), left_mn = int(min_of(operand.size_mn - mn, block_mn));
+    const int left_close = IS_K_MAJOR ? left_k : left_mn, left_far = IS_K_MAJOR ? left_mn : left_k;
+    const T* from = operand.base + mn * operand.stride_mn + k * operand.stride_k;
+    const int num_rows = IS_K_MAJOR ? block_mn : kBlockK;
+    int far = first_far, close = first_close;
+#if defined(__CUDACC__)
+#pragma unroll 4
+#endif
+    while (far < num_rows) {
+      const int inside = far < left_far ? int(max_of(0, min_of(left_close - close * kElements, kElements))) : 0;
+      copy(tile + far * row_bytes + close * 16, from + far * stride_far() + close * kElements * stride_close(), inside);
+      far += step_far;
+      close += step_close;
+      if (close >= chunks_per_row) {
+        close -= chunks_per_row;
+        ++far;
+      }
+    }
+  }
+
+  // Starts the copy of the tile at k.
+  TILEDMM_DEVICE void load_block_tile(char* tile, int64_t k, int64_t k_end) const {
+    if (width == 16) {
+      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<16>(to, from, inside); });
+    } else if (width == 8) {
+      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<8>(to, from, inside); });
+    } else if (width == 4) {
+      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<4>(to, from, inside); });
+    } else {
+      for_each_chunk(tile, k, k_end, [this](char* to, const T* from, int inside) {
+        Chunk<T> chunk;
+        TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+          chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
+        }
+        store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
+      });
+    }
+  }
+
+  template <int BYTES>
+  static TILEDMM_DEVICE void copy_pieces(char* to, const T* from, int inside) {
+    constexpr int kPiece = BYTES / int(sizeof(T));
+    TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+      const int valid_bytes = int(max_of(0, min_of(inside - e, kPiece))) * int(sizeof(T));
+      if constexpr (IS_STREAMED) {
+        copy_async_once<BYTES>(to + e * sizeof(T), from + e, valid_bytes);
+      } else {
+        copy_async<BYTES>(to + e * sizeof(T), from + e, valid_bytes);
+      }
+    }
+  }
+};
+
+// Waits until all but `pending` of the calling thread's groups of copies have arrived.
+template <int MOST = kSkinnyMaxStages - 2>
+TILEDMM_DEVICE void wait_copies_but(int pending) {
+  if constexpr (MOST > 0) {
+    if (pending < MOST) return wait_copies_but<MOST - 1>(pending);
+  }
+  wait_copies<MOST>();
+}
+
+// A place in the ring of stages.
+struct Ring {
+  int num_stages, stage = 0;
+  TILEDMM_DEVICE explicit Ring(int num_stages) : num_stages(num_stages) {}
+  TILEDMM_DEVICE void advance() { stage = stage + 1 == num_stages ? 0 : stage + 1; }
+};
+
+// A tile in shared memory: [mn][k] or [k][mn], 16-bit elements.
+template <class T, bool IS_K_MAJOR>
+struct SharedTile {
+  const char* base;
+  int row_bytes;
+
+  TILEDMM_DEVICE const char* at(int mn, int k) const {
+    return base + (IS_K_MAJOR ? mn * row_bytes + k * 2 : k * row_bytes + mn * 2);
+  }
+  // The elements (mn, k) and (mn, k + 1).
+  TILEDMM_DEVICE uint32_t load_word(int mn, int k) const {
+    if constexpr (IS_K_MAJOR) {
+      return load_shared(reinterpret_cast<const uint32_t*>(at(mn, k)));
+    } else {
+      const uint32_t low = load_shared(reinterpret_cast<const uint16_t*>(at(mn, k)));
+      return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(at(mn, k + 1)))) << 16;
+    }
+  }
+};
+
+// The sums of one warp: 16 columns of C for FRAGS times 8 rows.
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+struct WarpSums {
+  using M = Mma<T>;
+  static_assert(M::kM == kGroup && M::kN == 8 && M::kElementsK == 16, "mma.sync m16n8k16, or the host's");
+  using Stage = WarpStage<T, 8 * FRAGS, kGroup>;
+
+  float acc[FRAGS][M::kAccs];    // of this chunk
+  float total[FRAGS][M::kAccs];  // of the chunks before
+  int lane = thread_idx() % 32;
+
+  template <class Visit>
+  TILEDMM_DEVICE void for_each(const Visit& visit) {
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) { TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) visit(f, e); }
+  }
+  TILEDMM_DEVICE void clear() {
+    for_each([&](int f, int e) { acc[f][e] = 0; });
+  }
+  // The end of a chunk: `acc` starts anew, or, after the last one, becomes the total.
+  TILEDMM_DEVICE void add_to_total(bool is_first, bool is_last) {
+    for_each([&](int f, int e) {
+      total[f][e] = is_first ? acc[f][e] : total[f][e] + acc[f][e];
+      acc[f][e] = is_last ? total[f][e] : 0;
+    });
+  }
+
+  // A k tile; the columns from `col` on of tile_b.
+  TILEDMM_DEVICE void multiply(const SharedTile<T, IS_A_K_MAJOR>& tile_a, const SharedTile<T, IS_B_K_MAJOR>& tile_b,
+                               int col) {
+    uint32_t frag_a[2][FRAGS][M::kWordsB], frag_b[M::kWordsA];
+    TILEDMM_UNROLL for (int step = 0; step < kBlockK / M::kElementsK; ++step) {
+      const int k = step * M::kElementsK;
+      if constexpr (kHasLdmatrix) {
+        const int matrix = lane / 8, row = lane % 8;
+        {
+          const int mn = col + 8 * (matrix % 2), group_k = k + 8 * (matrix / 2);
+          ldmatrix<!IS_B_K_MAJOR>(IS_B_K_MAJOR ? tile_b.at(mn + row, group_k) : tile_b.at(mn, group_k + row), frag_b[0],
+                                  frag_b[1], frag_b[2], frag_b[3]);
+        }
+        if constexpr (FRAGS == 1) {  // two steps at a time
+          if (step % 2 == 0) {
+            const int group_k = k + 8 * matrix;
+            ldmatrix<!IS_A_K_MAJOR>(IS_A_K_MAJOR ? tile_a.at(row, group_k) : tile_a.at(0, group_k + row),
+                                    frag_a[0][0][0], frag_a[0][0][1], frag_a[1][0][0], frag_a[1][0][1]);
+          }
+        } else {
+          TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
+            const int mn = 8 * f + 8 * (matrix / 2), group_k = k + 8 * (matrix % 2);
+            auto& frag = frag_a[step % 2];
+            ldmatrix<!IS_A_K_MAJOR>(IS_A_K_MAJOR ? tile_a.at(mn + row, group_k) : tile_a.at(mn, group_k + row),
+                                    frag[f][0], frag[f][1], frag[f + 1][0], frag[f + 1][1]);
+          }
+        }
+      } else {
+        TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
+          frag_b[w] = tile_b.load_word(col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
+        }
+        TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+          TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
+            frag_a[step % 2][f][w] = tile_a.load_word(8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
+          }
+        }
+      }
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], frag_b, frag_a[step % 2][f]);
+    }
+  }
+
+  // To C, or to the partial sums.
+  TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t col, float* partials, Stage& stage) {
+    for_each([&](int f, int e) { store_shared(&stage.acc[8 * f + M::c_col(lane, e)][M::c_row(lane, e)], acc[f][e]); });
+    if (!partials) return stage.store(gemm, 0, 1, col);
+    warp_barrier();
+    for (int idx = lane; idx < 8 * FRAGS * kGroup; idx += 32) {
+      const int row = idx / kGroup, c = idx % kGroup;
+      if (row < gemm.m && col + c < gemm.n) {
+        store_global(partials + row * gemm.n + col + c, load_shared(&stage.acc[row][c]));
+      }
+    }
+    warp_barrier();
+  }
+};
+
+// The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
+  TileCopier<T, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
+  TileCopier<T, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  int64_t next_unit = block_idx();
+  int next_tile = 0;
+  Unit next(problem, plan, next_unit);
+  Ring ring(plan.num_stages);
+  const auto copy_next = [&] {
+    if (next_unit < plan.num_units) {
+      if (next_tile == 0) {
+        next = Unit(problem, plan, next_unit);
+        const GemmProblem gemm = item_of(problem, next.batch_idx);
+        copier_a.move_to(gemm.a, 0);
+        copier_b.move_to(gemm.b, next.col);
+      }
+      char* stage = smem + ring.stage * plan.stage_bytes;
+      const int64_t k = next.k_begin + int64_t(next_tile) * kBlockK;
+      copier_b.load_block_tile(stage + tile_a_bytes, k, next.k_end);
+      copier_a.load_block_tile(stage, k, next.k_end);
+      ring.advance();
+      if (++next_tile == next.num_tiles) {
+        next_tile = 0;
+        next_unit += num_blocks;
+      }
+    }
+    commit_copies();
+  };
+  for (int stage = 0; stage < plan.num_stages - 1; ++stage) copy_next();
+  for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
+    const int num_tiles = Unit(problem, plan, idx).num_tiles;
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      wait_copies_but(plan.num_stages - 2);
+      block_barrier();  // this tile is whole, and nobody reads the one before it any more
+      copy_next();
+    }
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
+  using Sums = WarpSums<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  const SkinnyPlan& plan = work.plan;
+  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
+  auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
+  const int row_bytes_a = skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  const int row_bytes_b = skinny_row_bytes(IS_B_K_MAJOR, plan.groups * kGroup);
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
+  const int chunk_tiles = int(problem.chunk_k / kBlockK);
+  Ring ring(plan.num_stages);
+  Sums sums;
+  for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
+    const Unit unit(problem, plan, idx);
+    sums.clear();
+    for (int tile = 0; tile < unit.num_tiles; ++tile) {
+      block_barrier();  // this tile is whole
+      const char* stage = smem + ring.stage * plan.stage_bytes;
+      sums.multiply({stage, row_bytes_a}, {stage + tile_a_bytes, row_bytes_b}, col);
+      ring.advance();
+      const bool is_last = tile + 1 == unit.num_tiles;
+      if (adds_chunks && ((tile + 1) % chunk_tiles == 0 || is_last)) sums.add_to_total(tile < chunk_tiles, is_last);
+    }
+    const GemmProblem gemm = item_of(problem, unit.batch_idx);
+    float* partials = work.partials;
+    if (partials) partials += (unit.chunk * problem.batch_size + unit.batch_idx) * gemm.m * gemm.n;
+    sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_KERNEL(kMaxThreads, 1)
+skinny(GpuProblem problem, Work work, int64_t num_blocks) {
+  char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
+  if (thread_idx() < kCopyThreads) {
+    copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
+  } else {
+    multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
+  }
+}
+
+// The chunks' sums, added in their order.
+template <class T>
+TILEDMM_KERNEL(kSumThreads, 1)
+add_chunks(GpuProblem problem, Work work) {
+  const int64_t size = problem.gemm.m * problem.gemm.n, stride = size * problem.batch_size;
+  const int64_t idx = block_idx() * kSumThreads + thread_idx();
+  if (idx >= stride) return;
+  const float* from = work.partials + idx;
+  float sum = load_global(from);
+  constexpr int kAtOnce = 16;
+  for (int64_t chunk = 1; chunk < work.plan.num_chunks; chunk += kAtOnce) {
+    float values[kAtOnce];
+    const int left = int(min_of(work.plan.num_chunks - chunk, kAtOnce));
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (i < left) values[i] = load_global(from + (chunk + i) * stride);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (i < left) sum += values[i];
+    }
+  }
+  const int64_t batch_idx = idx / size, row = (idx - batch_idx * size) / problem.gemm.n;
+  store_element<T>(item_of(problem, batch_idx), row, idx - batch_idx * size - row * problem.gemm.n, sum);
+}
+
+// C^T = B^T A^T.
+void transpose(GpuProblem& problem) {
+  GemmProblem& to = problem.gemm;
+  const GemmProblem from = to;
+  to.m = from.n, to.n = from.m;
+  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
+  to.b = from.a, to.stride_bn = from.stride_am, to.stride_bk = from.stride_ak;
+  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
+  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  for (BatchDim& dim : problem.batch_dims) {
+    const BatchDim d = dim;
+    dim.stride_a = d.stride_b;
+    dim.stride_b = d.stride_a;
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
+  const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
+  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
+                       size_t(work.plan.shared_bytes), executor, problem, work, blocks);
+}
+
+template <class T>
+Status launch_layouts(const GpuProblem& problem, const Work& work, const Executor& executor) {
+  return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+    constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
+    switch (skinny_block_m(problem.gemm.m)) {
+      case 8:
+        return launch_work<T, 1, kA, kB>(problem, work, executor);
+      case 16:
+        return launch_work<T, 2, kA, kB>(problem, work, executor);
+      case 32:
+        return launch_work<T, 4, kA, kB>(problem, work, executor);
+      default:
+        return launch_work<T, 8, kA, kB>(problem, work, executor);
+    }
+  });
+}
+
+template <class T>
+Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
+  const int64_t outputs = problem.batch_size * problem.gemm.m * problem.gemm.n;
+  if (work.plan.splits_chunks) {
+    const size_t bytes = size_t(work.plan.num_chunks * outputs) * sizeof(float);
+    work.partials = static_cast<float*>(executor.allocate(executor.self, bytes));
+    if (!work.partials) return Status::out_of_memory;
+  }
+  Status status = launch_layouts<T>(problem, work, executor);
+  if (work.plan.splits_chunks) {
+    if (status == Status::ok) {
+      status = launch_kernel(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
+    }
+    executor.release(executor.self, work.partials);
+  }
+  return status;
+}
+
+}  // namespace
+
+Status launch_skinny(const GpuProblem& given, const Executor& executor) {
+  GpuProblem problem = given;
+  GemmProblem& gemm = problem.gemm;
+  if (gemm.m > kSkinnyMaxM || (gemm.n <= kSkinnyMaxM && gemm.n < gemm.m)) transpose(problem);
+  Work work{};
+  work.plan = choose_skinny(is_k_major(gemm.stride_am, gemm.stride_ak), is_k_major(gemm.stride_bn, gemm.stride_bk),
+                            gemm.m, gemm.n, gemm.k, problem.chunk_k, problem.batch_size, executor.num_cus,
+                            max_shared_bytes(executor.device_idx));
+  return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
+}
 
 }  // namespace tiledmm::gpu
