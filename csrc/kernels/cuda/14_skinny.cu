@@ -57,6 +57,7 @@ struct TileCopier {
 
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
       : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
+    static_assert(kCopyThreads % (kBlockK / kElements) == 0, "along k a thread stays in its column");
     chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
     first_far = thread_idx() / chunks_per_row;
     first_close = thread_idx() % chunks_per_row;
@@ -75,58 +76,72 @@ struct TileCopier {
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
 
-  // Calls copy(to, from, inside) for each chunk of the tile at k; `inside` of its elements are inside of the operand.
-  template <class Copy>
-  TILEDMM_DEVICE void for_each_chunk(char* tile, int64_t k, int64_t k_end, const Copy& copy) const {
+  // One chunk, of which `inside` elements are inside of the operand.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) const {
+    if constexpr (WIDTH == 2) {
+      Chunk<T> chunk;
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+        chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
+      }
+      store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
+    } else {
+      constexpr int kPiece = WIDTH / int(sizeof(T));
+      TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+        const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
+        const int valid_bytes = valid * int(sizeof(T));
+        if constexpr (IS_STREAMED) {
+          copy_async_once<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
+        } else {
+          copy_async<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
+        }
+      }
+    }
+  }
+
+  // This thread's chunks of the tile at k, all of which may be known to be inside of the operand.
+  template <int WIDTH, bool IS_INSIDE = false>
+  TILEDMM_DEVICE void copy_chunks(char* tile, int64_t k, int64_t k_end) const {
     const int left_k = int(min_of(k_end - k, kBlockK)), left_mn = int(min_of(operand.size_mn - mn, block_mn));
     const int left_close = IS_K_MAJOR ? left_k : left_mn, left_far = IS_K_MAJOR ? left_mn : left_k;
-    const T* from = operand.base + mn * operand.stride_mn + k * operand.stride_k;
     const int num_rows = IS_K_MAJOR ? block_mn : kBlockK;
+    const T* from = operand.base + (mn * operand.stride_mn + k * operand.stride_k) +
+                    (first_far * stride_far() + first_close * kElements * stride_close());
+    const int64_t step = step_far * stride_far() + step_close * kElements * stride_close();
+    const int64_t next_row = stride_far() - chunks_per_row * kElements * stride_close();
+    char* to = tile + first_far * row_bytes + first_close * 16;
     int far = first_far, close = first_close;
-#if defined(__CUDACC__)
-#pragma unroll 4
-#endif
     while (far < num_rows) {
-      const int inside = far < left_far ? int(max_of(0, min_of(left_close - close * kElements, kElements))) : 0;
-      copy(tile + far * row_bytes + close * 16, from + far * stride_far() + close * kElements * stride_close(), inside);
+      const int left = left_close - close * kElements;
+      const int inside = far >= left_far || left < 0 ? 0 : left < kElements ? left : kElements;
+      copy_chunk<WIDTH>(to, from, IS_INSIDE ? kElements : inside);
       far += step_far;
-      close += step_close;
-      if (close >= chunks_per_row) {
-        close -= chunks_per_row;
-        ++far;
+      to += step_far * row_bytes + step_close * 16;
+      from += step;
+      if constexpr (!IS_K_MAJOR) {  // else a thread stays in its column
+        close += step_close;
+        if (close >= chunks_per_row) {
+          close -= chunks_per_row;
+          ++far;
+          to += row_bytes - chunks_per_row * 16;
+          from += next_row;
+        }
       }
     }
   }
 
   // Starts the copy of the tile at k.
   TILEDMM_DEVICE void load_block_tile(char* tile, int64_t k, int64_t k_end) const {
-    if (width == 16) {
-      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<16>(to, from, inside); });
+    if (width == 16 && k_end - k >= kBlockK && operand.size_mn - mn >= block_mn) {
+      copy_chunks<16, true>(tile, k, k_end);
+    } else if (width == 16) {
+      copy_chunks<16>(tile, k, k_end);
     } else if (width == 8) {
-      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<8>(to, from, inside); });
+      copy_chunks<8>(tile, k, k_end);
     } else if (width == 4) {
-      for_each_chunk(tile, k, k_end, [](char* to, const T* from, int inside) { copy_pieces<4>(to, from, inside); });
+      copy_chunks<4>(tile, k, k_end);
     } else {
-      for_each_chunk(tile, k, k_end, [this](char* to, const T* from, int inside) {
-        Chunk<T> chunk;
-        TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-          chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
-        }
-        store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
-      });
-    }
-  }
-
-  template <int BYTES>
-  static TILEDMM_DEVICE void copy_pieces(char* to, const T* from, int inside) {
-    constexpr int kPiece = BYTES / int(sizeof(T));
-    TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-      const int valid_bytes = int(max_of(0, min_of(inside - e, kPiece))) * int(sizeof(T));
-      if constexpr (IS_STREAMED) {
-        copy_async_once<BYTES>(to + e * sizeof(T), from + e, valid_bytes);
-      } else {
-        copy_async<BYTES>(to + e * sizeof(T), from + e, valid_bytes);
-      }
+      copy_chunks<2>(tile, k, k_end);
     }
   }
 };
@@ -255,38 +270,36 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
   TileCopier<T, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
   TileCopier<T, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
-  int64_t next_unit = block_idx();
-  int next_tile = 0;
-  Unit next(problem, plan, next_unit);
+  int64_t unit_idx = block_idx(), num_issued = 0;
+  int tile = 0;
+  Unit unit(problem, plan, unit_idx);
   Ring ring(plan.num_stages);
-  const auto copy_next = [&] {
-    if (next_unit < plan.num_units) {
-      if (next_tile == 0) {
-        next = Unit(problem, plan, next_unit);
-        const GemmProblem gemm = item_of(problem, next.batch_idx);
+  for (int64_t step = 0;; ++step) {
+    const int64_t arriving = step - (plan.num_stages - 1);
+    if (arriving >= 0) {
+      if (arriving == num_issued) break;
+      wait_copies_but(plan.num_stages - 2);
+      block_barrier();  // the tile `arriving` is whole, and nobody reads the one before it any more
+    }
+    if (unit_idx < plan.num_units) {
+      if (tile == 0) {
+        unit = Unit(problem, plan, unit_idx);
+        const GemmProblem gemm = item_of(problem, unit.batch_idx);
         copier_a.move_to(gemm.a, 0);
-        copier_b.move_to(gemm.b, next.col);
+        copier_b.move_to(gemm.b, unit.col);
       }
       char* stage = smem + ring.stage * plan.stage_bytes;
-      const int64_t k = next.k_begin + int64_t(next_tile) * kBlockK;
-      copier_b.load_block_tile(stage + tile_a_bytes, k, next.k_end);
-      copier_a.load_block_tile(stage, k, next.k_end);
+      const int64_t k = unit.k_begin + int64_t(tile) * kBlockK;
+      copier_b.load_block_tile(stage + tile_a_bytes, k, unit.k_end);
+      copier_a.load_block_tile(stage, k, unit.k_end);
       ring.advance();
-      if (++next_tile == next.num_tiles) {
-        next_tile = 0;
-        next_unit += num_blocks;
+      ++num_issued;
+      if (++tile == unit.num_tiles) {
+        tile = 0;
+        unit_idx += num_blocks;
       }
     }
     commit_copies();
-  };
-  for (int stage = 0; stage < plan.num_stages - 1; ++stage) copy_next();
-  for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
-    const int num_tiles = Unit(problem, plan, idx).num_tiles;
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      wait_copies_but(plan.num_stages - 2);
-      block_barrier();  // this tile is whole, and nobody reads the one before it any more
-      copy_next();
-    }
   }
 }
 
