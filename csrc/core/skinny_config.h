@@ -12,7 +12,8 @@ inline constexpr int kSkinnyMaxM = 64;
 inline constexpr int kSkinnyBlockK = 128;
 inline constexpr int kSkinnyGroup = 16;     // columns of C of one warp: what a matrix instruction takes
 inline constexpr int kSkinnyMaxGroups = 8;  // warps that multiply in one block
-inline constexpr int kSkinnyMaxStages = 16;
+inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8, 12, 16};  // each is a case in the kernel
+inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
@@ -66,7 +67,9 @@ inline SkinnyPlan choose_skinny(bool is_a_k_major, bool is_b_k_major, int64_t m,
       plan.stage_bytes =
           skinny_tile_bytes(is_a_k_major, block_m) + skinny_tile_bytes(is_b_k_major, groups * kSkinnyGroup);
       const int fixed = groups * block_m * (kSkinnyGroup + 4) * 4;  // C on its way out
-      plan.num_stages = int(min_of((max_shared_bytes - fixed) / plan.stage_bytes, kSkinnyMaxStages));
+      for (const int stages : kSkinnyStages) {
+        if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
+      }
       if (plan.num_stages < 3 && groups > 1) break;
       plan.shared_bytes = plan.num_stages * plan.stage_bytes + fixed;
       plan.blocks_n = ceil_div(groups_n, groups);

@@ -19,8 +19,9 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kBlockK = kSkinnyBlockK, kGroup = kSkinnyGroup;
-constexpr int kCopyThreads = 128;
-constexpr int kMaxThreads = kCopyThreads + 32 * kSkinnyMaxGroups;
+// Threads that copy: with many rows they have more to do.
+template <int FRAGS>
+inline constexpr int kCopyThreads = FRAGS == 8 ? 256 : 128;
 constexpr int kSumThreads = 64;
 static_assert(kChunkK % kBlockK == 0, "a chunk of the order of summation ends with a k tile");
 
@@ -35,9 +36,10 @@ struct Unit {
   int num_tiles;
 
   TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx) {
-    const int64_t outer = idx / plan.blocks_n;
+    // Divisions take time: one product in one chunk needs none.
+    const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
     col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
-    batch_idx = outer / plan.num_chunks;
+    batch_idx = plan.num_chunks == 1 ? outer : outer / plan.num_chunks;
     chunk = outer - batch_idx * plan.num_chunks;
     k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
     k_end = plan.splits_chunks ? min_of(problem.gemm.k, k_begin + problem.chunk_k) : problem.gemm.k;
@@ -45,36 +47,41 @@ struct Unit {
   }
 };
 
-// The tiles of one operand on their way to shared memory, in chunks of 16 bytes that the copy warps share out.
-template <class T, bool IS_K_MAJOR, bool IS_STREAMED>
+// The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
+// and every step_far-th row of it.
+template <class T, bool IS_K_MAJOR, bool IS_STREAMED, int COPY_THREADS>
 struct TileCopier {
   static constexpr int kElements = Chunk<T>::kElements;
 
   Operand<T> operand;
-  int64_t mn = 0;
-  int block_mn, row_bytes, chunks_per_row, first_far, first_close, step_far, step_close;
-  int width = 0;  // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+  int block_mn, row_bytes, close, first_far, step_far;
+  int left_mn = 0;          // from the tiles' first on
+  const T* from = nullptr;  // this thread's first chunk of the next tile
+  int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
 
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
       : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
-    static_assert(kCopyThreads % (kBlockK / kElements) == 0, "along k a thread stays in its column");
-    chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
+    const int chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
+    step_far = COPY_THREADS / chunks_per_row;
+    close = thread_idx() % chunks_per_row * kElements;
     first_far = thread_idx() / chunks_per_row;
-    first_close = thread_idx() % chunks_per_row;
-    step_far = kCopyThreads / chunks_per_row;
-    step_close = kCopyThreads % chunks_per_row;
+    if (first_far >= step_far) first_far = num_rows();  // the rest of the division
   }
 
-  // Goes on with another product of the batch, or another place along mn.
-  TILEDMM_DEVICE void move_to(const void* base, int64_t first_mn) {
-    operand.base = static_cast<const T*>(base);
-    mn = first_mn;
-    const auto bits = uint64_t(reinterpret_cast<uintptr_t>(base)) | uint64_t(stride_far()) * sizeof(T);
-    width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
-  }
-
+  TILEDMM_DEVICE int num_rows() const { return IS_K_MAJOR ? block_mn : kBlockK; }
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
+
+  // The next tiles are those from (mn, k) on, of another product perhaps.
+  TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
+    left_mn = int(min_of(operand.size_mn - mn, block_mn));
+    from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
+           close * stride_close();
+    const bool has_one_row = (IS_K_MAJOR ? operand.size_mn : operand.size_k) == 1;
+    const auto bits =
+        uint64_t(reinterpret_cast<uintptr_t>(base)) | (has_one_row ? 0 : uint64_t(stride_far()) * sizeof(T));
+    width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
+  }
 
   // One chunk, of which `inside` elements are inside of the operand.
   template <int WIDTH>
@@ -99,60 +106,47 @@ struct TileCopier {
     }
   }
 
-  // This thread's chunks of the tile at k, all of which may be known to be inside of the operand.
+  // This thread's chunks of a tile with left_k elements along k; all may be known to be inside of the operand.
   template <int WIDTH, bool IS_INSIDE = false>
-  TILEDMM_DEVICE void copy_chunks(char* tile, int64_t k, int64_t k_end) const {
-    const int left_k = int(min_of(k_end - k, kBlockK)), left_mn = int(min_of(operand.size_mn - mn, block_mn));
-    const int left_close = IS_K_MAJOR ? left_k : left_mn, left_far = IS_K_MAJOR ? left_mn : left_k;
-    const int num_rows = IS_K_MAJOR ? block_mn : kBlockK;
-    const T* from = operand.base + (mn * operand.stride_mn + k * operand.stride_k) +
-                    (first_far * stride_far() + first_close * kElements * stride_close());
-    const int64_t step = step_far * stride_far() + step_close * kElements * stride_close();
-    const int64_t next_row = stride_far() - chunks_per_row * kElements * stride_close();
-    char* to = tile + first_far * row_bytes + first_close * 16;
-    int far = first_far, close = first_close;
-    while (far < num_rows) {
-      const int left = left_close - close * kElements;
-      const int inside = far >= left_far || left < 0 ? 0 : left < kElements ? left : kElements;
-      copy_chunk<WIDTH>(to, from, IS_INSIDE ? kElements : inside);
-      far += step_far;
-      to += step_far * row_bytes + step_close * 16;
-      from += step;
-      if constexpr (!IS_K_MAJOR) {  // else a thread stays in its column
-        close += step_close;
-        if (close >= chunks_per_row) {
-          close -= chunks_per_row;
-          ++far;
-          to += row_bytes - chunks_per_row * 16;
-          from += next_row;
-        }
-      }
+  TILEDMM_DEVICE void copy_chunks(char* tile, int left_k) const {
+    const int left = (IS_K_MAJOR ? left_k : left_mn) - close, rows_inside = IS_K_MAJOR ? left_mn : left_k;
+    const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
+    const int64_t step = step_far * stride_far();
+    const int step_to = step_far * row_bytes;
+    char* to = tile + first_far * row_bytes + close * int(sizeof(T));
+    const T* chunk = from;
+    for (int far = first_far; far < num_rows(); far += step_far) {
+      copy_chunk<WIDTH>(to, chunk, IS_INSIDE ? kElements : far < rows_inside ? inside : 0);
+      to += step_to;
+      chunk += step;
     }
   }
 
-  // Starts the copy of the tile at k.
-  TILEDMM_DEVICE void load_block_tile(char* tile, int64_t k, int64_t k_end) const {
-    if (width == 16 && k_end - k >= kBlockK && operand.size_mn - mn >= block_mn) {
-      copy_chunks<16, true>(tile, k, k_end);
+  // Starts the copy of the next tile, left_k elements before the end of k.
+  TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
+    if (width == 16 && left_k >= kBlockK && left_mn == block_mn) {
+      copy_chunks<16, true>(tile, kBlockK);
     } else if (width == 16) {
-      copy_chunks<16>(tile, k, k_end);
+      copy_chunks<16>(tile, left_k);
     } else if (width == 8) {
-      copy_chunks<8>(tile, k, k_end);
+      copy_chunks<8>(tile, left_k);
     } else if (width == 4) {
-      copy_chunks<4>(tile, k, k_end);
+      copy_chunks<4>(tile, left_k);
     } else {
-      copy_chunks<2>(tile, k, k_end);
+      copy_chunks<2>(tile, left_k);
     }
+    from += kBlockK * operand.stride_k;
   }
 };
 
-// Waits until all but `pending` of the calling thread's groups of copies have arrived.
-template <int MOST = kSkinnyMaxStages - 2>
-TILEDMM_DEVICE void wait_copies_but(int pending) {
-  if constexpr (MOST > 0) {
-    if (pending < MOST) return wait_copies_but<MOST - 1>(pending);
+// Waits until all but num_stages - 2 of the calling thread's groups of copies have arrived.
+template <int IDX = kNumSkinnyStages - 1>
+TILEDMM_DEVICE void wait_for_stage(int num_stages) {
+  constexpr int kStages = kSkinnyStages[IDX];
+  if constexpr (IDX > 0) {
+    if (num_stages != kStages) return wait_for_stage<IDX - 1>(num_stages);
   }
-  wait_copies<MOST>();
+  wait_copies<kStages - 2>();
 }
 
 // A place in the ring of stages.
@@ -162,23 +156,31 @@ struct Ring {
   TILEDMM_DEVICE void advance() { stage = stage + 1 == num_stages ? 0 : stage + 1; }
 };
 
-// A tile in shared memory: [mn][k] or [k][mn], 16-bit elements.
-template <class T, bool IS_K_MAJOR>
-struct SharedTile {
-  const char* base;
+// Where elements of a tile lie in shared memory, [mn][k] or [k][mn], in bytes.
+template <bool IS_K_MAJOR>
+struct TileLayout {
   int row_bytes;
 
-  TILEDMM_DEVICE const char* at(int mn, int k) const {
-    return base + (IS_K_MAJOR ? mn * row_bytes + k * 2 : k * row_bytes + mn * 2);
+  TILEDMM_DEVICE int offset(int mn, int k) const {
+    return IS_K_MAJOR ? mn * row_bytes + k * 2 : k * row_bytes + mn * 2;
   }
   // The elements (mn, k) and (mn, k + 1).
-  TILEDMM_DEVICE uint32_t load_word(int mn, int k) const {
+  TILEDMM_DEVICE uint32_t load_word(const char* tile, int mn, int k) const {
+    const char* from = tile + offset(mn, k);
     if constexpr (IS_K_MAJOR) {
-      return load_shared(reinterpret_cast<const uint32_t*>(at(mn, k)));
+      return load_shared(reinterpret_cast<const uint32_t*>(from));
     } else {
-      const uint32_t low = load_shared(reinterpret_cast<const uint16_t*>(at(mn, k)));
-      return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(at(mn, k + 1)))) << 16;
+      const uint32_t low = load_shared(reinterpret_cast<const uint16_t*>(from));
+      return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(from + row_bytes))) << 16;
     }
+  }
+  // What this lane gives to ldmatrix: matrices along mn first, or along k first, or all of them along k.
+  enum class Order { mn_first, k_first, k_only };
+  TILEDMM_DEVICE int lane_offset(Order order) const {
+    const int matrix = thread_idx() % 32 / 8, row = thread_idx() % 8;
+    const int mn = order == Order::k_only ? 0 : order == Order::mn_first ? matrix % 2 : matrix / 2;
+    const int k = order == Order::k_only ? matrix : order == Order::mn_first ? matrix / 2 : matrix % 2;
+    return IS_K_MAJOR ? offset(8 * mn + row, 8 * k) : offset(8 * mn, 8 * k + row);
   }
 };
 
@@ -191,7 +193,16 @@ struct WarpSums {
 
   float acc[FRAGS][M::kAccs];    // of this chunk
   float total[FRAGS][M::kAccs];  // of the chunks before
-  int lane = thread_idx() % 32;
+  TileLayout<IS_A_K_MAJOR> tile_a;
+  TileLayout<IS_B_K_MAJOR> tile_b;
+  int col;  // within the block tile
+  int lane = thread_idx() % 32, lane_a, lane_b;
+
+  TILEDMM_DEVICE WarpSums(int block_n, int col)
+      : tile_a{skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS)}, tile_b{skinny_row_bytes(IS_B_K_MAJOR, block_n)}, col(col) {
+    lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
+    lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
+  }
 
   template <class Visit>
   TILEDMM_DEVICE void for_each(const Visit& visit) {
@@ -208,44 +219,50 @@ struct WarpSums {
     });
   }
 
-  // A k tile; the columns from `col` on of tile_b.
-  TILEDMM_DEVICE void multiply(const SharedTile<T, IS_A_K_MAJOR>& tile_a, const SharedTile<T, IS_B_K_MAJOR>& tile_b,
-                               int col) {
-    uint32_t frag_a[2][FRAGS][M::kWordsB], frag_b[M::kWordsA];
-    TILEDMM_UNROLL for (int step = 0; step < kBlockK / M::kElementsK; ++step) {
-      const int k = step * M::kElementsK;
-      if constexpr (kHasLdmatrix) {
-        const int matrix = lane / 8, row = lane % 8;
-        {
-          const int mn = col + 8 * (matrix % 2), group_k = k + 8 * (matrix / 2);
-          ldmatrix<!IS_B_K_MAJOR>(IS_B_K_MAJOR ? tile_b.at(mn + row, group_k) : tile_b.at(mn, group_k + row), frag_b[0],
-                                  frag_b[1], frag_b[2], frag_b[3]);
-        }
-        if constexpr (FRAGS == 1) {  // two steps at a time
-          if (step % 2 == 0) {
-            const int group_k = k + 8 * matrix;
-            ldmatrix<!IS_A_K_MAJOR>(IS_A_K_MAJOR ? tile_a.at(row, group_k) : tile_a.at(0, group_k + row),
-                                    frag_a[0][0][0], frag_a[0][0][1], frag_a[1][0][0], frag_a[1][0][1]);
-          }
-        } else {
-          TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
-            const int mn = 8 * f + 8 * (matrix / 2), group_k = k + 8 * (matrix % 2);
-            auto& frag = frag_a[step % 2];
-            ldmatrix<!IS_A_K_MAJOR>(IS_A_K_MAJOR ? tile_a.at(mn + row, group_k) : tile_a.at(mn, group_k + row),
-                                    frag[f][0], frag[f][1], frag[f + 1][0], frag[f + 1][1]);
-          }
-        }
-      } else {
-        TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
-          frag_b[w] = tile_b.load_word(col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
-        }
-        TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-          TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
-            frag_a[step % 2][f][w] = tile_a.load_word(8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
-          }
+  using Frag = uint32_t[M::kWordsB];
+
+  // The words of one step of the instruction.
+  TILEDMM_DEVICE void load_fragment_b(const char* smem_b, int k, uint32_t (&frag)[M::kWordsA]) const {
+    if constexpr (kHasLdmatrix) {
+      ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), frag[0], frag[1], frag[2], frag[3]);
+    } else {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
+        frag[w] = tile_b.load_word(smem_b, col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
+      }
+    }
+  }
+  // Those of two steps.
+  TILEDMM_DEVICE void load_fragments_a(const char* smem_a, int k, Frag (&even)[FRAGS], Frag (&odd)[FRAGS]) const {
+    if constexpr (!kHasLdmatrix) {
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+        TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
+          even[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
+          odd[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 16 + 2 * M::b_word(lane, w));
         }
       }
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], frag_b, frag_a[step % 2][f]);
+    } else if constexpr (FRAGS == 1) {
+      ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), even[0][0], even[0][1], odd[0][0], odd[0][1]);
+    } else {
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
+        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), even[f][0], even[f][1], even[f + 1][0],
+                                even[f + 1][1]);
+        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k + 16), odd[f][0], odd[f][1], odd[f + 1][0],
+                                odd[f + 1][1]);
+      }
+    }
+  }
+
+  // A k tile.
+  TILEDMM_DEVICE void multiply(const char* smem_a, const char* smem_b) {
+    static_assert(M::kElementsK == 16);
+    TILEDMM_UNROLL for (int k = 0; k < kBlockK; k += 32) {
+      Frag even[FRAGS], odd[FRAGS];
+      uint32_t even_b[M::kWordsA], odd_b[M::kWordsA];
+      load_fragment_b(smem_b, k, even_b);
+      load_fragments_a(smem_a, k, even, odd);
+      load_fragment_b(smem_b, k + 16, odd_b);
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], even_b, even[f]);
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], odd_b, odd[f]);
     }
   }
 
@@ -267,10 +284,10 @@ struct WarpSums {
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
-  TileCopier<T, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
-  TileCopier<T, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
+  TileCopier<T, IS_A_K_MAJOR, false, kCopyThreads<FRAGS>> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
+  TileCopier<T, IS_B_K_MAJOR, true, kCopyThreads<FRAGS>> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
-  int64_t unit_idx = block_idx(), num_issued = 0;
+  int64_t unit_idx = block_idx(), num_issued = 0, left_k = 0;
   int tile = 0;
   Unit unit(problem, plan, unit_idx);
   Ring ring(plan.num_stages);
@@ -278,20 +295,22 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
     const int64_t arriving = step - (plan.num_stages - 1);
     if (arriving >= 0) {
       if (arriving == num_issued) break;
-      wait_copies_but(plan.num_stages - 2);
+      wait_for_stage(plan.num_stages);
       block_barrier();  // the tile `arriving` is whole, and nobody reads the one before it any more
     }
     if (unit_idx < plan.num_units) {
       if (tile == 0) {
         unit = Unit(problem, plan, unit_idx);
         const GemmProblem gemm = item_of(problem, unit.batch_idx);
-        copier_a.move_to(gemm.a, 0);
-        copier_b.move_to(gemm.b, unit.col);
+        copier_a.move_to(gemm.a, 0, unit.k_begin);
+        copier_b.move_to(gemm.b, unit.col, unit.k_begin);
+        left_k = unit.k_end - unit.k_begin;
       }
       char* stage = smem + ring.stage * plan.stage_bytes;
-      const int64_t k = unit.k_begin + int64_t(tile) * kBlockK;
-      copier_b.load_block_tile(stage + tile_a_bytes, k, unit.k_end);
-      copier_a.load_block_tile(stage, k, unit.k_end);
+      const int left = int(min_of(left_k, kBlockK));
+      copier_b.load_block_tile(stage + tile_a_bytes, left);
+      copier_a.load_block_tile(stage, left);
+      left_k -= kBlockK;
       ring.advance();
       ++num_issued;
       if (++tile == unit.num_tiles) {
@@ -307,22 +326,20 @@ template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   using Sums = WarpSums<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
-  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
+  const int warp = (thread_idx() - kCopyThreads<FRAGS>) / 32, col = warp * kGroup;
   auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
-  const int row_bytes_a = skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS);
-  const int row_bytes_b = skinny_row_bytes(IS_B_K_MAJOR, plan.groups * kGroup);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(problem.chunk_k / kBlockK);
   Ring ring(plan.num_stages);
-  Sums sums;
+  Sums sums(plan.groups * kGroup, col);
   for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
     const Unit unit(problem, plan, idx);
     sums.clear();
     for (int tile = 0; tile < unit.num_tiles; ++tile) {
       block_barrier();  // this tile is whole
       const char* stage = smem + ring.stage * plan.stage_bytes;
-      sums.multiply({stage, row_bytes_a}, {stage + tile_a_bytes, row_bytes_b}, col);
+      sums.multiply(stage, stage + tile_a_bytes);
       ring.advance();
       const bool is_last = tile + 1 == unit.num_tiles;
       if (adds_chunks && ((tile + 1) % chunk_tiles == 0 || is_last)) sums.add_to_total(tile < chunk_tiles, is_last);
@@ -335,10 +352,10 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
 }
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_KERNEL(kMaxThreads, 1)
+TILEDMM_KERNEL(kCopyThreads<FRAGS> + 32 * kSkinnyMaxGroups, 1)
 skinny(GpuProblem problem, Work work, int64_t num_blocks) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
-  if (thread_idx() < kCopyThreads) {
+  if (thread_idx() < kCopyThreads<FRAGS>) {
     copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
   } else {
     multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
@@ -388,8 +405,9 @@ void transpose(GpuProblem& problem) {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
-                       size_t(work.plan.shared_bytes), executor, problem, work, blocks);
+  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1,
+                       kCopyThreads<FRAGS> + 32 * work.plan.groups, size_t(work.plan.shared_bytes), executor, problem,
+                       work, blocks);
 }
 
 template <class T>
