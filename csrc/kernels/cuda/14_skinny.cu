@@ -48,16 +48,18 @@ struct Unit {
 };
 
 // The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
-// and every step_far-th row of it.
+// and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there, and are
+// not stored; only along k must there be zeros beyond the edge.
 template <class T, bool IS_K_MAJOR, bool IS_STREAMED, int COPY_THREADS>
 struct TileCopier {
   static constexpr int kElements = Chunk<T>::kElements;
 
   Operand<T> operand;
   int block_mn, row_bytes, close, first_far, step_far;
-  int left_mn = 0;          // from the tiles' first on
-  const T* from = nullptr;  // this thread's first chunk of the next tile
   int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+  int left_mn = 0;          // from the tiles' first on
+  int num_chunks = 0;       // of this thread in each tile
+  const T* from = nullptr;  // its first one in the next tile
 
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
       : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
@@ -65,21 +67,22 @@ struct TileCopier {
     step_far = COPY_THREADS / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
     first_far = thread_idx() / chunks_per_row;
-    if (first_far >= step_far) first_far = num_rows();  // the rest of the division
   }
 
-  TILEDMM_DEVICE int num_rows() const { return IS_K_MAJOR ? block_mn : kBlockK; }
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
 
   // The next tiles are those from (mn, k) on, of another product perhaps.
   TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
     left_mn = int(min_of(operand.size_mn - mn, block_mn));
+    const int num_rows = IS_K_MAJOR ? left_mn : kBlockK;
+    const bool has_chunks = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
+    num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
     from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
            close * stride_close();
     const bool has_one_row = (IS_K_MAJOR ? operand.size_mn : operand.size_k) == 1;
-    const auto bits =
-        uint64_t(reinterpret_cast<uintptr_t>(base)) | (has_one_row ? 0 : uint64_t(stride_far()) * sizeof(T));
+    const auto bits = uint64_t(reinterpret_cast<uintptr_t>(base)) |
+                      (has_one_row ? 0 : uint64_t(stride_far()) * sizeof(T)) | uint64_t(mn) * sizeof(T);
     width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
   }
 
@@ -109,14 +112,15 @@ struct TileCopier {
   // This thread's chunks of a tile with left_k elements along k; all may be known to be inside of the operand.
   template <int WIDTH, bool IS_INSIDE = false>
   TILEDMM_DEVICE void copy_chunks(char* tile, int left_k) const {
-    const int left = (IS_K_MAJOR ? left_k : left_mn) - close, rows_inside = IS_K_MAJOR ? left_mn : left_k;
+    const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
     const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
     const int64_t step = step_far * stride_far();
     const int step_to = step_far * row_bytes;
     char* to = tile + first_far * row_bytes + close * int(sizeof(T));
     const T* chunk = from;
-    for (int far = first_far; far < num_rows(); far += step_far) {
-      copy_chunk<WIDTH>(to, chunk, IS_INSIDE ? kElements : far < rows_inside ? inside : 0);
+    TILEDMM_NO_UNROLL for (int i = 0; i < num_chunks; ++i) {
+      const bool is_row_inside = IS_K_MAJOR || first_far + i * step_far < left_k;
+      copy_chunk<WIDTH>(to, chunk, IS_INSIDE ? kElements : is_row_inside ? inside : 0);
       to += step_to;
       chunk += step;
     }
@@ -124,7 +128,7 @@ struct TileCopier {
 
   // Starts the copy of the next tile, left_k elements before the end of k.
   TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
-    if (width == 16 && left_k >= kBlockK && left_mn == block_mn) {
+    if (width == 16 && left_k >= kBlockK && (IS_K_MAJOR || left_mn == block_mn)) {
       copy_chunks<16, true>(tile, kBlockK);
     } else if (width == 16) {
       copy_chunks<16>(tile, left_k);
@@ -287,7 +291,8 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
   TileCopier<T, IS_A_K_MAJOR, false, kCopyThreads<FRAGS>> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
   TileCopier<T, IS_B_K_MAJOR, true, kCopyThreads<FRAGS>> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
-  int64_t unit_idx = block_idx(), num_issued = 0, left_k = 0;
+  char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
+  int64_t unit_idx = block_idx(), left_k = 0, num_issued = 0;
   int tile = 0;
   Unit unit(problem, plan, unit_idx);
   Ring ring(plan.num_stages);
@@ -306,7 +311,7 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
         copier_b.move_to(gemm.b, unit.col, unit.k_begin);
         left_k = unit.k_end - unit.k_begin;
       }
-      char* stage = smem + ring.stage * plan.stage_bytes;
+      char* stage = stages + ring.stage * plan.stage_bytes;
       const int left = int(min_of(left_k, kBlockK));
       copier_b.load_block_tile(stage + tile_a_bytes, left);
       copier_a.load_block_tile(stage, left);
@@ -333,12 +338,13 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
   const int chunk_tiles = int(problem.chunk_k / kBlockK);
   Ring ring(plan.num_stages);
   Sums sums(plan.groups * kGroup, col);
+  const char* const stages = opaque(smem);  // as in copy_tiles
   for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
     const Unit unit(problem, plan, idx);
     sums.clear();
     for (int tile = 0; tile < unit.num_tiles; ++tile) {
       block_barrier();  // this tile is whole
-      const char* stage = smem + ring.stage * plan.stage_bytes;
+      const char* stage = stages + ring.stage * plan.stage_bytes;
       sums.multiply(stage, stage + tile_a_bytes);
       ring.advance();
       const bool is_last = tile + 1 == unit.num_tiles;
