@@ -120,7 +120,7 @@ const char* refuse_mma_async(const GemmProblem& problem, const GpuChip& chip) { 
 
 const char* refuse_skinny(const GemmProblem& problem) {
   if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
-  if (problem.m > 64) return "it serves up to 64 rows";
+  if (problem.m > 64 && problem.n > 64) return "it serves up to 64 rows or columns";
   return nullptr;
 }
 
