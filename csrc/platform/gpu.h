@@ -45,10 +45,12 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #define TILEDMM_DEVICE inline
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) void
 #define TILEDMM_UNROLL
+#define TILEDMM_NO_UNROLL
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) __global__ void __launch_bounds__(num_threads, blocks_per_cu)
 #define TILEDMM_UNROLL _Pragma("unroll")
+#define TILEDMM_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
 // Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
@@ -57,6 +59,7 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
   __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads), \
                  amdgpu_waves_per_eu(::tiledmm::gpu::warps_per_simd(num_threads, blocks_per_cu)))) __global__ void
 #define TILEDMM_UNROLL _Pragma("unroll")
+#define TILEDMM_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 #if defined(TILEDMM_HOST_GPU)
