@@ -13,21 +13,24 @@ struct SimtShape {
   int num_stages;
   int blocks_per_cu;  // that registers and shared memory admit
   int k_step;         // elements of k that a fragment holds
+  int num_fragments;  // one that is multiplied, the others on their way
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n; }
 };
 
 inline constexpr SimtShape kSimtShapes[] = {
-    {128, 128, 8, 16, 8, 2, 2, 4, 2, 1},   //
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1},   //
-    {128, 96, 16, 8, 12, 2, 2, 4, 2, 1},   //
-    {128, 64, 16, 8, 8, 2, 2, 4, 3, 1},    //
-    {64, 64, 16, 8, 4, 2, 2, 4, 4, 1},     //
-    {64, 48, 32, 4, 6, 2, 2, 4, 3, 4},     //
-    {64, 32, 32, 4, 4, 2, 2, 4, 4, 4},     //
-    {32, 32, 64, 4, 2, 4, 1, 4, 3, 4},     //
-    {16, 32, 64, 2, 2, 4, 1, 6, 3, 4},     //
-    {4, 32, 64, 1, 1, 4, 1, 8, 3, 4},      //
+    {128, 128, 8, 16, 8, 2, 2, 4, 2, 1, 2},  //
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2},  //
+    {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2},  //
+    {128, 64, 16, 8, 8, 2, 2, 4, 3, 1, 2},   //
+    {64, 64, 16, 8, 4, 2, 2, 4, 4, 1, 2},    //
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2},    //
+    {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2},    //
+    {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4},    //
+    {16, 32, 64, 2, 2, 4, 1, 6, 3, 4, 4},    //
+    {4, 32, 64, 1, 1, 4, 1, 8, 3, 4, 4},     //
+    {96, 48, 32, 6, 6, 2, 2, 4, 2, 4, 2},    //
+    {64, 32, 32, 4, 4, 2, 2, 4, 2, 4, 4},    //
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
 

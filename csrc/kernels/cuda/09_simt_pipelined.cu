@@ -26,10 +26,11 @@ struct SimtConfig {
   static constexpr int kLanesM = kWarpM / kThreadM, kLanesN = kWarpN / kThreadN;
   static constexpr int kWarpsN = kShape.warps_n, kNumThreads = kShape.num_threads();
   static constexpr int kNumStages = kShape.num_stages, kStep = kShape.k_step, kNumSteps = kBlockK / kStep;
+  static constexpr int kNumFrags = kShape.num_fragments;
   static_assert(kLanesM * kThreadM * kShape.warps_m == kBlockM && kLanesN * kThreadN * kWarpsN == kBlockN,
                 "whole thread tiles");
   static_assert(kLanesM * kLanesN == 32, "a warp's lanes share out its tile");
-  static_assert(kNumSteps % 2 == 0, "two fragments take turns");
+  static_assert(kNumSteps % kNumFrags == 0, "the fragments take turns");
   static_assert(kStep == 1 || kStep == 4, "16 bytes along m and n, or along k");
   static_assert(kChunkK % kBlockK == 0, "a chunk ends with a k tile");
 
@@ -77,52 +78,59 @@ struct Side {
   static constexpr int kVectorThreads = round_up_to_power(kClose / 4);
   static constexpr int kElementThreads = kIsTransposing ? 8 : int(min_of(kNumThreads, round_up_to_power(kClose)));
 
-  Operand<float> operand;
-  int64_t mn;
-  const float* next;  // this thread's first element of the next k tile
-  int smem_offset;    // its place in a stage
-  int close, far;
-  int left_mn;  // from it to the operand's end along mn
-  bool is_vectorised, is_regular;
+  const char* next;   // this thread's first element of the next k tile
+  int64_t advance;    // bytes from one k tile to the next
+  uint32_t step_far;  // bytes from one row of a tile to the next
+  int smem_offset;    // the first element's place in a stage
+  int left_mn;        // from it to the operand's end along mn
+  bool is_vectorised, is_regular;  // 16 bytes at a time; by load_block_tile
 
-  TILEDMM_DEVICE Side(const Operand<float>& operand, int64_t mn, int64_t k) : operand(operand), mn(mn) {
-    is_vectorised = !kIsTransposing && operand.is_vectorised;
-    const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
-    close = thread_idx() % threads * width;
-    far = thread_idx() / threads;
-    smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
-    left_mn = int(min_of(operand.size_mn - mn, kBlockMn)) - (IS_K_MAJOR ? far : close);
-    // Within a tile, 32 bits count bytes.
-    is_regular = stride_close() == 1 && stride_far() * (4 * kFar) < int64_t(1) << 31;
-    next = operand.base + mn * operand.stride_mn + k * operand.stride_k + far * stride_far() + close * stride_close();
+  static TILEDMM_DEVICE Operand<float> operand_of(const GemmProblem& gemm) {
+    return IS_A ? operand_a<float>(gemm) : operand_b<float>(gemm);
   }
 
-  TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
-  TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
+  TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k) {
+    const Operand<float> operand = operand_of(gemm);
+    is_vectorised = !kIsTransposing && operand.is_vectorised;
+    const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
+    const int close = thread_idx() % threads * width, far = thread_idx() / threads;
+    smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
+    left_mn = int(min_of(operand.size_mn - mn, kBlockMn)) - (IS_K_MAJOR ? far : close);
+    const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
+    const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
+    // Within a tile, 32 bits count bytes.
+    is_regular = stride_close == 1 && stride_far * (4 * kFar) < int64_t(1) << 31;
+    next = reinterpret_cast<const char*>(operand.base + mn * operand.stride_mn + k * operand.stride_k +
+                                         far * stride_far + close * stride_close);
+    // Of each thread, though the same for all: instructions that multiply and add addresses take no uniform register.
+    step_far = left_mn > -kNumThreads - kBlockMn ? uint32_t(stride_far) * 4 : 0;
+    advance = operand.stride_k * (4 * kBlockK);
+  }
 
-  // WIDTH elements at a time; every k inside.
-  template <int WIDTH, int THREADS_CLOSE, bool IS_GUARDED>
-  TILEDMM_DEVICE void copy_inside(float* stage) const {
-    constexpr int kThreadsFar = kNumThreads / THREADS_CLOSE, kStepClose = THREADS_CLOSE * WIDTH;
-    const auto step = uint32_t(stride_far()) * 4;
+  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied, or zero.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_regular(float* stage) const {
+    constexpr int kThreadsClose = WIDTH == 4 ? kVectorThreads : kElementThreads;
+    constexpr int kThreadsFar = kNumThreads / kThreadsClose, kStepClose = kThreadsClose * WIDTH;
+    float* const to = stage + smem_offset;
     TILEDMM_UNROLL for (int f = 0; f < kFar; f += kThreadsFar) {
-      if (kFar % kThreadsFar && far + f >= kFar) continue;
-      const auto* row = reinterpret_cast<const float*>(reinterpret_cast<const char*>(next) + uint64_t(f) * step);
+      const auto* from = reinterpret_cast<const float*>(next + uint64_t(uint32_t(f)) * step_far);
+      const bool is_row = kFar % kThreadsFar == 0 || thread_idx() / kThreadsClose + f < kFar;
       TILEDMM_UNROLL for (int c = 0; c < kClose; c += kStepClose) {
-        if (kClose % kStepClose && close + c >= kClose) continue;
-        float* to = stage + smem_offset + (IS_K_MAJOR ? f * kStrideMn + c * kStrideK : c * kStrideMn + f * kStrideK);
+        const bool is_place = is_row && (kClose % kStepClose == 0 || thread_idx() % kThreadsClose * WIDTH + c < kClose);
         const int left = left_mn - (IS_K_MAJOR ? f : c);
+        const int offset = IS_K_MAJOR ? f * kStrideMn + c * kStrideK : c * kStrideMn + f * kStrideK;
         if constexpr (WIDTH == 4 && !IS_K_MAJOR) {
-          copy_async<16>(to, row + c, 4 * int(max_of(0, min_of(left, 4))));
+          if (is_place) copy_async<16>(to + offset, from + c, 4 * int(max_of(0, min_of(left, 4))));
         } else {
-          if (!IS_GUARDED || left > 0) copy_async<4 * WIDTH>(to, row + c, 4 * WIDTH);
+          copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
         }
       }
     }
   }
 
-  // Any strides, any place of the ends.
-  TILEDMM_DEVICE void copy_edge(float* stage, int64_t k) const {
+  // A tile of any strides, any part of which lies beyond the ends.
+  static TILEDMM_DEVICE void copy_edge(const Operand<float>& operand, float* stage, int64_t mn, int64_t k) {
     TILEDMM_NO_UNROLL for (int idx = thread_idx(); idx < kClose * kFar; idx += kNumThreads) {
       const int tile_mn = IS_K_MAJOR ? idx / kClose : idx % kClose, tile_k = IS_K_MAJOR ? idx % kClose : idx / kClose;
       float* to = stage + tile_mn * kStrideMn + tile_k * kStrideK;
@@ -134,18 +142,13 @@ struct Side {
     }
   }
 
-  // Rows beyond the operand's end along mn are left as they are.
-  TILEDMM_DEVICE void load_block_tile(float* stage, int64_t k) {
-    if (!is_regular || k + kBlockK > operand.size_k) {
-      copy_edge(stage, k);
-    } else if (is_vectorised) {
-      if constexpr (!kIsTransposing) copy_inside<4, kVectorThreads, true>(stage);
-    } else if (mn + kBlockMn <= operand.size_mn) {
-      copy_inside<1, kElementThreads, false>(stage);
+  TILEDMM_DEVICE void load_block_tile(float* stage) {
+    if (!kIsTransposing && is_vectorised) {
+      if constexpr (!kIsTransposing) copy_regular<4>(stage);
     } else {
-      copy_inside<1, kElementThreads, true>(stage);
+      copy_regular<1>(stage);
     }
-    next += kBlockK * operand.stride_k;
+    next += advance;
   }
 
   // `from`: this lane's first element of the stage.
@@ -189,12 +192,15 @@ using SimtTotals = float[Config::kThreadM * Config::kThreadN][Config::kNumThread
 template <class Config>
 using Accumulators = float[Config::kThreadM][Config::kThreadN];
 
+// There and back along n: each instruction shares a factor with the one before, so that two of its three registers are
+// read anew, which the register file's two banks can give at one time.
 template <class Config>
 TILEDMM_DEVICE void multiply(const float (&frag_a)[Config::kStep][Config::kThreadM],
                              const float (&frag_b)[Config::kStep][Config::kThreadN], Accumulators<Config>& acc) {
   TILEDMM_UNROLL for (int p = 0; p < Config::kStep; ++p) {
     TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+      TILEDMM_UNROLL for (int step = 0; step < Config::kThreadN; ++step) {
+        const int j = i % 2 ? Config::kThreadN - 1 - step : step;
         acc[i][j] = multiply_add(frag_a[p][i], frag_b[p][j], acc[i][j]);
       }
     }
@@ -244,8 +250,20 @@ TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t 
   }
 }
 
+struct BlockPlace {
+  int64_t row, col, split;
+};
+
+template <class Config>
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
+  const uint32_t tile = block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
+          block - tile * uint32_t(num_splits)};
+}
+
 template <class Shared, class Config>
-TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, TilePlace tile, int warp_row, int warp_col, int lane_m,
+TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& tile, int warp_row, int warp_col, int lane_m,
                                      int lane_n, Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
@@ -280,6 +298,7 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
   constexpr int kNumStages = Config::kNumStages, kNumSteps = Config::kNumSteps, kStep = Config::kStep;
+  constexpr int kNumFrags = Config::kNumFrags;
   auto& smem = block_shared<Shared>();
   auto& totals = *reinterpret_cast<SimtTotals<Config>*>(&smem + 1);
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
@@ -289,66 +308,82 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
   const float* lane_b = &smem.tiles.b[0][(warp_col + B::place(lane_n, 0)) * B::kStrideMn];
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    GemmProblem gemm = item_of(problem, batch_idx);
-    const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN));
-    const auto tile_and_split = uint32_t(block_idx());
-    const uint32_t tile_idx = tile_and_split / uint32_t(num_splits);
-    const uint32_t split = tile_and_split - tile_idx * uint32_t(num_splits), tile_m = tile_idx / tiles_n;
-    const TilePlace tile{int64_t(tile_m) * Config::kBlockM, int64_t(tile_idx - tile_m * tiles_n) * Config::kBlockN};
-    int64_t k = split * problem.chunk_k;
-    const int64_t end_k = num_splits == 1 ? gemm.k : min_of(gemm.k, k + problem.chunk_k);
-    gemm.c = static_cast<float*>(gemm.c) + split * gemm.m * gemm.n;
+    const int64_t k = block_place<Config>(problem.gemm, num_splits).split * problem.chunk_k;
+    const int64_t end_k = num_splits == 1 ? problem.gemm.k : min_of(problem.gemm.k, k + problem.chunk_k);
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
-    const bool is_folding = num_splits == 1 && problem.chunk_k < gemm.k;
+    const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
     if (is_folding) {
       TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM * Config::kThreadN; ++i) {
         store_shared(&totals[i][thread_idx()], -0.0f);
       }
     }
-    int until_fold = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
-
-    A side_a(operand_a<float>(gemm), tile.row, k);
-    B side_b(operand_b<float>(gemm), tile.col, k);
-    int write_stage = 0;
-    const auto load_next_tiles = [&] {
-      if (k < end_k) {
-        side_a.load_block_tile(smem.tiles.a[write_stage], k);
-        side_b.load_block_tile(smem.tiles.b[write_stage], k);
-        k += Config::kBlockK;
+    const BlockPlace first = block_place<Config>(problem.gemm, num_splits);
+    A side_a(item_of(problem, batch_idx), first.row, k);
+    B side_b(item_of(problem, batch_idx), first.col, k);
+    const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
+    const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
+    int write_stage = 0, read_stage = 0;
+    // What a tile at an end needs of the problem is computed anew, so that no register holds it throughout the loop.
+    const auto load_edge_tiles = [&](int k_tile) {
+      if (k_tile >= num_k_tiles) return;
+      const GemmProblem gemm = item_of(problem, opaque(batch_idx));
+      const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
+      const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+      A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
+      B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
+    };
+    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
+      if (write_stage < num_regular_tiles) {
+        side_a.load_block_tile(smem.tiles.a[write_stage]);
+        side_b.load_block_tile(smem.tiles.b[write_stage]);
+      } else {
+        load_edge_tiles(write_stage);
       }
       commit_copies();
-      write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
-    };
-    TILEDMM_NO_UNROLL for (int stage = 0; stage < kNumStages - 1; ++stage) load_next_tiles();
+    }
 
     Accumulators<Config> acc = {};
-    float frag_a[2][kStep][Config::kThreadM], frag_b[2][kStep][Config::kThreadN];
+    float frag_a[kNumFrags][kStep][Config::kThreadM], frag_b[kNumFrags][kStep][Config::kThreadN];
     wait_copies<kNumStages - 2>();
     block_barrier();  // the first tiles are whole
-    A::load_fragment(lane_a, 0, frag_a[0]);
-    B::load_fragment(lane_b, 0, frag_b[0]);
-    int read_stage = 0;
-    for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
-      TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
-        if (step == kNumSteps - 1) {
-          wait_copies<kNumStages - 2>();
-          block_barrier();  // the next tiles are whole, and nobody reads these any more
-          read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
+    TILEDMM_UNROLL for (int step = 0; step < kNumFrags - 1; ++step) {
+      A::load_fragment(lane_a, step, frag_a[step]);
+      B::load_fragment(lane_b, step, frag_b[step]);
+    }
+    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
+    for (int k_tile = 0, end = 0; end < num_k_tiles;) {
+      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+      TILEDMM_NO_UNROLL for (; k_tile < end; ++k_tile) {
+        TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
+          if (step == kNumSteps - (kNumFrags - 1)) {
+            wait_copies<kNumStages - 2>();
+            block_barrier();  // the next tiles are whole, and nobody reads these any more
+            read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
+          }
+          const int ahead = (step + kNumFrags - 1) % kNumSteps, frag = (step + kNumFrags - 1) % kNumFrags;
+          A::load_fragment(lane_a + read_stage * A::kStageElements, ahead, frag_a[frag]);
+          B::load_fragment(lane_b + read_stage * B::kStageElements, ahead, frag_b[frag]);
+          if (step == 0) {
+            if (k_tile + kNumStages - 1 < num_regular_tiles) {
+              side_a.load_block_tile(smem.tiles.a[write_stage]);
+              side_b.load_block_tile(smem.tiles.b[write_stage]);
+            } else {
+              load_edge_tiles(k_tile + kNumStages - 1);
+            }
+            commit_copies();
+            write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
+          }
+          multiply<Config>(frag_a[step % kNumFrags], frag_b[step % kNumFrags], acc);
         }
-        const int next = (step + 1) % kNumSteps;
-        A::load_fragment(lane_a + read_stage * A::kStageElements, next, frag_a[(step + 1) % 2]);
-        B::load_fragment(lane_b + read_stage * B::kStageElements, next, frag_b[(step + 1) % 2]);
-        if (step == 0) load_next_tiles();
-        multiply<Config>(frag_a[step % 2], frag_b[step % 2], acc);
-      }
-      if (--until_fold == 0 && k_tile + 1 < num_k_tiles) {
-        fold_chunk<Config, false>(totals, acc);
-        until_fold = int(problem.chunk_k / Config::kBlockK);
       }
     }
     if (is_folding) fold_chunk<Config, true>(totals, acc);
     block_barrier();  // nobody reads the tiles any more
-    store_block_tile<Shared, Config>(gemm, tile, warp_row, warp_col, lane_m, lane_n, acc, smem);
+    GemmProblem gemm = item_of(problem, opaque(batch_idx));
+    const BlockPlace place = block_place<Config>(gemm, opaque(num_splits));
+    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    store_block_tile<Shared, Config>(gemm, place, warp_row, warp_col, lane_m, lane_n, acc, smem);
     block_barrier();  // nor the stages
   }
 }
