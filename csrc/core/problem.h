@@ -52,7 +52,8 @@ struct GemmProblem {
   DType dtype;
   Activation activation;
   bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
-  // Of C's dtype, m elements: row_sums[i] = sum over p of A[i, p]. Null: none. Few kernels give it.
+  // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
+  // Null: none. Only kernels that say so write them.
   void* row_sums;
 };
 

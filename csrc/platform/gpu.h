@@ -45,10 +45,12 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #define TILEDMM_DEVICE inline
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) void
 #define TILEDMM_UNROLL
+#define TILEDMM_NO_UNROLL
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) __global__ void __launch_bounds__(num_threads, blocks_per_cu)
 #define TILEDMM_UNROLL _Pragma("unroll")
+#define TILEDMM_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
 // Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
@@ -57,6 +59,7 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
   __attribute__((amdgpu_flat_work_group_size(num_threads, num_threads), \
                  amdgpu_waves_per_eu(::tiledmm::gpu::warps_per_simd(num_threads, blocks_per_cu)))) __global__ void
 #define TILEDMM_UNROLL _Pragma("unroll")
+#define TILEDMM_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 #if defined(TILEDMM_HOST_GPU)
@@ -67,9 +70,11 @@ namespace tiledmm::gpu {
 
 // Tile sizes may differ where registers do.
 #if defined(__HIP__)
-inline constexpr bool kIsAmd = true;
+inline constexpr bool kIsAmd = true, kIsNvidia = false;
+#elif defined(TILEDMM_HOST_GPU)
+inline constexpr bool kIsAmd = false, kIsNvidia = false;
 #else
-inline constexpr bool kIsAmd = false;
+inline constexpr bool kIsAmd = false, kIsNvidia = true;
 #endif
 
 // ---- Threads. A warp is NVIDIA's warp or AMD's wavefront. In HIP's host pass the number means nothing: one host
@@ -360,6 +365,7 @@ inline bool query_device(int, Device& device) {
   return true;
 }
 inline bool set_device(int) { return true; }
+inline int max_shared_bytes(const Executor&) { return 227 << 10; }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
@@ -373,6 +379,13 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
+// Of one block.
+inline int max_shared_bytes(const Executor& executor) {
+  int bytes = 0;
+  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, executor.device_idx) == cudaSuccess
+             ? bytes
+             : 48 << 10;
+}
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {
   int count = 0;

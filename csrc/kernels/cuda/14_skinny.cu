@@ -1,10 +1,467 @@
-// Rung 14, skinny.
+// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, sm_80 and later.
+//
+// The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
+// memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
+// warp 16 columns with its whole chain of k, and copy warps keep a ring of stages ahead of the warps that multiply.
+// The large operand takes the instruction's 16 rows and the few rows its 8 columns (the sums' bits stay the same), so
+// 8 rows cost what one costs. Few columns are few rows of C^T. Chunks of k are computed side by side where n is small,
+// and added in their order by a second kernel.
+// Limits: a chain of one instruction after another for each 16 of k; the few rows pass through every multiprocessor.
+// Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin (IST-DASLab) and swapAB of CUTLASS.
+#include "core/skinny_config.h"
+#include "core/summation.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/mma.h"
 
 namespace tiledmm::gpu {
+namespace {
 
-Status launch_skinny(const GpuProblem&, const Executor&) { return Status::unsupported; }
+constexpr int kBlockK = kSkinnyBlockK, kGroup = kSkinnyGroup;
+// Threads that copy: with many rows they have more to do.
+template <int FRAGS>
+inline constexpr int kCopyThreads = FRAGS == 8 ? 256 : 128;
+constexpr int kSumThreads = 64;
+static_assert(kChunkK % kBlockK == 0, "a chunk of the order of summation ends with a k tile");
+
+struct Work {
+  SkinnyPlan plan;
+  float* partials;  // [chunk][batch][m][n], null where a block computes all of k
+};
+
+// What a block computes at a time.
+struct Unit {
+  int64_t batch_idx, chunk, col, k_begin, k_end;
+  int num_tiles;
+
+  TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx) {
+    // Divisions take time: one product in one chunk needs none.
+    const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
+    col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
+    batch_idx = plan.num_chunks == 1 ? outer : outer / plan.num_chunks;
+    chunk = outer - batch_idx * plan.num_chunks;
+    k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
+    k_end = plan.splits_chunks ? min_of(problem.gemm.k, k_begin + problem.chunk_k) : problem.gemm.k;
+    num_tiles = int(max_of(1, ceil_div(k_end - k_begin, kBlockK)));
+  }
+};
+
+// The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
+// and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there, and are
+// not stored; only along k must there be zeros beyond the edge.
+template <class T, bool IS_K_MAJOR, bool IS_STREAMED, int COPY_THREADS>
+struct TileCopier {
+  static constexpr int kElements = Chunk<T>::kElements;
+
+  Operand<T> operand;
+  int block_mn, row_bytes, close, first_far, step_far;
+  int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+  int left_mn = 0;          // from the tiles' first on
+  int num_chunks = 0;       // of this thread in each tile
+  const T* from = nullptr;  // its first one in the next tile
+
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
+      : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
+    const int chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
+    step_far = COPY_THREADS / chunks_per_row;
+    close = thread_idx() % chunks_per_row * kElements;
+    first_far = thread_idx() / chunks_per_row;
+  }
+
+  TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
+  TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
+
+  // The next tiles are those from (mn, k) on, of another product perhaps.
+  TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
+    left_mn = int(min_of(operand.size_mn - mn, block_mn));
+    const int num_rows = IS_K_MAJOR ? left_mn : kBlockK;
+    const bool has_chunks = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
+    num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
+    from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
+           close * stride_close();
+    const bool has_one_row = (IS_K_MAJOR ? operand.size_mn : operand.size_k) == 1;
+    const auto bits = uint64_t(reinterpret_cast<uintptr_t>(base)) |
+                      (has_one_row ? 0 : uint64_t(stride_far()) * sizeof(T)) | uint64_t(mn) * sizeof(T);
+    width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
+  }
+
+  // One chunk, of which `inside` elements are inside of the operand.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) const {
+    if constexpr (WIDTH == 2) {
+      Chunk<T> chunk;
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+        chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
+      }
+      store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
+    } else {
+      constexpr int kPiece = WIDTH / int(sizeof(T));
+      TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+        const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
+        const int valid_bytes = valid * int(sizeof(T));
+        if constexpr (IS_STREAMED) {
+          copy_async_once<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
+        } else {
+          copy_async<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
+        }
+      }
+    }
+  }
+
+  // This thread's chunks of a tile with left_k elements along k; all may be known to be inside of the operand.
+  template <int WIDTH, bool IS_INSIDE = false>
+  TILEDMM_DEVICE void copy_chunks(char* tile, int left_k) const {
+    const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
+    const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
+    const int64_t step = step_far * stride_far();
+    const int step_to = step_far * row_bytes;
+    char* to = tile + first_far * row_bytes + close * int(sizeof(T));
+    const T* chunk = from;
+    TILEDMM_NO_UNROLL for (int i = 0; i < num_chunks; ++i) {
+      const bool is_row_inside = IS_K_MAJOR || first_far + i * step_far < left_k;
+      copy_chunk<WIDTH>(to, chunk, IS_INSIDE ? kElements : is_row_inside ? inside : 0);
+      to += step_to;
+      chunk += step;
+    }
+  }
+
+  // Starts the copy of the next tile, left_k elements before the end of k.
+  TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
+    if (width == 16 && left_k >= kBlockK && (IS_K_MAJOR || left_mn == block_mn)) {
+      copy_chunks<16, true>(tile, kBlockK);
+    } else if (width == 16) {
+      copy_chunks<16>(tile, left_k);
+    } else if (width == 8) {
+      copy_chunks<8>(tile, left_k);
+    } else if (width == 4) {
+      copy_chunks<4>(tile, left_k);
+    } else {
+      copy_chunks<2>(tile, left_k);
+    }
+    from += kBlockK * operand.stride_k;
+  }
+};
+
+// Waits until all but num_stages - 2 of the calling thread's groups of copies have arrived.
+template <int IDX = kNumSkinnyStages - 1>
+TILEDMM_DEVICE void wait_for_stage(int num_stages) {
+  constexpr int kStages = kSkinnyStages[IDX];
+  if constexpr (IDX > 0) {
+    if (num_stages != kStages) return wait_for_stage<IDX - 1>(num_stages);
+  }
+  wait_copies<kStages - 2>();
+}
+
+// A place in the ring of stages.
+struct Ring {
+  int num_stages, stage = 0;
+  TILEDMM_DEVICE explicit Ring(int num_stages) : num_stages(num_stages) {}
+  TILEDMM_DEVICE void advance() { stage = stage + 1 == num_stages ? 0 : stage + 1; }
+};
+
+// Where elements of a tile lie in shared memory, [mn][k] or [k][mn], in bytes.
+template <bool IS_K_MAJOR>
+struct TileLayout {
+  int row_bytes;
+
+  TILEDMM_DEVICE int offset(int mn, int k) const {
+    return IS_K_MAJOR ? mn * row_bytes + k * 2 : k * row_bytes + mn * 2;
+  }
+  // The elements (mn, k) and (mn, k + 1).
+  TILEDMM_DEVICE uint32_t load_word(const char* tile, int mn, int k) const {
+    const char* from = tile + offset(mn, k);
+    if constexpr (IS_K_MAJOR) {
+      return load_shared(reinterpret_cast<const uint32_t*>(from));
+    } else {
+      const uint32_t low = load_shared(reinterpret_cast<const uint16_t*>(from));
+      return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(from + row_bytes))) << 16;
+    }
+  }
+  // What this lane gives to ldmatrix: matrices along mn first, or along k first, or all of them along k.
+  enum class Order { mn_first, k_first, k_only };
+  TILEDMM_DEVICE int lane_offset(Order order) const {
+    const int matrix = thread_idx() % 32 / 8, row = thread_idx() % 8;
+    const int mn = order == Order::k_only ? 0 : order == Order::mn_first ? matrix % 2 : matrix / 2;
+    const int k = order == Order::k_only ? matrix : order == Order::mn_first ? matrix / 2 : matrix % 2;
+    return IS_K_MAJOR ? offset(8 * mn + row, 8 * k) : offset(8 * mn, 8 * k + row);
+  }
+};
+
+// The sums of one warp: 16 columns of C for FRAGS times 8 rows.
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+struct WarpSums {
+  using M = Mma<T>;
+  static_assert(M::kM == kGroup && M::kN == 8 && M::kElementsK == 16, "mma.sync m16n8k16, or the host's");
+  using Stage = WarpStage<T, 8 * FRAGS, kGroup>;
+
+  float acc[FRAGS][M::kAccs];    // of this chunk
+  float total[FRAGS][M::kAccs];  // of the chunks before
+  TileLayout<IS_A_K_MAJOR> tile_a;
+  TileLayout<IS_B_K_MAJOR> tile_b;
+  int col;  // within the block tile
+  int lane = thread_idx() % 32, lane_a, lane_b;
+
+  TILEDMM_DEVICE WarpSums(int block_n, int col)
+      : tile_a{skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS)}, tile_b{skinny_row_bytes(IS_B_K_MAJOR, block_n)}, col(col) {
+    lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
+    lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
+  }
+
+  template <class Visit>
+  TILEDMM_DEVICE void for_each(const Visit& visit) {
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) { TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) visit(f, e); }
+  }
+  TILEDMM_DEVICE void clear() {
+    for_each([&](int f, int e) { acc[f][e] = 0; });
+  }
+  // The end of a chunk: `acc` starts anew, or, after the last one, becomes the total.
+  TILEDMM_DEVICE void add_to_total(bool is_first, bool is_last) {
+    for_each([&](int f, int e) {
+      total[f][e] = is_first ? acc[f][e] : total[f][e] + acc[f][e];
+      acc[f][e] = is_last ? total[f][e] : 0;
+    });
+  }
+
+  using Frag = uint32_t[M::kWordsB];
+
+  // The words of one step of the instruction.
+  TILEDMM_DEVICE void load_fragment_b(const char* smem_b, int k, uint32_t (&frag)[M::kWordsA]) const {
+    if constexpr (kHasLdmatrix) {
+      ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), frag[0], frag[1], frag[2], frag[3]);
+    } else {
+      TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
+        frag[w] = tile_b.load_word(smem_b, col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
+      }
+    }
+  }
+  // Those of two steps.
+  TILEDMM_DEVICE void load_fragments_a(const char* smem_a, int k, Frag (&even)[FRAGS], Frag (&odd)[FRAGS]) const {
+    if constexpr (!kHasLdmatrix) {
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+        TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
+          even[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
+          odd[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 16 + 2 * M::b_word(lane, w));
+        }
+      }
+    } else if constexpr (FRAGS == 1) {
+      ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), even[0][0], even[0][1], odd[0][0], odd[0][1]);
+    } else {
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
+        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), even[f][0], even[f][1], even[f + 1][0],
+                                even[f + 1][1]);
+        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k + 16), odd[f][0], odd[f][1], odd[f + 1][0],
+                                odd[f + 1][1]);
+      }
+    }
+  }
+
+  // A k tile.
+  TILEDMM_DEVICE void multiply(const char* smem_a, const char* smem_b) {
+    static_assert(M::kElementsK == 16);
+    TILEDMM_UNROLL for (int k = 0; k < kBlockK; k += 32) {
+      Frag even[FRAGS], odd[FRAGS];
+      uint32_t even_b[M::kWordsA], odd_b[M::kWordsA];
+      load_fragment_b(smem_b, k, even_b);
+      load_fragments_a(smem_a, k, even, odd);
+      load_fragment_b(smem_b, k + 16, odd_b);
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], even_b, even[f]);
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], odd_b, odd[f]);
+    }
+  }
+
+  // To C, or to the partial sums.
+  TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t col, float* partials, Stage& stage) {
+    for_each([&](int f, int e) { store_shared(&stage.acc[8 * f + M::c_col(lane, e)][M::c_row(lane, e)], acc[f][e]); });
+    if (!partials) return stage.store(gemm, 0, 1, col);
+    warp_barrier();
+    for (int idx = lane; idx < 8 * FRAGS * kGroup; idx += 32) {
+      const int row = idx / kGroup, c = idx % kGroup;
+      if (row < gemm.m && col + c < gemm.n) {
+        store_global(partials + row * gemm.n + col + c, load_shared(&stage.acc[row][c]));
+      }
+    }
+    warp_barrier();
+  }
+};
+
+// The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
+  TileCopier<T, IS_A_K_MAJOR, false, kCopyThreads<FRAGS>> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
+  TileCopier<T, IS_B_K_MAJOR, true, kCopyThreads<FRAGS>> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
+  int64_t unit_idx = block_idx(), left_k = 0, num_issued = 0;
+  int tile = 0;
+  Unit unit(problem, plan, unit_idx);
+  Ring ring(plan.num_stages);
+  for (int64_t step = 0;; ++step) {
+    const int64_t arriving = step - (plan.num_stages - 1);
+    if (arriving >= 0) {
+      if (arriving == num_issued) break;
+      wait_for_stage(plan.num_stages);
+      block_barrier();  // the tile `arriving` is whole, and nobody reads the one before it any more
+    }
+    if (unit_idx < plan.num_units) {
+      if (tile == 0) {
+        unit = Unit(problem, plan, unit_idx);
+        const GemmProblem gemm = item_of(problem, unit.batch_idx);
+        copier_a.move_to(gemm.a, 0, unit.k_begin);
+        copier_b.move_to(gemm.b, unit.col, unit.k_begin);
+        left_k = unit.k_end - unit.k_begin;
+      }
+      char* stage = stages + ring.stage * plan.stage_bytes;
+      const int left = int(min_of(left_k, kBlockK));
+      copier_b.load_block_tile(stage + tile_a_bytes, left);
+      copier_a.load_block_tile(stage, left);
+      left_k -= kBlockK;
+      ring.advance();
+      ++num_issued;
+      if (++tile == unit.num_tiles) {
+        tile = 0;
+        unit_idx += num_blocks;
+      }
+    }
+    commit_copies();
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
+  using Sums = WarpSums<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  const SkinnyPlan& plan = work.plan;
+  const int warp = (thread_idx() - kCopyThreads<FRAGS>) / 32, col = warp * kGroup;
+  auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
+  const int chunk_tiles = int(problem.chunk_k / kBlockK);
+  Ring ring(plan.num_stages);
+  Sums sums(plan.groups * kGroup, col);
+  const char* const stages = opaque(smem);  // as in copy_tiles
+  for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
+    const Unit unit(problem, plan, idx);
+    sums.clear();
+    for (int tile = 0; tile < unit.num_tiles; ++tile) {
+      block_barrier();  // this tile is whole
+      const char* stage = stages + ring.stage * plan.stage_bytes;
+      sums.multiply(stage, stage + tile_a_bytes);
+      ring.advance();
+      const bool is_last = tile + 1 == unit.num_tiles;
+      if (adds_chunks && ((tile + 1) % chunk_tiles == 0 || is_last)) sums.add_to_total(tile < chunk_tiles, is_last);
+    }
+    const GemmProblem gemm = item_of(problem, unit.batch_idx);
+    float* partials = work.partials;
+    if (partials) partials += (unit.chunk * problem.batch_size + unit.batch_idx) * gemm.m * gemm.n;
+    sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_KERNEL(kCopyThreads<FRAGS> + 32 * kSkinnyMaxGroups, 1)
+skinny(GpuProblem problem, Work work, int64_t num_blocks) {
+  char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
+  if (thread_idx() < kCopyThreads<FRAGS>) {
+    copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
+  } else {
+    multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
+  }
+}
+
+// The chunks' sums, added in their order.
+template <class T>
+TILEDMM_KERNEL(kSumThreads, 1)
+add_chunks(GpuProblem problem, Work work) {
+  const int64_t size = problem.gemm.m * problem.gemm.n, stride = size * problem.batch_size;
+  const int64_t idx = block_idx() * kSumThreads + thread_idx();
+  if (idx >= stride) return;
+  const float* from = work.partials + idx;
+  float sum = load_global(from);
+  constexpr int kAtOnce = 16;
+  for (int64_t chunk = 1; chunk < work.plan.num_chunks; chunk += kAtOnce) {
+    float values[kAtOnce];
+    const int left = int(min_of(work.plan.num_chunks - chunk, kAtOnce));
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (i < left) values[i] = load_global(from + (chunk + i) * stride);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (i < left) sum += values[i];
+    }
+  }
+  const int64_t batch_idx = idx / size, row = (idx - batch_idx * size) / problem.gemm.n;
+  store_element<T>(item_of(problem, batch_idx), row, idx - batch_idx * size - row * problem.gemm.n, sum);
+}
+
+// C^T = B^T A^T.
+void transpose(GpuProblem& problem) {
+  GemmProblem& to = problem.gemm;
+  const GemmProblem from = to;
+  to.m = from.n, to.n = from.m;
+  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
+  to.b = from.a, to.stride_bn = from.stride_am, to.stride_bk = from.stride_ak;
+  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
+  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  for (BatchDim& dim : problem.batch_dims) {
+    const BatchDim d = dim;
+    dim.stride_a = d.stride_b;
+    dim.stride_b = d.stride_a;
+  }
+}
+
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
+  const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
+  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1,
+                       kCopyThreads<FRAGS> + 32 * work.plan.groups, size_t(work.plan.shared_bytes), executor, problem,
+                       work, blocks);
+}
+
+template <class T>
+Status launch_layouts(const GpuProblem& problem, const Work& work, const Executor& executor) {
+  return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+    constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
+    switch (skinny_block_m(problem.gemm.m)) {
+      case 8:
+        return launch_work<T, 1, kA, kB>(problem, work, executor);
+      case 16:
+        return launch_work<T, 2, kA, kB>(problem, work, executor);
+      case 32:
+        return launch_work<T, 4, kA, kB>(problem, work, executor);
+      default:
+        return launch_work<T, 8, kA, kB>(problem, work, executor);
+    }
+  });
+}
+
+template <class T>
+Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
+  const int64_t outputs = problem.batch_size * problem.gemm.m * problem.gemm.n;
+  if (work.plan.splits_chunks) {
+    const size_t bytes = size_t(work.plan.num_chunks * outputs) * sizeof(float);
+    work.partials = static_cast<float*>(executor.allocate(executor.self, bytes));
+    if (!work.partials) return Status::out_of_memory;
+  }
+  Status status = launch_layouts<T>(problem, work, executor);
+  if (work.plan.splits_chunks) {
+    if (status == Status::ok) {
+      status = launch_kernel(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
+    }
+    executor.release(executor.self, work.partials);
+  }
+  return status;
+}
+
+}  // namespace
+
+Status launch_skinny(const GpuProblem& given, const Executor& executor) {
+  GpuProblem problem = given;
+  GemmProblem& gemm = problem.gemm;
+  if (gemm.m > kSkinnyMaxM || (gemm.n <= kSkinnyMaxM && gemm.n < gemm.m)) transpose(problem);
+  Work work{};
+  work.plan = choose_skinny(is_k_major(gemm.stride_am, gemm.stride_ak), is_k_major(gemm.stride_bn, gemm.stride_bk),
+                            gemm.m, gemm.n, gemm.k, problem.chunk_k, problem.batch_size, executor.num_cus,
+                            max_shared_bytes(executor));
+  return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
+}
 
 }  // namespace tiledmm::gpu
