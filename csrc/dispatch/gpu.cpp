@@ -125,7 +125,8 @@ const char* refuse_skinny(const GemmProblem& problem) {
 const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
+  if (problem.dtype == DType::f64) return "it serves fp16, bf16 and fp32 rounded to tf32";
+  if (const char* reason = refuse_tf32(problem, chip)) return reason;
   if (problem.num_batch_dims > 0) return "it serves single products, no batches";
   if (problem.k == 0) return "k is 0";
   if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";

@@ -11,10 +11,12 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "core/wgmma_config.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma_tf32.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -23,8 +25,7 @@ namespace tiledmm::cuda {
 namespace {
 
 constexpr int kWarpgroup = 128;         // threads
-constexpr int kBlockK = 64;             // 128 bytes: the width of a swizzle
-constexpr int kMmaK = 16;               // of 16-bit elements
+constexpr int kRowBytes = 128;          // of a k tile: the width of a swizzle
 constexpr int kSmemBytes = 232448;      // of one block on sm_90
 constexpr int kMaxStages = 12;          // more does not hide more
 constexpr int kNumStoreBuffers = 2;     // of a consumer: one fills while the other is stored
@@ -37,20 +38,25 @@ struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
+  static constexpr int kBlockK = kRowBytes / sizeof(T), kMmaK = 32 / sizeof(T);
+  static constexpr bool kIsTf32 = sizeof(T) == 4;
+  static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
-  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = BLOCK_N * kBlockK * 2;
+  static constexpr int kABytes = BLOCK_M * kRowBytes, kBBytes = BLOCK_N * kRowBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
   // B along n arrives in boxes as wide as the swizzle.
   static constexpr int kBoxN = BLOCK_N % 64 == 0 ? 64 : 32;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
-  static constexpr int kStoreN = kBoxN;                            // columns of C in one store
-  static constexpr int kStoreBytes = 64 * kStoreN * 2;
-  static constexpr int kBiasBytes = BLOCK_N * 2;
+  static constexpr int kStoreN = kIsTf32 ? 32 : kBoxN;             // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
+  // fp32 goes to C from registers; its one buffer serves the activation.
+  static constexpr int kStoreBuffers = kIsTf32 ? 1 : kNumStoreBuffers;
+  static constexpr int kBiasBytes = kIsTf32 ? 0 : BLOCK_N * 2;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
+      1024 + kConsumers * (kStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -60,19 +66,20 @@ struct Config {
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(!kIsTf32 || !B_IS_N_MAJOR, "the matrix unit takes fp32 from shared memory along k only");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
-  static constexpr uint64_t kDescA =
+  [[maybe_unused]] static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
       !B_IS_N_MAJOR
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
-  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
-  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
+  [[maybe_unused]] static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : 32) >> 4;
 };
 
 struct Arguments {
@@ -83,6 +90,7 @@ struct Arguments {
   int a_bytes;  // of A that arrive for one k tile
   Activation activation;
   bool stores_by_tma;
+  bool stores_pairs;  // fp32: every other element of C is aligned to 8 bytes
   void* c;
   int64_t ldc;
   const void* bias;
@@ -121,18 +129,19 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += 64) cp_async_bulk_tensor_2d(smem_a + i * 128, map_a, row + i, k, barrier);
+    for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)
+      cp_async_bulk_tensor_2d(smem_a + i * 128, map_a, row + i, k, barrier);
   } else {
     cp_async_bulk_tensor_2d(smem_a, map_a, k, row, barrier);
   }
   if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, col + j, k, barrier);
+      cp_async_bulk_tensor_2d(smem_b + j * kRowBytes, map_b, col + j, k, barrier);
   } else {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, k, col + j, barrier);
+      cp_async_bulk_tensor_2d(smem_b + j * kRowBytes, map_b, k, col + j, barrier);
   }
 }
 
@@ -145,10 +154,15 @@ __device__ __forceinline__ void multiply(float (&acc)[Cfg::kAcc], uint32_t addre
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
   };
 #pragma unroll
-  for (int step = 0; step < kBlockK / kMmaK; ++step)
-    wgmma_mma_async<typename Cfg::T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
-        acc, descriptor(Cfg::kDescA, address_a + step * Cfg::kStepA),
-        descriptor(Cfg::kDescB, address_b + step * Cfg::kStepB), step > 0 || !is_first);
+  for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
+    const uint64_t desc_a = descriptor(Cfg::kDescA, address_a + step * Cfg::kStepA);
+    const uint64_t desc_b = descriptor(Cfg::kDescB, address_b + step * Cfg::kStepB);
+    if constexpr (Cfg::kIsTf32)
+      wgmma_mma_async_tf32<Cfg::kBlockN>(acc, desc_a, desc_b, step > 0 || !is_first);
+    else
+      wgmma_mma_async<typename Cfg::T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc, desc_a, desc_b,
+                                                                                       step > 0 || !is_first);
+  }
 }
 
 // Two values as 16-bit elements, rounded to nearest even; the first in the low half.
@@ -179,6 +193,18 @@ __device__ __forceinline__ void activate_slots(float* slots, Activation activati
     else
       y = activate<Activation::silu>(x);
     slots[i * STRIDE] = x != x ? x : y;
+  }
+}
+
+template <int SLOTS, int COUNT>
+__device__ __forceinline__ void activate_values(float (&v)[COUNT], float* slots, Activation activation) {
+#pragma unroll
+  for (int first = 0; first < COUNT; first += SLOTS) {
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) slots[i * kWarpgroup] = v[first + i];
+    activate_slots<SLOTS, kWarpgroup>(slots, activation);
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) v[first + i] = slots[i * kWarpgroup];
   }
 }
 
@@ -236,16 +262,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
 #pragma unroll
       for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
     } else if (args.activation != Activation::none) {
-      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
-      float* slots = reinterpret_cast<float*>(buffer) + thread;
-#pragma unroll
-      for (int first = 0; first < kValues; first += kSlots) {
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
-        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
-      }
+      activate_values<Cfg::kStoreBytes / 4 / kWarpgroup>(v, reinterpret_cast<float*>(buffer) + thread, args.activation);
       named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
     }
     // Swizzled as the copy engine expects it: without bank conflicts here.
@@ -310,8 +327,8 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
       // The phase before the first counts as complete.
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
       mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, row, col, k_tile * kBlockK,
-                             barrier);
+      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, row, col,
+                             k_tile * Cfg::kBlockK, barrier);
       ring.advance();
     }
   });
@@ -332,25 +349,41 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   for (int i = 0; i < Piece::kAcc; ++i) acc[i] = 0;
 
   for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
-    int previous = -1;
-    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
-      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-      const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-      wgmma_fence();
-      multiply<Piece>(acc, address_a + offset, address_b + offset, k_tile == 0);
-      wgmma_commit_group();
-      // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
-      wgmma_wait_group<1>();
-      if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-      previous = ring.stage;
-      ring.advance();
+    if constexpr (Cfg::kAFromRegisters) {
+      multiply_from_registers<Cfg, Piece>(acc, address_b, shared, consumer, ring, args.num_k_tiles);
+    } else {
+      int previous = -1;
+      for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
+        mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+        const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+        wgmma_fence();
+        multiply<Piece>(acc, address_a + offset, address_b + offset, k_tile == 0);
+        wgmma_commit_group();
+        // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
+        wgmma_wait_group<1>();
+        if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+        previous = ring.stage;
+        ring.advance();
+      }
+      wgmma_wait_group<0>();
+      fence_registers(acc);
+      if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
     }
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-    if (row + consumer * 64 < args.m)
+    if (row + consumer * 64 >= args.m) return;
+    if constexpr (Cfg::kIsTf32) {
+      float* slots = reinterpret_cast<float*>(shared.c) + threadIdx.x % kWarpgroup;
+      store_block_tile_tf32<Piece>(acc, args, row + consumer * 64, col, [&](auto& v) {
+        if (args.activation == Activation::relu) {
+#pragma unroll
+          for (float& x : v) x = activate<Activation::relu>(x);
+        } else if (args.activation != Activation::none) {
+          activate_values<Cfg::kStoreBytes / 4 / kWarpgroup>(v, slots, args.activation);
+        }
+      });
+    } else {
       store_block_tile<Piece>(acc, map_c, args, shared.c, reinterpret_cast<typename Cfg::T*>(shared.bias), consumer,
                               row + consumer * 64, col, num_stores);
+    }
   });
 }
 
@@ -365,13 +398,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   char* smem_c = smem + kNumStages * Cfg::kStageBytes;
-  char* smem_bias = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  char* smem_bias = smem_c + Cfg::kConsumers * Cfg::kStoreBuffers * Cfg::kStoreBytes;
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   Shared shared;
   shared.stages = smem_address(smem);
   shared.full = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.empty = shared.full + kNumStages * 8;
-  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
+  shared.c = smem_c + consumer * Cfg::kStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
 
   const int warp = threadIdx.x / 32;
@@ -428,16 +461,18 @@ const char* launch_config(const Task& task) {
   Arguments args{};
   args.m = int(p.m);
   args.n = int(p.n);
-  args.num_k_tiles = int(ceil_div(p.k, kBlockK));
+  args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.activation = p.activation;
   args.c = p.c;
-  args.ldc = p.stride_cm;
+  args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
   args.bias = p.bias;
   args.stride_bias_m = int(p.stride_bias_m);
   args.stride_bias_n = int(p.stride_bias_n);
-  args.stores_by_tma = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0);
+  args.stores_by_tma =
+      reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0) && !Cfg::kIsTf32;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 8 == 0 && args.ldc % 2 == 0;
 
   const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
   if (num_tiles > INT32_MAX / 2) return "too many tiles";
@@ -452,13 +487,13 @@ const char* launch_config(const Task& task) {
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
-  args.a_bytes = rows_a * kBlockK * 2;
+  args.a_bytes = rows_a * kRowBytes;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
-                                      task.a.is_k_major ? rows_a : kBlockK);
-  is_encoded = is_encoded &&
-               encode_tensor_map(&map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
-                                 Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK, Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, Cfg::kBlockK,
+                                      task.a.is_k_major ? rows_a : Cfg::kBlockK);
+  is_encoded = is_encoded && encode_tensor_map(&map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
+                                               Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
+                                               Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows);
   if (args.stores_by_tma)
     is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, p.n, p.m,
                                                  p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
@@ -472,11 +507,19 @@ template <class T, int TILE>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
-  if (task.a.is_k_major)
-    return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
-                             : launch_config<Config<T, M, N, false, true>>(task);
-  return task.b.is_k_major ? launch_config<Config<T, M, N, true, false>>(task)
-                           : launch_config<Config<T, M, N, true, true>>(task);
+  if constexpr (sizeof(T) == 4) {
+    if constexpr (kShape.serves_tf32)
+      return task.a.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
+                               : launch_config<Config<T, M, N, true, false>>(task);
+    else
+      return "not of tf32";
+  } else {
+    if (task.a.is_k_major)
+      return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
+                               : launch_config<Config<T, M, N, false, true>>(task);
+    return task.b.is_k_major ? launch_config<Config<T, M, N, true, false>>(task)
+                             : launch_config<Config<T, M, N, true, true>>(task);
+  }
 }
 
 template <class T, int TILE = 0>
@@ -492,32 +535,65 @@ const char* launch_tile(const Task& task, int tile) {
 
 namespace tiledmm::gpu {
 
+namespace {
+
+// The same with rows and columns of C in each other's places: C^T = B^T A^T.
+GemmProblem transposed(const GemmProblem& q) {
+  GemmProblem p = q;
+  p.m = q.n, p.n = q.m;
+  p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
+  p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
+  p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
+  p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+  return p;
+}
+
+// fp32, products in tf32. A must lie along k; a B along n becomes the A of the transposed problem, through registers.
+Status launch_wgmma_tf32(const GemmProblem& problem, const Executor& executor) {
+  using namespace tiledmm::cuda;
+  Task task{problem, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  GemmProblem& p = task.problem;
+  const bool takes_a = !describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, 4, task.a) && task.a.is_k_major;
+  const bool takes_b = !describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, 4, task.b);
+  KMajorCopies copies(executor);
+  if (!takes_a) copies.add(p.a, p.m, p.k, p.stride_am, p.stride_ak);
+  if (!takes_b) copies.add(p.b, p.n, p.k, p.stride_bn, p.stride_bk);
+  const Status status = copies.run();
+  if (status != Status::ok) return status;
+  describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, 4, task.a);
+  describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, 4, task.b);
+  if (!task.b.is_k_major) {
+    p = transposed(p);
+    std::swap(task.a, task.b);
+  }
+  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, true);
+  return launch_tile<float>(task, tile) ? Status::launch_failed : Status::ok;
+}
+
+}  // namespace
+
 Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
   using namespace tiledmm::cuda;
   GemmProblem p = problem.gemm;
   if (p.stride_cn != 1 && p.n != 1) {
     // C is column-major: compute C^T = B^T A^T.
-    const GemmProblem q = p;
-    p.m = q.n, p.n = q.m;
-    p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
-    p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
-    p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
-    p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+    p = transposed(p);
   }
+  if (p.dtype == DType::f32) return launch_wgmma_tf32(p, executor);
   Task task{p, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   Repacked repacked_a(executor), repacked_b(executor);
   GemmProblem& taken = task.problem;
-  if (describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, task.a)) {
+  if (describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, 2, task.a)) {
     const Status status = repacked_a.run(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak);
     if (status != Status::ok) return status;
-    describe_operand(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak, task.a);
+    describe_operand(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak, 2, task.a);
   }
-  if (describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, task.b)) {
+  if (describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, 2, task.b)) {
     const Status status = repacked_b.run(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk);
     if (status != Status::ok) return status;
-    describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, task.b);
+    describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, 2, task.b);
   }
-  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus);
+  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, false);
   const char* refused =
       p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
   return refused ? Status::launch_failed : Status::ok;

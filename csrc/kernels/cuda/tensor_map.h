@@ -21,20 +21,21 @@ struct Operand {
 };
 
 const char* describe_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
-                             Operand& operand) {
+                             int element_bytes, Operand& operand) {
   if (reinterpret_cast<uintptr_t>(data) % 16) return "the address of A or B is not a multiple of 16 bytes";
-  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
-    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 8 == 0));
+  const int align = 16 / element_bytes;
+  const auto is_legal = [align](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
+    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % align == 0));
   };
   if (is_legal(k, rows, stride_k, stride_row)) {
-    operand = {true, k, rows, rows == 1 ? round_up(k, 8) : stride_row};
+    operand = {true, k, rows, rows == 1 ? round_up(k, align) : stride_row};
     return nullptr;
   }
   if (is_legal(rows, k, stride_row, stride_k)) {
-    operand = {false, rows, k, k == 1 ? round_up(rows, 8) : stride_k};
+    operand = {false, rows, k, k == 1 ? round_up(rows, align) : stride_k};
     return nullptr;
   }
-  return "A or B has no unit stride, or a leading dimension that is no multiple of 8";
+  return "A or B has no unit stride, or a leading dimension that is no multiple of 16 bytes";
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -54,12 +55,15 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, int64_t 
   static const EncodeTiled encode = find_encode_tiled();
   if (!encode) return false;
   const cuuint64_t sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
-  const cuuint64_t pitch[1] = {cuuint64_t(ld) * 2};
+  const cuuint64_t pitch[1] = {cuuint64_t(ld * size_of(dtype))};
   const cuuint32_t box[2] = {cuuint32_t(box_inner), cuuint32_t(box_outer)};
   const cuuint32_t steps[2] = {1, 1};
-  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_inner == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+  // fp32 is rounded to tf32 on its way.
+  const CUtensorMapDataType type = dtype == DType::f32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                   : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(map, type, 2, const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                box_inner * size_of(dtype) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
