@@ -43,13 +43,14 @@ inline double model_microseconds(const TileShape& shape, int64_t m, int64_t n, i
   return waves * (double(ceil_div(k, wgmma_block_k(is_tf32))) * k_tile + 0.2 + area * 1e-5);
 }
 
-inline int choose_tile_shape(int64_t m, int64_t n, int64_t k, int num_sms, bool is_tf32) {
+inline int choose_tile_shape(int64_t m, int64_t n, int64_t k, int num_sms, bool is_tf32, bool transposes) {
   int best = 0;
   double best_time = 0;
   for (int i = 0; i < kNumTileShapes; ++i) {
     if (is_tf32 && !kTileShapes[i].serves_tf32) continue;
+    if (transposes && kTileShapes[i].block_n == 256) continue;
     const double time = model_microseconds(kTileShapes[i], m, n, k, num_sms, is_tf32);
-    if (i == 0 || time < best_time) {
+    if (best_time == 0 || time < best_time) {
       best = i;
       best_time = time;
     }

@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "core/wgmma_config.h"
@@ -24,13 +25,10 @@
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kWarpgroup = 128;         // threads
-constexpr int kRowBytes = 128;          // of a k tile: the width of a swizzle
-constexpr int kSmemBytes = 232448;      // of one block on sm_90
-constexpr int kMaxStages = 12;          // more does not hide more
-constexpr int kNumStoreBuffers = 2;     // of a consumer: one fills while the other is stored
-constexpr int kProducerRegisters = 40;  // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
-constexpr int kConsumerRegisters = 232;
+constexpr int kWarpgroup = 128;     // threads
+constexpr int kRowBytes = 128;      // of a k tile: the width of a swizzle
+constexpr int kSmemBytes = 232448;  // of one block on sm_90
+constexpr int kMaxStages = 12;      // more does not hide more
 
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
@@ -41,22 +39,24 @@ struct Config {
   static constexpr int kBlockK = kRowBytes / sizeof(T), kMmaK = 32 / sizeof(T);
   static constexpr bool kIsTf32 = sizeof(T) == 4;
   static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
+  static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
-  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
+  // setmaxnreg; with two consumers' 3 * 168, what the block starts with.
+  static constexpr int kProducerRegisters = kTransposesB ? 72 : 40, kConsumerRegisters = kTransposesB ? 216 : 232;
+  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
   static constexpr int kABytes = BLOCK_M * kRowBytes, kBBytes = BLOCK_N * kRowBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
   // B along n arrives in boxes as wide as the swizzle.
-  static constexpr int kBoxN = BLOCK_N % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxN = !kIsTf32 && BLOCK_N % 64 == 0 ? 64 : 32;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
   static constexpr int kStoreN = kIsTf32 ? 32 : kBoxN;             // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
-  // fp32 goes to C from registers; its one buffer serves the activation.
-  static constexpr int kStoreBuffers = kIsTf32 ? 1 : kNumStoreBuffers;
+  static constexpr int kStoreBuffers = 2;  // of a consumer: one fills while the other is stored
   static constexpr int kBiasBytes = kIsTf32 ? 0 : BLOCK_N * 2;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
+      1024 + kConsumers * (kStoreBuffers * kStoreBytes + kBiasBytes) + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -66,7 +66,8 @@ struct Config {
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
-  static_assert(!kIsTf32 || !B_IS_N_MAJOR, "the matrix unit takes fp32 from shared memory along k only");
+  static_assert(!kTransposesB || (kAFromRegisters && BLOCK_N < 256),
+                "of tiles in halves, boxes would differ in number");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
@@ -74,12 +75,12 @@ struct Config {
   [[maybe_unused]] static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
-      !B_IS_N_MAJOR
+      !B_IS_N_MAJOR || kIsTf32
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
   [[maybe_unused]] static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
-  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
 };
 
 struct Arguments {
@@ -90,7 +91,6 @@ struct Arguments {
   int a_bytes;  // of A that arrive for one k tile
   Activation activation;
   bool stores_by_tma;
-  bool stores_pairs;  // fp32: every other element of C is aligned to 8 bytes
   void* c;
   int64_t ldc;
   const void* bias;
@@ -179,35 +179,6 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 
-// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
-template <int COUNT, int STRIDE>
-__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
-#pragma unroll 1
-  for (int i = 0; i < COUNT; ++i) {
-    const float x = slots[i * STRIDE];
-    float y;
-    if (activation == Activation::gelu)
-      y = x * normal_cdf(x);
-    else if (activation == Activation::gelu_tanh)
-      y = activate<Activation::gelu_tanh>(x);
-    else
-      y = activate<Activation::silu>(x);
-    slots[i * STRIDE] = x != x ? x : y;
-  }
-}
-
-template <int SLOTS, int COUNT>
-__device__ __forceinline__ void activate_values(float (&v)[COUNT], float* slots, Activation activation) {
-#pragma unroll
-  for (int first = 0; first < COUNT; first += SLOTS) {
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) slots[i * kWarpgroup] = v[first + i];
-    activate_slots<SLOTS, kWarpgroup>(slots, activation);
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) v[first + i] = slots[i * kWarpgroup];
-  }
-}
-
 // 64 rows of C from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
@@ -237,7 +208,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
 
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / kStoreN; ++part) {
-    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
+    char* buffer = smem_c + (num_stores++ % Cfg::kStoreBuffers) * Cfg::kStoreBytes;
     float v[kValues];
 #pragma unroll
     for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
@@ -256,7 +227,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
       for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
     }
     // The store before last has read this buffer; only the thread that issued it can wait for that.
-    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    if (thread == 0) cp_async_bulk_wait_group_read<Cfg::kStoreBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
     if (args.activation == Activation::relu) {
 #pragma unroll
@@ -303,8 +274,8 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
 
 // Shared memory of a block, as addresses.
 struct Shared {
-  uint32_t stages, full, empty;  // full, empty: barriers, one per stage
-  char *c, *bias;                // of this consumer
+  uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
+  char *c, *bias;                            // of this consumer
 };
 
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
@@ -371,15 +342,7 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
     }
     if (row + consumer * 64 >= args.m) return;
     if constexpr (Cfg::kIsTf32) {
-      float* slots = reinterpret_cast<float*>(shared.c) + threadIdx.x % kWarpgroup;
-      store_block_tile_tf32<Piece>(acc, args, row + consumer * 64, col, [&](auto& v) {
-        if (args.activation == Activation::relu) {
-#pragma unroll
-          for (float& x : v) x = activate<Activation::relu>(x);
-        } else if (args.activation != Activation::none) {
-          activate_values<Cfg::kStoreBytes / 4 / kWarpgroup>(v, slots, args.activation);
-        }
-      });
+      store_block_tile_tf32<Piece>(acc, map_c, args, shared.c, consumer, row + consumer * 64, col, num_stores);
     } else {
       store_block_tile<Piece>(acc, map_c, args, shared.c, reinterpret_cast<typename Cfg::T*>(shared.bias), consumer,
                               row + consumer * 64, col, num_stores);
@@ -404,6 +367,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.full = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.empty = shared.full + kNumStages * 8;
+  shared.transposed = shared.empty + kNumStages * 8;
   shared.c = smem_c + consumer * Cfg::kStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
 
@@ -417,6 +381,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, Cfg::kBlockN / 32);
     }
     fence_mbarrier_init();
   }
@@ -428,14 +393,21 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int num_tiles = args.tiles_m * args.tiles_n;
   Ring<kNumStages> ring;
   if (warp >= kProducerWarp) {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+    if constexpr (Cfg::kTransposesB) {
+      if (warp > kProducerWarp) {
+        int turn = 0;
+        for_each_piece<Cfg, Cfg>(args, 0, num_tiles,
+                                 [&](int, int) { transpose_k_tiles<Cfg>(shared, ring, args.num_k_tiles, turn); });
+      }
+    }
     if (warp == kProducerWarp && elect_sync()) {
       produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
       if constexpr (Cfg::kSplitsTail)
         produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, num_tiles);
     }
   } else {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
     int num_stores = 0;
     consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
     if constexpr (Cfg::kSplitsTail)
@@ -466,13 +438,15 @@ const char* launch_config(const Task& task) {
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.activation = p.activation;
   args.c = p.c;
-  args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
+  // Where A comes through registers, C is column-major.
+  constexpr bool kAlongM = Cfg::kAFromRegisters;
+  const int64_t inner_c = kAlongM ? p.m : p.n, outer_c = kAlongM ? p.n : p.m;
+  args.ldc = kAlongM ? p.stride_cn : p.stride_cm;
   args.bias = p.bias;
   args.stride_bias_m = int(p.stride_bias_m);
   args.stride_bias_n = int(p.stride_bias_n);
-  args.stores_by_tma =
-      reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0) && !Cfg::kIsTf32;
-  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 8 == 0 && args.ldc % 2 == 0;
+  const int64_t pitch_c = outer_c == 1 ? round_up(inner_c, 8) : args.ldc;
+  args.stores_by_tma = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && pitch_c * sizeof(typename Cfg::T) % 16 == 0;
 
   const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
   if (num_tiles > INT32_MAX / 2) return "too many tiles";
@@ -495,8 +469,8 @@ const char* launch_config(const Task& task) {
                                                Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
                                                Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows);
   if (args.stores_by_tma)
-    is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, p.n, p.m,
-                                                 p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
+    is_encoded = is_encoded &&
+                 encode_tensor_map(&map_c, p.dtype, p.c, inner_c, outer_c, pitch_c, Cfg::kStoreN, kAlongM ? 32 : 64);
   if (!is_encoded) return "the driver refuses a tensor map";
 
   return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
@@ -508,11 +482,14 @@ const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if constexpr (sizeof(T) == 4) {
-    if constexpr (kShape.serves_tf32)
-      return task.a.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
-                               : launch_config<Config<T, M, N, true, false>>(task);
-    else
+    if constexpr (!kShape.serves_tf32) {
       return "not of tf32";
+    } else {
+      if (task.a.is_k_major) return launch_config<Config<T, M, N, false, false>>(task);
+      if (task.b.is_k_major) return launch_config<Config<T, M, N, true, false>>(task);
+      if constexpr (N < 256) return launch_config<Config<T, M, N, true, true>>(task);
+      return "not of tf32";
+    }
   } else {
     if (task.a.is_k_major)
       return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
@@ -553,8 +530,10 @@ Status launch_wgmma_tf32(const GemmProblem& problem, const Executor& executor) {
   using namespace tiledmm::cuda;
   Task task{problem, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   GemmProblem& p = task.problem;
-  const bool takes_a = !describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, 4, task.a) && task.a.is_k_major;
   const bool takes_b = !describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, 4, task.b);
+  const char* fuse = getenv("TF32_FUSE");
+  const bool takes_a = !describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, 4, task.a) &&
+                       (task.a.is_k_major || (takes_b && !task.b.is_k_major && fuse && *fuse == '1'));
   KMajorCopies copies(executor);
   if (!takes_a) copies.add(p.a, p.m, p.k, p.stride_am, p.stride_ak);
   if (!takes_b) copies.add(p.b, p.n, p.k, p.stride_bn, p.stride_bk);
@@ -566,7 +545,8 @@ Status launch_wgmma_tf32(const GemmProblem& problem, const Executor& executor) {
     p = transposed(p);
     std::swap(task.a, task.b);
   }
-  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, true);
+  int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, true, !task.b.is_k_major);
+  if (const char* forced = getenv("TF32_TILE")) tile = *forced ? atoi(forced) : tile;
   return launch_tile<float>(task, tile) ? Status::launch_failed : Status::ok;
 }
 
@@ -593,7 +573,7 @@ Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
     if (status != Status::ok) return status;
     describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, 2, task.b);
   }
-  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, false);
+  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus, false, false);
   const char* refused =
       p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
   return refused ? Status::launch_failed : Status::ok;

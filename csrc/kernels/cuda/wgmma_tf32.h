@@ -5,11 +5,13 @@
 // Source of that idea: CUTLASS 3, the collective with A from registers for tf32 (sm90_mma_tma_gmma_rs_warpspecialized).
 #pragma once
 
-#include "platform/element.h"
+#include "kernels/cuda/activate_values.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {
+
+constexpr int kTransposers = 3;  // warps
 
 // Row of the 64 of a consumer that this thread's fragments start with, if A lies along m in boxes of 32 rows x 32 of k,
 // 128-byte swizzled. A thread takes two neighbours, as rows r and r + 8 of the instruction; the order is such that the
@@ -38,6 +40,47 @@ __device__ __forceinline__ void load_fragments(uint32_t (&fragments)[STEPS][4], 
   }
 }
 
+// Transposes 32 x 32 elements where they lie, both times 128-byte swizzled: one warp. In blocks of 4 x 4, a diagonal
+// for 8 lanes: the transposed block lies on the same diagonal, and neither reads nor writes meet in a bank.
+__device__ __forceinline__ void transpose_box(uint32_t smem) {
+#pragma unroll
+  for (int pass = 0; pass < 2; ++pass) {
+    const int lane = threadIdx.x % 32, far = lane % 8, close = far ^ (lane / 8 + pass * 4);
+    uint4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      v[i] = load_shared_vector(smem + (far * 4 + i) * 128 + ((close ^ (far % 2 * 4 + i)) << 4));
+    __syncwarp();
+    const auto store = [&](int i, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+      store_shared_vector(smem + (close * 4 + i) * 128 + ((far ^ (close % 2 * 4 + i)) << 4), make_uint4(x, y, z, w));
+    };
+    store(0, v[0].x, v[1].x, v[2].x, v[3].x);
+    store(1, v[0].y, v[1].y, v[2].y, v[3].y);
+    store(2, v[0].z, v[1].z, v[2].z, v[3].z);
+    store(3, v[0].w, v[1].w, v[2].w, v[3].w);
+  }
+}
+
+// What the producer's other warps do where B lies along n: they take turns to transpose its boxes in the ring.
+template <class Cfg, class Shared, class Ring>
+__device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ring, int num_k_tiles, int& turn) {
+  const int transposer = threadIdx.x / 32 % 4 - 1;
+  for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+#pragma unroll 1
+    for (int box = 0; box < Cfg::kBlockN / 32; ++box) {
+      if (turn == transposer) {
+        mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+        transpose_box(shared.stages + ring.stage * Cfg::kStageBytes + Cfg::kABytes + box * 4096);
+        fence_proxy_async();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.transposed + ring.stage * 8);
+      }
+      turn = turn == kTransposers - 1 ? 0 : turn + 1;
+    }
+    ring.advance();
+  }
+}
+
 // acc = A * B over the next k tiles of the ring, A through registers. address_b: of the first stage, as matrix_address
 // has it.
 template <class Cfg, class Piece, class Shared, class Ring>
@@ -50,6 +93,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   uint32_t fragments[2][kSteps][4];
   const auto load_next = [&](uint32_t (&to)[kSteps][4]) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    if constexpr (Cfg::kTransposesB) mbarrier_wait_parity(shared.transposed + ring.stage * 8, ring.phase);
     load_fragments(to, shared.stages + ring.stage * Cfg::kStageBytes + consumer * 64 * 128, first_row);
   };
   int previous = -1, k_tile = 0;
@@ -81,39 +125,42 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
-// 64 rows of C from the accumulators of one warpgroup: bias, activation, two neighbours in one store. Neighbours lie
-// along n, or along m where A came through registers: C is then column-major.
-template <class Cfg, class Arguments, class Activate>
-__device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const Arguments& args, int row,
-                                                      int col, const Activate& activate_all) {
+// 64 rows of C from the accumulators of one warpgroup: bias, activation, through shared memory to C, 64 lines of 32
+// neighbours at a time. Neighbours lie along n, or along m where A came through registers: C is then column-major.
+template <class Cfg, class Arguments>
+__device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                      const Arguments& args, char* smem_c, int consumer, int row,
+                                                      int col, int& num_stores) {
   constexpr bool kAlongM = Cfg::kAFromRegisters;
-  constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one part
-  const int lane = threadIdx.x % 32;
+  constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one store
+  static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int barrier_id = 1 + consumer;
   const float* bias = static_cast<const float*>(args.bias);
-  const int first_row = row + (kAlongM ? first_row_of_fragment() : threadIdx.x / 32 % 4 * 16 + lane / 4);
-  const int first_col = col + lane % 4 * 2;
-  constexpr int kSecondRow = kAlongM ? 1 : 8;
-  const bool is_inside = row + 64 <= args.m && col + Cfg::kBlockN <= args.n;
-  float bias_m[2] = {0, 0};  // of this thread's two rows
+  // The thread's rows and its first column, counted from the warpgroup's.
+  const int first_row = kAlongM ? first_row_of_fragment() : warp * 16 + lane / 4;
+  const int first_col = lane % 4 * 2;
+  float bias_m[2] = {0, 0};
   if (bias && !args.stride_bias_n) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int i = first_row + h * kSecondRow;
+      const int i = row + first_row + h * (kAlongM ? 1 : 8);
       if (i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
     }
   }
-  float* c =
-      static_cast<float*>(args.c) + (kAlongM ? first_row + first_col * args.ldc : first_row * args.ldc + first_col);
+  // Half of the lanes take their values in another order, so that half a warp's pairs lie in different banks.
+  const bool is_odd = lane / (kAlongM ? 8 : 4) % 2;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
-    const int part_col = first_col + part * Cfg::kStoreN;
+    const int part_col = col + part * Cfg::kStoreN;
+    char* buffer = smem_c + (num_stores++ % Cfg::kStoreBuffers) * Cfg::kStoreBytes;
     float v[kValues];
 #pragma unroll
     for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
     if (bias && args.stride_bias_n) {
 #pragma unroll
       for (int i = 0; i < kValues / 2; ++i) {
-        const int j = part_col + i / 2 * 8 + i % 2;
+        const int j = part_col + first_col + i / 2 * 8 + i % 2;
         const float value = j < args.n ? bias[j] : 0;
         v[i / 2 * 4 + i % 2] += value;
         v[i / 2 * 4 + i % 2 + 2] += value;
@@ -122,27 +169,60 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
 #pragma unroll
       for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
     }
-    activate_all(v);
-    // Pair i: two rows of a column, or two columns of a row.
-    const auto store_pairs = [&](const auto& store) {
+    // The store before last has read this buffer; only the thread that issued it can wait for that.
+    if (thread == 0) cp_async_bulk_wait_group_read<Cfg::kStoreBuffers - 1>();
+    named_barrier_sync(barrier_id, 128);
+    if (args.activation == Activation::relu) {
 #pragma unroll
-      for (int i = 0; i < kValues / 2; ++i) {
-        const int j = part * Cfg::kStoreN + i / 2 * 8;
-        if constexpr (kAlongM)
-          store(c + (j + i % 2) * args.ldc, v[i / 2 * 4 + i % 2], v[i / 2 * 4 + i % 2 + 2], first_row,
-                first_col + j + i % 2);
-        else
-          store(c + i % 2 * 8 * args.ldc + j, v[2 * i], v[2 * i + 1], first_row + i % 2 * 8, first_col + j);
+      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
+    } else if (args.activation != Activation::none) {
+      activate_values<kValues>(v, reinterpret_cast<float*>(buffer) + thread, args.activation);
+      named_barrier_sync(barrier_id, 128);  // others' slots are read before they are overwritten
+    }
+    const uint32_t smem = smem_address(buffer);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (kAlongM) {
+          // Rows r, r + 1 of column 8 j + first_col + i.
+          const float x = is_odd ? v[4 * j + 1 - i] : v[4 * j + i];
+          const float y = is_odd ? v[4 * j + 3 - i] : v[4 * j + 2 + i];
+          const int line = 8 * j + first_col + (is_odd ? 1 - i : i);
+          store_shared_pair(
+              smem + first_row / 32 * 4096 + line * 128 + ((first_row % 32 / 4 ^ line % 8) << 4) + first_row % 4 * 4, x,
+              y);
+        } else {
+          // Columns 8 j + first_col and the next of row r + 8 i.
+          const float x = is_odd ? v[4 * (j ^ 2) + 2 * i] : v[4 * j + 2 * i];
+          const float y = is_odd ? v[4 * (j ^ 2) + 2 * i + 1] : v[4 * j + 2 * i + 1];
+          const int line = first_row + 8 * i, chunk = 2 * (is_odd ? j ^ 2 : j) + first_col / 4;
+          store_shared_pair(smem + line * 128 + ((chunk ^ line % 8) << 4) + first_col % 4 * 4, x, y);
+        }
       }
-    };
-    if (is_inside && args.stores_pairs) {
-      store_pairs([](float* to, float x, float y, int, int) { *reinterpret_cast<float2*>(to) = make_float2(x, y); });
+    }
+    if (args.stores_by_tma) {
+      fence_proxy_async();
+      named_barrier_sync(barrier_id, 128);
+      if (thread == 0) {
+        if constexpr (kAlongM) {
+          cp_async_bulk_tensor_2d_store(map_c, row, part_col, smem);
+          cp_async_bulk_tensor_2d_store(map_c, row + 32, part_col, smem + 4096);
+        } else {
+          cp_async_bulk_tensor_2d_store(map_c, part_col, row, smem);
+        }
+        cp_async_bulk_commit_group();
+      }
     } else {
-      store_pairs([&](float* to, float x, float y, int i, int j) {
-        if (i >= args.m || j >= args.n) return;
-        to[0] = x;
-        if (kAlongM ? i + 1 < args.m : j + 1 < args.n) to[1] = y;
-      });
+      named_barrier_sync(barrier_id, 128);
+#pragma unroll 4
+      for (int i = 0; i < 16; ++i) {
+        const int line = warp * 16 + i;
+        const int r = row + (kAlongM ? line / 32 * 32 + lane : line), c = part_col + (kAlongM ? line % 32 : lane);
+        if (r < args.m && c < args.n)
+          static_cast<float*>(args.c)[kAlongM ? r + c * args.ldc : r * args.ldc + c] =
+              *reinterpret_cast<const float*>(buffer + line * 128 + ((lane / 4 ^ line % 8) << 4) + lane % 4 * 4);
+      }
     }
   }
 }
