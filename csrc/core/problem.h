@@ -52,6 +52,8 @@ struct GemmProblem {
   DType dtype;
   Activation activation;
   bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
+  // Of C's dtype, m elements: row_sums[i] = sum over p of A[i, p]. Null: none. Few kernels give it.
+  void* row_sums;
 };
 
 // The same for a GPU kernel, whose parameters must hold everything: the batch inside, gemm.batch_dims unused.

@@ -49,6 +49,18 @@ TILEDMM_PTX bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
   return is_done;
 }
 
+// The barrier at the same place in block `rank` of the cluster.
+TILEDMM_PTX void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
 // Until the phase of this parity has completed.
 TILEDMM_PTX void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
@@ -61,20 +73,31 @@ TILEDMM_PTX void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Box at (inner, outer) of the tensor to smem; its bytes count on `barrier`.
-TILEDMM_PTX void cp_async_bulk_tensor_2d(uint32_t smem, const CUtensorMap* map, int inner, int outer,
+// Box at (inner, outer, item) of the tensor to smem; its bytes count on `barrier`.
+TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, int inner, int outer, int item,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          smem),
-      "l"(map), "r"(inner), "r"(outer), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(smem),
+      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier)
+      : "memory");
+}
+
+// The same to this place in every block of the cluster that has its bit in `ranks`, its bytes counting on the barrier
+// at the same place in each.
+TILEDMM_PTX void cp_async_bulk_tensor_3d_multicast(uint32_t smem, const CUtensorMap* map, int inner, int outer,
+                                                   int item, uint32_t barrier, uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem),
+      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(ranks)
       : "memory");
 }
 
 // Box from smem to the tensor; what lies outside of the tensor is not written.
-TILEDMM_PTX void cp_async_bulk_tensor_2d_store(const CUtensorMap* map, int inner, int outer, uint32_t smem) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(inner),
-               "r"(outer), "r"(smem)
+TILEDMM_PTX void cp_async_bulk_tensor_3d_store(const CUtensorMap* map, int inner, int outer, int item, uint32_t smem) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(inner),
+               "r"(outer), "r"(item), "r"(smem)
                : "memory");
 }
 
@@ -94,6 +117,11 @@ TILEDMM_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::c
 // Some of the block's warps: "barrier{.cta}".
 TILEDMM_PTX void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// All threads of the cluster: "barrier.cluster".
+TILEDMM_PTX void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // True in one thread of a converged warp, which lets the compiler issue that thread's copies without a loop over lanes:
@@ -173,7 +201,7 @@ TILEDMM_PTX void fence_registers(float (&acc)[COUNT]) {
 }
 
 // Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").
-enum class Swizzle : uint64_t { bytes_128 = 1, bytes_64 = 2 };
+enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2 };
 
 // Without the address: strides in bytes. K-major: stride_bytes between groups of 8 rows, leading_bytes unused.
 // MN-major: leading_bytes between swizzle-wide groups of rows, stride_bytes between groups of 8 along k.
@@ -183,23 +211,28 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
 // Its address field. In a cluster, upper bits of an address name the block; they do not belong here.
 TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
 
+#define TILEDMM_REGS_4 "%0,%1,%2,%3"
 #define TILEDMM_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TILEDMM_REGS_32 TILEDMM_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define TILEDMM_REGS_64 TILEDMM_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TILEDMM_REGS_80 TILEDMM_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TILEDMM_REGS_88 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define TILEDMM_REGS_96 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define TILEDMM_REGS_112 TILEDMM_REGS_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define TILEDMM_REGS_128 \
   TILEDMM_REGS_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define TILEDMM_ACC_4(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
-#define TILEDMM_ACC_OF_16(i) TILEDMM_ACC_4(i), TILEDMM_ACC_4(i + 4), TILEDMM_ACC_4(i + 8), TILEDMM_ACC_4(i + 12)
+#define TILEDMM_ACC_QUAD(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
+#define TILEDMM_ACC_OF_16(i) \
+  TILEDMM_ACC_QUAD(i), TILEDMM_ACC_QUAD(i + 4), TILEDMM_ACC_QUAD(i + 8), TILEDMM_ACC_QUAD(i + 12)
+#define TILEDMM_ACC_4 TILEDMM_ACC_QUAD(0)
 #define TILEDMM_ACC_16 TILEDMM_ACC_OF_16(0)
 #define TILEDMM_ACC_32 TILEDMM_ACC_16, TILEDMM_ACC_OF_16(16)
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
 #define TILEDMM_ACC_64 TILEDMM_ACC_48, TILEDMM_ACC_OF_16(48)
 #define TILEDMM_ACC_80 TILEDMM_ACC_64, TILEDMM_ACC_OF_16(64)
+#define TILEDMM_ACC_88 TILEDMM_ACC_80, TILEDMM_ACC_QUAD(80), TILEDMM_ACC_QUAD(84)
 #define TILEDMM_ACC_96 TILEDMM_ACC_80, TILEDMM_ACC_OF_16(80)
 #define TILEDMM_ACC_112 TILEDMM_ACC_96, TILEDMM_ACC_OF_16(96)
 #define TILEDMM_ACC_128 TILEDMM_ACC_112, TILEDMM_ACC_OF_16(112)
@@ -224,14 +257,16 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 // acc[4 * j + 2 * h + i] = D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i].
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
-  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 || MMA_N == 192 ||
-                    MMA_N == 224 || MMA_N == 256,
+  static_assert(MMA_N == 8 || MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 ||
+                    MMA_N == 176 || MMA_N == 192 || MMA_N == 224 || MMA_N == 256,
                 "a width that is written out below");
+  TILEDMM_WGMMA_OF(8, 4, "%4", "%5", "%6", "%7", "%8")
   TILEDMM_WGMMA_OF(32, 16, "%16", "%17", "%18", "%19", "%20")
   TILEDMM_WGMMA_OF(64, 32, "%32", "%33", "%34", "%35", "%36")
   TILEDMM_WGMMA_OF(96, 48, "%48", "%49", "%50", "%51", "%52")
   TILEDMM_WGMMA_OF(128, 64, "%64", "%65", "%66", "%67", "%68")
   TILEDMM_WGMMA_OF(160, 80, "%80", "%81", "%82", "%83", "%84")
+  TILEDMM_WGMMA_OF(176, 88, "%88", "%89", "%90", "%91", "%92")
   TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
   TILEDMM_WGMMA_OF(224, 112, "%112", "%113", "%114", "%115", "%116")
   TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")

@@ -5,7 +5,7 @@
 // Source of that idea: CUTLASS 3, the collective with A from registers for tf32 (sm90_mma_tma_gmma_rs_warpspecialized).
 #pragma once
 
-#include "kernels/cuda/activate_values.h"
+#include "kernels/cuda/wgmma_epilogue.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
@@ -41,55 +41,61 @@ __device__ __forceinline__ void load_fragments(uint32_t (&fragments)[STEPS][4], 
 }
 
 // Transposes 32 x 32 elements where they lie, both times 128-byte swizzled: one warp. In blocks of 4 x 4, a diagonal
-// for 8 lanes: the transposed block lies on the same diagonal, and neither reads nor writes meet in a bank.
+// for 8 lanes at a time: the transposed blocks lie on the same diagonal, and neither reads nor writes meet in a bank.
 __device__ __forceinline__ void transpose_box(uint32_t smem) {
+  constexpr int kDiagonals = 2;  // of a lane
+  const int lane = threadIdx.x % 32, far = lane % 8;
+  uint4 v[kDiagonals][4];
 #pragma unroll
-  for (int pass = 0; pass < 2; ++pass) {
-    const int lane = threadIdx.x % 32, far = lane % 8, close = far ^ (lane / 8 + pass * 4);
-    uint4 v[4];
+  for (int d = 0; d < kDiagonals; ++d) {
+    const int close = far ^ (lane / 8 + d * 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      v[i] = load_shared_vector(smem + (far * 4 + i) * 128 + ((close ^ (far % 2 * 4 + i)) << 4));
-    __syncwarp();
+      v[d][i] = load_shared_vector(smem + (far * 4 + i) * 128 + ((close ^ (far % 2 * 4 + i)) << 4));
+  }
+  __syncwarp();
+#pragma unroll
+  for (int d = 0; d < kDiagonals; ++d) {
+    const int close = far ^ (lane / 8 + d * 4);
     const auto store = [&](int i, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
       store_shared_vector(smem + (close * 4 + i) * 128 + ((far ^ (close % 2 * 4 + i)) << 4), make_uint4(x, y, z, w));
     };
-    store(0, v[0].x, v[1].x, v[2].x, v[3].x);
-    store(1, v[0].y, v[1].y, v[2].y, v[3].y);
-    store(2, v[0].z, v[1].z, v[2].z, v[3].z);
-    store(3, v[0].w, v[1].w, v[2].w, v[3].w);
+    store(0, v[d][0].x, v[d][1].x, v[d][2].x, v[d][3].x);
+    store(1, v[d][0].y, v[d][1].y, v[d][2].y, v[d][3].y);
+    store(2, v[d][0].z, v[d][1].z, v[d][2].z, v[d][3].z);
+    store(3, v[d][0].w, v[d][1].w, v[d][2].w, v[d][3].w);
   }
 }
 
-// What the producer's other warps do where B lies along n: they take turns to transpose its boxes in the ring.
+// What the producer's other warps do where B lies along n: they take turns to transpose its k tiles in the ring.
+// turn: k tiles until this warp's next one.
 template <class Cfg, class Shared, class Ring>
 __device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ring, int num_k_tiles, int& turn) {
-  const int transposer = threadIdx.x / 32 % 4 - 1;
   for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+    if (turn == 0) {
+      turn = kTransposers;
+      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+      const uint32_t smem_b = shared.stages + ring.stage * Cfg::kStageBytes + Cfg::kABytes;
 #pragma unroll 1
-    for (int box = 0; box < Cfg::kBlockN / 32; ++box) {
-      if (turn == transposer) {
-        mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-        transpose_box(shared.stages + ring.stage * Cfg::kStageBytes + Cfg::kABytes + box * 4096);
-        fence_proxy_async();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.transposed + ring.stage * 8);
-      }
-      turn = turn == kTransposers - 1 ? 0 : turn + 1;
+      for (int box = 0; box < Cfg::kBlockN / 32; ++box) transpose_box(smem_b + box * 4096);
+      fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.transposed + ring.stage * 8);
     }
+    --turn;
     ring.advance();
   }
 }
 
 // acc = A * B over the next k tiles of the ring, A through registers. address_b: of the first stage, as matrix_address
 // has it.
-template <class Cfg, class Piece, class Shared, class Ring>
+template <class Cfg, class Piece, class Shared, class Ring, class Release>
 __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc], uint32_t address_b,
-                                                        const Shared& shared, int consumer, Ring& ring,
-                                                        int num_k_tiles) {
+                                                        const Shared& shared, Ring& ring, int num_k_tiles,
+                                                        const Release& release_stage) {
   constexpr int kSteps = Cfg::kBlockK / Cfg::kMmaK;
   const int first_row = first_row_of_fragment();
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   uint32_t fragments[2][kSteps][4];
   const auto load_next = [&](uint32_t (&to)[kSteps][4]) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -108,7 +114,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    if (previous >= 0) release_stage(previous);
     previous = ring.stage;
     ring.advance();
     if (k_tile + 1 < num_k_tiles) load_next(next);
@@ -122,63 +128,63 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   }
   wgmma_wait_group<0>();
   fence_registers(acc);
-  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+  release_stage(previous);
 }
 
 // 64 rows of C from the accumulators of one warpgroup: bias, activation, through shared memory to C, 64 lines of 32
 // neighbours at a time. Neighbours lie along n, or along m where A came through registers: C is then column-major.
-template <class Cfg, class Arguments>
-__device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
-                                                      const Arguments& args, char* smem_c, int consumer, int row,
-                                                      int col, int& num_stores) {
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile_tf32(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                      const Arguments& args, char* smem_c, int consumer,
+                                                      const Place& at, int row, int& num_stores) {
   constexpr bool kAlongM = Cfg::kAFromRegisters;
   constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one store
   static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
-  const float* bias = static_cast<const float*>(args.bias);
   // The thread's rows and its first column, counted from the warpgroup's.
   const int first_row = kAlongM ? first_row_of_fragment() : warp * 16 + lane / 4;
   const int first_col = lane % 4 * 2;
-  float bias_m[2] = {0, 0};
-  if (bias && !args.stride_bias_n) {
+
+  if (const float* bias = static_cast<const float*>(args.bias)) {
+    float bias_m[2] = {0, 0};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = row + first_row + h * (kAlongM ? 1 : 8);
-      if (i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
+      if (!args.stride_bias_n && i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
+    }
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; i += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int j = at.col + first_col + i / 4 * 8 + e;
+        const float bias_n = args.stride_bias_n && j < args.n ? bias[j] : 0;
+        acc[i + e] += args.stride_bias_n ? bias_n : bias_m[0];
+        acc[i + e + 2] += args.stride_bias_n ? bias_n : bias_m[1];
+      }
     }
   }
+  if (args.activation == Activation::relu) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
+  } else if (args.activation != Activation::none) {
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // only the thread that issued stores can wait for them
+    named_barrier_sync(barrier_id, kWarpgroup);
+    constexpr int kNumSlots = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
+    activate_by_slots<Cfg, kNumSlots, kWarpgroup>(acc, args.activation, reinterpret_cast<float*>(smem_c) + thread);
+    named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+  }
+
   // Half of the lanes take their values in another order, so that half a warp's pairs lie in different banks.
   const bool is_odd = lane / (kAlongM ? 8 : 4) % 2;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
-    const int part_col = col + part * Cfg::kStoreN;
-    char* buffer = smem_c + (num_stores++ % Cfg::kStoreBuffers) * Cfg::kStoreBytes;
-    float v[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
-    if (bias && args.stride_bias_n) {
-#pragma unroll
-      for (int i = 0; i < kValues / 2; ++i) {
-        const int j = part_col + first_col + i / 2 * 8 + i % 2;
-        const float value = j < args.n ? bias[j] : 0;
-        v[i / 2 * 4 + i % 2] += value;
-        v[i / 2 * 4 + i % 2 + 2] += value;
-      }
-    } else if (bias) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
-    }
-    // The store before last has read this buffer; only the thread that issued it can wait for that.
-    if (thread == 0) cp_async_bulk_wait_group_read<Cfg::kStoreBuffers - 1>();
-    named_barrier_sync(barrier_id, 128);
-    if (args.activation == Activation::relu) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
-    } else if (args.activation != Activation::none) {
-      activate_values<kValues>(v, reinterpret_cast<float*>(buffer) + thread, args.activation);
-      named_barrier_sync(barrier_id, 128);  // others' slots are read before they are overwritten
-    }
+    const int part_col = at.col + part * Cfg::kStoreN;
+    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
+    const float* v = acc + part * kValues;
+    // The store before last has read this buffer.
+    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    named_barrier_sync(barrier_id, kWarpgroup);
     const uint32_t smem = smem_address(buffer);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -203,27 +209,43 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
     }
     if (args.stores_by_tma) {
       fence_proxy_async();
-      named_barrier_sync(barrier_id, 128);
+      named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
         if constexpr (kAlongM) {
-          cp_async_bulk_tensor_2d_store(map_c, row, part_col, smem);
-          cp_async_bulk_tensor_2d_store(map_c, row + 32, part_col, smem + 4096);
+          cp_async_bulk_tensor_3d_store(map_c, row, part_col, int(at.batch_c), smem);
+          cp_async_bulk_tensor_3d_store(map_c, row + 32, part_col, int(at.batch_c), smem + 4096);
         } else {
-          cp_async_bulk_tensor_2d_store(map_c, part_col, row, smem);
+          cp_async_bulk_tensor_3d_store(map_c, part_col, row, int(at.batch_c), smem);
         }
         cp_async_bulk_commit_group();
       }
     } else {
-      named_barrier_sync(barrier_id, 128);
+      named_barrier_sync(barrier_id, kWarpgroup);
+      float* to = static_cast<float*>(args.c) + at.batch_c * args.batch_step_c;
 #pragma unroll 4
       for (int i = 0; i < 16; ++i) {
         const int line = warp * 16 + i;
         const int r = row + (kAlongM ? line / 32 * 32 + lane : line), c = part_col + (kAlongM ? line % 32 : lane);
         if (r < args.m && c < args.n)
-          static_cast<float*>(args.c)[kAlongM ? r + c * args.ldc : r * args.ldc + c] =
+          to[kAlongM ? r + c * args.ldc : r * args.ldc + c] =
               *reinterpret_cast<const float*>(buffer + line * 128 + ((lane / 4 ^ line % 8) << 4) + lane % 4 * 4);
       }
     }
+  }
+}
+
+// The same rows of a chunk's sums, as they are; `partial` is row-major where C is column-major.
+template <class Cfg>
+__device__ __forceinline__ void store_partial_along_m(const float (&acc)[Cfg::kAcc], const Arguments& args,
+                                                      const Place& at, int row) {
+  const int i = row + first_row_of_fragment();
+  if (i >= args.ld_partial) return;
+#pragma unroll
+  for (int pair = 0; pair < Cfg::kAcc / 2; ++pair) {
+    const int j = at.col + pair / 2 * 8 + threadIdx.x % 4 * 2 + pair % 2;
+    if (j < args.n)
+      *reinterpret_cast<float2*>(args.partial + (int64_t(at.slab) * args.n + j) * args.ld_partial + i) =
+          make_float2(acc[pair / 2 * 4 + pair % 2], acc[pair / 2 * 4 + pair % 2 + 2]);
   }
 }
 

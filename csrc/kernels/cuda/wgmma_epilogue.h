@@ -1,0 +1,241 @@
+// Epilogue of the wgmma kernel: from the accumulators of a warpgroup to C, to the partial sums of a chunk, to the sums
+// of A's rows.
+#pragma once
+
+#include "core/problem.h"
+#include "platform/element.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;      // threads
+constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other is stored
+
+// A dimension of the batch, its strides in steps of the operands' tensor maps.
+struct BatchSteps {
+  int size, a, b;
+  int64_t c;
+};
+
+struct Arguments {
+  int m, n, num_k_tiles;
+  int tiles_m, tiles_n, num_tiles;  // of a cluster; num_tiles: of the whole batch, each as often as num_splits says
+  int full_tiles;                   // so many are computed whole, the others in halves along n
+  int group_m;
+  int cluster_size;  // blocks whose tiles lie below each other and share what they load of B: 1 or 2
+  int chunk_tiles;   // k tiles of a chunk
+  int num_splits;    // 1, or the number of chunks: each is computed by itself, to `partial`
+  int a_bytes;       // of A that arrive for one k tile
+  int num_batch_dims;
+  BatchSteps batch[kMaxGpuBatchDims];
+  Activation activation;
+  bool stores_by_tma;
+  void* c;
+  int64_t ldc, batch_step_c;
+  const void* bias;
+  int stride_bias_m, stride_bias_n;
+  void* row_sums;
+  float* partial;
+  int64_t ld_partial;
+};
+
+// Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
+struct Place {
+  int row, col;
+  int batch_a, batch_b;
+  int64_t batch_c;
+  int slab;  // of `partial`: item and chunk
+  int first_k_tile, num_k_tiles;
+};
+
+// Two values as 16-bit elements, rounded to nearest even; the first in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+
+// acc += bias of its columns or rows.
+template <class Cfg>
+__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const Arguments& args, typename Cfg::T* smem_bias,
+                                         int barrier_id, int row, int col) {
+  using T = typename Cfg::T;
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  const T* bias = static_cast<const T*>(args.bias);
+  if (args.stride_bias_n) {
+    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
+      T value{};
+      if (col + j < args.n) value = bias[col + j];
+      smem_bias[j] = value;
+    }
+    named_barrier_sync(barrier_id, kWarpgroup);
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
+      const T* pair = smem_bias + j * 8 + lane % 4 * 2;
+      const float first = to_float(pair[0]), second = to_float(pair[1]);
+      acc[4 * j] += first;
+      acc[4 * j + 1] += second;
+      acc[4 * j + 2] += first;
+      acc[4 * j + 3] += second;
+    }
+  } else {
+    float bias_m[2] = {0, 0};  // of this thread's two rows
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = row + warp * 16 + lane / 4 + 8 * h;
+      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
+    }
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += bias_m[i / 2 % 2];
+  }
+}
+
+// acc = activation(acc), by way of `slots` of this thread, STRIDE floats apart, in loops that are not unrolled: one
+// copy of the functions' code.
+template <class Cfg, int NUM_SLOTS, int STRIDE>
+__device__ __forceinline__ void activate_by_slots(float (&acc)[Cfg::kAcc], Activation activation, float* slots) {
+  constexpr int kParts = (Cfg::kAcc + NUM_SLOTS - 1) / NUM_SLOTS;
+#pragma unroll 1
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) {
+      if (i / NUM_SLOTS == part) slots[i % NUM_SLOTS * STRIDE] = acc[i];
+    }
+#pragma unroll 1
+    for (int i = 0; i < NUM_SLOTS; ++i) {
+      const float x = slots[i * STRIDE];
+      float y;
+      if (activation == Activation::gelu)
+        y = x * normal_cdf(x);
+      else if (activation == Activation::gelu_tanh)
+        y = activate<Activation::gelu_tanh>(x);
+      else
+        y = activate<Activation::silu>(x);
+      slots[i * STRIDE] = x != x ? x : y;
+    }
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) {
+      if (i / NUM_SLOTS == part) acc[i] = slots[i % NUM_SLOTS * STRIDE];
+    }
+  }
+}
+
+// 64 rows of C at `row` from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                 const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
+                                                 int consumer, const Place& at, int row, int& num_stores) {
+  using T = typename Cfg::T;
+  constexpr int kStoreN = Cfg::kStoreN;
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  const int barrier_id = 1 + consumer;
+
+  if (args.bias) add_bias<Cfg>(acc, args, smem_bias, barrier_id, row, at.col);
+  if (args.activation == Activation::relu) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
+  } else if (args.activation != Activation::none) {
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // only the thread that issued stores can wait for them
+    named_barrier_sync(barrier_id, kWarpgroup);
+    constexpr int kNumSlots = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
+    activate_by_slots<Cfg, kNumSlots, kWarpgroup>(acc, args.activation, reinterpret_cast<float*>(smem_c) + thread);
+    named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+  }
+
+#pragma unroll
+  for (int part = 0; part < (Cfg::kBlockN + kStoreN - 1) / kStoreN; ++part) {
+    // Of a width that is no multiple of kStoreN, the last part begins inside of the one before and stores it again.
+    constexpr int kLast = Cfg::kBlockN - kStoreN;
+    const int part_col = part * kStoreN < kLast ? part * kStoreN : kLast;
+    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
+    const float* v = acc + part_col / 2;
+    // The store before last has read this buffer.
+    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    // Swizzled as the copy engine expects it: without bank conflicts here.
+    const int r = warp * 16 + lane % 16;
+    const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
+    const int mask = kStoreN == 64 ? r % 8 : r / 2 % 4;
+#pragma unroll
+    for (int j = 0; j < kStoreN / 16; ++j) {
+      const int chunk = 2 * j + lane / 16;
+      stmatrix_x4(row_address + ((chunk ^ mask) << 4), pack_pair<T>(v[8 * j], v[8 * j + 1]),
+                  pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
+                  pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
+    }
+    const int first_col = at.col + part_col;
+    if (args.stores_by_tma) {
+      fence_proxy_async();
+      named_barrier_sync(barrier_id, kWarpgroup);
+      if (thread == 0) {
+        cp_async_bulk_tensor_3d_store(map_c, first_col, row, int(at.batch_c), smem_address(buffer));
+        cp_async_bulk_commit_group();
+      }
+    } else {
+      __syncwarp();  // a warp reads back the 16 rows that it wrote
+      T* to_c = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + first_col;
+#pragma unroll 4
+      for (int i = 0; i < 16; ++i) {
+        const int s = warp * 16 + i;
+        if (row + s >= args.m) break;
+        T* to = to_c + (row + s) * args.ldc;
+        const int key = kStoreN == 64 ? s % 8 : s / 2 % 4;
+        const auto element = [&](int j) {
+          const char* from = buffer + s * (kStoreN * 2) + (((j / 8) ^ key) << 4) + j % 8 * 2;
+          return uint32_t(*reinterpret_cast<const uint16_t*>(from));
+        };
+        // Pairs where the address allows it: a row that begins between two words has one element before them.
+        const int shift = reinterpret_cast<uintptr_t>(to) / 2 % 2;
+        const int j = 2 * lane + shift;
+        if (j + 1 < kStoreN && first_col + j + 1 < args.n)
+          *reinterpret_cast<uint32_t*>(to + j) = element(j) | element(j + 1) << 16;
+        else if (j < kStoreN && first_col + j < args.n)
+          reinterpret_cast<uint16_t*>(to)[j] = uint16_t(element(j));
+        if (shift && lane == 0) *reinterpret_cast<uint16_t*>(to) = uint16_t(element(0));
+      }
+      __syncwarp();  // stmatrix needs the warp together
+    }
+  }
+}
+
+// The same rows of a chunk's sums, as they are.
+template <class Cfg>
+__device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
+                                              int row) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = row + warp * 16 + lane / 4 + 8 * h;
+    if (i >= args.m) break;
+    float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
+      const int col = at.col + j * 8 + lane % 4 * 2;
+      if (col < args.ld_partial)
+        *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+  }
+}
+
+// Sums of 64 rows of A; all eight columns of `sums` are the same.
+template <class T>
+__device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arguments& args, int row) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  if (lane % 4) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = row + warp * 16 + lane / 4 + 8 * h;
+    if (i < args.m) reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[2 * h], 0));
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
