@@ -26,6 +26,12 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
 constexpr bool sums_chunks(const TileShape& shape) { return shape.block_m <= 128 && shape.block_n <= 128; }
 
+// Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
+// of its weight, which is of the layer's size.
+constexpr bool sums_rows(const TileShape& shape) {
+  return shape.block_m == 128 && (shape.block_n == 256 || shape.block_n == 128);
+}
+
 struct TilePlan {
   int tile;
   TileShape shape;
@@ -50,13 +56,14 @@ inline double model_microseconds(const TileShape& shape, int64_t m, int64_t n, i
   return waves * (double(ceil_div(k, kWgmmaBlockK)) * k_tile + 0.2 + area * 1e-5);
 }
 
-inline TilePlan plan_tiles(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, int num_sms) {
+inline TilePlan plan_tiles(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, bool needs_row_sums,
+                           int num_sms) {
   const int64_t num_chunks = ceil_div(k, chunk_k);
   TilePlan best{};
   double best_time = 0;
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
-    if (num_chunks > 1 && !sums_chunks(shape)) continue;
+    if ((num_chunks > 1 && !sums_chunks(shape)) || (needs_row_sums && !sums_rows(shape))) continue;
     for (const bool splits : {false, true}) {
       if (splits && num_chunks == 1) continue;
       double time = model_microseconds(shape, m, n, splits ? chunk_k : k, splits ? batch * num_chunks : batch, num_sms);

@@ -55,7 +55,7 @@ TILEDMM_PTX void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(barrier),
       "r"(rank)
       : "memory");
@@ -198,6 +198,13 @@ template <int COUNT>
 TILEDMM_PTX void fence_registers(float (&acc)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+
+// Whatever they held is needed no longer, though the next wgmma, which may add to them, seems to read it.
+template <int COUNT>
+TILEDMM_PTX void forget_registers(float (&acc)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "=f"(acc[i]));
 }
 
 // Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").

@@ -36,7 +36,7 @@ constexpr int kMaxStages = 12;      // more does not hide more
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
 // One block tile: 64 or 128 rows to a consumer warpgroup.
-template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -63,9 +63,9 @@ struct Config {
   static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 && !kIsTf32 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
   static constexpr int kBiasBytes = kIsTf32 ? 0 : (BLOCK_N * 2 + 15) / 16 * 16;
-  // A tile of ones that sums the rows of A; linear layers' gradients have it m-major and B n-major.
-  static constexpr bool kCanSumRows = A_IS_M_MAJOR && B_IS_N_MAJOR && !kIsTf32;
-  static constexpr int kOnesBytes = kCanSumRows ? 8 * kMmaK * 2 : 0;
+  // A tile of ones is multiplied by A as well, which sums A's rows.
+  static constexpr bool kSumsRows = SUMS_ROWS;
+  static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
       1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
@@ -96,7 +96,10 @@ struct Config {
   [[maybe_unused]] static constexpr int kStepMma = (64 * 128) >> 4;
 };
 
-__device__ __forceinline__ int cluster_rank(const Arguments& args) { return blockIdx.x % args.cluster_size; }
+// A cluster is of one block or of two.
+__device__ __forceinline__ int cluster_rank(const Arguments& args) { return blockIdx.x & (args.cluster_size - 1); }
+__device__ __forceinline__ int cluster_index(const Arguments& args) { return blockIdx.x >> (args.cluster_size - 1); }
+__device__ __forceinline__ int num_clusters(const Arguments& args) { return gridDim.x >> (args.cluster_size - 1); }
 
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
 // so that the tiles in flight share operands in the second-level cache.
@@ -104,8 +107,10 @@ template <class Cfg>
 __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   Place at{};
   const int tiles_of_item = args.tiles_m * args.tiles_n;
-  at.slab = index / tiles_of_item;
-  index -= at.slab * tiles_of_item;
+  if (args.num_tiles > tiles_of_item) {
+    at.slab = index / tiles_of_item;
+    index -= at.slab * tiles_of_item;
+  }
   const int group_size = args.group_m * args.tiles_n;
   const int group = index / group_size, within = index - group * group_size;
   const int first = group * args.group_m;
@@ -119,6 +124,7 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
     at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
     at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
   }
+#pragma unroll 1
   for (int d = args.num_batch_dims - 1; d >= 0; --d) {
     const BatchSteps& dim = args.batch[d];
     const int rest = item / dim.size, idx = item - rest * dim.size;
@@ -185,7 +191,7 @@ struct StageAddress {
   uint32_t a, b, ones;
 };
 
-template <class Cfg, bool SUMS_ROWS>
+template <class Cfg>
 __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
   using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
@@ -202,7 +208,7 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       else
         wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c[mma], desc_a, desc_b,
                                                                            step > 0 || !is_first);
-      if constexpr (SUMS_ROWS)
+      if constexpr (Cfg::kSumsRows)
         wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums[mma], desc_a, descriptor(kDescOnes, address.ones),
                                                       step > 0 || !is_first);
     }
@@ -221,8 +227,7 @@ struct Shared {
 template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  const int step = gridDim.x / args.cluster_size;
-  for (int i = blockIdx.x / args.cluster_size; i < (end - first) * kPieces; i += step) {
+  for (int i = cluster_index(args); i < (end - first) * kPieces; i += num_clusters(args)) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     function(at);
@@ -246,37 +251,24 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
   });
 }
 
-// One consumer warp needs a stage no longer; in a cluster both blocks' producers fill it.
-__device__ __forceinline__ void release_stage(uint32_t barrier, int cluster_size) {
-  if (threadIdx.x % 32) return;
-  if (cluster_size == 1) {
-    mbarrier_arrive(barrier);
-  } else {
-    mbarrier_arrive_cluster(barrier, 0);
-    mbarrier_arrive_cluster(barrier, 1);
-  }
-}
-
 // The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
-template <class Cfg, class Piece, bool SUMS_ROWS>
+template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
   if constexpr (Cfg::kAFromRegisters) {
-    multiply_from_registers<Cfg, Piece>(acc.c[0], first_stage.b, shared, ring, num_k_tiles, [&](int stage) {
-      release_stage(shared.empty + stage * 8, shared.cluster_size);
-    });
+    multiply_from_registers<Cfg, Piece>(acc.c[0], first_stage.b, shared, ring, num_k_tiles);
     return;
   } else {
-    int previous = -1;
+    int previous = 0;
     for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
       mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
       const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
       wgmma_fence();
-      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
+      multiply<Piece>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
       wgmma_commit_group();
       // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
       wgmma_wait_group<1>();
-      if (previous >= 0) release_stage(shared.empty + previous * 8, shared.cluster_size);
+      release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
       previous = ring.stage;
       ring.advance();
     }
@@ -284,7 +276,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
     for (int mma = 0; mma < Piece::kMmas; ++mma) {
       fence_registers(acc.c[mma]);
-      if constexpr (SUMS_ROWS) fence_registers(acc.row_sums[mma]);
+      if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums[mma]);
     }
     release_stage(shared.empty + previous * 8, shared.cluster_size);
   }
@@ -297,7 +289,7 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
                                                 int chunk_tiles) {
   float total[Cfg::kAcc];
   for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
-    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    multiply_k_tiles<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
     if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[0][i] : total[i] + acc.c[0][i];
@@ -318,30 +310,22 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
   const StageAddress first_stage{uniform(shared.stages + consumer * kRows * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
-  Accumulators<Piece> acc;
-#pragma unroll
-  for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-#pragma unroll
-    for (int i = 0; i < Piece::kAcc; ++i) acc.c[mma][i] = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc.row_sums[mma][i] = 0;
-  }
-
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    const int row = at.row + consumer * kRows;
-    bool sums_rows = false;
-    if constexpr (Cfg::kCanSumRows) sums_rows = args.row_sums && at.col == 0;
-    if constexpr (Cfg::kSumsChunks) {
-      if (!sums_rows) multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
-    } else {
-      if (!sums_rows) multiply_k_tiles<Cfg, Piece, false>(acc, first_stage, shared, ring, at.num_k_tiles);
-    }
-    if constexpr (Cfg::kCanSumRows) {
-      if (sums_rows) {
-        multiply_k_tiles<Cfg, Piece, true>(acc, first_stage, shared, ring, at.num_k_tiles);
+    Accumulators<Piece> acc{};
 #pragma unroll
-        for (int mma = 0; mma < Cfg::kMmas; ++mma) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
-      }
+    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
+      if constexpr (!Cfg::kIsTf32) forget_registers(acc.c[mma]);
+      if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums[mma]);
+    }
+    const int row = at.row + consumer * kRows;
+    if constexpr (Cfg::kSumsChunks)
+      multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+    else
+      multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
+    if constexpr (Cfg::kSumsRows) {
+#pragma unroll
+      for (int mma = 0; mma < Cfg::kMmas; ++mma)
+        if (at.col == 0) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
     }
 #pragma unroll
     for (int mma = 0; mma < Cfg::kMmas; ++mma) {
@@ -369,7 +353,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   using Half = Config<typename Cfg::T, Cfg::kBlockM, Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN,
-                      Cfg::kAIsMMajor, Cfg::kBIsNMajor>;
+                      Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -401,7 +385,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
     fence_mbarrier_init();
   }
-  if constexpr (Cfg::kCanSumRows) {
+  if constexpr (Cfg::kSumsRows) {
     if (threadIdx.x < Cfg::kOnesBytes / 4) {
       reinterpret_cast<uint32_t*>(smem_bias + Cfg::kConsumers * Cfg::kBiasBytes)[threadIdx.x] =
           pack_pair<typename Cfg::T>(1, 1);
@@ -525,6 +509,10 @@ template <class T, int TILE>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.problem.gemm.row_sums) {
+    if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
+    return "this tile does not sum rows";
+  }
   if (task.a.is_k_major)
     return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
                              : launch_config<Config<T, M, N, false, true>>(task);
@@ -547,7 +535,8 @@ const char* launch_tile_tf32(const Task& task) {
     constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
     if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
     if (task.b.is_k_major) return launch_config<Config<float, M, N, true, false>>(task);
-    if constexpr (can_transpose({M, N})) return launch_config<Config<float, M, N, true, true>>(task);
+    if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
+      return launch_config<Config<float, M, N, true, true>>(task);
     return "the tile is too large";
   } else {
     return "no such tile";
@@ -603,34 +592,30 @@ Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor) 
     return describe_matrix(p.b, p.dtype, p.n, p.k, p.stride_bn, p.stride_bk, task.b) &&
            describe_batch(problem, &BatchDim::stride_b, task.b);
   };
-  const bool takes_b = describe_b();
-  bool takes_a = describe_a();
-  if (takes_a && !task.a.is_k_major) {
-    // In place if it can be the operand that is transposed on its way.
-    const char* fuse = getenv("TF32_FUSE");
-    takes_a = takes_b && !task.b.is_k_major && fuse && *fuse == '1';
-  }
+  const auto layout_of = [](bool is_readable, const cuda::Operand& operand) {
+    if (!is_readable) return Tf32Layout::unreadable;
+    return operand.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k;
+  };
+  const Tf32Layout layout_a = layout_of(describe_a(), task.a), layout_b = layout_of(describe_b(), task.b);
+  Tf32Plan plan = plan_tf32(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, layout_a, layout_b, executor.num_cus);
   CopyAlongK copies(executor);
   Status status = Status::ok;
-  if (!takes_a) status = copies.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
-  if (!takes_b && status == Status::ok)
+  if (plan.copies_a) status = copies.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
+  if (plan.copies_b && status == Status::ok)
     status = copies.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
   if (!describe_a() || !describe_b()) return Status::launch_failed;
-  const bool swaps = !task.b.is_k_major;
+  const bool swaps = plan.path != Tf32Path::both_in_place;
   if (swaps) {
-    // B along n becomes the A of the transposed problem, which passes through registers.
     problem = transposed_problem(problem);
     std::swap(task.a, task.b);
   }
   const bool is_matrix = swaps ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)
                                : describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
-  task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && task.c.is_k_major;
+  task.stores_by_tma =
+      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
-  task.plan = plan_tf32_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, executor.num_cus,
-                              !task.a.is_k_major && !task.b.is_k_major);
-  if (const char* forced = getenv("TF32_TILE")) task.plan.tile = *forced ? atoi(forced) : task.plan.tile;
-  task.plan.shape = kTf32TileShapes[task.plan.tile];
+  task.plan = plan.tiles;
   const GemmProblem& whole = row_major.gemm;
   const PartialSums partial{nullptr, round_up(whole.n, 2), int(ceil_div(p.k, problem.chunk_k))};
   Workspace workspace{executor};
@@ -670,10 +655,11 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   Status status = take(p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a, task.a);
   if (status == Status::ok) status = take(p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b, task.b);
   if (status != Status::ok) return status;
-  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c) && task.c.is_k_major;
-  task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix;
+  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
+  task.stores_by_tma =
+      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
-  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, executor.num_cus);
+  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, p.row_sums, executor.num_cus);
   const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
   Workspace workspace{executor};
   if (task.plan.splits_chunks) {

@@ -55,6 +55,9 @@ bool describe_batch(const GpuProblem& problem, int64_t BatchDim::* stride, Opera
   return operand.batch_step % unit == 0 && operand.batch_count <= INT32_MAX;
 }
 
+// Whether the copy engine may store to it: it writes whole units, also beyond the end of a row.
+bool is_storable(DType dtype, const Operand& c) { return c.is_k_major && c.inner * size_of(dtype) % kCopyBytes == 0; }
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 EncodeTiled find_encode_tiled() {

@@ -60,71 +60,25 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
     return reinterpret_cast<const uint32_t&>(pair);
   }
 }
+template <class T>
+using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 
-// acc += bias of its columns or rows.
-template <class Cfg>
-__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const Arguments& args, typename Cfg::T* smem_bias,
-                                         int barrier_id, int row, int col) {
-  using T = typename Cfg::T;
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
-  const T* bias = static_cast<const T*>(args.bias);
-  if (args.stride_bias_n) {
-    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
-      T value{};
-      if (col + j < args.n) value = bias[col + j];
-      smem_bias[j] = value;
-    }
-    named_barrier_sync(barrier_id, kWarpgroup);
-#pragma unroll
-    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
-      const T* pair = smem_bias + j * 8 + lane % 4 * 2;
-      const float first = to_float(pair[0]), second = to_float(pair[1]);
-      acc[4 * j] += first;
-      acc[4 * j + 1] += second;
-      acc[4 * j + 2] += first;
-      acc[4 * j + 3] += second;
-    }
-  } else {
-    float bias_m[2] = {0, 0};  // of this thread's two rows
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = row + warp * 16 + lane / 4 + 8 * h;
-      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
-    }
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += bias_m[i / 2 % 2];
-  }
-}
-
-// acc = activation(acc), by way of `slots` of this thread, STRIDE floats apart, in loops that are not unrolled: one
-// copy of the functions' code.
-template <class Cfg, int NUM_SLOTS, int STRIDE>
-__device__ __forceinline__ void activate_by_slots(float (&acc)[Cfg::kAcc], Activation activation, float* slots) {
-  constexpr int kParts = (Cfg::kAcc + NUM_SLOTS - 1) / NUM_SLOTS;
+// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
+template <int COUNT, int STRIDE>
+__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
 #pragma unroll 1
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) {
-      if (i / NUM_SLOTS == part) slots[i % NUM_SLOTS * STRIDE] = acc[i];
-    }
-#pragma unroll 1
-    for (int i = 0; i < NUM_SLOTS; ++i) {
-      const float x = slots[i * STRIDE];
-      float y;
-      if (activation == Activation::gelu)
-        y = x * normal_cdf(x);
-      else if (activation == Activation::gelu_tanh)
-        y = activate<Activation::gelu_tanh>(x);
-      else
-        y = activate<Activation::silu>(x);
-      slots[i * STRIDE] = x != x ? x : y;
-    }
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) {
-      if (i / NUM_SLOTS == part) acc[i] = slots[i % NUM_SLOTS * STRIDE];
-    }
+  for (int i = 0; i < COUNT; ++i) {
+    const float x = slots[i * STRIDE];
+    float y;
+    if (activation == Activation::gelu)
+      y = x * normal_cdf(x);
+    else if (activation == Activation::gelu_tanh)
+      y = activate<Activation::gelu_tanh>(x);
+    else
+      y = activate<Activation::silu>(x);
+    slots[i * STRIDE] = x != x ? x : y;
   }
 }
 
@@ -134,20 +88,26 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
                                                  const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
                                                  int consumer, const Place& at, int row, int& num_stores) {
   using T = typename Cfg::T;
-  constexpr int kStoreN = Cfg::kStoreN;
+  const int col = at.col;
+  constexpr int kStoreN = Cfg::kStoreN, kValues = kStoreN / 2;  // of a thread in one store
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
+  const T* bias = static_cast<const T*>(args.bias);
 
-  if (args.bias) add_bias<Cfg>(acc, args, smem_bias, barrier_id, row, at.col);
-  if (args.activation == Activation::relu) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
-  } else if (args.activation != Activation::none) {
-    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // only the thread that issued stores can wait for them
+  float bias_m[2] = {0, 0};  // of this thread's two rows
+  if (bias && args.stride_bias_n) {
+    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
+      T value{};
+      if (col + j < args.n) value = bias[col + j];
+      smem_bias[j] = value;
+    }
     named_barrier_sync(barrier_id, kWarpgroup);
-    constexpr int kNumSlots = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
-    activate_by_slots<Cfg, kNumSlots, kWarpgroup>(acc, args.activation, reinterpret_cast<float*>(smem_c) + thread);
-    named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+  } else if (bias) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = row + warp * 16 + lane / 4 + 8 * h;
+      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
+    }
   }
 
 #pragma unroll
@@ -156,10 +116,42 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
     constexpr int kLast = Cfg::kBlockN - kStoreN;
     const int part_col = part * kStoreN < kLast ? part * kStoreN : kLast;
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    const float* v = acc + part_col / 2;
-    // The store before last has read this buffer.
+    float v[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) v[i] = acc[part_col / 2 + i];
+    if (bias && args.stride_bias_n) {
+#pragma unroll
+      for (int j = 0; j < kStoreN / 8; ++j) {
+        const auto pair = *reinterpret_cast<const Pair<T>*>(smem_bias + part_col + j * 8 + lane % 4 * 2);
+        const float first = to_float(pair.x), second = to_float(pair.y);
+        v[4 * j] += first;
+        v[4 * j + 1] += second;
+        v[4 * j + 2] += first;
+        v[4 * j + 3] += second;
+      }
+    } else if (bias) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
+    }
+    // The store before last has read this buffer; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
+    if (args.activation == Activation::relu) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
+    } else if (args.activation != Activation::none) {
+      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
+      float* slots = reinterpret_cast<float*>(buffer) + thread;
+#pragma unroll
+      for (int first = 0; first < kValues; first += kSlots) {
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
+        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
+      }
+      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+    }
     // Swizzled as the copy engine expects it: without bank conflicts here.
     const int r = warp * 16 + lane % 16;
     const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
@@ -171,7 +163,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
                   pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
                   pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
     }
-    const int first_col = at.col + part_col;
+    const int first_col = col + part_col;
     if (args.stores_by_tma) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);

@@ -13,6 +13,13 @@ namespace {
 
 constexpr int kTransposers = 3;  // warps
 
+// One consumer warp needs a stage no longer; in a cluster both blocks' producers fill it. Without branches, which could
+// make the compiler wait for every wgmma.
+__device__ __forceinline__ void release_stage(uint32_t barrier, int cluster_size) {
+  const int lane = threadIdx.x % 32;
+  if (lane < cluster_size) mbarrier_arrive_cluster(barrier, lane);
+}
+
 // Row of the 64 of a consumer that this thread's fragments start with, if A lies along m in boxes of 32 rows x 32 of k,
 // 128-byte swizzled. A thread takes two neighbours, as rows r and r + 8 of the instruction; the order is such that the
 // pairs that half a warp reads at once, four of k, lie in different banks, and a warp's rows form whole sectors of C.
@@ -89,10 +96,9 @@ __device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ri
 
 // acc = A * B over the next k tiles of the ring, A through registers. address_b: of the first stage, as matrix_address
 // has it.
-template <class Cfg, class Piece, class Shared, class Ring, class Release>
+template <class Cfg, class Piece, class Shared, class Ring>
 __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc], uint32_t address_b,
-                                                        const Shared& shared, Ring& ring, int num_k_tiles,
-                                                        const Release& release_stage) {
+                                                        const Shared& shared, Ring& ring, int num_k_tiles) {
   constexpr int kSteps = Cfg::kBlockK / Cfg::kMmaK;
   const int first_row = first_row_of_fragment();
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
@@ -102,7 +108,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     if constexpr (Cfg::kTransposesB) mbarrier_wait_parity(shared.transposed + ring.stage * 8, ring.phase);
     load_fragments(to, shared.stages + ring.stage * Cfg::kStageBytes + consumer * 64 * 128, first_row);
   };
-  int previous = -1, k_tile = 0;
+  int previous = 0, k_tile = 0;
   const auto multiply_one = [&](uint32_t (&taken)[kSteps][4], uint32_t (&next)[kSteps][4]) {
     const uint32_t address = address_b + __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
@@ -114,7 +120,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0) release_stage(previous);
+    release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
     previous = ring.stage;
     ring.advance();
     if (k_tile + 1 < num_k_tiles) load_next(next);
@@ -128,13 +134,13 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   }
   wgmma_wait_group<0>();
   fence_registers(acc);
-  release_stage(previous);
+  release_stage(shared.empty + previous * 8, shared.cluster_size);
 }
 
 // 64 rows of C from the accumulators of one warpgroup: bias, activation, through shared memory to C, 64 lines of 32
 // neighbours at a time. Neighbours lie along n, or along m where A came through registers: C is then column-major.
 template <class Cfg>
-__device__ __forceinline__ void store_block_tile_tf32(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+__device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                       const Arguments& args, char* smem_c, int consumer,
                                                       const Place& at, int row, int& num_stores) {
   constexpr bool kAlongM = Cfg::kAFromRegisters;
@@ -146,45 +152,52 @@ __device__ __forceinline__ void store_block_tile_tf32(float (&acc)[Cfg::kAcc], c
   const int first_row = kAlongM ? first_row_of_fragment() : warp * 16 + lane / 4;
   const int first_col = lane % 4 * 2;
 
-  if (const float* bias = static_cast<const float*>(args.bias)) {
-    float bias_m[2] = {0, 0};
+  const float* bias = static_cast<const float*>(args.bias);
+  float bias_m[2] = {0, 0};  // of this thread's two rows
+  if (bias && !args.stride_bias_n) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = row + first_row + h * (kAlongM ? 1 : 8);
-      if (!args.stride_bias_n && i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
-    }
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; i += 4) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int j = at.col + first_col + i / 4 * 8 + e;
-        const float bias_n = args.stride_bias_n && j < args.n ? bias[j] : 0;
-        acc[i + e] += args.stride_bias_n ? bias_n : bias_m[0];
-        acc[i + e + 2] += args.stride_bias_n ? bias_n : bias_m[1];
-      }
+      if (i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
     }
   }
-  if (args.activation == Activation::relu) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
-  } else if (args.activation != Activation::none) {
-    if (thread == 0) cp_async_bulk_wait_group_read<0>();  // only the thread that issued stores can wait for them
-    named_barrier_sync(barrier_id, kWarpgroup);
-    constexpr int kNumSlots = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
-    activate_by_slots<Cfg, kNumSlots, kWarpgroup>(acc, args.activation, reinterpret_cast<float*>(smem_c) + thread);
-    named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
-  }
-
   // Half of the lanes take their values in another order, so that half a warp's pairs lie in different banks.
   const bool is_odd = lane / (kAlongM ? 8 : 4) % 2;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
     const int part_col = at.col + part * Cfg::kStoreN;
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    const float* v = acc + part * kValues;
-    // The store before last has read this buffer.
+    float v[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
+    if (bias && args.stride_bias_n) {
+#pragma unroll
+      for (int i = 0; i < kValues / 2; ++i) {
+        const int j = part_col + first_col + i / 2 * 8 + i % 2;
+        const float value = j < args.n ? bias[j] : 0;
+        v[i / 2 * 4 + i % 2] += value;
+        v[i / 2 * 4 + i % 2 + 2] += value;
+      }
+    } else if (bias) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
+    }
+    // The store before last has read this buffer; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
+    if (args.activation == Activation::relu) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
+    } else if (args.activation != Activation::none) {
+      static_assert(kValues * 4 * kWarpgroup <= Cfg::kStoreBytes, "a slot for every value");
+      float* slots = reinterpret_cast<float*>(buffer) + thread;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) slots[i * kWarpgroup] = v[i];
+      activate_slots<kValues, kWarpgroup>(slots, args.activation);
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) v[i] = slots[i * kWarpgroup];
+      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+    }
     const uint32_t smem = smem_address(buffer);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
