@@ -2,6 +2,9 @@
 // work; none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+
 #include "core/math.h"
 
 namespace tiledmm {
@@ -12,7 +15,7 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 128}, {256, 176}, {256, 160}, {64, 192}, {64, 128}, {64, 64}, {64, 32},
+    {128, 256}, {128, 224}, {128, 192}, {128, 128}, {64, 192}, {64, 128}, {64, 64}, {64, 32},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -24,7 +27,7 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 }
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
-constexpr bool sums_chunks(const TileShape& shape) { return shape.block_m <= 128 && shape.block_n <= 128; }
+constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 128; }
 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
@@ -35,43 +38,53 @@ constexpr bool sums_rows(const TileShape& shape) {
 struct TilePlan {
   int tile;
   TileShape shape;
-  int cluster_size;    // blocks that share what they load of B: 1 or 2
   bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
+  double microseconds;
 };
 
-// Microseconds of the slowest multiprocessor by a simple model, fitted on an H200: whole waves of tiles, each of an
-// epilogue and of k tiles that the slowest of three bounds: the matrix unit; shared memory, where each consumer reads
-// its rows of A and all of B; the second-level cache.
-inline double model_microseconds(const TileShape& shape, int64_t m, int64_t n, int64_t k, int64_t batch, int num_sms) {
-  const int64_t num_tiles = batch * ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
+// What decides how long it takes.
+struct WgmmaProblem {
+  int64_t m, n, k, chunk_k, batch;
+  bool is_a_aligned, is_b_aligned;  // rows begin at multiples of 64 bytes: fewer requests to the second-level cache
+  bool needs_row_sums;
+};
+
+// Microseconds from launch to end by a simple model, fitted on an H200 (mostly within 15 %): whole waves of tiles, each
+// of an epilogue and of k tiles that the slowest of four bounds: latency; the matrix unit; the second-level cache;
+// shared memory, which takes A and B in and where each consumer reads its rows of A and all of B. Or memory, if that is
+// slower.
+inline double model_microseconds(const TileShape& shape, bool splits_chunks, const WgmmaProblem& p, int num_sms) {
+  const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
+  const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
+  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.58 : num_tiles % num_sms ? 1 : 0;
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
-  const double written = 2.0 * kWgmmaBlockK * (double(min_of(shape.block_m, m)) + shape.block_n);
+  const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(shape.block_m, p.m));
+  const double b_bytes = 2.0 * kWgmmaBlockK * shape.block_n;
   const double read = 2.0 * kWgmmaBlockK * double(shape.block_m / 64) * (64 + shape.block_n);
-  const double math = area * 20.8e-6 + 0.01;
-  double k_tile = 0.14;  // latency
-  for (const double bound : {math, (written + read) / 220e3, written / 110e3})
+  const double requested = a_bytes * (p.is_a_aligned ? 1 : 2.6) + b_bytes * (p.is_b_aligned ? 1 : 2.6);
+  double k_tile = 0.163;
+  for (const double bound :
+       {area * (shape.block_m == 64 ? 17.5e-6 : 20.6e-6), requested / 140e3, (a_bytes + b_bytes + read) / 233e3})
     if (bound > k_tile) k_tile = bound;
-  return waves * (double(ceil_div(k, kWgmmaBlockK)) * k_tile + 0.2 + area * 1e-5);
+  const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kWgmmaBlockK));
+  const double tiles = waves * (num_k_tiles * k_tile + 0.47 + area * 2.6e-5);
+  const double elements = double(p.batch) * (double(p.m) * double(p.k) + double(p.k) * double(p.n) +
+                                             double(p.m) * double(p.n) * (splits_chunks ? double(2 * num_chunks) : 1));
+  const double memory = 2 * elements / 3.3e6;
+  const double sums = splits_chunks ? 2 + double(num_chunks) * 0.02 : 0;
+  return 5.5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-inline TilePlan plan_tiles(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, bool needs_row_sums,
-                           int num_sms) {
-  const int64_t num_chunks = ceil_div(k, chunk_k);
+inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+  const bool is_chunked = problem.chunk_k < problem.k;
   TilePlan best{};
-  double best_time = 0;
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
-    if ((num_chunks > 1 && !sums_chunks(shape)) || (needs_row_sums && !sums_rows(shape))) continue;
-    for (const bool splits : {false, true}) {
-      if (splits && num_chunks == 1) continue;
-      double time = model_microseconds(shape, m, n, splits ? chunk_k : k, splits ? batch * num_chunks : batch, num_sms);
-      if (splits) time += 2 + double(batch * m * n * num_chunks) * 1e-6;
-      if (best_time == 0 || time < best_time) {
-        best = {i, shape, 1, splits};
-        best_time = time;
-      }
+    if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
+    for (int splits = 0; splits <= int(is_chunked); ++splits) {
+      const double time = model_microseconds(shape, splits, problem, num_sms);
+      if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits != 0, time};
     }
   }
   return best;

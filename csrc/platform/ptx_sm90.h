@@ -49,18 +49,6 @@ TILEDMM_PTX bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
   return is_done;
 }
 
-// The barrier at the same place in block `rank` of the cluster.
-TILEDMM_PTX void mbarrier_arrive_cluster(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
 // Until the phase of this parity has completed.
 TILEDMM_PTX void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
@@ -80,17 +68,6 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(smem),
       "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier)
-      : "memory");
-}
-
-// The same to this place in every block of the cluster that has its bit in `ranks`, its bytes counting on the barrier
-// at the same place in each.
-TILEDMM_PTX void cp_async_bulk_tensor_3d_multicast(uint32_t smem, const CUtensorMap* map, int inner, int outer,
-                                                   int item, uint32_t barrier, uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem),
-      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(ranks)
       : "memory");
 }
 
@@ -117,11 +94,6 @@ TILEDMM_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::c
 // Some of the block's warps: "barrier{.cta}".
 TILEDMM_PTX void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// All threads of the cluster: "barrier.cluster".
-TILEDMM_PTX void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // True in one thread of a converged warp, which lets the compiler issue that thread's copies without a loop over lanes:
@@ -224,7 +196,6 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define TILEDMM_REGS_64 TILEDMM_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TILEDMM_REGS_80 TILEDMM_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define TILEDMM_REGS_88 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define TILEDMM_REGS_96 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define TILEDMM_REGS_112 TILEDMM_REGS_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define TILEDMM_REGS_128 \
@@ -239,7 +210,6 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
 #define TILEDMM_ACC_64 TILEDMM_ACC_48, TILEDMM_ACC_OF_16(48)
 #define TILEDMM_ACC_80 TILEDMM_ACC_64, TILEDMM_ACC_OF_16(64)
-#define TILEDMM_ACC_88 TILEDMM_ACC_80, TILEDMM_ACC_QUAD(80), TILEDMM_ACC_QUAD(84)
 #define TILEDMM_ACC_96 TILEDMM_ACC_80, TILEDMM_ACC_OF_16(80)
 #define TILEDMM_ACC_112 TILEDMM_ACC_96, TILEDMM_ACC_OF_16(96)
 #define TILEDMM_ACC_128 TILEDMM_ACC_112, TILEDMM_ACC_OF_16(112)
@@ -265,7 +235,7 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
   static_assert(MMA_N == 8 || MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 ||
-                    MMA_N == 176 || MMA_N == 192 || MMA_N == 224 || MMA_N == 256,
+                    MMA_N == 192 || MMA_N == 224 || MMA_N == 256,
                 "a width that is written out below");
   TILEDMM_WGMMA_OF(8, 4, "%4", "%5", "%6", "%7", "%8")
   TILEDMM_WGMMA_OF(32, 16, "%16", "%17", "%18", "%19", "%20")
@@ -273,7 +243,6 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
   TILEDMM_WGMMA_OF(96, 48, "%48", "%49", "%50", "%51", "%52")
   TILEDMM_WGMMA_OF(128, 64, "%64", "%65", "%66", "%67", "%68")
   TILEDMM_WGMMA_OF(160, 80, "%80", "%81", "%82", "%83", "%84")
-  TILEDMM_WGMMA_OF(176, 88, "%88", "%89", "%90", "%91", "%92")
   TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
   TILEDMM_WGMMA_OF(224, 112, "%112", "%113", "%114", "%115", "%116")
   TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")

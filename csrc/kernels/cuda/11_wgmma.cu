@@ -11,17 +11,15 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <utility>
 
 #include "core/wgmma_config.h"
-#include "core/wgmma_tf32_config.h"
 #include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/transpose.h"
 #include "kernels/cuda/wgmma_epilogue.h"
+#include "kernels/cuda/wgmma_task.h"
 #include "kernels/cuda/wgmma_tf32.h"
+#include "kernels/cuda/wgmma_tf32_launch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -35,7 +33,7 @@ constexpr int kMaxStages = 12;      // more does not hide more
 // A tile of 8 x 16 ones.
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
-// One block tile: 64 or 128 rows to a consumer warpgroup.
+// One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
 struct Config {
   using T = T_;
@@ -43,12 +41,11 @@ struct Config {
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
   static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
   static constexpr int kMmaK = 32 / sizeof(T);
-  // fp32: the matrix unit takes A from registers or along k, B along k.
+  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (wgmma_tf32.h).
   static constexpr bool kIsTf32 = sizeof(T) == 4;
   static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
   static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
-  static constexpr int kConsumers = BLOCK_M == 64 ? 1 : 2;
-  static constexpr int kMmas = BLOCK_M / 64 / kConsumers;  // of 64 rows, to a consumer
+  static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
@@ -59,8 +56,11 @@ struct Config {
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
-  static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kStoreN = BLOCK_N % 64 == 0 && kMmas == 1 && !kIsTf32 ? 64 : 32;  // columns of C in one store
+  static constexpr int kTileBytes = kABytes + kBBytes;
+  // Small tiles come in pairs along k, which halves the waiting; beyond k the copy engine writes zeros.
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 128 && !kAFromRegisters ? 2 : 1;
+  static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
+  static constexpr int kStoreN = BLOCK_N % 64 == 0 && !kIsTf32 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
   static constexpr int kBiasBytes = kIsTf32 ? 0 : (BLOCK_N * 2 + 15) / 16 * 16;
   // A tile of ones is multiplied by A as well, which sums A's rows.
@@ -76,11 +76,10 @@ struct Config {
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
-  static_assert(!kTransposesB || !kSplitsTail, "the transposing warps know whole tiles only");
-  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 256, "one or two consumers of 64 rows, or two of 128");
-  static_assert(BLOCK_N % 16 == 0 && BLOCK_N >= 32 && BLOCK_N <= 256,
-                "stores are 32 columns wide, a wgmma at most 256");
-  static_assert(kNumStages >= 3, "fewer do not hide the latency of a copy");
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
+  static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
@@ -90,33 +89,25 @@ struct Config {
       !B_IS_N_MAJOR || kIsTf32
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
-  // From one step of kMmaK to the next, and to the next 64 rows, in the descriptor's units of 16 bytes.
+  // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
   [[maybe_unused]] static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
   static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
-  [[maybe_unused]] static constexpr int kStepMma = (64 * 128) >> 4;
 };
-
-// A cluster is of one block or of two.
-__device__ __forceinline__ int cluster_rank(const Arguments& args) { return blockIdx.x & (args.cluster_size - 1); }
-__device__ __forceinline__ int cluster_index(const Arguments& args) { return blockIdx.x >> (args.cluster_size - 1); }
-__device__ __forceinline__ int num_clusters(const Arguments& args) { return gridDim.x >> (args.cluster_size - 1); }
 
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,
 // so that the tiles in flight share operands in the second-level cache.
 template <class Cfg>
 __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   Place at{};
-  const int tiles_of_item = args.tiles_m * args.tiles_n;
-  if (args.num_tiles > tiles_of_item) {
-    at.slab = index / tiles_of_item;
-    index -= at.slab * tiles_of_item;
-  }
-  const int group_size = args.group_m * args.tiles_n;
-  const int group = index / group_size, within = index - group * group_size;
+  at.slab = args.tiles_of_item.quotient(index);
+  index -= at.slab * args.tiles_of_item.value;
+  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
   const int first = group * args.group_m;
-  const int rows = min(args.tiles_m - first, args.group_m);
-  at.row = ((first + within % rows) * args.cluster_size + cluster_rank(args)) * Cfg::kBlockM;
-  at.col = within / rows * Cfg::kBlockN;
+  const bool is_last = args.tiles_m - first < args.group_m;
+  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
+  const int col = rows.quotient(within);
+  at.row = (first + within - col * rows.value) * Cfg::kBlockM;
+  at.col = col * Cfg::kBlockN;
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
   if (args.num_splits > 1) {
@@ -127,7 +118,7 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
 #pragma unroll 1
   for (int d = args.num_batch_dims - 1; d >= 0; --d) {
     const BatchSteps& dim = args.batch[d];
-    const int rest = item / dim.size, idx = item - rest * dim.size;
+    const int rest = d == 0 ? 0 : item / dim.size, idx = item - rest * dim.size;
     item = rest;
     at.batch_a += idx * dim.a;
     at.batch_b += idx * dim.b;
@@ -149,40 +140,33 @@ struct Ring {
   }
 };
 
-// In a cluster, each block loads its share of every box of B for both.
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                const Place& at, int k, uint32_t barrier, int cluster_size, int rank) {
+                                                const Place& at, int k, uint32_t barrier) {
+  const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += 128 / int(sizeof(typename Cfg::T)))
+    for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
       cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier);
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
   }
-  constexpr int kBoxes = Cfg::kBIsNMajor ? Cfg::kLoadedN / Cfg::kBoxN : Cfg::kBlockN / Cfg::kBoxRows;
-  constexpr int kBoxCols = Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBoxRows;
-  constexpr int kLines =
-      Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows;  // of a box, the same for each block of a cluster
-  constexpr int kLineBytes = (Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK) * sizeof(typename Cfg::T);
-  const int line = rank * (kLines / 2);
+  if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
-  for (int box = 0; box < kBoxes; ++box) {
-    const uint32_t smem_b = smem_a + Cfg::kABytes + box * kLines * kLineBytes + line * kLineBytes;
-    const int col = at.col + box * kBoxCols;
-    const int inner = Cfg::kBIsNMajor ? col : k, outer = (Cfg::kBIsNMajor ? k : col) + line;
-    if (cluster_size == 1)
-      cp_async_bulk_tensor_3d(smem_b, map_b, inner, outer, at.batch_b, barrier);
-    else
-      cp_async_bulk_tensor_3d_multicast(smem_b, map_b, inner, outer, at.batch_b, barrier, 3);
+    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier);
   }
 }
 
 // Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
 struct Accumulators {
-  float c[Cfg::kMmas][Cfg::kAcc];
-  float row_sums[Cfg::kMmas][4];
+  float c[Cfg::kAcc];
+  float row_sums[4];
 };
 
 // Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
@@ -199,19 +183,15 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
   };
 #pragma unroll
   for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA + mma * Cfg::kStepMma);
-      const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
-      if constexpr (Cfg::kIsTf32)
-        wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c[mma], desc_a, desc_b, step > 0 || !is_first);
-      else
-        wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c[mma], desc_a, desc_b,
-                                                                           step > 0 || !is_first);
-      if constexpr (Cfg::kSumsRows)
-        wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums[mma], desc_a, descriptor(kDescOnes, address.ones),
-                                                      step > 0 || !is_first);
-    }
+    const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
+    const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
+    if constexpr (Cfg::kIsTf32)
+      wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
+    else
+      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
+    if constexpr (Cfg::kSumsRows)
+      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
+                                                    step > 0 || !is_first);
   }
 }
 
@@ -219,7 +199,6 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
-  int cluster_size;
   char *c, *bias;  // of this consumer
 };
 
@@ -227,7 +206,7 @@ struct Shared {
 template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  for (int i = cluster_index(args); i < (end - first) * kPieces; i += num_clusters(args)) {
+  for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     function(at);
@@ -239,13 +218,15 @@ template <class Cfg, class Piece>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    for (int k_tile = 0; k_tile < at.num_k_tiles; ++k_tile) {
+    for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       // The phase before the first counts as complete.
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, at,
-                             (at.first_k_tile + k_tile) * Cfg::kBlockK, barrier, args.cluster_size, cluster_rank(args));
+      mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
+#pragma unroll
+      for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, at,
+                               (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
       ring.advance();
     }
   });
@@ -255,31 +236,37 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
 template <class Cfg, class Piece>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
-  if constexpr (Cfg::kAFromRegisters) {
-    multiply_from_registers<Cfg, Piece>(acc.c[0], first_stage.b, shared, ring, num_k_tiles);
-    return;
-  } else {
-    int previous = 0;
-    for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
-      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-      const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-      wgmma_fence();
-      multiply<Piece>(acc, {first_stage.a + offset, first_stage.b + offset, first_stage.ones}, k_tile == 0);
-      wgmma_commit_group();
-      // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
-      wgmma_wait_group<1>();
-      release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
-      previous = ring.stage;
-      ring.advance();
-    }
-    wgmma_wait_group<0>();
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+    wgmma_fence();
 #pragma unroll
-    for (int mma = 0; mma < Piece::kMmas; ++mma) {
-      fence_registers(acc.c[mma]);
-      if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums[mma]);
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+      const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
+      multiply<Piece>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
     }
-    release_stage(shared.empty + previous * 8, shared.cluster_size);
+    wgmma_commit_group();
+    // The stage before this one is multiplied and free. This one goes on meanwhile.
+    wgmma_wait_group<1>();
+    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    previous = ring.stage;
+    ring.advance();
   }
+  wgmma_wait_group<0>();
+  fence_registers(acc.c);
+  if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums);
+  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+}
+
+template <class Cfg, class Piece>
+__device__ __forceinline__ void multiply_next(Accumulators<Piece>& acc, const StageAddress& first_stage,
+                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+  if constexpr (Cfg::kAFromRegisters)
+    multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
+  else
+    multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, num_k_tiles);
 }
 
 // All chunks of a tile, added in their order.
@@ -289,13 +276,13 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
                                                 int chunk_tiles) {
   float total[Cfg::kAcc];
   for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
-    multiply_k_tiles<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    multiply_next<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
     if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[0][i] : total[i] + acc.c[0][i];
+    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
   }
 #pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[0][i] = total[i];
+  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = total[i];
 }
 
 // A warpgroup multiplies what arrives and stores its rows.
@@ -304,47 +291,37 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
   using T = typename Cfg::T;
-  constexpr int kRows = 64 * Cfg::kMmas;
   // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
   // every wgmma.
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  const StageAddress first_stage{uniform(shared.stages + consumer * kRows * 128), uniform(shared.stages + Cfg::kABytes),
+  const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
     Accumulators<Piece> acc{};
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      if constexpr (!Cfg::kIsTf32) forget_registers(acc.c[mma]);
-      if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums[mma]);
-    }
-    const int row = at.row + consumer * kRows;
+    if constexpr (!Cfg::kIsTf32) forget_registers(acc.c);
+    if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
+    const int row = at.row + consumer * 64;
     if constexpr (Cfg::kSumsChunks)
       multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
     else
-      multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
+      multiply_next<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
     if constexpr (Cfg::kSumsRows) {
-#pragma unroll
-      for (int mma = 0; mma < Cfg::kMmas; ++mma)
-        if (at.col == 0) store_row_sums<T>(acc.row_sums[mma], args, row + mma * 64);
+      if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
     }
-#pragma unroll
-    for (int mma = 0; mma < Cfg::kMmas; ++mma) {
-      if (row + mma * 64 >= args.m) break;
-      if constexpr (Cfg::kSumsChunks) {
-        if (args.num_splits > 1) {
-          if constexpr (Cfg::kAFromRegisters)
-            store_partial_along_m<Piece>(acc.c[mma], args, at, row);
-          else
-            store_partial<Piece>(acc.c[mma], args, at, row);
-          break;
-        }
+    if (row >= args.m) return;
+    if constexpr (Cfg::kSumsChunks) {
+      if (args.num_splits > 1) {
+        if constexpr (Cfg::kAFromRegisters)
+          return store_partial_along_m<Piece>(acc.c, args, at, row);
+        else
+          return store_partial<Piece>(acc.c, args, at, row);
       }
-      if constexpr (Cfg::kIsTf32)
-        store_block_tile_tf32<Piece>(acc.c[mma], map_c, args, shared.c, consumer, at, row, num_stores);
-      else
-        store_block_tile<Piece>(acc.c[mma], map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at,
-                                row + mma * 64, num_stores);
     }
+    if constexpr (Cfg::kIsTf32)
+      store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+    else
+      store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
+                              num_stores);
   });
 }
 
@@ -365,7 +342,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.full = shared.ones + Cfg::kOnesBytes;
-  shared.cluster_size = args.cluster_size;
   shared.empty = shared.full + kNumStages * 8;
   shared.transposed = shared.empty + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
@@ -380,7 +356,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * args.cluster_size);  // by every consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
@@ -393,7 +369,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
-  if (args.cluster_size > 1) cluster_barrier();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -422,24 +397,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (args.cluster_size > 1) {
-    __syncwarp();
-    cluster_barrier();  // the other block may still arrive at this one's barriers
-  }
 }
 
 // ---- host ----
-
-// A problem whose C is row-major, and what was learned of it.
-struct Task {
-  GpuProblem problem;
-  Operand a, b, c;
-  bool stores_by_tma;
-  TilePlan plan;
-  float* partial;
-  int num_sms;
-  cudaStream_t stream;
-};
 
 template <class Cfg>
 Arguments arguments_of(const Task& task) {
@@ -448,14 +408,13 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.cluster_size = task.plan.cluster_size;
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM * args.cluster_size));
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int num_clusters = task.num_sms / args.cluster_size, remaining = args.num_tiles % num_clusters;
-  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, num_clusters) ? remaining : 0);
+  const int remaining = args.num_tiles % task.num_sms;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -480,29 +439,31 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_clusters = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms / args.cluster_size);
-  const int64_t num_blocks = num_clusters * args.cluster_size;
+  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
-  while (square * Cfg::kBlockM * args.cluster_size * square < num_clusters * Cfg::kBlockN) ++square;
+  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
   const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
+  args.full_group_m = Divisor(args.group_m);
+  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
+  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
   args.a_bytes = rows_a * 128;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded =
-      encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK, task.a.is_k_major ? rows_a : Cfg::kBlockK,
-                        Cfg::kIsTf32) &&
-      encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
-                        (Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows) / args.cluster_size, Cfg::kIsTf32);
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
+                                      task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
+                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
+                                      Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows, Cfg::kIsTf32);
   if (args.stores_by_tma)
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, args.cluster_size, Cfg::kThreads, Cfg::kSmem, task.stream,
-                                               map_a, map_b, map_c, args);
+  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
+                                               args);
 }
 
 template <class T, int TILE>
@@ -537,110 +498,22 @@ const char* launch_tile_tf32(const Task& task) {
     if (task.b.is_k_major) return launch_config<Config<float, M, N, true, false>>(task);
     if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
       return launch_config<Config<float, M, N, true, true>>(task);
-    return "the tile is too large";
-  } else {
-    return "no such tile";
   }
+  return "no such tile";
 }
-
-// C^T = B^T A^T.
-GpuProblem transposed_problem(const GpuProblem& problem) {
-  const GemmProblem& p = problem.gemm;
-  GpuProblem transposed = problem;
-  GemmProblem& q = transposed.gemm;
-  q.m = p.n, q.n = p.m;
-  q.a = p.b, q.stride_am = p.stride_bn, q.stride_ak = p.stride_bk;
-  q.b = p.a, q.stride_bk = p.stride_ak, q.stride_bn = p.stride_am;
-  q.stride_cm = p.stride_cn, q.stride_cn = p.stride_cm;
-  q.stride_bias_m = p.stride_bias_n, q.stride_bias_n = p.stride_bias_m;
-  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
-    transposed.batch_dims[d].stride_a = problem.batch_dims[d].stride_b;
-    transposed.batch_dims[d].stride_b = problem.batch_dims[d].stride_a;
-  }
-  return transposed;
-}
-
-bool has_row_major_c(const GemmProblem& p) { return p.stride_cn == 1 || p.n == 1; }
-
-// Memory for the sums of chunks, given back when the kernels have been launched.
-struct Workspace {
-  const Executor& executor;
-  void* memory = nullptr;
-  ~Workspace() {
-    if (memory) executor.release(executor.self, memory);
-  }
-};
 
 }  // namespace
 }  // namespace tiledmm::cuda
 
 namespace tiledmm::gpu {
 
-namespace {
-
-// fp32, products in tf32.
-Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor) {
-  using namespace tiledmm::cuda;
-  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  GpuProblem& problem = task.problem;
-  GemmProblem& p = problem.gemm;
-  const auto describe_a = [&] {
-    return describe_matrix(p.a, p.dtype, p.m, p.k, p.stride_am, p.stride_ak, task.a) &&
-           describe_batch(problem, &BatchDim::stride_a, task.a);
-  };
-  const auto describe_b = [&] {
-    return describe_matrix(p.b, p.dtype, p.n, p.k, p.stride_bn, p.stride_bk, task.b) &&
-           describe_batch(problem, &BatchDim::stride_b, task.b);
-  };
-  const auto layout_of = [](bool is_readable, const cuda::Operand& operand) {
-    if (!is_readable) return Tf32Layout::unreadable;
-    return operand.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k;
-  };
-  const Tf32Layout layout_a = layout_of(describe_a(), task.a), layout_b = layout_of(describe_b(), task.b);
-  Tf32Plan plan = plan_tf32(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, layout_a, layout_b, executor.num_cus);
-  CopyAlongK copies(executor);
-  Status status = Status::ok;
-  if (plan.copies_a) status = copies.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
-  if (plan.copies_b && status == Status::ok)
-    status = copies.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
-  if (status != Status::ok) return status;
-  if (!describe_a() || !describe_b()) return Status::launch_failed;
-  const bool swaps = plan.path != Tf32Path::both_in_place;
-  if (swaps) {
-    problem = transposed_problem(problem);
-    std::swap(task.a, task.b);
-  }
-  const bool is_matrix = swaps ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)
-                               : describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
-  task.stores_by_tma =
-      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
-
-  task.plan = plan.tiles;
-  const GemmProblem& whole = row_major.gemm;
-  const PartialSums partial{nullptr, round_up(whole.n, 2), int(ceil_div(p.k, problem.chunk_k))};
-  Workspace workspace{executor};
-  if (task.plan.splits_chunks) {
-    const int64_t count = problem.batch_size * partial.num_chunks * whole.m * partial.ld;
-    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
-    if (!workspace.memory) return Status::out_of_memory;
-    task.partial = static_cast<float*>(workspace.memory);
-  }
-  const char* refused = copies.launch();
-  if (!refused) refused = launch_tile_tf32(task);
-  if (!refused && task.plan.splits_chunks)
-    refused = launch_sum_chunks(row_major, {task.partial, partial.ld, partial.num_chunks}, task.stream);
-  return refused ? Status::launch_failed : Status::ok;
-}
-
-}  // namespace
-
 Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   using namespace tiledmm::cuda;
-  const GpuProblem row_major = has_row_major_c(given.gemm) ? given : transposed_problem(given);
-  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  Task task{
+      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
-  if (p.dtype == DType::f32) return launch_wgmma_tf32(row_major, executor);
+  if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, executor, &launch_tile_tf32<>);
   Repack repack(executor);
   const auto take = [&](const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
                         int64_t BatchDim::* stride, cuda::Operand& operand) {
@@ -659,7 +532,10 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   task.stores_by_tma =
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
-  task.plan = plan_tiles(p.m, p.n, p.k, problem.chunk_k, problem.batch_size, p.row_sums, executor.num_cus);
+  const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
+  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),
+                          p.row_sums != nullptr},
+                         executor.num_cus);
   const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
   Workspace workspace{executor};
   if (task.plan.splits_chunks) {

@@ -48,8 +48,7 @@ const char* launch_sum_chunks(const GpuProblem& problem, const PartialSums& part
   const int64_t num_blocks = ceil_div(problem.batch_size * problem.gemm.m * partial.ld, kSumThreads);
   if (num_blocks > INT32_MAX) return "too many results of chunks";
   const auto launch = [&](auto element) {
-    using T = decltype(element);
-    return launch_overlapped<&sum_chunks<T>>(num_blocks, 1, kSumThreads, 0, stream, problem, partial);
+    return launch_overlapped<&sum_chunks<decltype(element)>>(num_blocks, kSumThreads, 0, stream, problem, partial);
   };
   if (problem.gemm.dtype == DType::f32) return launch(float{});
   return problem.gemm.dtype == DType::f16 ? launch(Half{}) : launch(BFloat16{});

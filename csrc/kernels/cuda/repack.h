@@ -140,7 +140,7 @@ class Repack {
     if (count_ == 0) return nullptr;
     const int64_t num_units = jobs_.jobs[0].num_units + jobs_.jobs[1].num_units;
     const int64_t num_blocks = min_of(ceil_div(num_units, kRepackThreads / 32), int64_t(executor_.num_cus) * 8);
-    return launch_overlapped<&repack>(num_blocks, 1, kRepackThreads, 0, static_cast<cudaStream_t>(executor_.stream),
+    return launch_overlapped<&repack>(num_blocks, kRepackThreads, 0, static_cast<cudaStream_t>(executor_.stream),
                                       jobs_);
   }
 

@@ -12,6 +12,25 @@ namespace {
 constexpr int kWarpgroup = 128;      // threads
 constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other is stored
 
+// Divides numbers from 0 to 2^31 - 1 without the latency of a division: Granlund and Montgomery, "Division by Invariant
+// Integers using Multiplication".
+struct Divisor {
+  int value = 1;
+  uint32_t factor = 0;
+  int shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int value) : value(value) {
+    int bits = 0;
+    while (int64_t(1) << bits < value) ++bits;
+    shift = bits - 1;
+    factor = uint32_t(((uint64_t(1) << (31 + bits)) + value - 1) / value);
+  }
+  __device__ __forceinline__ int quotient(int number) const {
+    return value == 1 ? number : int(__umulhi(uint32_t(number), factor) >> shift);
+  }
+};
+
 // A dimension of the batch, its strides in steps of the operands' tensor maps.
 struct BatchSteps {
   int size, a, b;
@@ -20,13 +39,13 @@ struct BatchSteps {
 
 struct Arguments {
   int m, n, num_k_tiles;
-  int tiles_m, tiles_n, num_tiles;  // of a cluster; num_tiles: of the whole batch, each as often as num_splits says
+  int tiles_m, tiles_n, num_tiles;  // num_tiles: of the whole batch, each as often as num_splits says
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int group_m;
-  int cluster_size;  // blocks whose tiles lie below each other and share what they load of B: 1 or 2
-  int chunk_tiles;   // k tiles of a chunk
-  int num_splits;    // 1, or the number of chunks: each is computed by itself, to `partial`
-  int a_bytes;       // of A that arrive for one k tile
+  Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
+  int chunk_tiles;  // k tiles of a chunk
+  int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
+  int a_bytes;      // of A that arrive for one k tile
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
   Activation activation;
@@ -111,10 +130,7 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
   }
 
 #pragma unroll
-  for (int part = 0; part < (Cfg::kBlockN + kStoreN - 1) / kStoreN; ++part) {
-    // Of a width that is no multiple of kStoreN, the last part begins inside of the one before and stores it again.
-    constexpr int kLast = Cfg::kBlockN - kStoreN;
-    const int part_col = part * kStoreN < kLast ? part * kStoreN : kLast;
+  for (int part_col = 0; part_col < Cfg::kBlockN; part_col += kStoreN) {
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
     float v[kValues];
 #pragma unroll

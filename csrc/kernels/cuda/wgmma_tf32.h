@@ -13,13 +13,6 @@ namespace {
 
 constexpr int kTransposers = 3;  // warps
 
-// One consumer warp needs a stage no longer; in a cluster both blocks' producers fill it. Without branches, which could
-// make the compiler wait for every wgmma.
-__device__ __forceinline__ void release_stage(uint32_t barrier, int cluster_size) {
-  const int lane = threadIdx.x % 32;
-  if (lane < cluster_size) mbarrier_arrive_cluster(barrier, lane);
-}
-
 // Row of the 64 of a consumer that this thread's fragments start with, if A lies along m in boxes of 32 rows x 32 of k,
 // 128-byte swizzled. A thread takes two neighbours, as rows r and r + 8 of the instruction; the order is such that the
 // pairs that half a warp reads at once, four of k, lie in different banks, and a warp's rows form whole sectors of C.
@@ -102,13 +95,14 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   constexpr int kSteps = Cfg::kBlockK / Cfg::kMmaK;
   const int first_row = first_row_of_fragment();
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
   uint32_t fragments[2][kSteps][4];
   const auto load_next = [&](uint32_t (&to)[kSteps][4]) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     if constexpr (Cfg::kTransposesB) mbarrier_wait_parity(shared.transposed + ring.stage * 8, ring.phase);
     load_fragments(to, shared.stages + ring.stage * Cfg::kStageBytes + consumer * 64 * 128, first_row);
   };
-  int previous = 0, k_tile = 0;
+  int previous = -1, k_tile = 0;
   const auto multiply_one = [&](uint32_t (&taken)[kSteps][4], uint32_t (&next)[kSteps][4]) {
     const uint32_t address = address_b + __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
@@ -120,7 +114,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    release_stage(shared.empty + previous * 8, k_tile > 0 ? shared.cluster_size : 0);
+    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
     previous = ring.stage;
     ring.advance();
     if (k_tile + 1 < num_k_tiles) load_next(next);
@@ -134,7 +128,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   }
   wgmma_wait_group<0>();
   fence_registers(acc);
-  release_stage(shared.empty + previous * 8, shared.cluster_size);
+  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
 // 64 rows of C from the accumulators of one warpgroup: bias, activation, through shared memory to C, 64 lines of 32
