@@ -26,7 +26,7 @@ constexpr bool serves_path(const TileShape& shape, Tf32Path path) {
 enum class Tf32Layout { along_k, across_k, unreadable };
 struct Tf32Operand {
   Tf32Layout layout;
-  bool is_aligned;  // rows begin at multiples of 64 bytes: fewer requests to the second-level cache
+  bool is_aligned;  // rows begin at multiples of 32 bytes: fewer requests to the second-level cache
 };
 
 struct Tf32Problem {
@@ -53,12 +53,12 @@ inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, boo
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
-  const double requested = a_bytes * (p.a.is_aligned ? 1 : 2) + b_bytes * (p.b.is_aligned ? 1 : 2);
+  const double requested = a_bytes * (p.a.is_aligned ? 1 : 3) + b_bytes * (p.b.is_aligned ? 1 : 3);
   const double read = 128 * double(shape.block_m / 64) * (64 + shape.block_n);
   const double moved = transposes ? 2 * b_bytes : 0;
   double k_tile = uses_registers ? 0.19 : 0.16;
   for (const double bound :
-       {(area * 20e-6 + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
+       {(area * (shape.block_n == 192 ? 21e-6 : 20e-6) + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
         (a_bytes + b_bytes + read + moved) / 220e3, transposes ? 0.22 + 0.07 * shape.block_n / 32 : 0})
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));

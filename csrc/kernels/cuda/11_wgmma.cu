@@ -49,7 +49,6 @@ struct Config {
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  // setmaxnreg; with two consumers 3 * 168, what the block starts with.
   static constexpr int kProducerRegisters = kTransposesB ? 88 : 40, kConsumerRegisters = kTransposesB ? 208 : 232;
   // B along n arrives in boxes as wide as the swizzle.
   static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
@@ -79,19 +78,21 @@ struct Config {
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
-  [[maybe_unused]] static constexpr uint64_t kDescA =
+  static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
       !B_IS_N_MAJOR || kIsTf32
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
-  [[maybe_unused]] static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
+  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
   static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
+  static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
 // The work of number `index`: chunk by chunk, item by item of the batch; in an item, tiles in groups of group_m rows,

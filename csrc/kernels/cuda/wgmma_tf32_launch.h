@@ -13,12 +13,11 @@ namespace tiledmm::cuda {
 namespace {
 
 Tf32Operand plan_operand(bool is_readable, const Operand& operand) {
-  const bool is_aligned = operand.ld % 16 == 0;
-  if (!is_readable) return {Tf32Layout::unreadable, true};
-  return {operand.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, is_aligned};
+  if (!is_readable) return {Tf32Layout::unreadable, false};
+  return {operand.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, operand.ld % 8 == 0};
 }
 
-// `problem` has a row-major C.
+// C is row-major.
 template <class LaunchTile>
 Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, const LaunchTile& launch_tile) {
   Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
