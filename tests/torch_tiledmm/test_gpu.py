@@ -4,6 +4,7 @@ Skipped without a GPU. What the same kernels do on the host executor: tests/csrc
 """
 
 import contextlib
+import itertools
 import os
 
 import pytest
@@ -129,11 +130,46 @@ def test_batches(dtype):
         assert_close(matmul(a, b), expect_matmul(a, b))
     a, b = rand(3, 4, 30, 20, dtype=dtype).transpose(0, 1), rand(4, 3, 40, 20, dtype=dtype).mT
     for algorithm in RUNGS:
-        if algorithm == "wgmma":
-            with pytest.raises(NotImplementedError, match="wgmma.*batches"):
-                matmul(a.bfloat16(), b.bfloat16(), algorithm=algorithm)
-        elif serves(algorithm, dtype):
+        if serves(algorithm, dtype):
             assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_wgmma_batches_are_their_items(dtype):
+    def check(a, b, out=None):
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        if out is None:
+            out = torch.empty(*batch, a.shape[-2], b.shape[-1], dtype=dtype, device="cuda")
+        OPS.matmul_out(a, b, out.fill_(torch.nan), algorithm="wgmma")
+        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+        for idx in itertools.product(*map(range, batch)):
+            assert torch.equal(out[idx], matmul(a[idx], b[idx], algorithm="wgmma")), idx
+
+    for m, n, k in ((64, 64, 64), (33, 40, 24), (17, 9, 13), (1, 8, 8), (130, 31, 100), (20, 30, 4100)):
+        check(rand(3, m, k, dtype=dtype), rand(3, k, n, dtype=dtype))
+        check(rand(2, 1, 3, m, k, dtype=dtype), rand(4, 1, k, n, dtype=dtype))
+        check(rand(3, k, m, dtype=dtype).mT, rand(2, 3, n, k, dtype=dtype).mT)
+    heads = rand(2, 40, 6, 64, dtype=dtype)  # items lie between each other's rows
+    check(heads.permute(0, 2, 1, 3), heads.permute(0, 2, 3, 1))
+    check(
+        heads.permute(0, 2, 1, 3),
+        rand(2, 6, 64, 24, dtype=dtype),
+        torch.empty(2, 40, 6, 24, dtype=dtype, device="cuda").permute(0, 2, 1, 3),
+    )
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("n, k", [(64, 4096), (200, 5001)])
+def test_wgmma_chunks_of_k(layout, n, k):
+    """Few rows: the chunks are computed side by side. Many: one after the other."""
+    a = operand(9000, k, torch.bfloat16, layout[0] == "T")
+    b = operand(k, n, torch.bfloat16, layout[1] == "T")
+    whole = matmul(a, b, algorithm="wgmma")
+    assert_close(whole, expect_matmul(a, b))
+    for m in (1, 64, 65, 300, 2000):
+        assert torch.equal(matmul(a[:m], b, algorithm="wgmma"), whole[:m]), m
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

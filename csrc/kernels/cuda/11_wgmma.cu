@@ -57,7 +57,7 @@ struct Config {
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
   // Small tiles come in pairs along k, which halves the waiting; beyond k the copy engine writes zeros.
-  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 128 && !kAFromRegisters ? 2 : 1;
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
   static constexpr int kStoreN = BLOCK_N % 64 == 0 && !kIsTf32 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
@@ -424,6 +424,8 @@ Arguments arguments_of(const Task& task) {
   }
   args.activation = p.activation;
   args.stores_by_tma = task.stores_by_tma;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
+                      (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
   args.c = p.c;
   args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
   args.batch_step_c = task.c.batch_step;

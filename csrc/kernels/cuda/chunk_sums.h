@@ -16,8 +16,8 @@ struct PartialSums {
   int num_chunks;
 };
 
-constexpr int kSumThreads = 128;  // few: small results reach more multiprocessors
-constexpr int kSumsInFlight = 16;
+constexpr int kSumThreads = 128;   // few: small results reach more multiprocessors
+constexpr int kSumsInFlight = 64;  // loads of a thread
 
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)

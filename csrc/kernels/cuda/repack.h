@@ -53,19 +53,30 @@ __device__ __forceinline__ void repack_unit(const RepackJob& job, int64_t unit) 
   }
   from += within * job.stride_outer;
   auto* to = reinterpret_cast<uint32_t*>(job.to + row * job.ld);
-  const int64_t first = (unit - group * job.segments) * kRepackSegment + lane % lanes;
-  const bool is_paired = job.stride_inner == 1 && reinterpret_cast<uintptr_t>(from) % 4 == 0;
+  const int64_t segment = (unit - group * job.segments) * kRepackSegment;
   uint32_t words[kRepackWords];
+  if (job.stride_inner == 1 && job.rows_per_warp == 1 && 2 * (segment + kRepackSegment) <= job.inner) {
+    // Inside of the row: every address is a constant away from the first.
+    from += 2 * (segment + lane);
+    to += segment + lane;
+    if (reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kRepackWords; ++i) words[i] = *reinterpret_cast<const uint32_t*>(from + 64 * i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRepackWords; ++i) words[i] = from[64 * i] | uint32_t(from[64 * i + 1]) << 16;
+    }
+#pragma unroll
+    for (int i = 0; i < kRepackWords; ++i) to[32 * i] = words[i];
+    return;
+  }
+  const int64_t first = segment + lane % lanes;
 #pragma unroll
   for (int i = 0; i < kRepackWords; ++i) {
     const int64_t element = 2 * (first + i * lanes);
     const uint16_t* pair = from + element * job.stride_inner;
-    if (is_paired && element + 1 < job.inner) {
-      words[i] = *reinterpret_cast<const uint32_t*>(pair);
-    } else {
-      const uint32_t low = element < job.inner ? *pair : 0;
-      words[i] = low | (element + 1 < job.inner ? uint32_t(pair[job.stride_inner]) << 16 : 0);
-    }
+    const uint32_t low = element < job.inner ? *pair : 0;
+    words[i] = low | (element + 1 < job.inner ? uint32_t(pair[job.stride_inner]) << 16 : 0);
   }
 #pragma unroll
   for (int i = 0; i < kRepackWords; ++i) {

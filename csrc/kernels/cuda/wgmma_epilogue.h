@@ -50,6 +50,7 @@ struct Arguments {
   BatchSteps batch[kMaxGpuBatchDims];
   Activation activation;
   bool stores_by_tma;
+  bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
   void* c;
   int64_t ldc, batch_step_c;
   const void* bias;
@@ -98,6 +99,34 @@ __device__ __forceinline__ void activate_slots(float* slots, Activation activati
     else
       y = activate<Activation::silu>(x);
     slots[i * STRIDE] = x != x ? x : y;
+  }
+}
+
+// A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by
+// word of one or two elements: for a C that the copy engine cannot take. What depends on the row is known to the
+// compiler: the loop costs two instructions a word and the row's address.
+template <class Word, int STORE_N>
+__device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t ldc, int num_rows, int num_cols) {
+  constexpr int kWords = STORE_N * 2 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const char* from = buffer + warp * 16 * (STORE_N * 2);
+  num_rows -= warp * 16;
+#pragma unroll
+  for (int first = 0; first < kWords; first += 32) {
+    const int word = first + lane;
+    if (word >= kWords || word * kElements >= num_cols) continue;
+    Word words[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int key = STORE_N == 64 ? i % 8 : i / 2 % 4;
+      words[i] = *reinterpret_cast<const Word*>(from + i * (STORE_N * 2) + ((word * int(sizeof(Word))) ^ (key << 4)));
+    }
+    auto* to_word = static_cast<uint16_t*>(to) + word * kElements;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i < num_rows) *reinterpret_cast<Word*>(to_word) = words[i];
+      to_word += ldc;
+    }
   }
 }
 
@@ -189,26 +218,11 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
       }
     } else {
       __syncwarp();  // a warp reads back the 16 rows that it wrote
-      T* to_c = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + first_col;
-#pragma unroll 4
-      for (int i = 0; i < 16; ++i) {
-        const int s = warp * 16 + i;
-        if (row + s >= args.m) break;
-        T* to = to_c + (row + s) * args.ldc;
-        const int key = kStoreN == 64 ? s % 8 : s / 2 % 4;
-        const auto element = [&](int j) {
-          const char* from = buffer + s * (kStoreN * 2) + (((j / 8) ^ key) << 4) + j % 8 * 2;
-          return uint32_t(*reinterpret_cast<const uint16_t*>(from));
-        };
-        // Pairs where the address allows it: a row that begins between two words has one element before them.
-        const int shift = reinterpret_cast<uintptr_t>(to) / 2 % 2;
-        const int j = 2 * lane + shift;
-        if (j + 1 < kStoreN && first_col + j + 1 < args.n)
-          *reinterpret_cast<uint32_t*>(to + j) = element(j) | element(j + 1) << 16;
-        else if (j < kStoreN && first_col + j < args.n)
-          reinterpret_cast<uint16_t*>(to)[j] = uint16_t(element(j));
-        if (shift && lane == 0) *reinterpret_cast<uint16_t*>(to) = uint16_t(element(0));
-      }
+      T* to = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      if (args.stores_pairs)
+        store_rows<uint32_t, kStoreN>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+      else
+        store_rows<uint16_t, kStoreN>(buffer, to, args.ldc, args.m - row, args.n - first_col);
       __syncwarp();  // stmatrix needs the warp together
     }
   }
