@@ -9,7 +9,7 @@ namespace tiledmm {
 inline constexpr int kTf32BlockK = 32;
 
 inline constexpr TileShape kTf32TileShapes[] = {
-    {128, 256}, {128, 192}, {128, 128}, {128, 64}, {64, 256}, {64, 128}, {64, 64}, {64, 32},
+    {128, 256}, {128, 128}, {128, 64}, {64, 128}, {64, 64}, {64, 32},
 };
 inline constexpr int kNumTf32TileShapes = int(sizeof(kTf32TileShapes) / sizeof(TileShape));
 
@@ -58,7 +58,7 @@ inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, boo
   const double moved = transposes ? 2 * b_bytes : 0;
   double k_tile = uses_registers ? 0.19 : 0.16;
   for (const double bound :
-       {(area * (shape.block_n == 192 ? 21e-6 : 20e-6) + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
+       {(area * 20e-6 + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
         (a_bytes + b_bytes + read + moved) / 220e3, transposes ? 0.22 + 0.07 * shape.block_n / 32 : 0})
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));

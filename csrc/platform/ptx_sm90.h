@@ -260,11 +260,10 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
 // acc (+)= A * B, A of 64 x 8, B of 8 x MMA_N: the accumulators lie as above.
 template <int MMA_N>
 TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
-  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 192 || MMA_N == 256, "written out below");
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
   if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "%16", "%17", "%18", "l"(desc_a));
   if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "%32", "%33", "%34", "l"(desc_a));
   if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "%64", "%65", "%66", "l"(desc_a));
-  if constexpr (MMA_N == 192) TILEDMM_WGMMA_TF32(192, 96, "%96", "%97", "%98", "l"(desc_a));
   if constexpr (MMA_N == 256) TILEDMM_WGMMA_TF32(256, 128, "%128", "%129", "%130", "l"(desc_a));
 }
 
@@ -274,11 +273,10 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, 
 template <int MMA_N>
 TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
                                       int adds_to_acc) {
-  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 192 || MMA_N == 256, "written out below");
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
   if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "{%16, %17, %18, %19}", "%20", "%21", TILEDMM_FRAGMENT);
   if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "{%32, %33, %34, %35}", "%36", "%37", TILEDMM_FRAGMENT);
   if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "{%64, %65, %66, %67}", "%68", "%69", TILEDMM_FRAGMENT);
-  if constexpr (MMA_N == 192) TILEDMM_WGMMA_TF32(192, 96, "{%96, %97, %98, %99}", "%100", "%101", TILEDMM_FRAGMENT);
   if constexpr (MMA_N == 256)
     TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
 }
