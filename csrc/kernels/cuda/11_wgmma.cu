@@ -1,4 +1,4 @@
-// Rung 11, wgmma: Hopper (sm_90a), fp16 and bf16 with fp32 sums.
+// Rung 11, wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
 //
 // Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
 // shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
@@ -6,6 +6,7 @@
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts read in
 // place; any m, n, k; one order of summation, k16 steps in order into one accumulator, whatever the tile; a last wave
 // of half tiles. Measured without gain: multicast in clusters of two, prefetching the first stages to the cache.
+// fp32 needs operands along k: the other layouts go through registers or are transposed on their way (wgmma_tf32.h).
 // An operand whose address or leading dimension the copy engine cannot take (16 bytes) is repacked first.
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -299,7 +300,7 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
                                  uniform(shared.ones)};
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
     Accumulators<Piece> acc{};
-    if constexpr (!Cfg::kIsTf32) forget_registers(acc.c);
+    if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
     if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
     const int row = at.row + consumer * 64;
     if constexpr (Cfg::kSumsChunks)

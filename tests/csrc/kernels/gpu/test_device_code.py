@@ -129,11 +129,16 @@ def test_nvidia(arch, tmp_path):
         return source, done.stdout + done.stderr
 
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(compile_one, RUNGS + gpu_objects.cuda_sources() + (gpu_objects.hopper_sources() if arch == "9.0a" else [])))
+        reports = list(
+            pool.map(
+                compile_one,
+                RUNGS + gpu_objects.cuda_sources() + (gpu_objects.hopper_sources() if arch == "9.0a" else []),
+            )
+        )
     for source, report in reports:
         spills = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", report)]
         registers = [int(count) for count in re.findall(r"Used (\d+) registers", report)]
         assert source.stem == "device" or registers, source
         # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md).
         assert max(spills, default=0) <= (128 if source.name.startswith("04") else 0), f"{source.name} {arch}: {spills}"
-        assert "C7510" not in report and "wgmma serializ" not in report.lower()
+        assert "are serialized" not in report, source  # wgmma that wait for each other: C7510, C7515
