@@ -128,7 +128,8 @@ const char* refuse_skinny(const GemmProblem& problem) {
 const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
+  if (problem.dtype == DType::f64) return "it serves fp16, bf16 and fp32 rounded to tf32";
+  if (const char* reason = refuse_tf32(problem, chip)) return reason;
   if (problem.k == 0) return "k is 0";
   if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";
   if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1)
@@ -141,11 +142,11 @@ const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   return nullptr;
 }
 
-// Only rung 11 sums the rows of A, where A is m-major and B is n-major, of a single product in one chunk.
+// Only rung 11 sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product in one chunk.
 const char* refuse_row_sums(const GpuKernel& kernel, const GemmProblem& problem) {
   if (!problem.row_sums) return nullptr;
-  const bool is_served = kernel.rung == 11 && problem.m > 1 && problem.n > 1 && problem.k > 1 &&
-                         problem.stride_am == 1 && problem.stride_ak != 1 && problem.stride_bn == 1 &&
+  const bool is_served = kernel.rung == 11 && size_of(problem.dtype) == 2 && problem.m > 1 && problem.n > 1 &&
+                         problem.k > 1 && problem.stride_am == 1 && problem.stride_ak != 1 && problem.stride_bn == 1 &&
                          problem.stride_bk != 1 && problem.stride_cn == 1 && problem.num_batch_dims == 0 &&
                          chunk_k(problem.n, problem.k) == problem.k;
   return is_served ? nullptr : "it does not sum rows";

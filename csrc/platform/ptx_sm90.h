@@ -124,6 +124,30 @@ TILEDMM_PTX void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+TILEDMM_PTX uint2 load_shared_pair(uint32_t smem) {
+  uint2 pair;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pair.x), "=r"(pair.y) : "r"(smem) : "memory");
+  return pair;
+}
+
+TILEDMM_PTX uint4 load_shared_vector(uint32_t smem) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem)
+               : "memory");
+  return v;
+}
+
+TILEDMM_PTX void store_shared_pair(uint32_t smem, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(first), "f"(second) : "memory");
+}
+
+TILEDMM_PTX void store_shared_vector(uint32_t smem, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8: "stmatrix".
 TILEDMM_PTX void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
@@ -222,6 +246,39 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
   TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
   TILEDMM_WGMMA_OF(224, 112, "%112", "%113", "%114", "%115", "%116")
   TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")
+}
+
+// The same of fp32 operands rounded to tf32, 8 elements along k; both are k-major.
+#define TILEDMM_WGMMA_TF32(N, COUNT, A, B, ADDS, ...)                                                                \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                        \
+               ", 0;\n"                                                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" TILEDMM_REGS_##COUNT "}, " A ", " B       \
+                                                                                                ", adds, 1, 1;\n}\n" \
+               : TILEDMM_ACC_##COUNT                                                                                 \
+               : __VA_ARGS__, "l"(desc_b), "r"(adds_to_acc))
+
+// acc (+)= A * B, A of 64 x 8, B of 8 x MMA_N: the accumulators lie as above.
+template <int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
+  if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "%16", "%17", "%18", "l"(desc_a));
+  if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "%32", "%33", "%34", "l"(desc_a));
+  if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "%64", "%65", "%66", "l"(desc_a));
+  if constexpr (MMA_N == 256) TILEDMM_WGMMA_TF32(256, 128, "%128", "%129", "%130", "l"(desc_a));
+}
+
+// The same with A in registers. Thread t of the warpgroup holds, with r = 16 * (t / 32) + t % 32 / 4 and c = t % 4,
+// a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 4], a[3] = A[r + 8][c + 4].
+#define TILEDMM_FRAGMENT "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+template <int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
+                                      int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
+  if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "{%16, %17, %18, %19}", "%20", "%21", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "{%32, %33, %34, %35}", "%36", "%37", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "{%64, %65, %66, %67}", "%68", "%69", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 256)
+    TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
 }
 
 #undef TILEDMM_PTX

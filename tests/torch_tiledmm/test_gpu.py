@@ -103,6 +103,48 @@ def test_tf32_where_it_is_allowed(algorithm):
     assert_close(matmul(a, b), expect_matmul(a, b))  # and not without the permission
 
 
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize(
+    "m, n, k",
+    [
+        *SHAPES[3:],
+        (260, 132, 64),
+        (520, 1000, 96),
+        (1000, 1000, 1000),
+        (2048, 2048, 1024),
+        (64, 100, 4100),
+        (8000, 200, 4500),
+        (3, 256, 9000),
+    ],
+)
+def test_wgmma_in_tf32(m, n, k):
+    """Every layout gives the same bits, those of rung 08 where k is one chunk; nothing outside of C is written."""
+
+    def tf32(a, b, **how):
+        with precision("tf32"):
+            return matmul(a, b, **how)
+
+    a, b = rand(m, k), rand(k, n)
+    expected = tf32(a, b, algorithm="wgmma")
+    a64, b64 = a.double(), b.double()
+    bound = (2 * 2**-11 + (k + 2) * 2**-24) * (a64.abs() @ b64.abs())
+    assert ((expected.double() - a64 @ b64).abs() <= bound).all()
+    if n > 256 or k < 4096:
+        assert torch.equal(tf32(a, b, algorithm="mma_output_cached"), expected)
+    for layout, margin in itertools.product(("NN", "NT", "TN", "TT"), (0, 3, 4)):
+        a1 = operand(m, k, torch.float32, layout[0] == "T", margin).copy_(a)
+        b1 = operand(k, n, torch.float32, layout[1] == "T", margin).copy_(b)
+        for rows, cols, turn in ((m, n, False), (n, m, True)):
+            base = torch.full((rows, cols + margin), 7.0, device="cuda")
+            out = base[:, :cols].mT if turn else base[:, :cols]
+            with precision("tf32"):
+                OPS.matmul_out(a1, b1, out, algorithm="wgmma")
+            assert torch.equal(out, expected), (layout, margin, turn)
+            assert (base[:, cols:] == 7).all(), (layout, margin, turn)
+    for rows in {1, min(m, 64), min(m, 65), m - m // 3}:
+        assert torch.equal(tf32(a[:rows], b, algorithm="wgmma"), expected[:rows]), rows
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_bias_and_activation(algorithm, dtype):
@@ -136,7 +178,8 @@ def test_batches(dtype):
 
 
 @pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@precision("tf32")
 def test_wgmma_batches_are_their_items(dtype):
     def check(a, b, out=None):
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -1,13 +1,13 @@
-// Rung 11, wgmma: Hopper (sm_90a), fp16 and bf16 with fp32 sums.
+// Rung 11, wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
 //
 // Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
 // shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles. What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
-// Measured without gain: multicast in clusters of two (but for rows that are not aligned to 64 bytes, 7 %), tiles of
-// 256 rows, fetching the epilogue's code or the first stages ahead.
+// of half tiles. fp32 needs operands along k: the other layouts pass through registers or are transposed on their way
+// (wgmma_tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// Measured without gain: multicast in clusters of two, tiles of 256 rows, fetching the epilogue's code ahead.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -18,6 +18,9 @@
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma_epilogue.h"
+#include "kernels/cuda/wgmma_task.h"
+#include "kernels/cuda/wgmma_tf32.h"
+#include "kernels/cuda/wgmma_tf32_launch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -25,14 +28,10 @@
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kBlockK = 64;             // 128 bytes: the width of a swizzle
-constexpr int kMmaK = 16;               // of 16-bit elements
-constexpr int kSmemBytes = 232448;      // of one block on sm_90
-constexpr int kMaxStages = 12;          // more does not hide more
-constexpr int kProducerRegisters = 40;  // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
-constexpr int kConsumerRegisters = 232;
+constexpr int kSmemBytes = 232448;  // of one block on sm_90
+constexpr int kMaxStages = 12;      // more does not hide more
 
-// A tile of 8 x kMmaK ones.
+// A tile of 8 x 16 ones.
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
 // One block tile: 64 rows to a consumer warpgroup.
@@ -41,28 +40,35 @@ struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
+  static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
+  static constexpr int kMmaK = 32 / sizeof(T);
+  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (wgmma_tf32.h).
+  static constexpr bool kIsTf32 = sizeof(T) == 4;
+  static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
+  static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
-  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
+  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : 40, kConsumerRegisters = kTransposesB ? 208 : 232;
   // B along n arrives in boxes as wide as the swizzle.
-  static constexpr int kBoxN = BLOCK_N == 32 ? 32 : 64;
+  static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
-  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = kLoadedN * kBlockK * 2;
+  static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
   // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
   // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
-  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 ? 2 : 1;
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
-  static constexpr int kStoreN = BLOCK_N % 64 == 0 ? 64 : 32;  // columns of C in one store
-  static constexpr int kStoreBytes = 64 * kStoreN * 2;
-  static constexpr int kBiasBytes = (BLOCK_N * 2 + 15) / 16 * 16;
+  static constexpr int kStoreN = BLOCK_N % 64 == 0 && !kIsTf32 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
+  static constexpr int kBiasBytes = kIsTf32 ? 0 : (BLOCK_N * 2 + 15) / 16 * 16;
   // A tile of ones is multiplied by A as well, which sums A's rows.
   static constexpr bool kSumsRows = SUMS_ROWS;
   static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 2 * kMaxStages * 8;
+      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -73,6 +79,8 @@ struct Config {
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kChunkK % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
@@ -81,12 +89,13 @@ struct Config {
   static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
-      !B_IS_N_MAJOR
+      !B_IS_N_MAJOR || kIsTf32
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
-  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
-  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
+  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
+  static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
 // The work of number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so
@@ -141,7 +150,7 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += 64)
+    for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
       cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier);
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
@@ -149,11 +158,11 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
     for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, at.col + j, k, at.batch_b, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier);
   } else {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_3d(smem_b + j * kBlockK * 2, map_b, k, at.col + j, at.batch_b, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier);
   }
 }
 
@@ -177,10 +186,13 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
   };
 #pragma unroll
-  for (int step = 0; step < kBlockK / kMmaK; ++step) {
+  for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
     const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
-    wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
-        acc.c, desc_a, descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB), step > 0 || !is_first);
+    const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
+    if constexpr (Cfg::kIsTf32)
+      wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
+    else
+      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     if constexpr (Cfg::kSumsRows)
       wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
                                                     step > 0 || !is_first);
@@ -189,7 +201,7 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
 
 // Shared memory of a block, as addresses.
 struct Shared {
-  uint32_t stages, full, empty;  // full, empty: barriers, one per stage
+  uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
   char *c, *bias;  // of this consumer
 };
@@ -218,7 +230,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
 #pragma unroll
       for (int i = 0; i < Cfg::kTilesOfStage; ++i)
         load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, at,
-                               (at.first_k_tile + k_tile + i) * kBlockK, barrier);
+                               (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
       ring.advance();
     }
   });
@@ -252,6 +264,15 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
   if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
+template <class Cfg, class Piece>
+__device__ __forceinline__ void multiply_next(Accumulators<Piece>& acc, const StageAddress& first_stage,
+                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+  if constexpr (Cfg::kAFromRegisters)
+    multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
+  else
+    multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, num_k_tiles);
+}
+
 // All chunks of a tile, added in their order.
 template <class Cfg>
 __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
@@ -259,7 +280,7 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
                                                 int chunk_tiles) {
   float total[Cfg::kAcc];
   for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
-    multiply_k_tiles<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    multiply_next<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
     if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
@@ -280,23 +301,31 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
   for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    Accumulators<Piece> acc;
-    forget_registers(acc.c);
+    Accumulators<Piece> acc{};
+    if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
     if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
     const int row = at.row + consumer * 64;
     if constexpr (Cfg::kSumsChunks)
       multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
     else
-      multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
+      multiply_next<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
     if constexpr (Cfg::kSumsRows) {
       if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
     }
     if (row >= args.m) return;
     if constexpr (Cfg::kSumsChunks) {
-      if (args.num_splits > 1) return store_partial<Piece>(acc.c, args, at, row);
+      if (args.num_splits > 1) {
+        if constexpr (Cfg::kAFromRegisters)
+          return store_partial_along_m<Piece>(acc.c, args, at, row);
+        else
+          return store_partial<Piece>(acc.c, args, at, row);
+      }
     }
-    store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
-                            num_stores);
+    if constexpr (Cfg::kIsTf32)
+      store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+    else
+      store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
+                              num_stores);
   });
 }
 
@@ -318,6 +347,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
+  shared.transposed = shared.empty + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
 
@@ -331,6 +361,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
   }
@@ -348,14 +379,21 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
   Ring<kNumStages> ring;
   if (warp >= kProducerWarp) {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+    if constexpr (Cfg::kTransposesB) {
+      if (warp > kProducerWarp) {
+        int turn = warp - kProducerWarp - 1;
+        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles,
+                                 [&](const Place& at) { transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, turn); });
+      }
+    }
     if (warp == kProducerWarp && elect_sync()) {
       produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
       if constexpr (Cfg::kSplitsTail)
         produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
     int num_stores = 0;
     consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
     if constexpr (Cfg::kSplitsTail)
@@ -367,27 +405,16 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // ---- host ----
 
-// A problem whose C is row-major, and what was learned of it.
-struct Task {
-  GpuProblem problem;
-  Operand a, b, c;
-  bool stores_by_tma;
-  TilePlan plan;
-  float* partial;
-  int num_sms;
-  cudaStream_t stream;
-};
-
 template <class Cfg>
 Arguments arguments_of(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args{};
   args.m = int(p.m);
   args.n = int(p.n);
-  args.num_k_tiles = int(ceil_div(p.k, kBlockK));
+  args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
-  args.chunk_tiles = int(ceil_div(task.problem.chunk_k, kBlockK));
+  args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int remaining = args.num_tiles % task.num_sms;
@@ -403,14 +430,14 @@ Arguments arguments_of(const Task& task) {
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
                       (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
   args.c = p.c;
-  args.ldc = p.stride_cm;
+  args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
   args.batch_step_c = task.c.batch_step;
   args.bias = p.bias;
   args.stride_bias_m = int(p.stride_bias_m);
   args.stride_bias_n = int(p.stride_bias_n);
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = round_up(p.n, 2);
+  args.ld_partial = round_up(Cfg::kAFromRegisters ? p.m : p.n, 2);
   return args;
 }
 
@@ -431,12 +458,15 @@ const char* launch_config(const Task& task) {
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
-  args.a_bytes = rows_a * kBlockK * 2;
+  args.a_bytes = rows_a * 128;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, kBlockK, task.a.is_k_major ? rows_a : kBlockK) &&
-                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK,
-                                      Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
-  if (args.stores_by_tma) is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, 64);
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
+                                      task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
+                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
+                                      Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows, Cfg::kIsTf32);
+  if (args.stores_by_tma)
+    is_encoded = is_encoded &&
+                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
   return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
                                                args);
@@ -465,32 +495,18 @@ const char* launch_tile(const Task& task) {
     return "no such tile";
 }
 
-// C row-major: of a column-major C, C^T = B^T A^T is computed.
-GpuProblem row_major(const GpuProblem& problem) {
-  const GemmProblem& p = problem.gemm;
-  if (p.stride_cn == 1 || p.n == 1) return problem;
-  GpuProblem transposed = problem;
-  GemmProblem& q = transposed.gemm;
-  q.m = p.n, q.n = p.m;
-  q.a = p.b, q.stride_am = p.stride_bn, q.stride_ak = p.stride_bk;
-  q.b = p.a, q.stride_bk = p.stride_ak, q.stride_bn = p.stride_am;
-  q.stride_cm = p.stride_cn, q.stride_cn = p.stride_cm;
-  q.stride_bias_m = p.stride_bias_n, q.stride_bias_n = p.stride_bias_m;
-  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
-    transposed.batch_dims[d].stride_a = problem.batch_dims[d].stride_b;
-    transposed.batch_dims[d].stride_b = problem.batch_dims[d].stride_a;
+template <int TILE = 0>
+const char* launch_tile_tf32(const Task& task) {
+  if constexpr (TILE < kNumTf32TileShapes) {
+    if (task.plan.tile != TILE) return launch_tile_tf32<TILE + 1>(task);
+    constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
+    if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+    if (task.b.is_k_major) return launch_config<Config<float, M, N, true, false>>(task);
+    if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
+      return launch_config<Config<float, M, N, true, true>>(task);
   }
-  return transposed;
+  return "no such tile";
 }
-
-// Memory for the sums of chunks, given back when the kernels have been launched.
-struct Workspace {
-  const Executor& executor;
-  void* memory = nullptr;
-  ~Workspace() {
-    if (memory) executor.release(executor.self, memory);
-  }
-};
 
 }  // namespace
 }  // namespace tiledmm::cuda
@@ -503,6 +519,7 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
       row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
+  if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, executor, &launch_tile_tf32<>);
   Repack repack(executor);
   const auto take = [&](const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
                         int64_t BatchDim::* stride, cuda::Operand& operand) {
@@ -517,8 +534,9 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   Status status = take(p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a, task.a);
   if (status == Status::ok) status = take(p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b, task.b);
   if (status != Status::ok) return status;
-  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c) && task.c.is_k_major;
-  task.stores_by_tma = describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix;
+  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
+  task.stores_by_tma =
+      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
   const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
   task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),

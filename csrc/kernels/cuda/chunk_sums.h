@@ -47,9 +47,11 @@ __global__ void __launch_bounds__(kSumThreads)
 const char* launch_sum_chunks(const GpuProblem& problem, const PartialSums& partial, cudaStream_t stream) {
   const int64_t num_blocks = ceil_div(problem.batch_size * problem.gemm.m * partial.ld, kSumThreads);
   if (num_blocks > INT32_MAX) return "too many results of chunks";
-  return problem.gemm.dtype == DType::f16
-             ? launch_overlapped<&sum_chunks<Half>>(num_blocks, kSumThreads, 0, stream, problem, partial)
-             : launch_overlapped<&sum_chunks<BFloat16>>(num_blocks, kSumThreads, 0, stream, problem, partial);
+  const auto launch = [&](auto element) {
+    return launch_overlapped<&sum_chunks<decltype(element)>>(num_blocks, kSumThreads, 0, stream, problem, partial);
+  };
+  if (problem.gemm.dtype == DType::f32) return launch(float{});
+  return problem.gemm.dtype == DType::f16 ? launch(Half{}) : launch(BFloat16{});
 }
 
 }  // namespace

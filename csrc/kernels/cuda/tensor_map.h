@@ -55,6 +55,9 @@ bool describe_batch(const GpuProblem& problem, int64_t BatchDim::* stride, Opera
   return operand.batch_step % unit == 0 && operand.batch_count <= INT32_MAX;
 }
 
+// Whether the copy engine may store to it: it writes whole units, also beyond the end of a row.
+bool is_storable(DType dtype, const Operand& c) { return c.is_k_major && c.inner * size_of(dtype) % kCopyBytes == 0; }
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 EncodeTiled find_encode_tiled() {
@@ -67,9 +70,10 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-// Boxes of one item of the batch, swizzled over their width of 128 or 64 bytes.
+// Boxes of one item of the batch, swizzled over their width of 128 or 64 bytes. The engine can round fp32 to tf32, to
+// nearest even, while it copies.
 bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Operand& operand, int box_inner,
-                       int box_outer) {
+                       int box_outer, bool rounds_to_tf32) {
   static const EncodeTiled encode = find_encode_tiled();
   if (!encode) return false;
   const int64_t bytes = size_of(dtype);
@@ -77,8 +81,11 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
   const cuuint64_t pitches[2] = {cuuint64_t(operand.ld * bytes), cuuint64_t(operand.batch_step * bytes)};
   const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-                const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  const CUtensorMapDataType type = dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                   : rounds_to_tf32      ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return encode(map, type, 3, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
