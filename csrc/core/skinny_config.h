@@ -9,9 +9,7 @@
 namespace tiledmm {
 
 inline constexpr int kSkinnyMaxM = 64;
-inline constexpr int kSkinnyBlockK = 128;
-inline constexpr int kSkinnyGroup = 16;     // columns of C of one warp: what a matrix instruction takes
-inline constexpr int kSkinnyMaxGroups = 8;  // warps that multiply in one block
+inline constexpr int kSkinnyGroup = 16;  // columns of C of one warp: what a matrix instruction takes
 inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8, 12, 16};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
@@ -24,24 +22,28 @@ struct SkinnyPlan {
   int64_t num_units;
 };
 
-// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
-constexpr int skinny_row_bytes(bool is_k_major, int block_mn) {
-  return ((is_k_major ? kSkinnyBlockK : block_mn) / 8 | 1) * 16;
-}
-constexpr int skinny_tile_bytes(bool is_k_major, int block_mn) {
-  return skinny_row_bytes(is_k_major, block_mn) * (is_k_major ? block_mn : kSkinnyBlockK);
-}
 // Rows of the few in a block: whole fragments.
 constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
+constexpr int skinny_block_k(int block_m) { return block_m <= 16 ? 256 : 128; }
+// Warps that multiply in one block, as far as registers go.
+constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
+// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
+constexpr int skinny_row_bytes(bool is_k_major, int block_mn, int block_k) {
+  return ((is_k_major ? block_k : block_mn) / 8 | 1) * 16;
+}
+constexpr int skinny_tile_bytes(bool is_k_major, int block_mn, int block_k) {
+  return skinny_row_bytes(is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
+}
 
 // Microseconds by a simple model of an H200: the slowest multiprocessor's chain of k tiles, its traffic, the chip's.
 inline double skinny_microseconds(const SkinnyPlan& plan, int64_t m, int64_t n, int64_t k, int64_t chunk_k,
                                   int64_t batch, int num_sms) {
-  const double tiles = double(max_of(1, ceil_div(plan.splits_chunks ? min_of(k, chunk_k) : k, kSkinnyBlockK)));
+  const int block_k = skinny_block_k(skinny_block_m(m));
+  const double tiles = double(max_of(1, ceil_div(plan.splits_chunks ? min_of(k, chunk_k) : k, block_k)));
   const double rounds = double(ceil_div(plan.num_units, num_sms));
   const double blocks = double(min_of(plan.num_units, num_sms));
   const double copied = tiles * plan.stage_bytes;  // of one unit
-  const double chain = tiles * (0.19 + 0.0015 * double(skinny_block_m(m)) * plan.groups / 8);
+  const double chain = tiles * block_k / 128 * (0.19 + 0.0015 * double(skinny_block_m(m)) * plan.groups / 8);
   const auto larger = [](double a, double b) { return a > b ? a : b; };
   const double unit = larger(chain, copied / 80e3);
   const double dram =
@@ -58,14 +60,14 @@ inline SkinnyPlan choose_skinny(bool is_a_k_major, bool is_b_k_major, int64_t m,
   SkinnyPlan best{};
   double best_time = 0;
   const int64_t groups_n = ceil_div(n, kSkinnyGroup), chunks = chunk_k < k ? ceil_div(k, chunk_k) : 1;
-  const int block_m = skinny_block_m(m);
+  const int block_m = skinny_block_m(m), block_k = skinny_block_k(block_m);
   for (int splits = 0; splits <= (chunks > 1 ? 1 : 0); ++splits) {
-    for (int groups = 1; groups <= kSkinnyMaxGroups && groups <= groups_n; ++groups) {
+    for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
-      plan.stage_bytes =
-          skinny_tile_bytes(is_a_k_major, block_m) + skinny_tile_bytes(is_b_k_major, groups * kSkinnyGroup);
+      plan.stage_bytes = skinny_tile_bytes(is_a_k_major, block_m, block_k) +
+                         skinny_tile_bytes(is_b_k_major, groups * kSkinnyGroup, block_k);
       const int fixed = groups * block_m * (kSkinnyGroup + 4) * 4;  // C on its way out
       for (const int stages : kSkinnyStages) {
         if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
