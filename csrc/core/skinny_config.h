@@ -9,8 +9,8 @@
 namespace tiledmm {
 
 inline constexpr int kSkinnyMaxM = 64;
-inline constexpr int kSkinnyGroup = 16;  // columns of C of one warp: what a matrix instruction takes
-inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8, 12, 16};  // each is a case in the kernel
+inline constexpr int kSkinnyGroup = 16;               // columns of C of one warp: what a matrix instruction takes
+inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
 struct SkinnyPlan {

@@ -45,6 +45,46 @@ struct Unit {
   }
 };
 
+// One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes.
+template <int WIDTH, class T>
+TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int64_t stride, int inside) {
+  constexpr int kElements = Chunk<T>::kElements;
+  if constexpr (WIDTH == 2) {
+    Chunk<T> chunk;
+    TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+      chunk.elements[e] = e < inside ? load_global(from + e * stride) : T{};
+    }
+    store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
+  } else {
+    constexpr int kPiece = WIDTH / int(sizeof(T));
+    TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+      const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
+      copy_async<WIDTH>(to + e * sizeof(T), from + e, valid * int(sizeof(T)));
+    }
+  }
+}
+
+// A thread's chunks where they are not all inside, or not aligned; the first rows_inside of them are in rows that are.
+// Out of line, so that the way of most tiles is short.
+template <class T>
+TILEDMM_OUT_OF_LINE void copy_edge_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride,
+                                          int num_chunks, int rows_inside, int inside, int width) {
+  for (int i = 0; i < num_chunks; ++i) {
+    const int valid = i < rows_inside ? inside : 0;
+    if (width == 16) {
+      copy_chunk<16>(to, from, stride, valid);
+    } else if (width == 8) {
+      copy_chunk<8>(to, from, stride, valid);
+    } else if (width == 4) {
+      copy_chunk<4>(to, from, stride, valid);
+    } else {
+      copy_chunk<2>(to, from, stride, valid);
+    }
+    to += step_to;
+    from += step;
+  }
+}
+
 // The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
 // and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there, and are
 // not stored; only along k must there be zeros beyond the edge.
@@ -85,64 +125,32 @@ struct TileCopier {
     width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
   }
 
-  // One chunk, of which `inside` elements are inside of the operand.
-  template <int WIDTH>
-  TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) const {
-    if constexpr (WIDTH == 2) {
-      Chunk<T> chunk;
-      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-        chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
-      }
-      store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
-    } else {
-      constexpr int kPiece = WIDTH / int(sizeof(T));
-      TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-        const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
-        const int valid_bytes = valid * int(sizeof(T));
-        if constexpr (IS_STREAMED) {
-          copy_async_once<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
-        } else {
-          copy_async<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
-        }
-      }
-    }
-  }
-
-  // This thread's chunks of a tile with left_k elements along k; all may be known to be inside of the operand.
-  template <int WIDTH, bool IS_INSIDE = false>
-  TILEDMM_DEVICE void copy_chunks(char* tile, int left_k) const {
-    const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
-    const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
-    constexpr int kAtOnce = IS_INSIDE ? 4 : 1;
+  // Starts the copy of the next tile, left_k elements before the end of k.
+  TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
     const int64_t step = step_far * stride_far();
     const int step_to = step_far * row_bytes;
     char* to = tile + first_far * row_bytes + close * int(sizeof(T));
-    const T* chunk = from;
-    // Several at a time: a copy's registers are in use until it is under way.
-    TILEDMM_NO_UNROLL for (int first = 0; first < num_chunks; first += kAtOnce) {
-      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        const bool is_row_inside = IS_K_MAJOR || first_far + (first + i) * step_far < left_k;
-        if (first + i < num_chunks) {
-          copy_chunk<WIDTH>(to + i * step_to, chunk + i * step, IS_INSIDE ? kElements : is_row_inside ? inside : 0);
-        }
-      }
-      to += kAtOnce * step_to;
-      chunk += kAtOnce * step;
-    }
-  }
-
-  // Starts the copy of the next tile, left_k elements before the end of k.
-  TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
     if (width == 16 && left_k >= BLOCK_K && (IS_K_MAJOR || left_mn == block_mn)) {
-      copy_chunks<16, true>(tile, BLOCK_K);
-    } else if (width == 16) {
-      copy_chunks<16>(tile, left_k);
-    } else if (width == 8) {
-      copy_chunks<8>(tile, left_k);
-    } else if (width == 4) {
-      copy_chunks<4>(tile, left_k);
+      const T* chunk = from;
+      constexpr int kAtOnce = 4;  // each with registers of its own: they are in use until the copy is under way
+      TILEDMM_NO_UNROLL for (int first = 0; first < num_chunks; first += kAtOnce) {
+        TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i < num_chunks) {
+            if constexpr (IS_STREAMED) {
+              copy_async_once<16>(to + i * step_to, chunk, 16);
+            } else {
+              copy_async<16>(to + i * step_to, chunk, 16);
+            }
+          }
+          chunk = opaque(chunk + step);
+        }
+        to += kAtOnce * step_to;
+      }
     } else {
-      copy_chunks<2>(tile, left_k);
+      const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
+      const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
+      const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
+      copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, width);
     }
     from += BLOCK_K * operand.stride_k;
   }
@@ -386,6 +394,8 @@ template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
 skinny(GpuProblem problem, Work work, int64_t num_blocks) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
   if (thread_idx() < kCopyThreads) {
     copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
   } else {
@@ -399,6 +409,8 @@ TILEDMM_KERNEL(kSumThreads, 1)
 add_chunks(GpuProblem problem, Work work) {
   const int64_t size = problem.gemm.m * problem.gemm.n, stride = size * problem.batch_size;
   const int64_t idx = block_idx() * kSumThreads + thread_idx();
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
   if (idx >= stride) return;
   const float* from = work.partials + idx;
   float sum = load_global(from);
@@ -436,8 +448,8 @@ void transpose(GpuProblem& problem) {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
-                       size_t(work.plan.shared_bytes), executor, problem, work, blocks);
+  return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
+                      size_t(work.plan.shared_bytes), executor, problem, work, blocks);
 }
 
 template <class T>
@@ -468,7 +480,7 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
   Status status = launch_layouts<T>(problem, work, executor);
   if (work.plan.splits_chunks) {
     if (status == Status::ok) {
-      status = launch_kernel(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
+      status = launch_early(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
     }
     executor.release(executor.self, work.partials);
   }
