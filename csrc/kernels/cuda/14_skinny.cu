@@ -94,18 +94,24 @@ struct TileCopier {
   static_assert(kCopyThreads % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
-  int block_mn, row_bytes, close, first_far, step_far;
+  int block_mn, close, first_far, step_far;
+  int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
+  int64_t step, tile_step;  // elements in memory: from chunk to chunk, from tile to tile
   int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
   int left_mn = 0;          // from the tiles' first on
   int num_chunks = 0;       // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
-  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
-      : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn, BLOCK_K)) {
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn) : operand(operand), block_mn(block_mn) {
     const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
     step_far = kCopyThreads / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
     first_far = thread_idx() / chunks_per_row;
+    const int row_bytes = skinny_row_bytes(IS_K_MAJOR, block_mn, BLOCK_K);
+    first_to = first_far * row_bytes + close * int(sizeof(T));
+    step_to = step_far * row_bytes;
+    step = step_far * stride_far();
+    tile_step = BLOCK_K * operand.stride_k;
   }
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
@@ -125,21 +131,23 @@ struct TileCopier {
     width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
   }
 
-  // Starts the copy of the next tile, left_k elements before the end of k.
+  // Starts the copy of the next tile, left_k elements before the end of k. No thread has more than MAX_CHUNKS.
+  template <int MAX_CHUNKS>
   TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
-    const int64_t step = step_far * stride_far();
-    const int step_to = step_far * row_bytes;
-    char* to = tile + first_far * row_bytes + close * int(sizeof(T));
-    if (width == 16 && left_k >= BLOCK_K && (IS_K_MAJOR || left_mn == block_mn)) {
+    char* to = tile + first_to;
+    const bool has_whole_chunks =
+        IS_K_MAJOR ? left_k % kElements == 0 : left_k >= BLOCK_K && (left_mn == block_mn || num_chunks == 0);
+    if (width == 16 && has_whole_chunks) {
+      const int valid_bytes = !IS_K_MAJOR || close < left_k ? 16 : 0;
       const T* chunk = from;
-      constexpr int kAtOnce = 4;  // each with registers of its own: they are in use until the copy is under way
-      TILEDMM_NO_UNROLL for (int first = 0; first < num_chunks; first += kAtOnce) {
+      constexpr int kAtOnce = MAX_CHUNKS < 4 ? MAX_CHUNKS : 4;  // each with registers of its own, in use for a while
+      TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_CHUNKS > kAtOnce ? num_chunks : 1); first += kAtOnce) {
         TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
           if (first + i < num_chunks) {
             if constexpr (IS_STREAMED) {
-              copy_async_once<16>(to + i * step_to, chunk, 16);
+              copy_async_once<16>(to + i * step_to, chunk, valid_bytes);
             } else {
-              copy_async<16>(to + i * step_to, chunk, 16);
+              copy_async<16>(to + i * step_to, chunk, valid_bytes);
             }
           }
           chunk = opaque(chunk + step);
@@ -152,7 +160,7 @@ struct TileCopier {
       const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
       copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, width);
     }
-    from += BLOCK_K * operand.stride_k;
+    from += tile_step;
   }
 };
 
@@ -300,20 +308,25 @@ struct WarpSums {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  constexpr int kMaxChunksA = 8 * FRAGS * kBlockK / 8 / kCopyThreads;
+  constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / 8 / kCopyThreads + 1;
+  static_assert(kMaxChunksA * kCopyThreads * 8 == 8 * FRAGS * kBlockK, "every thread copies as much of the few rows");
   TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
   TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
-  int64_t unit_idx = block_idx(), left_k = 0, num_issued = 0;
-  int tile = 0;
+  int64_t unit_idx = block_idx(), left_k = 0;
+  int tile = 0, num_ahead = 0;
   Unit unit(problem, plan, unit_idx, kBlockK);
   Ring ring(plan.num_stages);
-  for (int64_t step = 0;; ++step) {
-    const int64_t arriving = step - (plan.num_stages - 1);
-    if (arriving >= 0) {
-      if (arriving == num_issued) break;
+  for (int lead = plan.num_stages - 1;;) {
+    if (lead > 0) {
+      --lead;  // the ring is filled first
+    } else {
+      if (num_ahead == 0) break;
+      --num_ahead;
       wait_for_stage(plan.num_stages);
-      block_barrier();  // the tile `arriving` is whole, and nobody reads the one before it any more
+      block_barrier();  // the oldest tile is whole, and nobody reads the one before it any more
     }
     if (unit_idx < plan.num_units) {
       if (tile == 0) {
@@ -325,11 +338,11 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
       }
       char* stage = stages + ring.stage * plan.stage_bytes;
       const int left = int(min_of(left_k, kBlockK));
-      copier_b.load_block_tile(stage + tile_a_bytes, left);
-      copier_a.load_block_tile(stage, left);
+      copier_b.template load_block_tile<kMaxChunksB>(stage + tile_a_bytes, left);
+      copier_a.template load_block_tile<kMaxChunksA>(stage, left);
       left_k -= kBlockK;
       ring.advance();
-      ++num_issued;
+      ++num_ahead;
       if (++tile == unit.num_tiles) {
         tile = 0;
         unit_idx += num_blocks;
