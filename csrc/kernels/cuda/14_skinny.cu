@@ -507,9 +507,14 @@ Status launch_skinny(const GpuProblem& given, const Executor& executor) {
   GemmProblem& gemm = problem.gemm;
   if (gemm.m > kSkinnyMaxM || (gemm.n <= kSkinnyMaxM && gemm.n < gemm.m)) transpose(problem);
   Work work{};
-  work.plan = choose_skinny(is_k_major(gemm.stride_am, gemm.stride_ak), is_k_major(gemm.stride_bn, gemm.stride_bk),
-                            gemm.m, gemm.n, gemm.k, problem.chunk_k, problem.batch_size, executor.num_cus,
-                            max_shared_bytes(executor.device_idx));
+  const SkinnyProblem shape{gemm.m,
+                            gemm.n,
+                            gemm.k,
+                            problem.chunk_k,
+                            problem.batch_size,
+                            is_k_major(gemm.stride_am, gemm.stride_ak),
+                            is_k_major(gemm.stride_bn, gemm.stride_bk)};
+  work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor.device_idx));
   return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
 }
 
