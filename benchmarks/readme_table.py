@@ -1,7 +1,7 @@
-"""Writes the tables of README.md from benchmarks/results/*.json, between the two markers.
+"""Writes the tables of README.md from benchmarks/results, between markers, and docs/GPU_RESULTS.md.
 
     python benchmarks/readme_table.py           writes them
-    python benchmarks/readme_table.py --check   fails if README.md says anything else than the results
+    python benchmarks/readme_table.py --check   fails if they say anything else than the results
 
 Nothing is left out: the rows come in the order of the shapes table, the bad ones included.
 """
@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from bench_gpu import PRODUCT_HEAD, is_met, product_line
 from bench_linear import linear_table
 
 from torch_tiledmm.dispatch import DTYPES
@@ -18,6 +19,7 @@ from torch_tiledmm.testing.bench import matmul_table
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+GPU_BEGIN, GPU_END = "<!-- gpu results:begin -->", "<!-- gpu results:end -->"
 TABLES = {"matmul": matmul_table, "linear": linear_table}
 
 
@@ -68,13 +70,81 @@ def load_results(folder: Path) -> list[dict]:
     return sorted(all_results, key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"])))
 
 
-def replace_tables(readme: str, tables: str) -> str:
+def load_gpu_results(folder: Path) -> list[dict]:
+    """The runs of bench_gpu.py."""
+    all_results = [json.loads(path.read_text()) for path in sorted((folder / "gpu").glob("*.json"))]
+    return [results for results in all_results if results["benchmark"] == "gpu"]
+
+
+def describe_gpu(results: dict) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return f"{results['device']}, copy {results['copy_tbytes_per_second']:.2f} TB/s; {versions}; {results['date']}."
+
+
+def render_gpu(all_results: list[dict]) -> str:
+    """One line for each precision and kind of shape, one for the layers, one for the calling thread."""
+    lines = ["Ratio: time of torch (the vendor's library) / ours, more is better. Goals and all rows:"]
+    lines += ["[docs/GPU_RESULTS.md](docs/GPU_RESULTS.md)."]
+    for results in all_results:
+        rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal")]
+        for entry in results["summary"]:
+            has_goal = any(row["goal"] for row in results["products"] if row["kind"] == entry["kind"])
+            rows.append(
+                (
+                    entry["precision"],
+                    entry["kind"],
+                    str(entry["rows"]),
+                    *(f"{entry[name]:.2f}" for name in ("geomean", "worst", "best")),
+                    str(len(entry["below_goal"])) if has_goal else "-",
+                )
+            )
+        lines += ["", describe_gpu(results), "", *markdown_table(rows)]
+    return "\n".join(lines)
+
+
+def render_gpu_document(all_results: list[dict]) -> str:
+    """Every row of every run."""
+    lines = [
+        "# GPU results",
+        "",
+        "Written by benchmarks/readme_table.py from benchmarks/results/gpu. Products: single calls,",
+    ]
+    lines += ["caches of the GPU emptied before each, medians, arms interleaved; a goal is the least ratio asked for."]
+    for results in all_results:
+        share = 100 * results["share_predicted_within_30_percent"]
+        lines += ["", f"## {results['device']}", "", describe_gpu(results)]
+        lines += [f"Predicted times within 30 % of the measured: {share:.0f} % of the rows.", "", "### Products", ""]
+        lines += markdown_table([PRODUCT_HEAD, *map(product_line, results["products"])])
+        lines += ["", "### Layers: forward, gradients of input, weight and bias", ""]
+        layers = [("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")]
+        for row in results["layers"]:
+            times = [f"{timing['median_us']:.1f}" for timing in row["timings"].values()]
+            goal = "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}"
+            layers.append(
+                (
+                    row["layer"],
+                    str(row["rows"]),
+                    row["precision"],
+                    *times,
+                    f"{row['tflops']:.1f}",
+                    f"{row['ratio']:.2f}",
+                    goal,
+                )
+            )
+        lines += [*markdown_table(layers), "", "### The calling thread, microseconds a call at 64 x 64 x 64", ""]
+        names = list(next(iter(results["host_us"].values())))
+        costs = [(precision, *(f"{us[name]:.1f}" for name in names)) for precision, us in results["host_us"].items()]
+        lines += markdown_table([("precision", *names), *costs])
+    return "\n".join(lines) + "\n"
+
+
+def replace_tables(readme: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
     """README's text with the new tables. Raises ValueError unless it has each marker once, in order."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"README: expected one {BEGIN} and after it one {END}")
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+    if readme.count(begin) != 1 or readme.count(end) != 1 or readme.index(begin) > readme.index(end):
+        raise ValueError(f"README: expected one {begin} and after it one {end}")
+    before, rest = readme.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{tables}\n{end}{after}"
 
 
 def main() -> None:
@@ -86,15 +156,20 @@ def main() -> None:
     all_results = load_results(args.results)
     if not all_results:
         parser.error(f"results: no *.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
-    old = args.readme.read_text()
+    gpu_results = load_gpu_results(args.results)
+    document = args.readme.parent / "docs" / "GPU_RESULTS.md"
     try:
-        new = replace_tables(old, render(all_results))
+        texts = {args.readme: replace_tables(args.readme.read_text(), render(all_results))}
+        if gpu_results:
+            texts[args.readme] = replace_tables(texts[args.readme], render_gpu(gpu_results), GPU_BEGIN, GPU_END)
+            texts[document] = render_gpu_document(gpu_results)
     except ValueError as error:
         parser.error(str(error))
-    if not args.check:
-        args.readme.write_text(new)
-    elif new != old:
-        sys.exit(f"{args.readme} differs from the results; run python benchmarks/readme_table.py")
+    for path, text in texts.items():
+        if not args.check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path} differs from the results; run python benchmarks/readme_table.py")
 
 
 if __name__ == "__main__":

@@ -116,17 +116,19 @@ def explain(
     layout: str = "NT",
     device: str | torch.device = "cpu",
     num_threads: int | None = None,
+    batch: int = 0,
 ) -> Explanation:
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
     ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is
     stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` may name an instruction set, as
-    in ``cpu:avx2``; ``num_threads`` is torch's by default. Nothing is computed, and the device need not be
-    present.
+    in ``cpu:avx2`` or ``cuda:sm_90``; ``num_threads`` is torch's by default; ``batch`` counts the products of a batch,
+    0: a single one. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is computed, and the
+    device need not be present.
 
     Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
-    for name, size in (("m", m), ("n", n), ("k", k)):
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{name}: got {size!r}, expected an integer")
         if not 0 <= size < 2**63:
@@ -136,7 +138,7 @@ def explain(
     num_threads = torch.get_num_threads() if num_threads is None else num_threads
     if num_threads < 1:
         raise ValueError(f"num_threads: got {num_threads}, expected at least 1")
-    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads))
+    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads, batch))
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
     answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])

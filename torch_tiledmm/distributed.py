@@ -17,13 +17,14 @@ _DTENSOR = "torch.distributed.tensor"
 
 
 def register_sharding_rules() -> None:
-    """Tells DTensor how `tiledmm::matmul` and `tiledmm::linear` may be sharded; doing it twice is harmless."""
+    """Tells DTensor how the operators may be sharded; doing it twice is harmless."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental import register_sharding
 
     matmul, linear = torch.ops.tiledmm.matmul.default, torch.ops.tiledmm.linear.default
     register_sharding(matmul)(_matmul_rules)
     register_sharding(linear)(_linear_rules)
+    register_sharding(torch.ops.tiledmm.linear_weight_grads.default)(_linear_weight_grads_rules)
     # DTensor remembers its choice per operands and integer arguments; here a string takes part in the choice.
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
 
@@ -80,6 +81,19 @@ def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="aut
         add(Partial(), Partial(), Replicate(), Partial())
         add(Partial(), Replicate(), Partial(), Partial())
     return rules
+
+
+def _linear_weight_grads_rules(grad, input, *, algorithm="auto"):
+    """([placements of the weight's and the bias's gradient], [of grad, of input]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return [
+        ([Replicate(), Replicate()], [Replicate(), Replicate()]),
+        ([Partial(), Partial()], [Shard(0), Shard(0)]),
+        ([Shard(0), Shard(0)], [Shard(1), Replicate()]),
+        ([Shard(1), Replicate()], [Replicate(), Shard(1)]),
+        ([Partial(), Partial()], [Partial(), Replicate()]),
+    ]
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

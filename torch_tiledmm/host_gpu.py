@@ -39,6 +39,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("dtype", ctypes.c_int32),
         ("activation", ctypes.c_int32),
         ("allow_tf32", ctypes.c_bool),
+        ("row_sums", ctypes.c_void_p),
     ]
 
 

@@ -1,4 +1,5 @@
-"""The operators `torch.ops.tiledmm.matmul`, `.matmul_out`, `.linear`: documentation, fake kernels, vmap, flop counts.
+"""The operators `torch.ops.tiledmm.matmul`, `matmul_out`, `linear` and `linear_weight_grads`: documentation, fake
+kernels, vmap, flop counts.
 
 Kernels, autograd and autocast are C++ (csrc/torch). A fake kernel says what shape and dtype comes out, for meta
 tensors, torch.compile and torch.export; it makes the same checks as the kernel.
@@ -159,6 +160,18 @@ def _linear_fake(
     return input.new_empty(_linear_shape(input.shape, weight.shape, None if bias is None else bias.shape))
 
 
+@torch.library.register_fake("tiledmm::linear_weight_grads")
+def _linear_weight_grads_fake(grad: Tensor, input: Tensor, *, algorithm: str = "auto") -> tuple[Tensor, Tensor]:
+    _check_operands(grad=grad, input=input)
+    _check_algorithm(algorithm)
+    torch._check(
+        grad.dim() == 2 and input.dim() == 2 and grad.shape[0] == input.shape[0],
+        lambda: f"tiledmm: grad has shape {list(grad.shape)} and input {list(input.shape)}; accepted are "
+        "(rows, out_features) and (rows, in_features)",
+    )
+    return grad.new_empty(grad.shape[1], input.shape[1]), grad.new_empty(grad.shape[1])
+
+
 def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
     """A mapped matrix (mapped dimension first) with dimensions of size 1 behind it, up to `batch_dims` of the batch."""
     if not is_mapped:
@@ -250,6 +263,11 @@ def _product(sizes) -> int:
 @register_flop_formula(torch.ops.tiledmm.matmul)
 def _matmul_flops(a_shape, b_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * _product(out_shape) * a_shape[-1]
+
+
+@register_flop_formula(torch.ops.tiledmm.linear_weight_grads)
+def _linear_weight_grads_flops(grad_shape, input_shape, *args, out_shape=None, **kwargs) -> int:
+    return 2 * _product(grad_shape) * input_shape[1]
 
 
 @register_flop_formula(torch.ops.tiledmm.linear)

@@ -52,6 +52,9 @@ struct GemmProblem {
   DType dtype;
   Activation activation;
   bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
+  // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
+  // Null: none. Only kernels that say so write them.
+  void* row_sums;
 };
 
 // The same for a GPU kernel, whose parameters must hold everything: the batch inside, gemm.batch_dims unused.

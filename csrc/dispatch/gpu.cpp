@@ -46,7 +46,8 @@ constexpr bool kHasKernels = false;
 
 constexpr GpuKernel kKernels[kNumGpuKernels] = {
     {"naive", "one thread for each output", 1, false, false, TILEDMM_IF_GPU(launch_naive)},
-    {"block_tiled", "block tiles of 16 in shared memory", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled)},
+    {"block_tiled", "block tiles of 16 in shared memory, of 32 on NVIDIA for large results", 2, false, false,
+     TILEDMM_IF_GPU(launch_block_tiled)},
     {"block_tiled.8", "the same with tiles of 8", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_8)},
     {"block_tiled.32", "the same with tiles of 32", 2, false, false, TILEDMM_IF_GPU(launch_block_tiled_32)},
     {"row_register_tiled", "one operand straight to registers, the other in shared memory", 3, false, false,
@@ -77,6 +78,7 @@ static_assert(kKernels[kNumGpuKernels - 1].name, "every kernel has its row");
 constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35, 0.85, 0.5, 0.72, 0, 0, 0.1};
 constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3, 2, 2, 1.5, 0, 0, 1};
 constexpr double kLaunchUs = 3;
+constexpr int32_t kFirstNativeRung = 9;  // kernels/cuda
 
 }  // namespace
 
@@ -88,8 +90,8 @@ const GpuChip* find_gpu_chip(int32_t arch) {
   for (const GpuChip& chip : kChips) {
     if (chip.arch == arch) return &chip;
   }
-  // NVIDIA keeps what earlier chips had.
-  return arch >= 80 && arch < 0x900 ? &kChips[arch >= 90 ? 1 : 0] : nullptr;
+  // NVIDIA's chips keep what sm_80 had; wgmma is of sm_90 alone.
+  return arch >= 80 && arch < 0x900 ? &kChips[0] : nullptr;
 }
 
 const GpuChip* find_gpu_chip(const char* name) {
@@ -141,7 +143,8 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   if (problem.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";
   }
-  if (kernel.rung >= 9) {  // kernels/cuda
+  if (problem.row_sums) return "it does not sum rows";
+  if (kernel.rung >= kFirstNativeRung) {
     if (std::strcmp(chip.device, "hip") == 0) return "it is for NVIDIA's chips";
     if (has_gpu_kernels() && !kernel.launch) return "this build lacks it: it was not compiled for this chip";
   }
@@ -175,7 +178,12 @@ int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip&
     const char* reason = refuse_gpu(kernel, problem, chip);
     const double cost_us = reason ? 0 : gpu_cost_us(kernel, problem, chip);
     if (candidates) candidates[idx] = {&kernel, reason, cost_us};
-    if (is_admitted && !reason && (choice < 0 || cost_us < choice_cost)) {
+    if (!is_admitted || reason) continue;
+    // The native kernels have one order of summation, the rungs before them their own: where there are native ones,
+    // only they compete, so that a row's bits do not depend on which one is cheapest for its m.
+    const bool is_native = kernel.rung >= kFirstNativeRung;
+    const bool is_choice_native = choice >= 0 && kKernels[choice].rung >= kFirstNativeRung;
+    if (choice < 0 || is_native > is_choice_native || (is_native == is_choice_native && cost_us < choice_cost)) {
       choice = idx;
       choice_cost = cost_us;
     }

@@ -19,6 +19,10 @@ template <int BYTES>
 void copy_async_once(void* smem, const void* from, int valid_bytes) {
   copy_async<BYTES>(smem, from, valid_bytes);
 }
+template <int BYTES>
+void copy_async_if(bool pred, void* smem, const void* from) {
+  if (pred) copy_async<BYTES>(smem, from, BYTES);
+}
 inline void commit_copies() { host_gpu::commit_copies(); }
 template <int PENDING>
 void wait_copies() {
@@ -60,6 +64,25 @@ TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_byte
                  : "memory");
   }
 }
+
+// Without a branch, and without computing the addresses under a condition.
+template <int BYTES>
+TILEDMM_DEVICE void copy_async_if(bool pred, void* smem, const void* from) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what the instruction takes");
+  const auto address = uint32_t(__cvta_generic_to_shared(smem));
+  if constexpr (BYTES == 16) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(address),
+        "l"(from), "r"(int(pred))
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.ca.shared.global [%0], [%1], %3;\n}" ::"r"(address),
+        "l"(from), "r"(int(pred)), "n"(BYTES)
+        : "memory");
+  }
+}
+
 TILEDMM_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 TILEDMM_DEVICE void wait_copies() {

@@ -72,9 +72,11 @@ namespace tiledmm::gpu {
 
 // Tile sizes may differ where registers do.
 #if defined(__HIP__)
-inline constexpr bool kIsAmd = true;
+inline constexpr bool kIsAmd = true, kIsNvidia = false;
+#elif defined(TILEDMM_HOST_GPU)
+inline constexpr bool kIsAmd = false, kIsNvidia = false;
 #else
-inline constexpr bool kIsAmd = false;
+inline constexpr bool kIsAmd = false, kIsNvidia = true;
 #endif
 
 // ---- Threads. A warp is NVIDIA's warp or AMD's wavefront. In HIP's host pass the number means nothing: one host
@@ -378,7 +380,7 @@ inline bool query_device(int, Device& device) {
   return true;
 }
 inline bool set_device(int) { return true; }
-inline int64_t max_shared_bytes(int) { return 64 << 10; }
+inline int max_shared_bytes(const Executor&) { return 227 << 10; }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
@@ -392,10 +394,12 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
-// What one block may have of shared memory.
-inline int64_t max_shared_bytes(int idx) {
+// Of one block.
+inline int max_shared_bytes(const Executor& executor) {
   int bytes = 0;
-  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, idx) == cudaSuccess ? bytes : 0;
+  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, executor.device_idx) == cudaSuccess
+             ? bytes
+             : 48 << 10;
 }
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {

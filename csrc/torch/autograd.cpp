@@ -31,6 +31,11 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
+// torch.func includes its front key as long as a transform is on its stack.
+bool is_transform_active() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 // (..., k) as (rows, k): a view where the strides allow it.
 Tensor as_rows(const Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
@@ -81,6 +86,11 @@ struct LinearFormula {
     if (needs[0]) grads[0] = matmul_op().call(grad, weight, algorithm);
     if (!needs[1] && !needs[2]) return grads;
     const Tensor grad_rows = as_rows(grad);
+    // In one pass, unless the gradients are to be differentiated themselves.
+    if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active()) {
+      std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(input), algorithm);
+      return grads;
+    }
     if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(input), algorithm);
     if (needs[2]) grads[2] = grad_rows.sum(0);
     return grads;
@@ -205,11 +215,6 @@ struct Needs {
                 torch::autograd::isFwGradDefined(bias)) {}
   bool nothing() const { return !grad && !tangent; }
 };
-
-// torch.func includes its front key as long as a transform is on its stack.
-bool is_transform_active() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
 
 template <class Formula>
 Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const Tensor& bias,

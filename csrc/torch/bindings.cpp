@@ -10,7 +10,10 @@ TORCH_LIBRARY(tiledmm, m) {
       "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\", str algorithm=\"auto\") "
       "-> Tensor",
       tags);
+  // The gradients of linear's weight and bias: grad^T input and the sums of grad's columns, for grad (rows,
+  // out_features) and input (rows, in_features).
+  m.def("linear_weight_grads(Tensor grad, Tensor input, *, str algorithm=\"auto\") -> (Tensor, Tensor)", tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
-  m.def("_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads) -> str");
+  m.def("_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads, int batch=0) -> str");
 }

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -146,22 +147,27 @@ Executor torch_gpu_executor(c10::Device device) {
   return executor;
 }
 
-void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
-  char reason[320] = "";
-  Status status = Status::ok;
+bool allows_tf32() {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+         at::Float32Precision::TF32;
+}
+
+// The result of one call; `reason` is written on failure.
+template <size_t CAPACITY>
+Status try_run(GemmProblem& problem, int32_t algorithm, c10::Device device, char (&reason)[CAPACITY]) {
   if (device.is_cpu()) {
     const Executor executor = torch_executor();
-    status = tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
-  } else {
-    const c10::DeviceGuard guard(device);
-    if (problem.dtype == DType::f32) {
-      problem.allow_tf32 = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-                           at::Float32Precision::TF32;
-    }
-    const Executor executor = torch_gpu_executor(device);
-    status = tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
+    return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
   }
-  switch (status) {
+  const c10::DeviceGuard guard(device);
+  problem.allow_tf32 = problem.dtype == DType::f32 && allows_tf32();
+  const Executor executor = torch_gpu_executor(device);
+  return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
+}
+
+void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
+  char reason[320] = "";
+  switch (try_run(problem, algorithm, device, reason)) {
     case Status::ok:
       return;
     case Status::out_of_memory:
@@ -390,6 +396,33 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   return out;
 }
 
+std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor& input, std::string_view algorithm) {
+  check_operand("grad", grad);
+  check_operand("input", input);
+  check_alike("grad", grad, "input", input);
+  TORCH_CHECK(grad.dim() == 2 && input.dim() == 2 && grad.size(0) == input.size(0), "tiledmm: grad has shape ",
+              grad.sizes(), " and input ", input.sizes(),
+              "; accepted are (rows, out_features) and (rows, in_features)");
+  const Tensor weight_grad = new_result({grad.size(1), input.size(1)}, input.options());
+  GemmProblem problem{};
+  problem.dtype = to_dtype("grad", grad);
+  fill_operands(problem, grad.mT(), input);
+  problem.c = weight_grad.mutable_data_ptr();
+  problem.stride_cm = input.size(1);
+  problem.stride_cn = 1;
+  const int32_t algorithm_idx = to_algorithm(algorithm);
+  if (grad.is_cuda() && weight_grad.numel() > 0) {
+    // In the same pass, if there is a kernel for that.
+    const Tensor bias_grad = at::empty({grad.size(1)}, grad.options());
+    problem.row_sums = bias_grad.mutable_data_ptr();
+    char reason[320];
+    if (try_run(problem, algorithm_idx, grad.device(), reason) == Status::ok) return {weight_grad, bias_grad};
+    problem.row_sums = nullptr;
+  }
+  run(problem, algorithm_idx, grad.device());
+  return {weight_grad, grad.sum(0)};
+}
+
 template <class Write>
 std::string whole_text(const Write& write) {
   std::string text(1 << 14, '\0');
@@ -407,11 +440,11 @@ std::string info() {
 }
 
 std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::string_view layout,
-                    std::string_view device, int64_t num_threads) {
+                    std::string_view device, int64_t num_threads, int64_t batch) {
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", "tiledmm: layout '", layout,
                     "' is not known; accepted are NN, NT, TN, TT");
-  TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n, ", ", k,
-                    " and num_threads is ", num_threads, "; accepted are sizes >= 0 and num_threads >= 1");
+  TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && batch >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n,
+                    ", ", k, " and num_threads is ", num_threads, "; accepted are sizes >= 0 and num_threads >= 1");
   GemmProblem problem{};
   problem.m = m;
   problem.n = n;
@@ -423,6 +456,10 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.stride_bn = layout[1] == 'N' ? 1 : k;
   problem.stride_cm = n;
   problem.stride_cn = 1;
+  problem.allow_tf32 = allows_tf32();
+  const BatchDim dim{batch, m * k, k * n, m * n};
+  problem.batch_dims = &dim;
+  problem.num_batch_dims = batch > 0;
   const std::string device_name(device);
   return whole_text([&](char* text, size_t capacity) {
     return tiledmm_explain(&problem, device_name.c_str(), int32_t(num_threads), text, capacity);
@@ -440,12 +477,14 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);
+  m.impl("linear_weight_grads", &linear_weight_grads);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);
+  m.impl("linear_weight_grads", &linear_weight_grads);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 namespace tiledmm {
 
@@ -13,12 +14,20 @@ using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::strin
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             std::string_view activation, std::string_view algorithm);
 
+using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
+                                                               std::string_view algorithm);
+
 inline const c10::TypedOperatorHandle<MatmulOp>& matmul_op() {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
   return op;
 }
 inline const c10::TypedOperatorHandle<LinearOp>& linear_op() {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear", "").typed<LinearOp>();
+  return op;
+}
+inline const c10::TypedOperatorHandle<LinearWeightGradsOp>& linear_weight_grads_op() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear_weight_grads", "").typed<LinearWeightGradsOp>();
   return op;
 }
 

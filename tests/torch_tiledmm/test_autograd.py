@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tiledmm
 from torch_tiledmm import linear, matmul
+from torch_tiledmm.testing.reference import assert_close, expect_matmul
 
 ALGORITHMS = [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available]
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
@@ -144,7 +145,9 @@ def test_only_needed_products_are_computed_without_a_copy(needs, products):
     out = linear(x, weight, bias)
     with Record() as record:
         out.backward(torch.randn(2, 3, 4))
-    assert record.names.count("tiledmm.matmul.default") == products
+    names = ("tiledmm.matmul.default", "tiledmm.linear_weight_grads.default")
+    assert sum(record.names.count(name) for name in names) == products
+    assert record.names.count(names[1]) == needs[1]  # weight and bias in one pass
     assert not [name for name in record.names if "clone" in name or "copy" in name or "contiguous" in name]
     assert [x.grad is not None, weight.grad is not None] == list(needs)
 
@@ -222,6 +225,17 @@ def test_partial_gradient_computes_one_product():
     with Record() as record:
         torch.autograd.grad(out, a)
     assert record.names.count("tiledmm.matmul.default") == 1
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 3), (0, 5, 3), (7, 0, 3), (7, 5, 0)], ids=str)
+def test_weight_and_bias_gradient_in_one_pass(shape):
+    rows, out_features, in_features = shape
+    grad, input = torch.randn(rows, 2 * out_features)[:, ::2], torch.randn(in_features, rows).mT
+    weight_grad, bias_grad = torch.ops.tiledmm.linear_weight_grads(grad, input)
+    assert_close(weight_grad, expect_matmul(grad.mT, input))
+    torch.testing.assert_close(bias_grad, grad.sum(0))
+    with pytest.raises(RuntimeError, match=r"grad has shape \[5\].*rows, out_features"):
+        torch.ops.tiledmm.linear_weight_grads(torch.ones(5), torch.ones(5, 2))
 
 
 def test_backward_keeps_the_algorithm():

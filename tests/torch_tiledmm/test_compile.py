@@ -35,6 +35,7 @@ def randn(*sizes, grad=False):
         (OPS.linear, lambda g: (randn(4, grad=g), randn(5, 4, grad=g), randn(5, grad=g)), {"activation": "relu"}),
         (OPS.linear, lambda g: (randn(3, 4, grad=g), randn(4, grad=g), randn(1, grad=g)), {"activation": "silu"}),
         (OPS.linear, lambda g: (randn(3, 0, grad=g), randn(5, 0, grad=g), randn(5, grad=g)), {}),
+        (OPS.linear_weight_grads, lambda g: (randn(3, 4), randn(3, 5)), {}),
         (OPS.linear, lambda g: (randn(4, 3, grad=g).t(), randn(4, 5, grad=g).t()), {"activation": "gelu_tanh"}),
     ],
 )

@@ -78,6 +78,16 @@ def test_explain_serves_an_instruction_set_that_is_asked_for():
     assert answer.choice != "register_tiled.avx2"
 
 
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_on_nvidia_the_native_kernels_compete_alone(dtype_name):
+    """They share one order of summation, so that the choice may depend on m."""
+    for chip in ("cuda:sm_80", "cuda:sm_90"):
+        for m in (1, 17, 64, 300, 5000):
+            for n, k, batch in ((640, 4096, 0), (64, 65536, 0), (1, 1, 0), (640, 0, 0), (128, 64, 96)):
+                choice = torch_tiledmm.explain(m, n, k, dtype_name, device=chip, batch=batch).choice
+                assert choice in ("simt_pipelined", "mma_async", "wgmma", "skinny"), (chip, m, n, k, batch)
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [

@@ -8,12 +8,10 @@ random data, one shape after the other.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import dataclasses
 import io
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +22,7 @@ import torch
 from .. import host_gpu
 from ..dispatch import DTYPES, algorithms, build_info, format_columns
 from .shapes import Shape, make_operands, parse_shape
+from .timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
 
 SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
 MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
@@ -39,9 +38,6 @@ SHAPES = (
     "2048x1024x2048:NN",
     "4096x3072x768:NT",
 )
-PRECISIONS = (*DTYPES, "tf32")
-_FLUSH_BYTES = 256 << 20
-_SECONDS_PER_ARM = 0.15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +136,7 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
         "num_cus": properties.multi_processor_count,
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "torch_tiledmm": build_info().version},
         "date": time.strftime("%Y-%m-%d"),
-        "copy_tbytes_per_second": round(_copy_rate(), 3),
+        "copy_tbytes_per_second": round(gpu_copy_rate() / 1e12, 3),
         "host_us": {},
         "tables": [],
     }
@@ -161,16 +157,16 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
 
 def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> list[dict]:
     names = list(_rungs_of(precision))
-    with _precision(precision) as dtype:
+    with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
         arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
         arms[VENDOR] = lambda: torch.mm(a, b)
-        timings = _time_on_gpu(arms)
+        timings = time_on_gpu(arms)
     dram = _dram_bytes(shape, precision) if has_ncu else {}
     rows, before = [], None
     for name in [*names, VENDOR]:
-        samples = timings[name]
-        median = statistics.median(samples)
+        timing = timings[name]
+        median = timing.median
         is_mma = name in (*MMA_RUNGS, *NATIVE) or (name == VENDOR and precision != "fp32")
         peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get(
             "fp32" if precision == "tf32" else precision
@@ -180,11 +176,11 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
             {
                 "algorithm": name,
                 "median_us": round(median * 1e6, 2),
-                "minimum_us": round(min(samples) * 1e6, 2),
-                "num_samples": len(samples),
+                "minimum_us": round(timing.minimum * 1e6, 2),
+                "num_samples": timing.num_samples,
                 "tflops": round(tflops, 3),
                 "percent_of_peak": round(100 * tflops / peak, 1) if peak else None,
-                "percent_of_vendor": round(100 * statistics.median(timings[VENDOR]) / median, 1),
+                "percent_of_vendor": round(100 * timings[VENDOR].median / median, 1),
                 "dram_bytes": dram.get(name, shape.num_bytes(dtype)),
                 "dram_bytes_from": "ncu" if name in dram else "model: each operand once",
                 "speedup": round(before / median, 2) if before else None,
@@ -214,21 +210,12 @@ def format_measured(table: dict) -> str:
 
 
 def _host_costs(precision: str) -> dict[str, float]:
-    """Microseconds that the calling thread needs for one call, the GPU's work not waited for."""
-    with _precision(precision) as dtype:
+    """Microseconds of the calling thread for one call of each rung and of the vendor."""
+    with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(parse_shape("64x64x64"), dtype))
         arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in _rungs_of(precision)}
         arms[VENDOR] = lambda: torch.mm(a, b)
-        samples: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(30):
-            for name, arm in arms.items():
-                torch.cuda.synchronize()
-                arm()
-                start = time.perf_counter()
-                for _ in range(20):
-                    arm()
-                samples[name].append((time.perf_counter() - start) / 20)
-    return {name: round(statistics.median(values) * 1e6, 2) for name, values in samples.items()}
+        return {name: round(seconds * 1e6, 2) for name, seconds in host_seconds(arms).items()}
 
 
 def _rungs_of(precision: str) -> tuple[str, ...]:
@@ -239,59 +226,12 @@ def _rungs_of(precision: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in available)
 
 
-@contextlib.contextmanager
-def _precision(precision: str):
-    """Yields the dtype; tf32 is fp32 with torch's permission."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield torch.float32 if precision == "tf32" else DTYPES[precision]
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-
-
-def _time_on_gpu(arms: dict) -> dict[str, list[float]]:
-    """Seconds of single calls, cold caches, arms in turn. Slow arms get fewer samples, at least three."""
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-
-    def sample(arm) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.zero_()
-        start.record()
-        arm()
-        end.record()
-        return start, end
-
-    rounds = {}
-    for name, arm in arms.items():
-        arm()
-        start, end = sample(arm)
-        torch.cuda.synchronize()
-        rounds[name] = max(3, min(60, int(_SECONDS_PER_ARM * 1e3 / max(start.elapsed_time(end), 1e-3))))
-    events: dict[str, list] = {name: [] for name in arms}
-    for round_idx in range(max(rounds.values())):
-        names = [name for name in arms if round_idx < rounds[name]]
-        shift = round_idx % len(names)
-        for name in names[shift:] + names[:shift]:
-            events[name].append(sample(arms[name]))
-    torch.cuda.synchronize()
-    return {name: [start.elapsed_time(end) * 1e-3 for start, end in pairs] for name, pairs in events.items()}
-
-
-def _copy_rate() -> float:
-    """TB/s read and written by a copy within the GPU's memory."""
-    source = torch.ones(1 << 28, device="cuda")
-    target = torch.empty_like(source)
-    seconds = statistics.median(_time_on_gpu({"copy": lambda: target.copy_(source)})["copy"])
-    return 2 * source.nbytes / seconds / 1e12
-
-
 def _chip_name(properties) -> str:
     return properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
 
 
 def _run_once(shape: Shape, precision: str) -> None:
-    with _precision(precision) as dtype:
+    with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
         for name in _rungs_of(precision):
             torch.ops.tiledmm.matmul(a, b, algorithm=name)

@@ -1,5 +1,5 @@
-"""THE table of shapes, used by the benchmarks and by the tests, and the maker of operands for one of its
-rows.
+"""THE tables of shapes, of the CPU and of GPUs, used by the benchmarks and by the tests, and the maker of operands for
+one of their rows.
 
 A product is ``m x k`` times ``k x n``. The layout is two letters, for A and for B: N is stored row by row
 as written, T is stored transposed (the operand is a transposed view). ``F.linear(x, w)`` is NT, its
@@ -180,6 +180,51 @@ def parse_shape(text: str) -> Shape:
         )
     batch, m, n, k = (int(group or 0) for group in match.groups()[:4])
     return Shape(text, m, n, k, match.group(5) or "NN", "given", "given on the command line", batch)
+
+
+# What a GPU is measured on: larger, the same kinds of use. Layers forward (NT) and their gradients (NN, TN).
+_GPU_LAYERS = (("bert_ffn_up", 3072, 768), ("bert_ffn_down", 768, 3072), ("llama_attention", 4096, 4096))
+_GPU_LAYERS += (("llama_ffn_up", 11008, 4096), ("llama_ffn_down", 4096, 11008))
+
+
+def _gpu(kind: str, why: str, *texts: str) -> tuple[Shape, ...]:
+    rows = (parse_shape(text) for text in texts)
+    return tuple(Shape(row.name, row.m, row.n, row.k, row.layout, kind, why, row.batch) for row in rows)
+
+
+def _cubes(*sizes: int, layouts: tuple[str, ...] = ("NT", "NN", "TN")) -> list[str]:
+    return [f"{size}x{size}x{size}:{layout}" for size in sizes for layout in layouts]
+
+
+def gpu_shapes() -> tuple[Shape, ...]:
+    """The rows that benchmarks/bench_gpu.py measures."""
+    rows = (
+        *_gpu("large", "bound by arithmetic", *_cubes(8192, 4096), "8192x1280x8192:NT", "4000x4000x4000:NN"),
+        *_gpu("square_2048", "few waves of block tiles", *_cubes(2048)),
+        *_gpu("medium", "one wave or less", *_cubes(1024, 512), "768x768x768:NT", "1000x1000x1000:NN"),
+        *_gpu("small", "bound by latency", *_cubes(256, 128, layouts=("NN", "NT"))),
+    )
+    for name, out_features, in_features in _GPU_LAYERS:
+        forward = [f"{m}x{out_features}x{in_features}:NT" for m in (128, 512, 2048, 8192)]
+        rows += _gpu("linear", f"{name}, forward", *forward)
+    for name, out_features, in_features in _GPU_LAYERS[::2]:
+        rows += _gpu("linear", f"{name}, gradient of the input", f"2048x{in_features}x{out_features}:NN")
+        rows += _gpu("linear", f"{name}, gradient of the weight", f"{out_features}x{in_features}x2048:TN")
+    weights = ("4096x4096", "14336x4096", "4096x14336", "1024x1024", "50257x768")
+    return rows + (
+        *_gpu("m1", "a vector: bound by memory", *(f"1x{weight}:NT" for weight in weights), "1x4096x4096:NN"),
+        *_gpu("few_rows", "decoding: bound by memory", *(f"{m}x4096x4096:NT" for m in (2, 4, 8, 16, 32, 64))),
+        *_gpu("few_rows", "decoding: bound by memory", "8x4096x14336:NT", "64x4096x14336:NT", "16x11008x4096:NT"),
+        *_gpu("few_rows", "decoding: bound by memory", "32x3072x768:NT", "16x4096x4096:NN"),
+        *_gpu("few_columns", "bound by memory", "4096x1x4096:NN", "4096x16x4096:NN", "8192x64x8192:NT"),
+        *_gpu("unaligned", "no 16-byte rows", *_cubes(4095), "3001x2999x1537:NN", "1001x1003x999:NN"),
+        *_gpu("unaligned", "the vocabulary of GPT-2", "4096x50257x768:NT", "4096x768x50257:NN"),
+        *_gpu("split_k", "few outputs, long sums", "64x64x65536:NN", "64x64x65536:TN", "16x16x65536:NT"),
+        *_gpu("split_k", "few outputs, long sums", "256x256x16384:TN", "256x256x16384:NT"),
+        *_gpu("batch", "one launch for all", "8x128x128x128:NN", "64x128x128x128:NN", "96x128x128x64:NT"),
+        *_gpu("batch", "one launch for all", "32x256x256x256:NN", "16x512x512x512:NN", "8x1024x1024x1024:NN"),
+        *_gpu("batch", "one launch for all", "64x1024x1024x1024:NT"),
+    )
 
 
 def select_shapes(names: list[str]) -> list[Shape]:

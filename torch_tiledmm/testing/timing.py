@@ -1,5 +1,5 @@
-"""The clock: several callables, the arms, timed against each other in one process, and the ceilings of this
-machine.
+"""The clock: several callables, the arms, timed against each other in one process, on the CPU or on a GPU, and the
+ceilings of this machine.
 
 Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change
 of clock rate or of load meets all of them alike. A sample is the mean of enough calls to outlast the timer.
@@ -8,18 +8,24 @@ Every sample starts with an untimed call, which brings back the arm's own caches
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from ..dispatch import DTYPES
+
 _SAMPLE_SECONDS = 2e-3
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 100
+_FLUSH_BYTES = 256 << 20  # of a GPU: several times its second-level cache
 _PAUSE_SECONDS = 0.15  # OpenBLAS's threads spin for 2^28 ticks of the time stamp counter: 0.1 s at 2.6 GHz
+
+PRECISIONS = (*DTYPES, "tf32")
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,67 @@ def time_arms(
             samples[name].append(_time_calls(arms[name], num_calls[name]))
             deadline += pause(name)
     return {name: _summarize(samples[name]) for name in arms}
+
+
+def time_on_gpu(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.15) -> dict[str, Timing]:
+    """Times single calls by events, the GPU's caches emptied before each, arms in turn; slow arms get fewer samples, at
+    least three. ``seconds`` is the time that an arm's own calls may take together.
+
+    What the calling thread does before a launch is hidden behind the emptying of the caches; host_seconds has it.
+    """
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def sample(call: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush.zero_()
+        start.record()
+        call()
+        end.record()
+        return start, end
+
+    rounds = {}
+    for name, call in arms.items():
+        call()
+        start, end = sample(call)
+        torch.cuda.synchronize()
+        rounds[name] = max(3, min(60, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
+    events: dict[str, list] = {name: [] for name in arms}
+    for round_idx in range(max(rounds.values())):
+        names = [name for name in arms if round_idx < rounds[name]]
+        shift = round_idx % len(names)
+        for name in names[shift:] + names[:shift]:
+            events[name].append(sample(arms[name]))
+    torch.cuda.synchronize()
+    return {name: _summarize([start.elapsed_time(end) * 1e-3 for start, end in events[name]]) for name in arms}
+
+
+def host_seconds(arms: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds that the calling thread needs for one call on a GPU, whose work is not waited for."""
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(30):
+        for name, call in arms.items():
+            torch.cuda.synchronize()
+            call()
+            samples[name].append(_time_calls(call, 20))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def gpu_copy_rate() -> float:
+    """Bytes read and written per second by a copy within the GPU's memory."""
+    source = torch.ones(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / time_on_gpu({"copy": lambda: target.copy_(source)})["copy"].median
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str) -> Iterator[torch.dtype]:
+    """Yields the dtype of one of PRECISIONS; tf32 is fp32 with torch's permission."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield torch.float32 if precision == "tf32" else DTYPES[precision]
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def fma_peak(dtype: torch.dtype) -> float | None:

@@ -1,10 +1,492 @@
-// Rung 09, simt_pipelined.
+// Rung 09, simt_pipelined: fp32 multiply-adds on sm_80 and later. Since rung 04: asynchronous copies fill a ring of
+// stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
+// from shared memory while these are multiplied; one barrier for each k tile; tiles from 128 x 128 down to 4 x 32.
+//
+// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles: as
+// they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k beyond
+// the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each
+// output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total; where the tiles
+// of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
+// Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
+#include "core/simt_config.h"
+#include "core/summation.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 
 namespace tiledmm::gpu {
+namespace {
 
-Status launch_simt_pipelined(const GpuProblem&, const Executor&) { return Status::unsupported; }
+template <int SHAPE>
+struct SimtConfig {
+  static constexpr SimtShape kShape = kSimtShapes[SHAPE];
+  static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n, kBlockK = kShape.block_k;
+  static constexpr int kThreadM = kShape.thread_m, kThreadN = kShape.thread_n;
+  static constexpr int kWarpM = kBlockM / kShape.warps_m, kWarpN = kBlockN / kShape.warps_n;
+  static constexpr int kLanesM = kWarpM / kThreadM, kLanesN = kWarpN / kThreadN;
+  static constexpr int kWarpsN = kShape.warps_n, kNumThreads = kShape.num_threads();
+  static constexpr int kNumStages = kShape.num_stages, kStep = kShape.k_step, kNumSteps = kBlockK / kStep;
+  static constexpr int kNumFrags = kShape.num_fragments;
+  static_assert(kLanesM * kThreadM * kShape.warps_m == kBlockM && kLanesN * kThreadN * kWarpsN == kBlockN,
+                "whole thread tiles");
+  static_assert(kLanesM * kLanesN == 32, "a warp's lanes share out its tile");
+  static_assert(kNumSteps % kNumFrags == 0, "the fragments take turns");
+  static_assert(kStep == 1 || kStep == 4, "16 bytes along m and n, or along k");
+  static_assert(kChunkK % kBlockK == 0, "a chunk ends with a k tile");
+
+  // Neighbours share a row or a column, so that a half-warp's 16-byte accesses are 8 different ones at most.
+  static TILEDMM_DEVICE int lane_m(int lane) {
+    return kLanesM == 1 ? 0 : lane / 2 % 2 + lane / 4 / max_of(1, kLanesN / 2) * 2;
+  }
+  static TILEDMM_DEVICE int lane_n(int lane) {
+    return kLanesM == 1 ? lane : lane % 2 + lane / 4 % max_of(1, kLanesN / 2) * 2;
+  }
+};
+
+constexpr int round_up_to_power(int value) {
+  int power = 1;
+  while (power < value) power *= 2;
+  return power;
+}
+
+// `SIZE` neighbours, aligned to their size.
+template <int SIZE>
+struct __attribute__((may_alias, aligned(4 * SIZE))) FloatVector {
+  float elements[SIZE];
+};
+
+// One operand of a block: its tiles on their way to shared memory, and from there to the fragments of a thread.
+template <class Config, bool IS_A, bool IS_K_MAJOR>
+struct Side {
+  static constexpr int kBlockMn = IS_A ? Config::kBlockM : Config::kBlockN, kBlockK = Config::kBlockK;
+  static constexpr int kSize = IS_A ? Config::kThreadM : Config::kThreadN;
+  static constexpr int kLanes = IS_A ? Config::kLanesM : Config::kLanesN;
+  static constexpr int kNumThreads = Config::kNumThreads, kStep = Config::kStep;
+
+  // In shared memory. The padding of a k-major tile keeps 8 rows, that of a transposed one 8 x 4 copies apart.
+  static constexpr bool kLiesKMajor = IS_K_MAJOR && kStep == 4;
+  static constexpr bool kIsTransposing = IS_K_MAJOR && !kLiesKMajor;
+  static constexpr int kStrideMn = kLiesKMajor ? kBlockK + 4 : 1, kStrideK = kLiesKMajor ? 1 : kBlockMn + 4;
+  static constexpr int kStageElements = kLiesKMajor ? kBlockMn * kStrideMn : kBlockK * kStrideK;
+
+  // A thread's rows (columns) of the warp tile: groups of neighbours, as far apart as the lanes reach.
+  static constexpr int kGroup = kLiesKMajor ? 1 : kSize % 4 == 0 ? 4 : kSize % 2 == 0 ? 2 : 1;
+  static constexpr int place(int lane, int i) { return i / kGroup * (kGroup * kLanes) + lane * kGroup + i % kGroup; }
+
+  // How the threads share out a tile: along the operand's close dimension first.
+  static constexpr int kClose = IS_K_MAJOR ? kBlockK : kBlockMn, kFar = IS_K_MAJOR ? kBlockMn : kBlockK;
+  static constexpr int kVectorThreads = round_up_to_power(kClose / 4);
+  static constexpr int kElementThreads = kIsTransposing ? 8 : int(min_of(kNumThreads, round_up_to_power(kClose)));
+
+  const char* next;   // this thread's first element of the next k tile
+  int64_t advance;    // bytes from one k tile to the next
+  uint32_t step_far;  // bytes from one row of a tile to the next
+  int smem_offset;    // the first element's place in a stage
+  int left_mn;        // from it to the operand's end along mn
+  bool is_vectorised, is_regular;  // 16 bytes at a time; by load_block_tile
+
+  static TILEDMM_DEVICE Operand<float> operand_of(const GemmProblem& gemm) {
+    return IS_A ? operand_a<float>(gemm) : operand_b<float>(gemm);
+  }
+
+  TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k) {
+    const Operand<float> operand = operand_of(gemm);
+    is_vectorised = !kIsTransposing && operand.is_vectorised;
+    const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
+    const int close = thread_idx() % threads * width, far = thread_idx() / threads;
+    smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
+    left_mn = int(min_of(operand.size_mn - mn, kBlockMn)) - (IS_K_MAJOR ? far : close);
+    const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
+    const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
+    // Within a tile, 32 bits count bytes.
+    is_regular = stride_close == 1 && stride_far * (4 * kFar) < int64_t(1) << 31;
+    next = reinterpret_cast<const char*>(operand.base + mn * operand.stride_mn + k * operand.stride_k +
+                                         far * stride_far + close * stride_close);
+    // Of each thread, though the same for all: instructions that multiply and add addresses take no uniform register.
+    step_far = left_mn > -kNumThreads - kBlockMn ? uint32_t(stride_far) * 4 : 0;
+    advance = operand.stride_k * (4 * kBlockK);
+  }
+
+  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied, or zero.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_regular(float* stage) const {
+    constexpr int kThreadsClose = WIDTH == 4 ? kVectorThreads : kElementThreads;
+    constexpr int kThreadsFar = kNumThreads / kThreadsClose, kStepClose = kThreadsClose * WIDTH;
+    float* const to = stage + smem_offset;
+    TILEDMM_UNROLL for (int f = 0; f < kFar; f += kThreadsFar) {
+      const auto* from = reinterpret_cast<const float*>(next + uint64_t(uint32_t(f)) * step_far);
+      const bool is_row = kFar % kThreadsFar == 0 || thread_idx() / kThreadsClose + f < kFar;
+      TILEDMM_UNROLL for (int c = 0; c < kClose; c += kStepClose) {
+        const bool is_place = is_row && (kClose % kStepClose == 0 || thread_idx() % kThreadsClose * WIDTH + c < kClose);
+        const int left = left_mn - (IS_K_MAJOR ? f : c);
+        const int offset = IS_K_MAJOR ? f * kStrideMn + c * kStrideK : c * kStrideMn + f * kStrideK;
+        if constexpr (WIDTH == 4 && !IS_K_MAJOR) {
+          if (is_place) copy_async<16>(to + offset, from + c, 4 * int(max_of(0, min_of(left, 4))));
+        } else {
+          copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
+        }
+      }
+    }
+  }
+
+  // A tile of any strides, any part of which lies beyond the ends.
+  static TILEDMM_DEVICE void copy_edge(const Operand<float>& operand, float* stage, int64_t mn, int64_t k) {
+    TILEDMM_NO_UNROLL for (int idx = thread_idx(); idx < kClose * kFar; idx += kNumThreads) {
+      const int tile_mn = IS_K_MAJOR ? idx / kClose : idx % kClose, tile_k = IS_K_MAJOR ? idx % kClose : idx / kClose;
+      float* to = stage + tile_mn * kStrideMn + tile_k * kStrideK;
+      if (k + tile_k >= operand.size_k) {
+        store_shared(to, IS_A ? 0.0f : -0.0f);
+      } else if (mn + tile_mn < operand.size_mn) {
+        copy_async<4>(to, operand.base + (mn + tile_mn) * operand.stride_mn + (k + tile_k) * operand.stride_k, 4);
+      }
+    }
+  }
+
+  TILEDMM_DEVICE void load_block_tile(float* stage) {
+    if (!kIsTransposing && is_vectorised) {
+      if constexpr (!kIsTransposing) copy_regular<4>(stage);
+    } else {
+      copy_regular<1>(stage);
+    }
+    next += advance;
+  }
+
+  // `from`: this lane's first element of the stage.
+  static TILEDMM_DEVICE void load_fragment(const float* from, int step, float (&frag)[kStep][kSize]) {
+    if constexpr (kLiesKMajor) {
+      TILEDMM_UNROLL for (int i = 0; i < kSize; ++i) {
+        const auto* vector = reinterpret_cast<const FloatVector<4>*>(from + place(0, i) * kStrideMn + 4 * step);
+        const FloatVector<4> along_k = load_shared(vector);
+        TILEDMM_UNROLL for (int p = 0; p < 4; ++p) frag[p][i] = along_k.elements[p];
+      }
+    } else {
+      TILEDMM_UNROLL for (int p = 0; p < kStep; ++p) {
+        TILEDMM_UNROLL for (int i = 0; i < kSize; i += kGroup) {
+          const auto* vector =
+              reinterpret_cast<const FloatVector<kGroup>*>(from + (step * kStep + p) * kStrideK + place(0, i));
+          const FloatVector<kGroup> group = load_shared(vector);
+          TILEDMM_UNROLL for (int e = 0; e < kGroup; ++e) frag[p][i + e] = group.elements[e];
+        }
+      }
+    }
+  }
+};
+
+template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+struct SimtShared {
+  using SideA = Side<Config, true, IS_A_K_MAJOR>;
+  using SideB = Side<Config, false, IS_B_K_MAJOR>;
+  union {
+    struct {
+      alignas(16) float a[Config::kNumStages][SideA::kStageElements];
+      alignas(16) float b[Config::kNumStages][SideB::kStageElements];
+    } tiles;
+    // After the last k tile: one row of each thread of a warp.
+    WarpStage<float, Config::kLanesM, Config::kWarpN> stages[Config::kNumThreads / 32];
+  };
+};
+// Behind it, where a block computes several chunks: their total.
+template <class Config>
+using SimtTotals = float[Config::kThreadM * Config::kThreadN][Config::kNumThreads];
+
+template <class Config>
+using Accumulators = float[Config::kThreadM][Config::kThreadN];
+
+// There and back along n: each instruction shares a factor with the one before, so that two of its three registers are
+// read anew, which the register file's two banks can give at one time.
+template <class Config>
+TILEDMM_DEVICE void multiply(const float (&frag_a)[Config::kStep][Config::kThreadM],
+                             const float (&frag_b)[Config::kStep][Config::kThreadN], Accumulators<Config>& acc) {
+  TILEDMM_UNROLL for (int p = 0; p < Config::kStep; ++p) {
+    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+      TILEDMM_UNROLL for (int step = 0; step < Config::kThreadN; ++step) {
+        const int j = i % 2 ? Config::kThreadN - 1 - step : step;
+        acc[i][j] = multiply_add(frag_a[p][i], frag_b[p][j], acc[i][j]);
+      }
+    }
+  }
+}
+
+// acc += total, or total += acc. The 0 is what a partial sum meets on its way through memory, too.
+template <class Config, bool IS_LAST>
+TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>& acc) {
+  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+      float* total = &totals[i * Config::kThreadN + j][thread_idx()];
+      const float sum = load_shared(total) + (acc[i][j] + 0.0f);
+      if constexpr (!IS_LAST) store_shared(total, sum);
+      acc[i][j] = IS_LAST ? sum : 0;
+    }
+  }
+}
+
+// C = acc + bias for a tile inside of C whose rows (or columns, if C is transposed) are aligned to 16 bytes.
+template <class Shared, class Config, bool IS_C_TRANSPOSED>
+TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  float* c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
+  if constexpr (!IS_C_TRANSPOSED && B::kGroup == 4) {
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += 4) {
+      TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+        FloatVector<4> sums;
+        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
+          sums.elements[e] = acc[i][j + e] + load_bias<float>(gemm, row + A::place(0, i), col + B::place(0, j) + e);
+        }
+        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) * gemm.stride_cm + B::place(0, j)), sums);
+      }
+    }
+  }
+  if constexpr (IS_C_TRANSPOSED && A::kGroup == 4) {
+    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; i += 4) {
+      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+        FloatVector<4> sums;
+        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
+          sums.elements[e] = acc[i + e][j] + load_bias<float>(gemm, row + A::place(0, i) + e, col + B::place(0, j));
+        }
+        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) + B::place(0, j) * gemm.stride_cn), sums);
+      }
+    }
+  }
+}
+
+struct BlockPlace {
+  int64_t row, col, split;
+};
+
+template <class Config>
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
+  const uint32_t tile = block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
+          block - tile * uint32_t(num_splits)};
+}
+
+template <class Shared, class Config>
+TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& tile, int warp_row, int warp_col, int lane_m,
+                                     int lane_n, Accumulators<Config>& acc, Shared& smem) {
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  const int64_t row = tile.row + warp_row, col = tile.col + warp_col;
+  const bool is_inside = tile.row + Config::kBlockM <= gemm.m && tile.col + Config::kBlockN <= gemm.n;
+  if (is_inside && gemm.activation == Activation::none && !gemm.bias && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
+    const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
+    if (B::kGroup == 4 && gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0) {
+      return store_vectors<Shared, Config, false>(gemm, thread_row, thread_col, acc);
+    }
+    if (A::kGroup == 4 && gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0) {
+      return store_vectors<Shared, Config, true>(gemm, thread_row, thread_col, acc);
+    }
+  }
+  // Row by row of the threads, the next one moved to the front, so that the code of the activations exists once.
+  auto& stage = smem.stages[thread_idx() / 32];
+  TILEDMM_NO_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+      store_shared(&stage.acc[lane_m][B::place(lane_n, j)], acc[0][j]);
+      TILEDMM_UNROLL for (int above = 1; above < Config::kThreadM; ++above) acc[above - 1][j] = acc[above][j];
+    }
+    stage.store(gemm, row + A::place(0, i), A::kGroup, col);
+  }
+}
+
+// `num_splits` blocks share the chunks of a tile: 1, or as many as there are. Those of a split problem store their
+// sums one C behind the other.
+template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
+simt_pipelined(GpuProblem problem, int32_t num_splits) {
+  using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  constexpr int kNumStages = Config::kNumStages, kNumSteps = Config::kNumSteps, kStep = Config::kStep;
+  constexpr int kNumFrags = Config::kNumFrags;
+  auto& smem = block_shared<Shared>();
+  auto& totals = *reinterpret_cast<SimtTotals<Config>*>(&smem + 1);
+  const int warp = thread_idx() / 32, lane = thread_idx() % 32;
+  const int lane_m = Config::lane_m(lane), lane_n = Config::lane_n(lane);
+  const int warp_row = warp / Config::kWarpsN * Config::kWarpM, warp_col = warp % Config::kWarpsN * Config::kWarpN;
+  const float* lane_a = &smem.tiles.a[0][(warp_row + A::place(lane_m, 0)) * A::kStrideMn];
+  const float* lane_b = &smem.tiles.b[0][(warp_col + B::place(lane_n, 0)) * B::kStrideMn];
+
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const int64_t k = block_place<Config>(problem.gemm, num_splits).split * problem.chunk_k;
+    const int64_t end_k = num_splits == 1 ? problem.gemm.k : min_of(problem.gemm.k, k + problem.chunk_k);
+    const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
+    const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
+    if (is_folding) {
+      TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM * Config::kThreadN; ++i) {
+        store_shared(&totals[i][thread_idx()], -0.0f);
+      }
+    }
+    const BlockPlace first = block_place<Config>(problem.gemm, num_splits);
+    A side_a(item_of(problem, batch_idx), first.row, k);
+    B side_b(item_of(problem, batch_idx), first.col, k);
+    const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
+    const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
+    int write_stage = 0, read_stage = 0;
+    // What a tile at an end needs of the problem is computed anew, so that no register holds it throughout the loop.
+    const auto load_edge_tiles = [&](int k_tile) {
+      if (k_tile >= num_k_tiles) return;
+      const GemmProblem gemm = item_of(problem, opaque(batch_idx));
+      const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
+      const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+      A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
+      B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
+    };
+    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
+      if (write_stage < num_regular_tiles) {
+        side_a.load_block_tile(smem.tiles.a[write_stage]);
+        side_b.load_block_tile(smem.tiles.b[write_stage]);
+      } else {
+        load_edge_tiles(write_stage);
+      }
+      commit_copies();
+    }
+
+    Accumulators<Config> acc = {};
+    float frag_a[kNumFrags][kStep][Config::kThreadM], frag_b[kNumFrags][kStep][Config::kThreadN];
+    wait_copies<kNumStages - 2>();
+    block_barrier();  // the first tiles are whole
+    TILEDMM_UNROLL for (int step = 0; step < kNumFrags - 1; ++step) {
+      A::load_fragment(lane_a, step, frag_a[step]);
+      B::load_fragment(lane_b, step, frag_b[step]);
+    }
+    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
+    for (int k_tile = 0, end = 0; end < num_k_tiles;) {
+      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+      TILEDMM_NO_UNROLL for (; k_tile < end; ++k_tile) {
+        TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
+          if (step == kNumSteps - (kNumFrags - 1)) {
+            wait_copies<kNumStages - 2>();
+            block_barrier();  // the next tiles are whole, and nobody reads these any more
+            read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
+          }
+          const int ahead = (step + kNumFrags - 1) % kNumSteps, frag = (step + kNumFrags - 1) % kNumFrags;
+          A::load_fragment(lane_a + read_stage * A::kStageElements, ahead, frag_a[frag]);
+          B::load_fragment(lane_b + read_stage * B::kStageElements, ahead, frag_b[frag]);
+          if (step == 0) {
+            if (k_tile + kNumStages - 1 < num_regular_tiles) {
+              side_a.load_block_tile(smem.tiles.a[write_stage]);
+              side_b.load_block_tile(smem.tiles.b[write_stage]);
+            } else {
+              load_edge_tiles(k_tile + kNumStages - 1);
+            }
+            commit_copies();
+            write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
+          }
+          multiply<Config>(frag_a[step % kNumFrags], frag_b[step % kNumFrags], acc);
+        }
+      }
+    }
+    if (is_folding) fold_chunk<Config, true>(totals, acc);
+    block_barrier();  // nobody reads the tiles any more
+    GemmProblem gemm = item_of(problem, opaque(batch_idx));
+    const BlockPlace place = block_place<Config>(gemm, opaque(num_splits));
+    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    store_block_tile<Shared, Config>(gemm, place, warp_row, warp_col, lane_m, lane_n, acc, smem);
+    block_barrier();  // nor the stages
+  }
+}
+
+// ---- Split k: the chunks' sums, added up in their order.
+constexpr int kAddThreads = 128;
+
+TILEDMM_KERNEL(kAddThreads, 4)
+add_chunks(GpuProblem problem, const float* partial, int32_t num_chunks) {
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const GemmProblem gemm = item_of(problem, batch_idx);
+    const int64_t size = gemm.m * gemm.n, idx = block_idx() * kAddThreads + thread_idx();
+    if (idx >= size) continue;
+    const float* from = partial + batch_idx * num_chunks * size + idx;
+    float sum = load_global(from);
+    constexpr int kAhead = 16;
+    int chunk = 1;
+    for (; chunk + kAhead <= num_chunks; chunk += kAhead) {
+      float sums[kAhead];
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) sums[i] = load_global(from + (chunk + i) * size);
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) sum += sums[i];
+    }
+    for (; chunk < num_chunks; ++chunk) sum += load_global(from + chunk * size);
+    store_element<float>(gemm, idx / gemm.n, idx % gemm.n, sum);
+  }
+}
+
+template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+Status launch_layout(const GpuProblem& problem, int32_t num_splits, const Executor& executor) {
+  const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
+  const size_t bytes =
+      sizeof(SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
+  return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>,
+                       num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN) * num_splits,
+                       num_batch_blocks(problem), Config::kNumThreads, bytes, executor, problem, num_splits);
+}
+
+template <int SHAPE = 0>
+Status launch_shape(int shape, const GpuProblem& problem, int32_t num_splits, const Executor& executor) {
+  if constexpr (SHAPE < kNumSimtShapes) {
+    if (shape != SHAPE) return launch_shape<SHAPE + 1>(shape, problem, num_splits, executor);
+    using Config = SimtConfig<SHAPE>;
+    const GemmProblem& gemm = problem.gemm;
+    const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
+    if (is_k_major(gemm.stride_am, gemm.stride_ak)) {
+      return is_b_k_major ? launch_layout<Config, true, true>(problem, num_splits, executor)
+                          : launch_layout<Config, true, false>(problem, num_splits, executor);
+    }
+    return is_b_k_major ? launch_layout<Config, false, true>(problem, num_splits, executor)
+                        : launch_layout<Config, false, false>(problem, num_splits, executor);
+  } else {
+    return Status::unsupported;
+  }
+}
+
+// C^T = B^T A^T.
+GpuProblem transposed(const GpuProblem& problem) {
+  GpuProblem result = problem;
+  const GemmProblem& from = problem.gemm;
+  GemmProblem& to = result.gemm;
+  to.m = from.n, to.n = from.m;
+  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
+  to.b = from.a, to.stride_bk = from.stride_ak, to.stride_bn = from.stride_am;
+  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
+  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+  return result;
+}
+
+Status launch_split(int shape, const GpuProblem& problem, const Executor& executor) {
+  const GemmProblem& gemm = problem.gemm;
+  const int64_t num_chunks = ceil_div(gemm.k, problem.chunk_k), size = gemm.m * gemm.n;
+  void* workspace =
+      executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
+  if (!workspace) return Status::out_of_memory;
+  GpuProblem partial = problem;
+  partial.gemm.c = workspace;
+  partial.gemm.stride_cm = gemm.n;
+  partial.gemm.stride_cn = 1;
+  partial.gemm.bias = nullptr;
+  partial.gemm.activation = Activation::none;
+  int64_t stride = num_chunks * size;
+  for (int d = gemm.num_batch_dims - 1; d >= 0; --d) {
+    partial.batch_dims[d].stride_c = stride;
+    stride *= partial.batch_dims[d].size;
+  }
+  Status status = launch_shape(shape, partial, int32_t(num_chunks), executor);
+  if (status == Status::ok) {
+    status = launch_kernel(add_chunks, ceil_div(size, kAddThreads), num_batch_blocks(problem), kAddThreads, 0, executor,
+                           problem, static_cast<const float*>(workspace), int32_t(num_chunks));
+  }
+  executor.release(executor.self, workspace);
+  return status;
+}
+
+}  // namespace
+
+Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor) {
+  const GemmProblem& gemm = problem.gemm;
+  const SimtPlan plan =
+      choose_simt_plan(gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, executor.num_cus);
+  const GpuProblem taken = plan.is_transposed ? transposed(problem) : problem;
+  return plan.is_split ? launch_split(plan.shape, taken, executor) : launch_shape(plan.shape, taken, 1, executor);
+}
 
 }  // namespace tiledmm::gpu

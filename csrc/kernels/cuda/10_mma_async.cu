@@ -1,10 +1,572 @@
-// Rung 10, mma_async.
+// Rung 10, mma_async: matrix instructions of a warp (mma.sync), fed by asynchronous copies; NVIDIA's chips from sm_80
+// on.
+//
+// Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
+// for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
+// matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
+// of FMAs in the order of k. Where n is small and k long, chunks of k go to blocks of their own, and their sums are
+// added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that
+// are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
+#include "core/mma_async_config.h"
 #include "kernels/gpu/kernels.h"
-#include "platform/async_copy.h"
-#include "platform/block_tile.h"
+#include "platform/async_tile.h"
+#include "platform/mma.h"
 
 namespace tiledmm::gpu {
+namespace {
 
-Status launch_mma_async(const GpuProblem&, const Executor&) { return Status::unsupported; }
+constexpr int kMaxBlocks = 0x7fffffff;
+
+template <class T_, int SHAPE>
+struct Config {
+  using T = T_;
+  static constexpr MmaAsyncShape kShape = sizeof(T) == 8 ? kMmaAsyncShapes64[SHAPE] : kMmaAsyncShapes16[SHAPE];
+  static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
+  static constexpr int kBlockK = sizeof(T) == 4 ? kShape.block_k / 2 : kShape.block_k;
+  static constexpr int kThreads = kShape.warps_m * kShape.warps_n * 32;
+  static constexpr int kWarpM = kBlockM / kShape.warps_m, kWarpN = kBlockN / kShape.warps_n;
+  static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
+  static constexpr int kStepWords = kShape.step_words;
+  static constexpr int kSteps = kBlockK / (kStepWords * WordOf<T>::kElements);
+  static constexpr int kStages = kShape.num_stages;
+  // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
+  static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
+  static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
+  static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
+  static_assert(kStepWords == 8 || (sizeof(T) == 8 && kStepWords == 4), "instructions that there are");
+  static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
+};
+
+// 16 x 8, of 8 words along k in every dtype, for fp64 of 4, too.
+template <class T, int WORDS_A, int WORDS_B>
+TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[WORDS_A],
+                             const typename WordOf<T>::Word (&b)[WORDS_B]) {
+  if constexpr (sizeof(T) == 8) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (WORDS_B == 1) {
+      asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
+          : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+    } else {
+      asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+          "%3};"
+          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
+          : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+    }
+#else
+    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+      double sums[2] = {acc[2 * half], acc[2 * half + 1]};
+      TILEDMM_UNROLL for (int w = 0; w < WORDS_B; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
+      acc[2 * half] = sums[0], acc[2 * half + 1] = sums[1];
+    }
+#endif
+  } else {
+    Mma<T>::multiply(acc, a, b);
+  }
+}
+
+// Two neighbours in a row of C.
+template <class A>
+struct alignas(2 * sizeof(A)) Pair {
+  A first, second;
+};
+
+// 16 bytes as elements of V.
+template <class V>
+union VectorOf {
+  static constexpr int kElements = 16 / int(sizeof(V));
+  Vector16 vector;
+  V elements[kElements];
+};
+
+// Rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
+template <class A, int ROWS, int COLS>
+struct Strip {
+  static constexpr int kRows = ROWS, kPad = 8;
+  alignas(16) A acc[kRows][COLS + kPad];
+
+  // C = activation(acc + bias), of elements Out. All lanes have written their part.
+  template <class Out>
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
+    using Values = VectorOf<A>;
+    using Outs = VectorOf<Out>;
+    constexpr int kVector = Outs::kElements;
+    const int lane = thread_idx() % kWarpSize;
+    warp_barrier();
+    if (problem.bias || problem.activation != Activation::none) {
+      for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+        const int r = idx / COLS, c = idx % COLS;
+        const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
+        store_shared(&acc[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
+      }
+      warp_barrier();
+    }
+    const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
+                               reinterpret_cast<uintptr_t>(problem.c) % 16 == 0 && col + COLS <= problem.n;
+    Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
+    if (is_vectorised) {
+      constexpr int kVectorsPerRow = COLS / kVector;
+      for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
+        const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
+        if (row + r >= problem.m) continue;
+        Outs outs;
+        TILEDMM_UNROLL for (int v = 0; v < kVector; v += Values::kElements) {
+          Values values;
+          values.vector = load_shared(reinterpret_cast<const Vector16*>(&acc[r][c + v]));
+          TILEDMM_UNROLL for (int e = 0; e < Values::kElements; ++e) {
+            outs.elements[v + e] = rounded_to<Out>(values.elements[e]);
+          }
+        }
+        store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c), outs.vector);
+      }
+    } else {
+      const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
+      for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+        const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
+        if (row + r >= problem.m || col + c >= problem.n) continue;
+        store_global(to + r * problem.stride_cm + c * problem.stride_cn, rounded_to<Out>(load_shared(&acc[r][c])));
+      }
+    }
+    warp_barrier();
+  }
+};
+
+// How the blocks share out the problem.
+struct Work {
+  int tiles_m, tiles_n;
+  int group_m;      // tiles go through groups of so many rows of tiles, so that those in flight share operands in cache
+  int num_splits;   // blocks that compute chunks of one tile side by side
+  int64_t split_k;  // the chunk of each, or k
+  int64_t chunk_k;  // of chunks summed one after the other
+  void* partial;    // sums of the chunks, [split][batch][m][n]; null where there is one split
+};
+
+struct TileIndex {
+  int m, n;
+};
+TILEDMM_DEVICE TileIndex tile_at(int idx, const Work& work) {
+  const int group_size = work.group_m * work.tiles_n, group = idx / group_size, within = idx - group * group_size;
+  const int first = group * work.group_m, left = work.tiles_m - first;
+  const int rows = left < work.group_m ? left : work.group_m;
+  return {first + within % rows, within / rows};
+}
+
+// The sums of one warp.
+template <class Cfg, class TileA, class TileB>
+struct WarpSums {
+  using T = typename Cfg::T;
+  using A = Acc<T>;
+  using Word = typename WordOf<T>::Word;
+  using L = LayoutM16N8;
+  static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
+
+  A acc[kFragsM][kFragsN][4];
+  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];                         // of the chunks before this one
+  static constexpr int kWordsA = Cfg::kStepWords / 2, kWordsB = Cfg::kStepWords / 4;  // of a lane
+  Word frag_a[2][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
+  int lane, warp_row, warp_col;
+
+  TILEDMM_DEVICE WarpSums() {
+    const int warp = thread_idx() / 32;
+    lane = thread_idx() % 32;
+    warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
+    warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
+    clear();
+  }
+
+  // Calls visit(i, j, e) for each sum of this lane.
+  template <class Visit>
+  TILEDMM_DEVICE void for_each(const Visit& visit) {
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) visit(i, j, e); }
+    }
+  }
+  TILEDMM_DEVICE void clear() {
+    for_each([&](int i, int j, int e) { acc[i][j][e] = 0; });
+  }
+  // The first chunk's sums, and those of the others added to them.
+  TILEDMM_DEVICE void end_chunk(bool is_first) {
+    if constexpr (Cfg::kShape.sums_chunks) {
+      for_each([&](int i, int j, int e) { total[i][j][e] = is_first ? acc[i][j][e] : total[i][j][e] + acc[i][j][e]; });
+      clear();
+    }
+  }
+  TILEDMM_DEVICE void take_total() {
+    for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
+  }
+  TILEDMM_DEVICE void load_fragments(const TileA& tile_a, const TileB& tile_b, const typename TileA::Shared& smem_a,
+                                     const typename TileB::Shared& smem_b, int step) {
+    auto& a = frag_a[step % 2];
+    auto& b = frag_b[step % 2];
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * Cfg::kStepWords, a[i]);
+    }
+    tile_b.load_fragments_b(smem_b, warp_col, step * Cfg::kStepWords, b);
+  }
+
+  TILEDMM_DEVICE void multiply_step(int step) {
+    auto& a = frag_a[step % 2];
+    auto& b = frag_b[step % 2];
+    if constexpr (sizeof(T) == 4) {
+      TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+        TILEDMM_UNROLL for (int w = 0; w < kWordsA; ++w) a[i][w] = Mma<T>::prepared(a[i][w]);
+      }
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+        TILEDMM_UNROLL for (int w = 0; w < kWordsB; ++w) b[j][w] = Mma<T>::prepared(b[j][w]);
+      }
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply<T>(acc[i][j], a[i], b[j]);
+    }
+  }
+
+  using StripOf = Strip<A, Cfg::kStripRows, Cfg::kWarpN>;
+  template <class Out>
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, StripOf& strip) {
+    constexpr int kFrags = Cfg::kStripRows / 16;
+    TILEDMM_UNROLL for (int first = 0; first < kFragsM; first += kFrags) {
+      TILEDMM_UNROLL for (int i = 0; i < kFrags; ++i) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+          TILEDMM_UNROLL for (int e = 0; e < 4; e += 2) {
+            store_shared(reinterpret_cast<Pair<A>*>(&strip.acc[i * 16 + L::c_row(lane, e)][j * 8 + L::c_col(lane, e)]),
+                         Pair<A>{acc[first + i][j][e], acc[first + i][j][e + 1]});
+          }
+        }
+      }
+      strip.template store<Out>(problem, row + warp_row + first * 16, col + warp_col);
+    }
+  }
+};
+
+template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+struct Tiles {
+  using T = typename Cfg::T;
+  using TileA = AsyncTile<T, Cfg::kBlockM, Cfg::kBlockK, MAJOR_A, Cfg::kThreads>;
+  using TileB = AsyncTile<T, Cfg::kBlockN, Cfg::kBlockK, MAJOR_B, Cfg::kThreads>;
+  struct Stage {
+    typename TileA::Shared a;
+    typename TileB::Shared b;
+  };
+  union Shared {
+    Stage stages[Cfg::kStages];
+    Strip<Acc<T>, Cfg::kStripRows, Cfg::kWarpN> strips[Cfg::kThreads / 32];  // after the last k tile
+  };
+};
+
+// Where the sums of a split go: a matrix of its own in the workspace.
+template <class A>
+TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, const Work& work, int64_t item) {
+  GemmProblem partial = gemm;
+  partial.c = static_cast<A*>(work.partial) + item * gemm.m * gemm.n;
+  partial.stride_cm = gemm.n, partial.stride_cn = 1;
+  partial.bias = nullptr;
+  partial.activation = Activation::none;
+  return partial;
+}
+
+template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
+mma_async(GpuProblem problem, Work work) {
+  using T = typename Cfg::T;
+  using TileA = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::TileA;
+  using TileB = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::TileB;
+  constexpr int kStages = Cfg::kStages, kSteps = Cfg::kSteps, kBlockK = Cfg::kBlockK;
+  auto& smem = block_shared<typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared>();
+  const int num_tiles = work.tiles_m * work.tiles_n, split = int(block_idx()) / num_tiles;
+  const TileIndex tile = tile_at(int(block_idx()) - split * num_tiles, work);
+  const int64_t row = int64_t(tile.m) * Cfg::kBlockM, col = int64_t(tile.n) * Cfg::kBlockN;
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const GemmProblem item = item_of(problem, batch_idx);
+    const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+    const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
+    const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
+    Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
+    const bool is_vectorised = a.is_vectorised && b.is_vectorised;  // the main loop has copies of one width
+    a.is_vectorised = b.is_vectorised = is_vectorised;
+    TileA tile_a(a, row);
+    TileB tile_b(b, col);
+    WarpSums<Cfg, TileA, TileB> sums;
+
+    // A group of copies for each k tile, empty or not: the waits count them.
+    const auto copy_block_tiles = [&](int k_tile, int stage) {
+      if (k_tile < num_k_tiles) {
+        const int64_t k = int64_t(k_tile) * kBlockK;
+        tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
+        tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
+      }
+      commit_copies();
+    };
+    const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
+
+    block_barrier();  // nobody reads the last item's sums any more
+    TILEDMM_UNROLL for (int stage = 0; stage + 1 < kStages; ++stage) copy_block_tiles(stage, stage);
+    tile_a.skip_tiles(first_k / kBlockK + kStages - 1);
+    tile_b.skip_tiles(first_k / kBlockK + kStages - 1);
+    wait_copies<kStages - 2>();
+    block_barrier();  // the first tiles are whole
+    sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
+
+    int k_tile = 0, stage = 0, filled = kStages - 1;
+    // Multiplies a k tile, while copy(step) copies a part of the tile that comes kStages - 1 later.
+    const auto multiply_k_tile = [&](const auto& copy) {
+      TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) {
+          stage = next(stage);
+          wait_copies<kStages - 2>();
+          block_barrier();  // the next tiles are whole, and nobody reads these any more
+        }
+        // Behind the last k tile these are fragments that nobody uses.
+        sums.load_fragments(tile_a, tile_b, smem.stages[stage].a, smem.stages[stage].b, (step + 1) % kSteps);
+        if (step < kSteps - 1) copy(step);
+        if (step == kSteps - 2) {
+          commit_copies();
+          filled = next(filled);
+        }
+        sums.multiply_step(step);
+      }
+      ++k_tile;
+    };
+    const auto multiply_k_tiles = [&](int end, const auto& copy) {
+      while (k_tile < end) multiply_k_tile(copy);
+    };
+    const auto copy_part = [&](auto width, int step) {
+      tile_a.template copy_part<width.value>(smem.stages[filled].a, step, kSteps - 1);
+      tile_b.template copy_part<width.value>(smem.stages[filled].b, step, kSteps - 1);
+      if (step == kSteps - 2) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
+    };
+
+    const int end_whole =
+        !tile_a.has_whole_tiles() || !tile_b.has_whole_tiles() ? 0 : int(size_k / kBlockK) - kStages + 1;
+    for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
+      int end = num_k_tiles;
+      if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
+      const int end_here = end_whole < end ? end_whole : end;
+      if (sizeof(T) == 2 || is_vectorised) {
+        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, TileA::kVector>{}, step); });
+      } else {
+        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, 1>{}, step); });
+      }
+      multiply_k_tiles(end, [&](int step) {
+        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) {
+          const int64_t k = int64_t(k_tile + kStages - 1) * kBlockK;
+          tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].a);
+          tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].b);
+        }
+      });
+      sums.end_chunk(is_first);
+    }
+    if constexpr (Cfg::kShape.sums_chunks) {
+      if (num_k_tiles > 0) sums.take_total();
+    }
+
+    wait_copies<0>();
+    block_barrier();  // nobody reads the last tiles any more
+    auto& strip = smem.strips[thread_idx() / 32];
+    // Anew, so that the main loop need not keep it in registers.
+    const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
+    if (work.partial) {
+      const int64_t idx = split * problem.batch_size + batch_idx;
+      sums.template store<Acc<T>>(partial_problem<Acc<T>>(gemm, work, idx), row, col, strip);
+    } else {
+      sums.template store<T>(gemm, row, col, strip);
+    }
+  }
+}
+
+// C = activation(sum of the splits in their order + bias), an element a thread.
+template <class T>
+TILEDMM_KERNEL(256, 1)
+add_splits(GpuProblem problem, Work work) {
+  const int64_t elements = problem.gemm.m * problem.gemm.n;
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
+    const GemmProblem gemm = item_of(problem, batch_idx);
+    const int64_t idx = block_idx() * 256 + thread_idx();
+    if (idx >= elements) return;
+    const auto* from = static_cast<const Acc<T>*>(work.partial) + batch_idx * elements + idx;
+    Acc<T> sum = load_global(from);
+    for (int split = 1; split < work.num_splits; ++split) {
+      sum += load_global(from + split * problem.batch_size * elements);
+    }
+    const int64_t row = idx / gemm.n;
+    store_element<T>(gemm, row, idx - row * gemm.n, sum);
+  }
+}
+
+// ---- Operands of 16-bit elements that no copy of 4 bytes can take
+
+struct Repack {
+  const uint16_t* from;
+  uint16_t* to;
+  int64_t stride_inner, stride_outer, inner, outer, ld;
+  int64_t num_items;
+  int num_dims;
+  BatchDim dims[kMaxGpuBatchDims];  // stride_a of the source; size 1 where it is 0
+};
+
+// Rows of aligned length, zeros behind each: 16 bytes a thread.
+TILEDMM_KERNEL(256, 1)
+repack_operand(Repack repack) {
+  const int64_t vectors_per_row = repack.ld / 8, idx = block_idx() * 256 + thread_idx();
+  const int64_t row = idx / vectors_per_row, first = (idx - row * vectors_per_row) * 8;
+  if (row >= repack.outer) return;
+  for (int64_t item = block_idx_y(); item < repack.num_items; item += num_blocks_y()) {
+    int64_t rest = item, offset = row * repack.stride_outer + first * repack.stride_inner;
+    for (int d = repack.num_dims - 1; d >= 0; --d) {
+      const int64_t outer = rest / repack.dims[d].size;
+      offset += (rest - outer * repack.dims[d].size) * repack.dims[d].stride_a;
+      rest = outer;
+    }
+    Vector16 vector;
+    TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
+      uint32_t halves[2];
+      TILEDMM_UNROLL for (int h = 0; h < 2; ++h) {
+        const int e = 2 * w + h;
+        halves[h] = first + e < repack.inner ? load_global(repack.from + offset + e * repack.stride_inner) : 0;
+      }
+      vector.words[w] = halves[0] | halves[1] << 16;
+    }
+    store_global(reinterpret_cast<Vector16*>(repack.to + (item * repack.outer + row) * repack.ld + first), vector);
+  }
+}
+
+// Memory lent by the caller, given back when the kernels have been launched.
+struct Workspace {
+  const Executor& executor;
+  void* memory = nullptr;
+
+  explicit Workspace(const Executor& executor) : executor(executor) {}
+  ~Workspace() {
+    if (memory) executor.release(executor.self, memory);
+  }
+  Workspace(const Workspace&) = delete;
+  bool allocate(int64_t bytes) { return (memory = executor.allocate(executor.self, size_t(bytes))) != nullptr; }
+};
+
+// Makes an operand such that all of its vectors are aligned. `stride` points to A's or B's in each batch dimension.
+Status repack_if_unaligned(GpuProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
+                           int64_t& stride_mn, int64_t& stride_k, Workspace& workspace) {
+  const bool is_close_k = is_k_major(stride_mn, stride_k);
+  bool is_aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && (is_close_k ? stride_k : stride_mn) == 1 &&
+                    (is_close_k ? stride_mn : stride_k) % 8 == 0;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    is_aligned = is_aligned && problem.batch_dims[d].*stride % 8 == 0;
+  }
+  if (is_aligned || problem.gemm.k == 0) return Status::ok;
+  Repack repack{};
+  repack.from = static_cast<const uint16_t*>(data);
+  repack.inner = is_close_k ? problem.gemm.k : rows;
+  repack.outer = is_close_k ? rows : problem.gemm.k;
+  repack.stride_inner = is_close_k ? stride_k : stride_mn;
+  repack.stride_outer = is_close_k ? stride_mn : stride_k;
+  repack.ld = round_up(repack.inner, 8);
+  repack.num_items = 1;
+  repack.num_dims = problem.gemm.num_batch_dims;
+  for (int d = repack.num_dims - 1; d >= 0; --d) {
+    BatchDim& dim = problem.batch_dims[d];
+    repack.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
+    if (dim.*stride != 0) dim.*stride = repack.num_items * repack.outer * repack.ld;
+    repack.num_items *= repack.dims[d].size;
+  }
+  if (!workspace.allocate(repack.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
+  repack.to = static_cast<uint16_t*>(workspace.memory);
+  data = workspace.memory;
+  (is_close_k ? stride_k : stride_mn) = 1;
+  (is_close_k ? stride_mn : stride_k) = repack.ld;
+  return launch_kernel(repack_operand, ceil_div(repack.outer * repack.ld / 8, 256), min_of(repack.num_items, 65535),
+                       256, 0, workspace.executor, repack);
+}
+
+// ---- Launch
+
+// C^T = B^T A^T.
+void transpose(GpuProblem& problem) {
+  GemmProblem& p = problem.gemm;
+  const GemmProblem q = p;
+  p.m = q.n, p.n = q.m;
+  p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
+  p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
+  p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
+  p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+  for (BatchDim& dim : problem.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+}
+
+template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+Status launch_config(const GpuProblem& problem, const Executor& executor) {
+  const GemmProblem& gemm = problem.gemm;
+  Work work{};
+  const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
+  const bool splits = problem.chunk_k < gemm.k && !Cfg::kShape.sums_chunks;
+  work.num_splits = splits ? int(ceil_div(gemm.k, problem.chunk_k)) : 1;
+  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::unsupported;
+  work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
+  work.split_k = splits ? problem.chunk_k : gemm.k;
+  work.chunk_k = problem.chunk_k;
+  // The tiles in flight form about a square of C.
+  const int64_t in_flight = executor.num_cus * Cfg::kShape.blocks_per_cu;
+  int64_t square = 1;
+  while (square * Cfg::kBlockM * square < in_flight * Cfg::kBlockN) ++square;
+  work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
+  Workspace partial(executor);
+  if (splits) {
+    const int64_t bytes =
+        work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<typename Cfg::T>));
+    if (!partial.allocate(bytes)) return Status::out_of_memory;
+    work.partial = partial.memory;
+  }
+  const Status status =
+      launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
+                    Cfg::kThreads, sizeof(typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared), executor, problem, work);
+  if (status != Status::ok || !splits) return status;
+  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, 256), num_batch_blocks(problem), 256, 0,
+                       executor, problem, work);
+}
+
+template <class T, int SHAPE>
+Status launch_layout(const GpuProblem& problem, const Executor& executor) {
+  using Cfg = Config<T, SHAPE>;
+  if constexpr (sizeof(T) == 8) {
+    return launch_config<Cfg, Major::any, Major::any>(problem, executor);
+  } else {
+    return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+      constexpr Major kMajorA = decltype(is_a_k_major)::value ? Major::k : Major::mn;
+      constexpr Major kMajorB = decltype(is_b_k_major)::value ? Major::k : Major::mn;
+      return launch_config<Cfg, kMajorA, kMajorB>(problem, executor);
+    });
+  }
+}
+
+template <class T, int SHAPE = 0>
+Status launch_shape(const GpuProblem& problem, const Executor& executor, int shape) {
+  if constexpr (SHAPE < (sizeof(T) == 8 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16)) {
+    return shape == SHAPE ? launch_layout<T, SHAPE>(problem, executor)
+                          : launch_shape<T, SHAPE + 1>(problem, executor, shape);
+  } else {
+    return Status::unsupported;
+  }
+}
+
+}  // namespace
+
+Status launch_mma_async(const GpuProblem& given, const Executor& executor) {
+  GpuProblem problem = given;
+  const GemmProblem& gemm = problem.gemm;
+  // Few columns become few rows, which tiles have configurations for; else C's rows are to be the close ones.
+  constexpr int64_t kFew = 64;
+  const bool is_c_col_major = gemm.stride_cm == 1 && gemm.stride_cn != 1;
+  if (min_of(gemm.m, gemm.n) <= kFew ? gemm.n < gemm.m : is_c_col_major) transpose(problem);
+  Workspace packed_a(executor), packed_b(executor);
+  if (size_of(gemm.dtype) == 2) {
+    GemmProblem& p = problem.gemm;
+    Status status = repack_if_unaligned(problem, &BatchDim::stride_a, p.a, p.m, p.stride_am, p.stride_ak, packed_a);
+    if (status == Status::ok)
+      status = repack_if_unaligned(problem, &BatchDim::stride_b, p.b, p.n, p.stride_bn, p.stride_bk, packed_b);
+    if (status != Status::ok) return status;
+  }
+  const int shape = choose_mma_async_shape(gemm.dtype, gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k,
+                                           executor.num_cus, max_shared_bytes(executor));
+  return visit_dtype(gemm.dtype, [&](auto* element) {
+    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, executor, shape);
+  });
+}
 
 }  // namespace tiledmm::gpu

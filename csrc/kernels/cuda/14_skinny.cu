@@ -514,7 +514,7 @@ Status launch_skinny(const GpuProblem& given, const Executor& executor) {
                             problem.batch_size,
                             is_k_major(gemm.stride_am, gemm.stride_ak),
                             is_k_major(gemm.stride_bn, gemm.stride_bk)};
-  work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor.device_idx));
+  work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor));
   return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
 }
 

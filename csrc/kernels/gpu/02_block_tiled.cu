@@ -17,7 +17,7 @@ struct BlockTiledConfig {
   // Four columns more than needed: lanes along a column, which transposed loads store to, meet different banks, and
   // rows stay aligned, so that a thread reads its row of A 16 bytes at a time.
   static constexpr int kRow = TILE + 4;
-  static constexpr int kBlocksPerCu = TILE == 16 ? 1536 / kThreads : 1;
+  static constexpr int kBlocksPerCu = TILE == 16 ? 1536 / kThreads : TILE == 32 && kIsNvidia ? 2 : 1;
   static_assert(kThreads % 64 == 0 && kThreads <= 1024, "whole warps of both sizes, and no more than a block holds");
 };
 
@@ -90,7 +90,12 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
 
 }  // namespace
 
-Status launch_block_tiled(const GpuProblem& problem, const Executor& executor) { return launch<16>(problem, executor); }
+// On NVIDIA's chips large tiles where they give every CU several.
+Status launch_block_tiled(const GpuProblem& problem, const Executor& executor) {
+  const int64_t large_tiles = num_tiles(problem.gemm, 32, 32) * problem.batch_size;
+  return kIsNvidia && large_tiles >= 4 * executor.num_cus ? launch<32>(problem, executor)
+                                                          : launch<16>(problem, executor);
+}
 Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor) {
   return launch<8>(problem, executor);
 }

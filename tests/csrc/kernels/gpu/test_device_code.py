@@ -129,7 +129,12 @@ def test_nvidia(arch, tmp_path):
         return source, done.stdout + done.stderr
 
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(compile_one, RUNGS + gpu_objects.cuda_sources() + (gpu_objects.hopper_sources() if arch == "9.0a" else [])))
+        reports = list(
+            pool.map(
+                compile_one,
+                RUNGS + gpu_objects.cuda_sources() + (gpu_objects.hopper_sources() if arch == "9.0a" else []),
+            )
+        )
     for source, report in reports:
         spills = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", report)]
         registers = [int(count) for count in re.findall(r"Used (\d+) registers", report)]

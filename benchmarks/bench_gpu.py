@@ -1,0 +1,229 @@
+"""Everything that is measured on a GPU, in one run: products of every kind and precision against torch (the vendor's
+library), layers in training against nn.Linear, the calling thread's cost, and what `explain` predicted.
+
+    python benchmarks/bench_gpu.py --json benchmarks/results/gpu/nvidia_h200.json
+
+Products: single calls, caches of the GPU emptied before each, arms interleaved, medians, random data in [-1, 1], the
+output allocated by each call. A goal is the least ratio of the vendor's time to ours that a kind of shape should reach.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+
+import torch_tiledmm
+from torch_tiledmm import TiledLinear
+from torch_tiledmm.dispatch import build_info, format_columns
+from torch_tiledmm.testing.bench import OURS, with_progress
+from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape
+from torch_tiledmm.testing.timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
+
+VENDOR = "vendor"
+# in_features, out_features of a layer; rows of its input
+LAYERS = ((768, 3072), (3072, 768), (4096, 4096), (4096, 11008), (11008, 4096))
+LAYER_ROWS = (32, 512, 8192)
+
+
+def goal(shape: Shape, precision: str) -> float | None:
+    """The least ratio that is asked for; None: reported only."""
+    if precision == "fp64":
+        return {"large": 0.97, "medium": 1.0, "small": 1.0}.get(shape.kind)
+    if shape.kind == "split_k":
+        return 1.3
+    if shape.kind == "batch":
+        return 1.0
+    if precision in ("fp16", "bf16"):
+        goals = {"large": 1.0, "square_2048": 1.0, "medium": 1.0, "linear": 1.0, "m1": 1.15, "few_rows": 1.15}
+        return {**goals, "unaligned": 3.5}.get(shape.kind)
+    if precision == "tf32":
+        if shape.kind == "unaligned":
+            return 2.0
+        return (1.3 if shape.layout == "TN" else 1.0) if shape.kind in ("large", "square_2048", "medium") else None
+    if shape.kind in ("m1", "few_rows") and shape.m <= 32:
+        return 1.3
+    if shape.kind in ("medium", "small") and max(shape.m, shape.n, shape.k) <= 512:
+        return 1.2
+    return {"large": 1.0, "square_2048": 1.1, "medium": 1.1}.get(shape.kind)
+
+
+def make_gpu_operands(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    batch = (shape.batch,) if shape.batch else ()
+
+    def operand(rows: int, columns: int, is_transposed: bool) -> torch.Tensor:
+        stored = (*batch, *((columns, rows) if is_transposed else (rows, columns)))
+        values = torch.empty(stored, dtype=dtype, device="cuda").uniform_(-1, 1, generator=generator)
+        return values.mT if is_transposed else values
+
+    return operand(shape.m, shape.k, shape.layout[0] == "T"), operand(shape.k, shape.n, shape.layout[1] == "T")
+
+
+def device_name() -> str:
+    """As `explain` names this GPU."""
+    properties = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        return f"hip:{properties.gcnArchName.split(':')[0]}"
+    return f"cuda:sm_{properties.major}{properties.minor}"
+
+
+def measure_product(shape: Shape, precision: str) -> dict:
+    with matmul_precision(precision) as dtype:
+        a, b = make_gpu_operands(shape, dtype)
+        theirs = torch.bmm if shape.batch else torch.mm
+        arms = {OURS: lambda: torch.ops.tiledmm.matmul(a, b), VENDOR: lambda: theirs(a, b)}
+        timings = time_on_gpu(arms, seconds=0.08)
+        explained = torch_tiledmm.explain(
+            shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=device_name(), batch=shape.batch
+        )
+    ours = timings[OURS].median
+    predicted = next(c.cost_us for c in explained.candidates if c.algorithm == explained.choice)
+    return {
+        "precision": precision,
+        "kind": shape.kind,
+        "shape": str(shape),
+        "algorithm": explained.choice,
+        "predicted_us": round(predicted, 2),
+        "timings": {name: timing.to_dict() for name, timing in timings.items()},
+        "tflops": round(shape.flops / ours / 1e12, 3),
+        "tbytes_per_second": round(shape.num_bytes(dtype) / ours / 1e12, 3),
+        "ratio": round(timings[VENDOR].median / ours, 3),
+        "goal": goal(shape, precision),
+    }
+
+
+def measure_layer(in_features: int, out_features: int, rows: int, precision: str) -> dict:
+    """One training step of a layer: forward, gradients of input, weight and bias."""
+    with matmul_precision(precision) as dtype:
+        theirs = torch.nn.Linear(in_features, out_features, dtype=dtype, device="cuda")
+        ours = TiledLinear(in_features, out_features, dtype=dtype, device="cuda")
+        ours.weight, ours.bias = theirs.weight, theirs.bias
+        input = torch.empty(rows, in_features, dtype=dtype, device="cuda").uniform_(-1, 1).requires_grad_()
+        grad = torch.empty(rows, out_features, dtype=dtype, device="cuda").uniform_(-1, 1)
+
+        def step(layer: torch.nn.Linear):
+            return lambda: torch.autograd.grad(layer(input), (input, layer.weight, layer.bias), grad)
+
+        timings = time_on_gpu({OURS: step(ours), VENDOR: step(theirs)}, seconds=0.15)
+    return {
+        "precision": precision,
+        "layer": f"{in_features} -> {out_features}",
+        "rows": rows,
+        "timings": {name: timing.to_dict() for name, timing in timings.items()},
+        "tflops": round(6 * in_features * out_features * rows / timings[OURS].median / 1e12, 3),
+        "ratio": round(timings[VENDOR].median / timings[OURS].median, 3),
+        "goal": 1.0 if precision == "bf16" else None,
+    }
+
+
+def measure_host(precision: str) -> dict:
+    """Microseconds of the calling thread for one call at 64 x 64 x 64, and for a layer without gradients."""
+    with matmul_precision(precision) as dtype:
+        a, b = make_gpu_operands(parse_shape("64x64x64"), dtype)
+        layer = TiledLinear(64, 64, dtype=dtype, device="cuda").requires_grad_(False)
+        arms = {
+            "tiledmm.matmul": lambda: torch.ops.tiledmm.matmul(a, b),
+            "torch.mm": lambda: torch.mm(a, b),
+            "TiledLinear": lambda: layer(a),
+            "nn.Linear": lambda: torch.nn.functional.linear(a, layer.weight, layer.bias),
+        }
+        return {name: round(seconds * 1e6, 2) for name, seconds in host_seconds(arms).items()}
+
+
+def is_met(row: dict) -> bool:
+    return row["goal"] is None or row["ratio"] >= row["goal"]
+
+
+def geomean(rows: list[dict]) -> float:
+    return math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
+
+
+def summarize(rows: list[dict]) -> list[dict]:
+    """One entry for each precision and kind."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["precision"], row["kind"]), []).append(row)
+    return [
+        {
+            "precision": precision,
+            "kind": kind,
+            "rows": len(group),
+            "geomean": round(geomean(group), 3),
+            "worst": min(row["ratio"] for row in group),
+            "best": max(row["ratio"] for row in group),
+            "below_goal": [row["shape"] for row in group if not is_met(row)],
+        }
+        for (precision, kind), group in groups.items()
+    ]
+
+
+def share_predicted(rows: list[dict]) -> float:
+    """Share of the rows whose predicted time is within 30 % of the measured."""
+    good = [abs(row["predicted_us"] / row["timings"][OURS]["median_us"] - 1) <= 0.3 for row in rows]
+    return sum(good) / len(good)
+
+
+def product_line(row: dict) -> tuple[str, ...]:
+    timings = row["timings"]
+    return (
+        row["precision"],
+        row["kind"],
+        row["shape"],
+        row["algorithm"],
+        f"{timings[OURS]['median_us']:.1f}",
+        f"{timings[VENDOR]['median_us']:.1f}",
+        f"{row['predicted_us']:.1f}",
+        f"{row['tflops']:.1f}",
+        f"{row['ratio']:.2f}",
+        "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}",
+    )
+
+
+PRODUCT_HEAD = ("precision", "kind", "shape", "algorithm", "us", "vendor us", "predicted", "TFLOP/s", "ratio", "goal")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="all measurements on a GPU")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16", "fp16", "tf32", "fp32", "fp64"))
+    parser.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU")
+    shapes = gpu_shapes() if args.rows is None else [parse_shape(text) for text in args.rows]
+    cases = [(shape, precision) for precision in args.precisions for shape in shapes]
+    products = [measure_product(*case) for case in with_progress(cases)]
+    print(format_columns([PRODUCT_HEAD, *map(product_line, products)]))
+    results = {
+        "benchmark": "gpu",
+        "device": torch.cuda.get_device_name(),
+        "copy_tbytes_per_second": round(gpu_copy_rate() / 1e12, 3),
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda or torch.version.hip,
+            "torch_tiledmm": build_info().version,
+        },
+        "date": time.strftime("%Y-%m-%d"),
+        "products": products,
+        "summary": summarize(products),
+        "share_predicted_within_30_percent": round(share_predicted(products), 3),
+    }
+    if args.rows is None:
+        layers = [(*layer, rows, "bf16") for rows in LAYER_ROWS for layer in LAYERS]
+        results["layers"] = [measure_layer(*layer) for layer in with_progress(layers)]
+        results["host_us"] = {precision: measure_host(precision) for precision in args.precisions}
+        for row in results["layers"]:
+            print(row["layer"], row["rows"], row["ratio"], "" if is_met(row) else "missed")
+        print(json.dumps(results["host_us"]))
+    for entry in results["summary"]:
+        print(*(f"{name} {value}" for name, value in entry.items()), sep=", ")
+    print(f"predicted within 30 %: {100 * results['share_predicted_within_30_percent']:.0f} % of the rows")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+// Block tiles of an operand on their way from global to shared memory by asynchronous copies (async_copy.h), and from
+// there into the fragments of a warp's matrix instruction. Any strides, any size: what lies outside becomes zero.
+// Copies are 16 bytes wide where the operand allows it, else one element, which must have 4 or 8 bytes then.
+//
+// Rows in shared memory are padded so that copies of whole rows and loads of fragments have no bank conflicts.
+#pragma once
+
+#include "platform/async_copy.h"
+#include "platform/block_tile.h"
+#include "platform/mma_layout.h"
+
+namespace tiledmm::gpu {
+
+// Which dimension of an operand is the close one in memory: `any` is found out by the kernel, at the cost of computed
+// addresses where the others have constants.
+enum class Major { k, mn, any };
+
+// Tiles as they lie in memory: [mn][k] or [k][mn].
+template <class T, int BLOCK_MN, int BLOCK_K, Major MAJOR, int NUM_THREADS>
+struct AsyncTile {
+  using L = LayoutM16N8;
+  using Word = typename WordOf<T>::Word;
+  static constexpr int kVector = 16 / int(sizeof(T)), kWordElements = WordOf<T>::kElements;
+  static constexpr int kRowK = BLOCK_K + (sizeof(T) == 8 ? 4 : kVector), kRowMn = BLOCK_MN + (sizeof(T) == 8 ? 4 : 8);
+  static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;  // copies of a thread
+  static constexpr bool kUsesLdmatrix = kHasLdmatrix && (sizeof(T) == 2 || (sizeof(T) == 4 && MAJOR == Major::k));
+  static_assert(kVectors * kVector * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread copies as much");
+  static_assert(MAJOR != Major::any || sizeof(T) == 8, "fragments of smaller elements are loaded in another way each");
+
+  struct Shared {
+    static constexpr int kK = BLOCK_MN * kRowK, kMn = BLOCK_K * kRowMn;
+    alignas(16) T elements[MAJOR == Major::k ? kK : MAJOR == Major::mn ? kMn : kK > kMn ? kK : kMn];
+  };
+
+  Operand<T> operand;
+  bool is_k_major_here;
+  int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
+  int left_mn;               // of the operand, from the tile on
+  const T* from;             // this thread's first element at k = 0
+  const char* next;          // the same at the k of the next whole tile
+  int stride_bytes;          // of the far dimension, where copies of whole tiles are possible
+  int last_far;              // the farthest row of the operand, counted from `far`
+
+  // The block tiles of `operand` from mn on.
+  TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
+    is_k_major_here = gpu::is_k_major(operand.stride_mn, operand.stride_k);
+    const int copies_per_row = (is_k_major() ? BLOCK_K : BLOCK_MN) / (operand.is_vectorised ? kVector : 1);
+    far = thread_idx() / copies_per_row;
+    close = (thread_idx() - far * copies_per_row) * (operand.is_vectorised ? kVector : 1);
+    far_step = NUM_THREADS / copies_per_row;
+    left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
+    from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
+    next = reinterpret_cast<const char*>(from);
+    stride_bytes = int(stride_far() * int64_t(sizeof(T)));
+    last_far = (is_k_major() ? left_mn : BLOCK_K) - 1 - far;
+  }
+
+  TILEDMM_DEVICE bool is_k_major() const { return MAJOR == Major::any ? is_k_major_here : MAJOR == Major::k; }
+  TILEDMM_DEVICE int64_t stride_close() const { return is_k_major() ? operand.stride_k : operand.stride_mn; }
+  TILEDMM_DEVICE int64_t stride_far() const { return is_k_major() ? operand.stride_mn : operand.stride_k; }
+  // Of elements in shared memory.
+  TILEDMM_DEVICE int smem_stride_mn() const { return is_k_major() ? kRowK : 1; }
+  TILEDMM_DEVICE int smem_stride_k() const { return is_k_major() ? 1 : kRowMn; }
+
+  // Starts the copies of the tile at k, of which left_k > 0 are to be taken.
+  TILEDMM_DEVICE void copy_block_tile(int64_t k, int64_t left_k, Shared& shared) const {
+    const T* source = from + k * operand.stride_k;
+    const int inside_k = int(min_of(left_k, BLOCK_K));
+    const int inside_close = (is_k_major() ? inside_k : left_mn) - close;
+    const int inside_far = (is_k_major() ? left_mn : inside_k) - far;
+    T* to = &shared.elements[far * (is_k_major() ? kRowK : kRowMn) + close];
+    if (sizeof(T) == 2 || operand.is_vectorised) {
+      copy_rows<kVector, kVectors>(to, source, int(max_of(0, min_of(inside_close, kVector))), inside_far);
+    } else {
+      copy_rows<1, kVectors * kVector>(to, source, inside_close > 0, inside_far);
+    }
+  }
+
+ private:
+  template <int WIDTH, int COUNT>
+  TILEDMM_DEVICE void copy_rows(T* to, const T* source, int inside_close, int inside_far) const {
+    constexpr int kBytes = WIDTH * int(sizeof(T));
+    if constexpr (kBytes >= 4) {
+      const int64_t step = far_step * stride_far();
+      const int smem_step = far_step * (is_k_major() ? kRowK : kRowMn), valid_bytes = inside_close * int(sizeof(T));
+      TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
+        copy_async<kBytes>(to + i * smem_step, source, i * far_step < inside_far ? valid_bytes : 0);
+        source += step;
+      }
+    }
+  }
+
+ public:
+  // Whether whole_tile may be used.
+  TILEDMM_DEVICE bool has_whole_tiles() const { return stride_far() * int64_t(sizeof(T)) < int64_t(1) << 31; }
+  // Skips `k_tiles` tiles.
+  TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k * int64_t(sizeof(T)); }
+  // Starts part `part` of `parts` of the copies of the next tile, all of which lies within k. No branches, so that they
+  // find room between matrix instructions. Rows behind the last one repeat it: their products reach nothing of C.
+  template <int WIDTH>
+  TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) const {
+    constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
+    if constexpr (kBytes >= 4) {
+      const int inside = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
+      const int row = is_k_major() ? kRowK : kRowMn;
+      T* to = &shared.elements[far * row + close];
+      TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
+        if (i % parts != part) continue;
+        const int rows = i * far_step;
+        copy_async<kBytes>(to + rows * row, next + int64_t(rows < last_far ? rows : last_far) * stride_bytes,
+                           inside * int(sizeof(T)));
+      }
+    }
+  }
+
+  // The fragment of A of 16 rows from mn on, or those of B of 8 columns each, one behind the other; of the words along
+  // k from `word` on, of which a fragment of A has four in a row for every two that a lane holds.
+  template <int WORDS>
+  TILEDMM_DEVICE void load_fragment_a(const Shared& shared, int mn, int word, Word (&frag)[WORDS]) const {
+    if constexpr (kUsesLdmatrix) {
+      load_words<true>(shared, mn, word, frag[0], frag[1], frag[2], frag[3]);
+    } else {
+      const int lane = thread_idx() % 32;
+      TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
+        frag[w] = load_word(shared, mn + L::a_row(lane, w), word + L::a_word(lane, w));
+      }
+    }
+  }
+  template <int FRAGS, int WORDS>
+  TILEDMM_DEVICE void load_fragments_b(const Shared& shared, int mn, int word, Word (&frags)[FRAGS][WORDS]) const {
+    if constexpr (kUsesLdmatrix) {
+      static_assert(FRAGS % 2 == 0, "two fragments at a time");
+      TILEDMM_UNROLL for (int j = 0; j < FRAGS; j += 2) {
+        load_words<false>(shared, mn + j * L::kN, word, frags[j][0], frags[j][1], frags[j + 1][0], frags[j + 1][1]);
+      }
+    } else {
+      const int lane = thread_idx() % 32;
+      TILEDMM_UNROLL for (int j = 0; j < FRAGS; ++j) {
+        TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
+          frags[j][w] = load_word(shared, mn + j * L::kN + L::b_col(lane, w), word + L::b_word(lane, w));
+        }
+      }
+    }
+  }
+
+ private:
+  // By ldmatrix, as BlockTile::load_words.
+  template <bool IS_A>
+  TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) const {
+    const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
+    const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
+    const int k = word * kWordElements;
+    if constexpr (MAJOR == Major::k) {
+      ldmatrix<false>(&shared.elements[(mn + 8 * group_mn + row) * kRowK + k + 4 * kWordElements * group_k], w0, w1, w2,
+                      w3);
+    } else {
+      ldmatrix<true>(&shared.elements[(k + 8 * group_k + row) * kRowMn + mn + 8 * group_mn], w0, w1, w2, w3);
+    }
+  }
+
+  TILEDMM_DEVICE Word load_word(const Shared& shared, int mn, int word) const {
+    const T* from = &shared.elements[mn * smem_stride_mn() + word * kWordElements * smem_stride_k()];
+    if constexpr (kWordElements == 1) {
+      return load_shared(from);
+    } else if (is_k_major()) {
+      return load_shared(reinterpret_cast<const Word*>(from));
+    } else {
+      return uint32_t(load_shared(from).bits) | uint32_t(load_shared(from + kRowMn).bits) << 16;
+    }
+  }
+};
+
+}  // namespace tiledmm::gpu
