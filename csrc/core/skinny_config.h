@@ -13,6 +13,9 @@ inline constexpr int kSkinnyGroup = 16;               // columns of C of one war
 inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
+// Whether C^T = B^T A^T is computed instead: the larger operand streams.
+constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
+
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
   bool splits_chunks;  // each chunk of k is a unit of work; else a block adds them up itself
@@ -90,6 +93,13 @@ inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, 
     }
   }
   return best;
+}
+
+// Microseconds of a product as the caller has it, operands along k.
+inline double skinny_microseconds(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, int num_sms) {
+  const bool is_transposed = exchanges_operands(m, n);
+  const SkinnyProblem problem{is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, true, true};
+  return model_microseconds(problem, choose_skinny_plan(problem, num_sms, 227 << 10), num_sms);
 }
 
 }  // namespace tiledmm

@@ -47,20 +47,29 @@ struct Unit {
 
 // One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes.
 template <int WIDTH, class T>
-TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int64_t stride, int inside) {
-  constexpr int kElements = Chunk<T>::kElements;
-  if constexpr (WIDTH == 2) {
-    Chunk<T> chunk;
-    TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-      chunk.elements[e] = e < inside ? load_global(from + e * stride) : T{};
+TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) {
+  constexpr int kElements = Chunk<T>::kElements, kPiece = WIDTH / int(sizeof(T));
+  TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+    const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
+    copy_async<WIDTH>(to + e * sizeof(T), from + e, valid * int(sizeof(T)));
+  }
+}
+
+// COUNT chunks element by element, all on their way before the first is stored.
+template <int COUNT, class T>
+TILEDMM_DEVICE void gather_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride, int left,
+                                  int rows_inside, int inside) {
+  Chunk<T> chunks[COUNT];
+  TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
+    const T* element = from;
+    TILEDMM_UNROLL for (int e = 0; e < Chunk<T>::kElements; ++e) {
+      chunks[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : T{};
+      element = opaque(element + stride);
     }
-    store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
-  } else {
-    constexpr int kPiece = WIDTH / int(sizeof(T));
-    TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-      const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
-      copy_async<WIDTH>(to + e * sizeof(T), from + e, valid * int(sizeof(T)));
-    }
+    from = opaque(from + step);
+  }
+  TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
+    if (i < left) store_shared(reinterpret_cast<Vector16*>(to + i * step_to), chunks[i].vector);
   }
 }
 
@@ -69,19 +78,21 @@ TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int64_t stride, int insi
 template <class T>
 TILEDMM_OUT_OF_LINE void copy_edge_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride,
                                           int num_chunks, int rows_inside, int inside, int width) {
-  for (int i = 0; i < num_chunks; ++i) {
-    const int valid = i < rows_inside ? inside : 0;
+  const int num_inside = rows_inside < num_chunks ? rows_inside : num_chunks;
+  const int at_once = width == 2 ? 2 : 1;
+  for (int i = 0; i < num_chunks; i += at_once) {
+    const int valid = i < num_inside ? inside : 0;
     if (width == 16) {
-      copy_chunk<16>(to, from, stride, valid);
+      copy_chunk<16>(to, from, valid);
     } else if (width == 8) {
-      copy_chunk<8>(to, from, stride, valid);
+      copy_chunk<8>(to, from, valid);
     } else if (width == 4) {
-      copy_chunk<4>(to, from, stride, valid);
+      copy_chunk<4>(to, from, valid);
     } else {
-      copy_chunk<2>(to, from, stride, valid);
+      gather_chunks<2>(to, step_to, from, step, stride, num_chunks - i, num_inside - i, inside);
     }
-    to += step_to;
-    from += step;
+    to += at_once * step_to;
+    from += at_once * step;
   }
 }
 
@@ -135,14 +146,13 @@ struct TileCopier {
   template <int MAX_CHUNKS>
   TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
     char* to = tile + first_to;
-    const bool has_whole_chunks =
-        IS_K_MAJOR ? left_k % kElements == 0 : left_k >= BLOCK_K && (left_mn == block_mn || num_chunks == 0);
-    if (width == 16 && has_whole_chunks) {
-      const int valid_bytes = !IS_K_MAJOR || close < left_k ? 16 : 0;
+    const int left_close = IS_K_MAJOR ? left_k : left_mn;
+    if (width == 16 && left_close % kElements == 0) {  // a chunk is inside or outside
       const T* chunk = from;
       constexpr int kAtOnce = MAX_CHUNKS < 4 ? MAX_CHUNKS : 4;  // each with registers of its own, in use for a while
       TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_CHUNKS > kAtOnce ? num_chunks : 1); first += kAtOnce) {
         TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+          const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < left_k ? 16 : 0;
           if (first + i < num_chunks) {
             if constexpr (IS_STREAMED) {
               copy_async_once<16>(to + i * step_to, chunk, valid_bytes);
@@ -155,7 +165,7 @@ struct TileCopier {
         to += kAtOnce * step_to;
       }
     } else {
-      const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
+      const int left = left_close - close;
       const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
       const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
       copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, width);
@@ -505,7 +515,7 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
 Status launch_skinny(const GpuProblem& given, const Executor& executor) {
   GpuProblem problem = given;
   GemmProblem& gemm = problem.gemm;
-  if (gemm.m > kSkinnyMaxM || (gemm.n <= kSkinnyMaxM && gemm.n < gemm.m)) transpose(problem);
+  if (exchanges_operands(gemm.m, gemm.n)) transpose(problem);
   Work work{};
   const SkinnyProblem shape{gemm.m,
                             gemm.n,
