@@ -9,11 +9,12 @@
 namespace tiledmm {
 
 inline constexpr int kSkinnyMaxM = 64;
-inline constexpr int kSkinnyBlockK = 128;
-inline constexpr int kSkinnyGroup = 16;     // columns of C of one warp: what a matrix instruction takes
-inline constexpr int kSkinnyMaxGroups = 8;  // warps that multiply in one block
-inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8, 12, 16};  // each is a case in the kernel
+inline constexpr int kSkinnyGroup = 16;               // columns of C of one warp: what a matrix instruction takes
+inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
+
+// Whether C^T = B^T A^T is computed instead: the larger operand streams.
+constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
 
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
@@ -24,48 +25,57 @@ struct SkinnyPlan {
   int64_t num_units;
 };
 
-// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
-constexpr int skinny_row_bytes(bool is_k_major, int block_mn) {
-  return ((is_k_major ? kSkinnyBlockK : block_mn) / 8 | 1) * 16;
-}
-constexpr int skinny_tile_bytes(bool is_k_major, int block_mn) {
-  return skinny_row_bytes(is_k_major, block_mn) * (is_k_major ? block_mn : kSkinnyBlockK);
-}
 // Rows of the few in a block: whole fragments.
 constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-
-// Microseconds by a simple model of an H200: the slowest multiprocessor's chain of k tiles, its traffic, the chip's.
-inline double skinny_microseconds(const SkinnyPlan& plan, int64_t m, int64_t n, int64_t k, int64_t chunk_k,
-                                  int64_t batch, int num_sms) {
-  const double tiles = double(max_of(1, ceil_div(plan.splits_chunks ? min_of(k, chunk_k) : k, kSkinnyBlockK)));
-  const double rounds = double(ceil_div(plan.num_units, num_sms));
-  const double blocks = double(min_of(plan.num_units, num_sms));
-  const double copied = tiles * plan.stage_bytes;  // of one unit
-  const double chain = tiles * (0.19 + 0.0015 * double(skinny_block_m(m)) * plan.groups / 8);
-  const auto larger = [](double a, double b) { return a > b ? a : b; };
-  const double unit = larger(chain, copied / 80e3);
-  const double dram =
-      2.0 * double(batch) * (double(n) * double(k) + double(m) * double(k)) / (4.0e6 * blocks / num_sms);
-  const double in_flight = double(plan.num_stages - 1) * plan.stage_bytes * blocks;
-  const double latency_bound = double(plan.num_units) * copied / in_flight * 1.0;
-  const double time = larger(rounds * (unit + 0.3), larger(dram, latency_bound));
-  return 4.5 + time + (plan.splits_chunks ? 2.5 : 0) + 0.01 * (rounds * unit + double(plan.groups));
+constexpr int skinny_block_k(int block_m) { return block_m <= 16 ? 256 : 128; }
+// Warps that multiply in one block, as far as registers go.
+constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
+// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
+constexpr int skinny_row_bytes(bool is_k_major, int block_mn, int block_k) {
+  return ((is_k_major ? block_k : block_mn) / 8 | 1) * 16;
+}
+constexpr int skinny_tile_bytes(bool is_k_major, int block_mn, int block_k) {
+  return skinny_row_bytes(is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
 }
 
-// stage_fixed: shared memory of a block beyond the ring, for each group.
-inline SkinnyPlan choose_skinny(bool is_a_k_major, bool is_b_k_major, int64_t m, int64_t n, int64_t k, int64_t chunk_k,
-                                int64_t batch, int num_sms, int64_t max_shared_bytes) {
+// What the model below reads, of the problem as the kernel sees it: m is the few rows.
+struct SkinnyProblem {
+  int64_t m, n, k, chunk_k, batch;
+  bool is_a_k_major, is_b_k_major;
+};
+
+// Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
+// units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.
+inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
+  const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
+  const double tiles = double(max_of(1, ceil_div(int64_t(k), block_k)));
+  const double bytes_a = 2 * k * double(problem.m);
+  const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
+  const double chain = tiles * (block_k == 256 ? 0.45 : 0.3), copies = (bytes_a + bytes_b) / 46e3;
+  const double unit = 0.3 + (chain > copies ? chain : copies);
+  // Of the memory and of the second-level cache; few multiprocessors do not draw as much.
+  const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
+  const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
+  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
+  const int64_t rest = plan.num_units % num_sms;
+  const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
+  return 6.3 + rounds + (plan.splits_chunks ? 2 : 0);
+}
+
+inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
   SkinnyPlan best{};
   double best_time = 0;
-  const int64_t groups_n = ceil_div(n, kSkinnyGroup), chunks = chunk_k < k ? ceil_div(k, chunk_k) : 1;
-  const int block_m = skinny_block_m(m);
+  const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
+  const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
   for (int splits = 0; splits <= (chunks > 1 ? 1 : 0); ++splits) {
-    for (int groups = 1; groups <= kSkinnyMaxGroups && groups <= groups_n; ++groups) {
+    for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
-      plan.stage_bytes =
-          skinny_tile_bytes(is_a_k_major, block_m) + skinny_tile_bytes(is_b_k_major, groups * kSkinnyGroup);
+      plan.stage_bytes = skinny_tile_bytes(problem.is_a_k_major, block_m, block_k) +
+                         skinny_tile_bytes(problem.is_b_k_major, groups * kSkinnyGroup, block_k);
       const int fixed = groups * block_m * (kSkinnyGroup + 4) * 4;  // C on its way out
       for (const int stages : kSkinnyStages) {
         if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
@@ -74,8 +84,8 @@ inline SkinnyPlan choose_skinny(bool is_a_k_major, bool is_b_k_major, int64_t m,
       plan.shared_bytes = plan.num_stages * plan.stage_bytes + fixed;
       plan.blocks_n = ceil_div(groups_n, groups);
       plan.num_chunks = splits ? chunks : 1;
-      plan.num_units = plan.blocks_n * plan.num_chunks * batch;
-      const double time = skinny_microseconds(plan, m, n, k, chunk_k, batch, num_sms);
+      plan.num_units = plan.blocks_n * plan.num_chunks * problem.batch;
+      const double time = model_microseconds(problem, plan, num_sms);
       if (best.groups == 0 || time < best_time) {
         best = plan;
         best_time = time;
@@ -83,6 +93,13 @@ inline SkinnyPlan choose_skinny(bool is_a_k_major, bool is_b_k_major, int64_t m,
     }
   }
   return best;
+}
+
+// Microseconds of a product as the caller has it, operands along k.
+inline double skinny_microseconds(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, int num_sms) {
+  const bool is_transposed = exchanges_operands(m, n);
+  const SkinnyProblem problem{is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, true, true};
+  return model_microseconds(problem, choose_skinny_plan(problem, num_sms, 227 << 10), num_sms);
 }
 
 }  // namespace tiledmm

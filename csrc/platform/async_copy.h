@@ -47,8 +47,13 @@ TILEDMM_DEVICE void copy_async(void* smem, const void* from, int valid_bytes) {
 template <int BYTES>
 TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_bytes) {
   const auto address = uint32_t(__cvta_generic_to_shared(smem));
+#if __CUDA_ARCH__ >= 900
+  // createpolicy.fractional.L2::evict_first with 1.0; a constant costs no registers (CUTLASS, TMA::CacheHintSm90).
+  const uint64_t policy = 0x12F0000000000000;
+#else
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
                  "r"(valid_bytes), "l"(policy)

@@ -46,11 +46,13 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) void
 #define TILEDMM_UNROLL
 #define TILEDMM_NO_UNROLL
+#define TILEDMM_OUT_OF_LINE
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) __global__ void __launch_bounds__(num_threads, blocks_per_cu)
 #define TILEDMM_UNROLL _Pragma("unroll")
 #define TILEDMM_NO_UNROLL _Pragma("unroll 1")
+#define TILEDMM_OUT_OF_LINE __device__ __noinline__
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
 // Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
@@ -254,6 +256,19 @@ template <bool IS_TRANSPOSED, class W>
 TILEDMM_DEVICE void ldmatrix(const void*, W&, W&, W&, W&) {}
 #endif
 
+// ---- Kernels that follow each other on a stream. One started by launch_early may run while those before it still do,
+// and must wait before it touches memory that they use. PTX ISA, "griddepcontrol" (sm_90).
+TILEDMM_DEVICE void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TILEDMM_DEVICE void let_later_kernels_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- Arithmetic
 template <class A>
 TILEDMM_DEVICE A multiply_add(A a, A b, A c) {
@@ -448,5 +463,35 @@ Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y
   return is_launched ? Status::ok : Status::launch_failed;
 }
 #endif
+
+// The same, but the kernel may start before those ahead of it on the stream are done (wait_for_earlier_kernels).
+template <class... Params, class... Args>
+Status launch_early(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y, int num_threads, size_t shared_bytes,
+                    const Executor& executor, Args... args) {
+#if defined(__CUDACC__) && !defined(__HIP__)
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, executor.device_idx);
+  if (major >= 9 && blocks <= 0x7fffffff) {
+    const auto* function = reinterpret_cast<const void*>(kernel);
+    if (shared_bytes > 48 << 10 &&
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)) != cudaSuccess) {
+      return Status::launch_failed;
+    }
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(blocks), unsigned(blocks_y), 1);
+    config.blockDim = dim3(unsigned(num_threads), 1, 1);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = static_cast<cudaStream_t>(executor.stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
+    return cudaLaunchKernelExC(&config, function, arguments) == cudaSuccess ? Status::ok : Status::launch_failed;
+  }
+#endif
+  return launch_kernel(kernel, blocks, blocks_y, num_threads, shared_bytes, executor, args...);
+}
 
 }  // namespace tiledmm::gpu

@@ -18,12 +18,10 @@
 namespace tiledmm::gpu {
 namespace {
 
-constexpr int kBlockK = kSkinnyBlockK, kGroup = kSkinnyGroup;
-// Threads that copy: with many rows they have more to do.
-template <int FRAGS>
-inline constexpr int kCopyThreads = FRAGS == 8 ? 256 : 128;
+constexpr int kGroup = kSkinnyGroup;
+constexpr int kCopyThreads = 256;
 constexpr int kSumThreads = 64;
-static_assert(kChunkK % kBlockK == 0, "a chunk of the order of summation ends with a k tile");
+static_assert(kChunkK % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
 
 struct Work {
   SkinnyPlan plan;
@@ -35,7 +33,7 @@ struct Unit {
   int64_t batch_idx, chunk, col, k_begin, k_end;
   int num_tiles;
 
-  TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx) {
+  TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx, int block_k) {
     // Divisions take time: one product in one chunk needs none.
     const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
     col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
@@ -43,30 +41,88 @@ struct Unit {
     chunk = outer - batch_idx * plan.num_chunks;
     k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
     k_end = plan.splits_chunks ? min_of(problem.gemm.k, k_begin + problem.chunk_k) : problem.gemm.k;
-    num_tiles = int(max_of(1, ceil_div(k_end - k_begin, kBlockK)));
+    num_tiles = int(max_of(1, (k_end - k_begin + block_k - 1) / block_k));
   }
 };
+
+// One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes.
+template <int WIDTH, class T>
+TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) {
+  constexpr int kElements = Chunk<T>::kElements, kPiece = WIDTH / int(sizeof(T));
+  TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
+    const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
+    copy_async<WIDTH>(to + e * sizeof(T), from + e, valid * int(sizeof(T)));
+  }
+}
+
+// COUNT chunks element by element, all on their way before the first is stored.
+template <int COUNT, class T>
+TILEDMM_DEVICE void gather_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride, int left,
+                                  int rows_inside, int inside) {
+  Chunk<T> chunks[COUNT];
+  TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
+    const T* element = from;
+    TILEDMM_UNROLL for (int e = 0; e < Chunk<T>::kElements; ++e) {
+      chunks[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : T{};
+      element = opaque(element + stride);
+    }
+    from = opaque(from + step);
+  }
+  TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
+    if (i < left) store_shared(reinterpret_cast<Vector16*>(to + i * step_to), chunks[i].vector);
+  }
+}
+
+// A thread's chunks where they are not all inside, or not aligned; the first rows_inside of them are in rows that are.
+// Out of line, so that the way of most tiles is short.
+template <class T>
+TILEDMM_OUT_OF_LINE void copy_edge_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride,
+                                          int num_chunks, int rows_inside, int inside, int width) {
+  const int num_inside = rows_inside < num_chunks ? rows_inside : num_chunks;
+  const int at_once = width == 2 ? 2 : 1;
+  for (int i = 0; i < num_chunks; i += at_once) {
+    const int valid = i < num_inside ? inside : 0;
+    if (width == 16) {
+      copy_chunk<16>(to, from, valid);
+    } else if (width == 8) {
+      copy_chunk<8>(to, from, valid);
+    } else if (width == 4) {
+      copy_chunk<4>(to, from, valid);
+    } else {
+      gather_chunks<2>(to, step_to, from, step, stride, num_chunks - i, num_inside - i, inside);
+    }
+    to += at_once * step_to;
+    from += at_once * step;
+  }
+}
 
 // The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
 // and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there, and are
 // not stored; only along k must there be zeros beyond the edge.
-template <class T, bool IS_K_MAJOR, bool IS_STREAMED, int COPY_THREADS>
+template <class T, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
 struct TileCopier {
   static constexpr int kElements = Chunk<T>::kElements;
+  static_assert(kCopyThreads % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
-  int block_mn, row_bytes, close, first_far, step_far;
+  int block_mn, close, first_far, step_far;
+  int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
+  int64_t step, tile_step;  // elements in memory: from chunk to chunk, from tile to tile
   int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
   int left_mn = 0;          // from the tiles' first on
   int num_chunks = 0;       // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
-  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn)
-      : operand(operand), block_mn(block_mn), row_bytes(skinny_row_bytes(IS_K_MAJOR, block_mn)) {
-    const int chunks_per_row = (IS_K_MAJOR ? kBlockK : block_mn) / kElements;
-    step_far = COPY_THREADS / chunks_per_row;
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn) : operand(operand), block_mn(block_mn) {
+    const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
+    step_far = kCopyThreads / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
     first_far = thread_idx() / chunks_per_row;
+    const int row_bytes = skinny_row_bytes(IS_K_MAJOR, block_mn, BLOCK_K);
+    first_to = first_far * row_bytes + close * int(sizeof(T));
+    step_to = step_far * row_bytes;
+    step = step_far * stride_far();
+    tile_step = BLOCK_K * operand.stride_k;
   }
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
@@ -75,7 +131,7 @@ struct TileCopier {
   // The next tiles are those from (mn, k) on, of another product perhaps.
   TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
     left_mn = int(min_of(operand.size_mn - mn, block_mn));
-    const int num_rows = IS_K_MAJOR ? left_mn : kBlockK;
+    const int num_rows = IS_K_MAJOR ? left_mn : BLOCK_K;
     const bool has_chunks = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
     num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
     from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
@@ -86,60 +142,35 @@ struct TileCopier {
     width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
   }
 
-  // One chunk, of which `inside` elements are inside of the operand.
-  template <int WIDTH>
-  TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) const {
-    if constexpr (WIDTH == 2) {
-      Chunk<T> chunk;
-      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-        chunk.elements[e] = e < inside ? load_global(from + e * stride_close()) : T{};
-      }
-      store_shared(reinterpret_cast<Vector16*>(to), chunk.vector);
-    } else {
-      constexpr int kPiece = WIDTH / int(sizeof(T));
-      TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-        const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
-        const int valid_bytes = valid * int(sizeof(T));
-        if constexpr (IS_STREAMED) {
-          copy_async_once<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
-        } else {
-          copy_async<WIDTH>(to + e * sizeof(T), from + e, valid_bytes);
-        }
-      }
-    }
-  }
-
-  // This thread's chunks of a tile with left_k elements along k; all may be known to be inside of the operand.
-  template <int WIDTH, bool IS_INSIDE = false>
-  TILEDMM_DEVICE void copy_chunks(char* tile, int left_k) const {
-    const int left = (IS_K_MAJOR ? left_k : left_mn) - close;
-    const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
-    const int64_t step = step_far * stride_far();
-    const int step_to = step_far * row_bytes;
-    char* to = tile + first_far * row_bytes + close * int(sizeof(T));
-    const T* chunk = from;
-    TILEDMM_NO_UNROLL for (int i = 0; i < num_chunks; ++i) {
-      const bool is_row_inside = IS_K_MAJOR || first_far + i * step_far < left_k;
-      copy_chunk<WIDTH>(to, chunk, IS_INSIDE ? kElements : is_row_inside ? inside : 0);
-      to += step_to;
-      chunk += step;
-    }
-  }
-
-  // Starts the copy of the next tile, left_k elements before the end of k.
+  // Starts the copy of the next tile, left_k elements before the end of k. No thread has more than MAX_CHUNKS.
+  template <int MAX_CHUNKS>
   TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
-    if (width == 16 && left_k >= kBlockK && (IS_K_MAJOR || left_mn == block_mn)) {
-      copy_chunks<16, true>(tile, kBlockK);
-    } else if (width == 16) {
-      copy_chunks<16>(tile, left_k);
-    } else if (width == 8) {
-      copy_chunks<8>(tile, left_k);
-    } else if (width == 4) {
-      copy_chunks<4>(tile, left_k);
+    char* to = tile + first_to;
+    const int left_close = IS_K_MAJOR ? left_k : left_mn;
+    if (width == 16 && left_close % kElements == 0) {  // a chunk is inside or outside
+      const T* chunk = from;
+      constexpr int kAtOnce = MAX_CHUNKS < 4 ? MAX_CHUNKS : 4;  // each with registers of its own, in use for a while
+      TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_CHUNKS > kAtOnce ? num_chunks : 1); first += kAtOnce) {
+        TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+          const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < left_k ? 16 : 0;
+          if (first + i < num_chunks) {
+            if constexpr (IS_STREAMED) {
+              copy_async_once<16>(to + i * step_to, chunk, valid_bytes);
+            } else {
+              copy_async<16>(to + i * step_to, chunk, valid_bytes);
+            }
+          }
+          chunk = opaque(chunk + step);
+        }
+        to += kAtOnce * step_to;
+      }
     } else {
-      copy_chunks<2>(tile, left_k);
+      const int left = left_close - close;
+      const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
+      const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
+      copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, width);
     }
-    from += kBlockK * operand.stride_k;
+    from += tile_step;
   }
 };
 
@@ -189,7 +220,7 @@ struct TileLayout {
 };
 
 // The sums of one warp: 16 columns of C for FRAGS times 8 rows.
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct WarpSums {
   using M = Mma<T>;
   static_assert(M::kM == kGroup && M::kN == 8 && M::kElementsK == 16, "mma.sync m16n8k16, or the host's");
@@ -203,7 +234,9 @@ struct WarpSums {
   int lane = thread_idx() % 32, lane_a, lane_b;
 
   TILEDMM_DEVICE WarpSums(int block_n, int col)
-      : tile_a{skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS)}, tile_b{skinny_row_bytes(IS_B_K_MAJOR, block_n)}, col(col) {
+      : tile_a{skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS, BLOCK_K)},
+        tile_b{skinny_row_bytes(IS_B_K_MAJOR, block_n, BLOCK_K)},
+        col(col) {
     lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
     lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
   }
@@ -223,50 +256,46 @@ struct WarpSums {
     });
   }
 
-  using Frag = uint32_t[M::kWordsB];
+  // Fragments of a few steps of the instruction along k; those after them are loaded while these are multiplied.
+  static constexpr int kSteps = FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1, kParts = BLOCK_K / 16 / kSteps;
+  static_assert(M::kElementsK == 16 && kParts % 2 == 0, "the two sets of fragments take turns");
+  struct Fragments {
+    uint32_t a[kSteps][FRAGS][M::kWordsB], b[kSteps][M::kWordsA];
+  };
 
-  // The words of one step of the instruction.
-  TILEDMM_DEVICE void load_fragment_b(const char* smem_b, int k, uint32_t (&frag)[M::kWordsA]) const {
-    if constexpr (kHasLdmatrix) {
-      ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), frag[0], frag[1], frag[2], frag[3]);
-    } else {
-      TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
-        frag[w] = tile_b.load_word(smem_b, col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
-      }
-    }
-  }
-  // Those of two steps.
-  TILEDMM_DEVICE void load_fragments_a(const char* smem_a, int k, Frag (&even)[FRAGS], Frag (&odd)[FRAGS]) const {
-    if constexpr (!kHasLdmatrix) {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-        TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
-          even[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
-          odd[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 16 + 2 * M::b_word(lane, w));
+  // Those of a k tile from its part `part` on.
+  TILEDMM_DEVICE void load_fragments(const char* smem_a, const char* smem_b, int part, Fragments& frags) const {
+    TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
+      const int k = (part * kSteps + s) * 16;
+      auto& a = frags.a[s];
+      auto& b = frags.b[s];
+      if constexpr (kHasLdmatrix) {
+        ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
+        if constexpr (FRAGS > 1) {
+          TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
+            ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), a[f][0], a[f][1], a[f + 1][0],
+                                    a[f + 1][1]);
+          }
+        } else if (s % 2 == 0) {
+          auto& odd = frags.a[s + 1][0];
+          ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), a[0][0], a[0][1], odd[0], odd[1]);
+        }
+      } else {
+        TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
+          b[w] = tile_b.load_word(smem_b, col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
+        }
+        TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+          TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
+            a[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
+          }
         }
       }
-    } else if constexpr (FRAGS == 1) {
-      ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), even[0][0], even[0][1], odd[0][0], odd[0][1]);
-    } else {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
-        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k), even[f][0], even[f][1], even[f + 1][0],
-                                even[f + 1][1]);
-        ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(8 * f, k + 16), odd[f][0], odd[f][1], odd[f + 1][0],
-                                odd[f + 1][1]);
-      }
     }
   }
 
-  // A k tile.
-  TILEDMM_DEVICE void multiply(const char* smem_a, const char* smem_b) {
-    static_assert(M::kElementsK == 16);
-    TILEDMM_UNROLL for (int k = 0; k < kBlockK; k += 32) {
-      Frag even[FRAGS], odd[FRAGS];
-      uint32_t even_b[M::kWordsA], odd_b[M::kWordsA];
-      load_fragment_b(smem_b, k, even_b);
-      load_fragments_a(smem_a, k, even, odd);
-      load_fragment_b(smem_b, k + 16, odd_b);
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], even_b, even[f]);
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], odd_b, odd[f]);
+  TILEDMM_DEVICE void multiply(const Fragments& frags) {
+    TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], frags.b[s], frags.a[s][f]);
     }
   }
 
@@ -288,24 +317,30 @@ struct WarpSums {
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
-  TileCopier<T, IS_A_K_MAJOR, false, kCopyThreads<FRAGS>> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
-  TileCopier<T, IS_B_K_MAJOR, true, kCopyThreads<FRAGS>> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
-  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  constexpr int kMaxChunksA = 8 * FRAGS * kBlockK / 8 / kCopyThreads;
+  constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / 8 / kCopyThreads + 1;
+  static_assert(kMaxChunksA * kCopyThreads * 8 == 8 * FRAGS * kBlockK, "every thread copies as much of the few rows");
+  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
+  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
-  int64_t unit_idx = block_idx(), left_k = 0, num_issued = 0;
-  int tile = 0;
-  Unit unit(problem, plan, unit_idx);
+  int64_t unit_idx = block_idx(), left_k = 0;
+  int tile = 0, num_ahead = 0;
+  Unit unit(problem, plan, unit_idx, kBlockK);
   Ring ring(plan.num_stages);
-  for (int64_t step = 0;; ++step) {
-    const int64_t arriving = step - (plan.num_stages - 1);
-    if (arriving >= 0) {
-      if (arriving == num_issued) break;
+  for (int lead = plan.num_stages - 1;;) {
+    if (lead > 0) {
+      --lead;  // the ring is filled first
+    } else {
+      if (num_ahead == 0) break;
+      --num_ahead;
       wait_for_stage(plan.num_stages);
-      block_barrier();  // the tile `arriving` is whole, and nobody reads the one before it any more
+      block_barrier();  // the oldest tile is whole, and nobody reads the one before it any more
     }
     if (unit_idx < plan.num_units) {
       if (tile == 0) {
-        unit = Unit(problem, plan, unit_idx);
+        unit = Unit(problem, plan, unit_idx, kBlockK);
         const GemmProblem gemm = item_of(problem, unit.batch_idx);
         copier_a.move_to(gemm.a, 0, unit.k_begin);
         copier_b.move_to(gemm.b, unit.col, unit.k_begin);
@@ -313,11 +348,11 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
       }
       char* stage = stages + ring.stage * plan.stage_bytes;
       const int left = int(min_of(left_k, kBlockK));
-      copier_b.load_block_tile(stage + tile_a_bytes, left);
-      copier_a.load_block_tile(stage, left);
+      copier_b.template load_block_tile<kMaxChunksB>(stage + tile_a_bytes, left);
+      copier_a.template load_block_tile<kMaxChunksA>(stage, left);
       left_k -= kBlockK;
       ring.advance();
-      ++num_issued;
+      ++num_ahead;
       if (++tile == unit.num_tiles) {
         tile = 0;
         unit_idx += num_blocks;
@@ -329,26 +364,47 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
-  using Sums = WarpSums<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  using Sums = WarpSums<T, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
-  const int warp = (thread_idx() - kCopyThreads<FRAGS>) / 32, col = warp * kGroup;
+  const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
   auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
-  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS);
+  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(problem.chunk_k / kBlockK);
+  const char* const stages = opaque(smem);  // as in copy_tiles
   Ring ring(plan.num_stages);
   Sums sums(plan.groups * kGroup, col);
-  const char* const stages = opaque(smem);  // as in copy_tiles
+  typename Sums::Fragments frags[2];
+  const auto load_part = [&](int part) {
+    const char* stage = stages + ring.stage * plan.stage_bytes;
+    sums.load_fragments(stage, stage + tile_a_bytes, part, frags[part % 2]);
+  };
+  block_barrier();  // the first tile is whole
+  load_part(0);
   for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
-    const Unit unit(problem, plan, idx);
+    const Unit unit(problem, plan, idx, kBlockK);
+    const bool is_last_unit = idx + num_blocks >= plan.num_units;
     sums.clear();
+    int in_chunk = 0;
     for (int tile = 0; tile < unit.num_tiles; ++tile) {
-      block_barrier();  // this tile is whole
-      const char* stage = stages + ring.stage * plan.stage_bytes;
-      sums.multiply(stage, stage + tile_a_bytes);
-      ring.advance();
-      const bool is_last = tile + 1 == unit.num_tiles;
-      if (adds_chunks && ((tile + 1) % chunk_tiles == 0 || is_last)) sums.add_to_total(tile < chunk_tiles, is_last);
+      TILEDMM_UNROLL for (int part = 0; part < Sums::kParts; ++part) {
+        if (part + 1 < Sums::kParts) {
+          load_part(part + 1);
+        } else if (tile + 1 < unit.num_tiles || !is_last_unit) {
+          ring.advance();
+          block_barrier();  // the next tile is whole, all of this one in registers
+          load_part(0);
+        }
+        sums.multiply(frags[part % 2]);
+      }
+      if (adds_chunks) {
+        const bool is_last = tile + 1 == unit.num_tiles;
+        if (++in_chunk == chunk_tiles || is_last) {
+          sums.add_to_total(tile < chunk_tiles, is_last);
+          in_chunk = 0;
+        }
+      }
     }
     const GemmProblem gemm = item_of(problem, unit.batch_idx);
     float* partials = work.partials;
@@ -358,10 +414,12 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
 }
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_KERNEL(kCopyThreads<FRAGS> + 32 * kSkinnyMaxGroups, 1)
+TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
 skinny(GpuProblem problem, Work work, int64_t num_blocks) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
-  if (thread_idx() < kCopyThreads<FRAGS>) {
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
+  if (thread_idx() < kCopyThreads) {
     copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
   } else {
     multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
@@ -374,6 +432,8 @@ TILEDMM_KERNEL(kSumThreads, 1)
 add_chunks(GpuProblem problem, Work work) {
   const int64_t size = problem.gemm.m * problem.gemm.n, stride = size * problem.batch_size;
   const int64_t idx = block_idx() * kSumThreads + thread_idx();
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
   if (idx >= stride) return;
   const float* from = work.partials + idx;
   float sum = load_global(from);
@@ -411,9 +471,8 @@ void transpose(GpuProblem& problem) {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-  return launch_kernel(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1,
-                       kCopyThreads<FRAGS> + 32 * work.plan.groups, size_t(work.plan.shared_bytes), executor, problem,
-                       work, blocks);
+  return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
+                      size_t(work.plan.shared_bytes), executor, problem, work, blocks);
 }
 
 template <class T>
@@ -444,7 +503,7 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
   Status status = launch_layouts<T>(problem, work, executor);
   if (work.plan.splits_chunks) {
     if (status == Status::ok) {
-      status = launch_kernel(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
+      status = launch_early(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
     }
     executor.release(executor.self, work.partials);
   }
@@ -456,11 +515,16 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
 Status launch_skinny(const GpuProblem& given, const Executor& executor) {
   GpuProblem problem = given;
   GemmProblem& gemm = problem.gemm;
-  if (gemm.m > kSkinnyMaxM || (gemm.n <= kSkinnyMaxM && gemm.n < gemm.m)) transpose(problem);
+  if (exchanges_operands(gemm.m, gemm.n)) transpose(problem);
   Work work{};
-  work.plan = choose_skinny(is_k_major(gemm.stride_am, gemm.stride_ak), is_k_major(gemm.stride_bn, gemm.stride_bk),
-                            gemm.m, gemm.n, gemm.k, problem.chunk_k, problem.batch_size, executor.num_cus,
-                            max_shared_bytes(executor));
+  const SkinnyProblem shape{gemm.m,
+                            gemm.n,
+                            gemm.k,
+                            problem.chunk_k,
+                            problem.batch_size,
+                            is_k_major(gemm.stride_am, gemm.stride_ak),
+                            is_k_major(gemm.stride_bn, gemm.stride_bk)};
+  work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor));
   return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
 }
 

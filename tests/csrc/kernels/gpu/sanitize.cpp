@@ -24,17 +24,22 @@ extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* alg
 
 namespace {
 
-constexpr const char* kAlgorithms[] = {"naive",
-                                       "block_tiled",
-                                       "block_tiled.8",
-                                       "block_tiled.32",
-                                       "row_register_tiled",
-                                       "register_tiled",
-                                       "register_tiled.4x4",
-                                       "mma",
-                                       "mma_cached",
-                                       "mma_double_buffered",
-                                       "mma_output_cached"};
+constexpr const char* kAlgorithms[] = {
+    "naive",
+    "block_tiled",
+    "block_tiled.8",
+    "block_tiled.32",
+    "row_register_tiled",
+    "register_tiled",
+    "register_tiled.4x4",
+    "mma",
+    "mma_cached",
+    "mma_double_buffered",
+    "mma_output_cached",
+#if TILEDMM_WARP_SIZE == 32
+    "skinny",
+#endif
+};
 
 std::mt19937 generator(20240301);
 
@@ -70,7 +75,16 @@ struct Matrix {
 template <class T>
 bool run_case(DType dtype, const char* algorithm) {
   const int64_t limit = random_int(0, 5) == 0 ? 270 : 70;
-  const int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
+  int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90), batch = 1;
+  if (std::strcmp(algorithm, "skinny") == 0) {
+    const int64_t kind = random_int(0, 7);
+    (random_int(0, 1) ? m : n) = random_int(1, 64);
+    if (kind < 4) k = random_int(200, 600);
+    if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
+    if (kind == 0) k = random_int(4096, 4400);   // chunks of k
+    if (kind == 1) k = random_int(2400, 2600);   // more tiles than stages
+    if (kind % 2 == 0 && n % 2 == 0) batch = 2;  // along n
+  }
   const bool has_bias = random_int(0, 1), is_a_transposed = random_int(0, 1), is_b_transposed = random_int(0, 1);
   const int64_t margins[] = {0, 1, 8};
   Matrix<T> a(m, k, is_a_transposed, margins[random_int(0, 2)]), b(k, n, is_b_transposed, margins[random_int(0, 2)]);
@@ -87,6 +101,8 @@ bool run_case(DType dtype, const char* algorithm) {
   if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = 1;
   problem.dtype = dtype;
   problem.activation = Activation(random_int(0, 1));  // none, relu
+  const BatchDim halves{2, 0, n / 2 * b.stride_col, n / 2 * c.stride_col};
+  if (batch == 2) problem.n = n / 2, problem.batch_dims = &halves, problem.num_batch_dims = 1;
   for (Matrix<T>* to : {&c, &again}) {
     problem.c = to->memory.get();
     char reason[256] = "";
@@ -100,7 +116,7 @@ bool run_case(DType dtype, const char* algorithm) {
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      double sum = has_bias ? value_of(bias.at(0, j)) : 0, size = std::fabs(sum);
+      double sum = has_bias ? value_of(bias.at(0, j % problem.n)) : 0, size = std::fabs(sum);
       for (int64_t p = 0; p < k; ++p) {
         const double product = value_of(a.at(i, p)) * value_of(b.at(p, j));
         sum += product;
@@ -127,7 +143,8 @@ int main(int argc, char** argv) {
   int done = 0;
   for (int idx = 0; idx < cases; ++idx) {
     const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
-    const DType dtype = DType(random_int(0, kNumDTypes - 1));
+    const int first = std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0;
+    const DType dtype = DType(random_int(first, kNumDTypes - 1));
     const bool is_right = visit_dtype(
         dtype, [&](auto* element) { return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm); });
     if (!is_right) return 1;

@@ -30,7 +30,7 @@ SANITIZE = [
 RUNGS = sorted(path.name for path in CSRC.glob("kernels/gpu/0*.cu"))
 
 # name: rung to recompile, file, text, its replacement, algorithm that shows it
-BLOCK, RUNG = "platform/block_tile.h", "kernels/gpu/"
+BLOCK, RUNG, SKINNY = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/14_skinny.cu"
 MUTANTS = {
     "02 first barrier": (
         "02_block_tiled.cu",
@@ -102,11 +102,21 @@ MUTANTS = {
         "const {\n",
         "mma_output_cached",
     ),
+    "14 tile not whole": ("14_skinny.cu", SKINNY, "wait_for_stage(plan.num_stages);", "", "skinny"),
+    "14 copy to the live stage": (
+        "14_skinny.cu",
+        SKINNY,
+        "int lead = plan.num_stages - 1;",
+        "int lead = plan.num_stages;",
+        "skinny",
+    ),
+    "14 beyond the end of k": ("14_skinny.cu", SKINNY, "close < left_k ? 16 : 0", "close < left_k ? 16 : 16", "skinny"),
 }
 
 
 def compile_source(source: Path, to: Path, csrc: Path, warp_size: int) -> Path:
     command = [*gpu_objects.host_command(CXX, warp_size, werror=True), *SANITIZE, "-DTILEDMM_WITH_GPU", f"-I{csrc}"]
+    command += ["-DTILEDMM_WITH_CUDA"] if warp_size == 32 else []
     done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
     return to
@@ -129,6 +139,7 @@ def objects(request, tmp_path_factory):
         CSRC / "dispatch/gpu.cpp",
         CSRC / "host_gpu/api.cpp",
         *gpu_objects.gpu_sources(),
+        *(gpu_objects.cuda_sources() if request.param == 32 else []),
     ]
     with ThreadPoolExecutor(2) as pool:
         compiled = pool.map(lambda s: compile_source(s, folder / f"{s.name}.o", CSRC, request.param), sources)
@@ -151,7 +162,8 @@ def test_mutant_is_found(mutant, objects, tmp_path):
     source = path.read_text()
     assert source.count(text) == 1, f"the mutant '{mutant}' needs a new place in {changed}"
     path.write_text(source.replace(text, replacement))
-    target = compile_source(tmp_path / "csrc/kernels/gpu" / rung, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
+    (source,) = (tmp_path / "csrc").glob(f"kernels/*/{rung}")
+    target = compile_source(source, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
     parts = [target if name == rung else path for name, path in compiled.items()]
     done = run(link(parts, tmp_path / "mutant"), "40", algorithm)
     assert done.returncode != 0, done.stdout
