@@ -91,11 +91,12 @@ struct Side {
 
   TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k) {
     const Operand<float> operand = operand_of(gemm);
-    is_vectorised = !kIsTransposing && operand.is_vectorised;
+    const int rows = int(min_of(operand.size_mn - mn, kBlockMn));
+    is_vectorised = !kIsTransposing && operand.is_vectorised && (IS_K_MAJOR || rows % 4 == 0);
     const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
     const int close = thread_idx() % threads * width, far = thread_idx() / threads;
     smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
-    left_mn = int(min_of(operand.size_mn - mn, kBlockMn)) - (IS_K_MAJOR ? far : close);
+    left_mn = rows - (IS_K_MAJOR ? far : close);
     const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
     const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
     // Within a tile, 32 bits count bytes.
@@ -107,7 +108,7 @@ struct Side {
     advance = operand.stride_k * (4 * kBlockK);
   }
 
-  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied, or zero.
+  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied.
   template <int WIDTH>
   TILEDMM_DEVICE void copy_regular(float* stage) const {
     constexpr int kThreadsClose = WIDTH == 4 ? kVectorThreads : kElementThreads;
@@ -120,11 +121,7 @@ struct Side {
         const bool is_place = is_row && (kClose % kStepClose == 0 || thread_idx() % kThreadsClose * WIDTH + c < kClose);
         const int left = left_mn - (IS_K_MAJOR ? f : c);
         const int offset = IS_K_MAJOR ? f * kStrideMn + c * kStrideK : c * kStrideMn + f * kStrideK;
-        if constexpr (WIDTH == 4 && !IS_K_MAJOR) {
-          if (is_place) copy_async<16>(to + offset, from + c, 4 * int(max_of(0, min_of(left, 4))));
-        } else {
-          copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
-        }
+        copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
       }
     }
   }
@@ -140,6 +137,13 @@ struct Side {
         copy_async<4>(to, operand.base + (mn + tile_mn) * operand.stride_mn + (k + tile_k) * operand.stride_k, 4);
       }
     }
+  }
+
+  // Whether load_fast serves the regular tiles.
+  TILEDMM_DEVICE bool is_fast() const { return is_regular && (kIsTransposing || is_vectorised); }
+  TILEDMM_DEVICE void load_fast(float* stage) {
+    copy_regular<kIsTransposing ? 1 : 4>(stage);
+    next += advance;
   }
 
   TILEDMM_DEVICE void load_block_tile(float* stage) {
@@ -324,21 +328,20 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
     const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
     int write_stage = 0, read_stage = 0;
     // What a tile at an end needs of the problem is computed anew, so that no register holds it throughout the loop.
-    const auto load_edge_tiles = [&](int k_tile) {
-      if (k_tile >= num_k_tiles) return;
-      const GemmProblem gemm = item_of(problem, opaque(batch_idx));
-      const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
-      const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
-      A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
-      B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
-    };
-    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
-      if (write_stage < num_regular_tiles) {
+    const auto load_tiles = [&](int k_tile) {
+      if (k_tile < num_regular_tiles) {
         side_a.load_block_tile(smem.tiles.a[write_stage]);
         side_b.load_block_tile(smem.tiles.b[write_stage]);
-      } else {
-        load_edge_tiles(write_stage);
+      } else if (k_tile < num_k_tiles) {
+        const GemmProblem gemm = item_of(problem, opaque(batch_idx));
+        const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
+        const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+        A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
+        B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
       }
+    };
+    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
+      load_tiles(write_stage);
       commit_copies();
     }
 
@@ -350,13 +353,12 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
       A::load_fragment(lane_a, step, frag_a[step]);
       B::load_fragment(lane_b, step, frag_b[step]);
     }
-    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
-    for (int k_tile = 0, end = 0; end < num_k_tiles;) {
-      if (end > 0) fold_chunk<Config, false>(totals, acc);
-      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+    int k_tile = 0;
+    const auto multiply_tiles = [&](auto is_fast, int end) {
+      constexpr int kBarrierStep = kNumSteps - (kNumFrags - 1), kCommitStep = int(min_of(1, kBarrierStep - 1));
       TILEDMM_NO_UNROLL for (; k_tile < end; ++k_tile) {
         TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
-          if (step == kNumSteps - (kNumFrags - 1)) {
+          if (step == kBarrierStep) {
             wait_copies<kNumStages - 2>();
             block_barrier();  // the next tiles are whole, and nobody reads these any more
             read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
@@ -364,19 +366,27 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
           const int ahead = (step + kNumFrags - 1) % kNumSteps, frag = (step + kNumFrags - 1) % kNumFrags;
           A::load_fragment(lane_a + read_stage * A::kStageElements, ahead, frag_a[frag]);
           B::load_fragment(lane_b + read_stage * B::kStageElements, ahead, frag_b[frag]);
-          if (step == 0) {
-            if (k_tile + kNumStages - 1 < num_regular_tiles) {
-              side_a.load_block_tile(smem.tiles.a[write_stage]);
-              side_b.load_block_tile(smem.tiles.b[write_stage]);
-            } else {
-              load_edge_tiles(k_tile + kNumStages - 1);
-            }
+          if constexpr (decltype(is_fast)::value) {
+            if (step == 0) side_a.load_fast(smem.tiles.a[write_stage]);
+            if (step == kCommitStep) side_b.load_fast(smem.tiles.b[write_stage]);
+          } else if (step == kCommitStep) {
+            load_tiles(k_tile + kNumStages - 1);
+          }
+          if (step == kCommitStep) {
             commit_copies();
             write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
           }
           multiply<Config>(frag_a[step % kNumFrags], frag_b[step % kNumFrags], acc);
         }
       }
+    };
+    const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
+    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
+    for (int end = 0; end < num_k_tiles;) {
+      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+      multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
+      multiply_tiles(std::false_type{}, end);
     }
     if (is_folding) fold_chunk<Config, true>(totals, acc);
     block_barrier();  // nobody reads the tiles any more
