@@ -176,10 +176,26 @@ struct Side {
   }
 };
 
+// Where a block's tile lies, and which chunk of k it sums up.
+struct BlockPlace {
+  int64_t row, col, split;
+};
+
+template <class Config>
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
+  const uint32_t tile = num_splits == 1 ? block : block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
+          block - tile * uint32_t(num_splits)};
+}
+
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct SimtShared {
   using SideA = Side<Config, true, IS_A_K_MAJOR>;
   using SideB = Side<Config, false, IS_B_K_MAJOR>;
+  // What the ends of the operands and the stores need, kept out of the main loop's registers.
+  GemmProblem gemm;
+  BlockPlace place;
   union {
     struct {
       alignas(16) float a[Config::kNumStages][SideA::kStageElements];
@@ -224,20 +240,20 @@ TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>&
   }
 }
 
-// C = acc + bias for a tile inside of C whose rows (or columns, if C is transposed) are aligned to 16 bytes.
+// C = acc for a tile inside of C whose rows (or columns, if C is transposed) are aligned to 16 bytes. `c`: this thread's
+// first element. The 0 is the bias that store_element adds: -0 becomes 0.
 template <class Shared, class Config, bool IS_C_TRANSPOSED>
-TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
+TILEDMM_DEVICE void store_vectors(float* c, int64_t stride, const Accumulators<Config>& acc) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  float* c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
   if constexpr (!IS_C_TRANSPOSED && B::kGroup == 4) {
     TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += 4) {
       TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
         FloatVector<4> sums;
         TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i][j + e] + load_bias<float>(gemm, row + A::place(0, i), col + B::place(0, j) + e);
+          sums.elements[e] = acc[i][j + e] + 0.0f;
         }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) * gemm.stride_cm + B::place(0, j)), sums);
+        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) * stride + B::place(0, j)), sums);
       }
     }
   }
@@ -246,24 +262,12 @@ TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t 
       TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
         FloatVector<4> sums;
         TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i + e][j] + load_bias<float>(gemm, row + A::place(0, i) + e, col + B::place(0, j));
+          sums.elements[e] = acc[i + e][j] + 0.0f;
         }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) + B::place(0, j) * gemm.stride_cn), sums);
+        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) + B::place(0, j) * stride), sums);
       }
     }
   }
-}
-
-struct BlockPlace {
-  int64_t row, col, split;
-};
-
-template <class Config>
-TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
-  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
-  const uint32_t tile = block / uint32_t(num_splits), tile_m = tile / tiles_n;
-  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
-          block - tile * uint32_t(num_splits)};
 }
 
 template <class Shared, class Config>
@@ -274,12 +278,13 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& 
   const int64_t row = tile.row + warp_row, col = tile.col + warp_col;
   const bool is_inside = tile.row + Config::kBlockM <= gemm.m && tile.col + Config::kBlockN <= gemm.n;
   if (is_inside && gemm.activation == Activation::none && !gemm.bias && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
-    const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
+    float* c = static_cast<float*>(gemm.c) + (row + A::place(lane_m, 0)) * gemm.stride_cm +
+               (col + B::place(lane_n, 0)) * gemm.stride_cn;
     if (B::kGroup == 4 && gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0) {
-      return store_vectors<Shared, Config, false>(gemm, thread_row, thread_col, acc);
+      return store_vectors<Shared, Config, false>(c, gemm.stride_cm, acc);
     }
     if (A::kGroup == 4 && gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0) {
-      return store_vectors<Shared, Config, true>(gemm, thread_row, thread_col, acc);
+      return store_vectors<Shared, Config, true>(c, gemm.stride_cn, acc);
     }
   }
   // Row by row of the threads, the next one moved to the front, so that the code of the activations exists once.
@@ -312,36 +317,39 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
   const float* lane_b = &smem.tiles.b[0][(warp_col + B::place(lane_n, 0)) * B::kStrideMn];
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const int64_t k = block_place<Config>(problem.gemm, num_splits).split * problem.chunk_k;
-    const int64_t end_k = num_splits == 1 ? problem.gemm.k : min_of(problem.gemm.k, k + problem.chunk_k);
+    GemmProblem gemm = item_of(problem, batch_idx);
+    const BlockPlace place = block_place<Config>(gemm, num_splits);
+    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    if (thread_idx() == 0) {
+      smem.gemm = gemm;
+      smem.place = place;
+    }
+    const int64_t k = place.split * problem.chunk_k;
+    const int64_t end_k = num_splits == 1 ? gemm.k : min_of(gemm.k, k + problem.chunk_k);
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
-    const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
+    const bool is_folding = num_splits == 1 && problem.chunk_k < gemm.k;
     if (is_folding) {
       TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM * Config::kThreadN; ++i) {
         store_shared(&totals[i][thread_idx()], -0.0f);
       }
     }
-    const BlockPlace first = block_place<Config>(problem.gemm, num_splits);
-    A side_a(item_of(problem, batch_idx), first.row, k);
-    B side_b(item_of(problem, batch_idx), first.col, k);
+    A side_a(gemm, place.row, k);
+    B side_b(gemm, place.col, k);
     const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
     const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
     int write_stage = 0, read_stage = 0;
-    // What a tile at an end needs of the problem is computed anew, so that no register holds it throughout the loop.
-    const auto load_tiles = [&](int k_tile) {
+    const auto load_tiles = [&](int k_tile, const GemmProblem& gemm, const BlockPlace& place) {
       if (k_tile < num_regular_tiles) {
         side_a.load_block_tile(smem.tiles.a[write_stage]);
         side_b.load_block_tile(smem.tiles.b[write_stage]);
       } else if (k_tile < num_k_tiles) {
-        const GemmProblem gemm = item_of(problem, opaque(batch_idx));
-        const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
         const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
         A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
         B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
       }
     };
     TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
-      load_tiles(write_stage);
+      load_tiles(write_stage, gemm, place);
       commit_copies();
     }
 
@@ -370,7 +378,7 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
             if (step == 0) side_a.load_fast(smem.tiles.a[write_stage]);
             if (step == kCommitStep) side_b.load_fast(smem.tiles.b[write_stage]);
           } else if (step == kCommitStep) {
-            load_tiles(k_tile + kNumStages - 1);
+            load_tiles(k_tile + kNumStages - 1, smem.gemm, smem.place);
           }
           if (step == kCommitStep) {
             commit_copies();
@@ -390,10 +398,7 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
     }
     if (is_folding) fold_chunk<Config, true>(totals, acc);
     block_barrier();  // nobody reads the tiles any more
-    GemmProblem gemm = item_of(problem, opaque(batch_idx));
-    const BlockPlace place = block_place<Config>(gemm, opaque(num_splits));
-    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
-    store_block_tile<Shared, Config>(gemm, place, warp_row, warp_col, lane_m, lane_n, acc, smem);
+    store_block_tile<Shared, Config>(smem.gemm, smem.place, warp_row, warp_col, lane_m, lane_n, acc, smem);
     block_barrier();  // nor the stages
   }
 }
