@@ -240,54 +240,45 @@ TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>&
   }
 }
 
-// C = acc for a tile inside of C whose rows (or columns, if C is transposed) are aligned to 16 bytes. `c`: this thread's
-// first element. The 0 is the bias that store_element adds: -0 becomes 0.
-template <class Shared, class Config, bool IS_C_TRANSPOSED>
-TILEDMM_DEVICE void store_vectors(float* c, int64_t stride, const Accumulators<Config>& acc) {
+// C = acc + bias straight from the registers, WIDTH neighbours at a time: along m, if IS_C_TRANSPOSED, else along n.
+template <class Shared, class Config, bool IS_C_TRANSPOSED, int WIDTH>
+TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  if constexpr (!IS_C_TRANSPOSED && B::kGroup == 4) {
-    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += 4) {
-      TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-        FloatVector<4> sums;
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i][j + e] + 0.0f;
-        }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) * stride + B::place(0, j)), sums);
-      }
-    }
+  constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
+  constexpr int kWidthM = IS_C_TRANSPOSED ? WIDTH : 1, kWidthN = IS_C_TRANSPOSED ? 1 : WIDTH;
+  const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
+  const int64_t stride = IS_C_TRANSPOSED ? gemm.stride_cn : gemm.stride_cm;
+  const bool is_bias_along_m = gemm.stride_bias_m != 0;
+  float* c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
+  float bias_m[kThreadM], bias_n[kThreadN];
+  TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+    bias_m[i] = is_bias_along_m ? load_bias<float>(gemm, row + A::place(0, i), col) : 0;
   }
-  if constexpr (IS_C_TRANSPOSED && A::kGroup == 4) {
-    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; i += 4) {
-      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
-        FloatVector<4> sums;
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i + e][j] + 0.0f;
-        }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) + B::place(0, j) * stride), sums);
+  TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
+    bias_n[j] = is_bias_along_m ? 0 : load_bias<float>(gemm, row, col + B::place(0, j));
+  }
+  TILEDMM_UNROLL for (int i = 0; i < kThreadM; i += kWidthM) {
+    TILEDMM_UNROLL for (int j = 0; j < kThreadN; j += kWidthN) {
+      const int place_m = A::place(0, i), place_n = B::place(0, j);
+      FloatVector<WIDTH> sums;
+      TILEDMM_UNROLL for (int e = 0; e < WIDTH; ++e) {
+        const int at_i = IS_C_TRANSPOSED ? i + e : i, at_j = IS_C_TRANSPOSED ? j : j + e;
+        sums.elements[e] = acc[at_i][at_j] + (is_bias_along_m ? bias_m[at_i] : bias_n[at_j]);
       }
+      float* to = c + (IS_C_TRANSPOSED ? place_m + place_n * stride : place_m * stride + place_n);
+      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<WIDTH>*>(to), sums);
     }
   }
 }
 
+// Row by row of the threads through shared memory: any strides, any activation. The next row is moved to the front, so
+// that the code of the activations exists once.
 template <class Shared, class Config>
-TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& tile, int warp_row, int warp_col, int lane_m,
-                                     int lane_n, Accumulators<Config>& acc, Shared& smem) {
+TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
+                                 Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  const int64_t row = tile.row + warp_row, col = tile.col + warp_col;
-  const bool is_inside = tile.row + Config::kBlockM <= gemm.m && tile.col + Config::kBlockN <= gemm.n;
-  if (is_inside && gemm.activation == Activation::none && !gemm.bias && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
-    float* c = static_cast<float*>(gemm.c) + (row + A::place(lane_m, 0)) * gemm.stride_cm +
-               (col + B::place(lane_n, 0)) * gemm.stride_cn;
-    if (B::kGroup == 4 && gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0) {
-      return store_vectors<Shared, Config, false>(c, gemm.stride_cm, acc);
-    }
-    if (A::kGroup == 4 && gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0) {
-      return store_vectors<Shared, Config, true>(c, gemm.stride_cn, acc);
-    }
-  }
-  // Row by row of the threads, the next one moved to the front, so that the code of the activations exists once.
   auto& stage = smem.stages[thread_idx() / 32];
   TILEDMM_NO_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
     TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
@@ -295,6 +286,29 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& 
       TILEDMM_UNROLL for (int above = 1; above < Config::kThreadM; ++above) acc[above - 1][j] = acc[above][j];
     }
     stage.store(gemm, row + A::place(0, i), A::kGroup, col);
+  }
+}
+
+// (row, col): of the warp tile.
+template <class Shared, class Config>
+TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
+                                     Accumulators<Config>& acc, Shared& smem) {
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
+  if (gemm.activation != Activation::none) {
+    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
+  } else if (gemm.stride_cn == 1) {
+    if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
+      if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
+    } else {
+      store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
+    }
+  } else if (A::kGroup == 4 && gemm.stride_cm == 1 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
+    if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
+  } else {
+    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
   }
 }
 
@@ -390,7 +404,18 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
     };
     const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
     const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
-    for (int end = 0; end < num_k_tiles;) {
+    // A warp beyond the end of C copies alone.
+    const bool is_idle = place.row + warp_row >= gemm.m || place.col + warp_col >= gemm.n;
+    if (is_idle) {
+      TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
+        load_tiles(k_tile + kNumStages - 1, smem.gemm, smem.place);
+        commit_copies();
+        write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
+        wait_copies<kNumStages - 2>();
+        block_barrier();  // as below
+      }
+    }
+    for (int end = is_idle ? num_k_tiles : 0; end < num_k_tiles;) {
       if (end > 0) fold_chunk<Config, false>(totals, acc);
       end = int(min_of(num_k_tiles, end + tiles_per_chunk));
       multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
@@ -398,7 +423,8 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
     }
     if (is_folding) fold_chunk<Config, true>(totals, acc);
     block_barrier();  // nobody reads the tiles any more
-    store_block_tile<Shared, Config>(smem.gemm, smem.place, warp_row, warp_col, lane_m, lane_n, acc, smem);
+    store_block_tile<Shared, Config>(smem.gemm, smem.place.row + warp_row, smem.place.col + warp_col, lane_m, lane_n,
+                                     acc, smem);
     block_barrier();  // nor the stages
   }
 }
