@@ -2,11 +2,11 @@
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
 // from shared memory while these are multiplied; one barrier for each k tile; tiles from 128 x 128 down to 4 x 32.
 //
-// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles: as
-// they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k beyond
-// the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each
-// output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total; where the tiles
-// of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
+// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles:
+// as they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k
+// beyond the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds
+// for each output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total;
+// where the tiles of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
 #include "core/simt_config.h"
 #include "core/summation.h"
@@ -78,11 +78,11 @@ struct Side {
   static constexpr int kVectorThreads = round_up_to_power(kClose / 4);
   static constexpr int kElementThreads = kIsTransposing ? 8 : int(min_of(kNumThreads, round_up_to_power(kClose)));
 
-  const char* next;   // this thread's first element of the next k tile
-  int64_t advance;    // bytes from one k tile to the next
-  uint32_t step_far;  // bytes from one row of a tile to the next
-  int smem_offset;    // the first element's place in a stage
-  int left_mn;        // from it to the operand's end along mn
+  const char* next;                // this thread's first element of the next k tile
+  int64_t advance;                 // bytes from one k tile to the next
+  uint32_t step_far;               // bytes from one row of a tile to the next
+  int smem_offset;                 // the first element's place in a stage
+  int left_mn;                     // from it to the operand's end along mn
   bool is_vectorised, is_regular;  // 16 bytes at a time; by load_block_tile
 
   static TILEDMM_DEVICE Operand<float> operand_of(const GemmProblem& gemm) {
@@ -494,11 +494,18 @@ GpuProblem transposed(const GpuProblem& problem) {
   return result;
 }
 
+SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned) {
+  const int64_t stride_mn = is_a ? gemm.stride_am : gemm.stride_bn, stride_k = is_a ? gemm.stride_ak : gemm.stride_bk;
+  const bool is_k_close = is_k_major(stride_mn, stride_k);
+  const int64_t close = is_k_close ? stride_k : stride_mn, far = is_k_close ? stride_mn : stride_k;
+  const bool is_base_aligned = reinterpret_cast<uintptr_t>(is_a ? gemm.a : gemm.b) % 16 == 0;
+  return {is_k_close, are_items_aligned && is_base_aligned && close == 1 && far % 4 == 0};
+}
+
 Status launch_split(int shape, const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
   const int64_t num_chunks = ceil_div(gemm.k, problem.chunk_k), size = gemm.m * gemm.n;
-  void* workspace =
-      executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
+  void* workspace = executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
   if (!workspace) return Status::out_of_memory;
   GpuProblem partial = problem;
   partial.gemm.c = workspace;
@@ -524,8 +531,14 @@ Status launch_split(int shape, const GpuProblem& problem, const Executor& execut
 
 Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
+  bool is_a_aligned = true, is_b_aligned = true;
+  for (int d = 0; d < gemm.num_batch_dims; ++d) {
+    is_a_aligned = is_a_aligned && problem.batch_dims[d].stride_a % 4 == 0;
+    is_b_aligned = is_b_aligned && problem.batch_dims[d].stride_b % 4 == 0;
+  }
   const SimtPlan plan =
-      choose_simt_plan(gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, executor.num_cus);
+      choose_simt_plan({gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, describe(gemm, true, is_a_aligned),
+                        describe(gemm, false, is_b_aligned), executor.num_cus});
   const GpuProblem taken = plan.is_transposed ? transposed(problem) : problem;
   return plan.is_split ? launch_split(plan.shape, taken, executor) : launch_shape(plan.shape, taken, 1, executor);
 }
