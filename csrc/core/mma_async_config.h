@@ -12,19 +12,20 @@ struct MmaAsyncShape {
   int warps_m, warps_n, num_stages, blocks_per_cu;
   int step_words;    // along k, of one matrix instruction; a word is one element, or two of 16 bits
   bool sums_chunks;  // in registers of its own, one chunk after the other
+  bool has_layouts;  // a kernel for each combination of the operands' layouts
 };
 
 // Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, 4, false}, {64, 128, 16, 2, 2, 3, 2, 4, false}, {64, 64, 16, 2, 2, 4, 2, 8, true},
-    {32, 64, 16, 2, 2, 6, 2, 8, false},   {32, 32, 32, 2, 2, 5, 2, 8, false},  {16, 32, 32, 1, 4, 7, 2, 8, false},
+    {128, 128, 32, 2, 4, 3, 1, 8, false, true}, {64, 64, 32, 2, 2, 3, 2, 8, false, true},
+    {64, 64, 16, 2, 2, 4, 2, 8, true, false},   {32, 64, 32, 2, 2, 4, 2, 8, false, false},
+    {32, 32, 32, 2, 2, 5, 2, 8, false, false},  {16, 32, 32, 1, 4, 7, 2, 8, false, false},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, 8, false},
-    {128, 128, 32, 2, 2, 4, 2, 8, false},
-    {64, 64, 32, 2, 2, 4, 2, 8, true},
+    {128, 256, 32, 2, 4, 3, 1, 8, false, true},
+    {64, 64, 32, 2, 2, 4, 2, 8, true, true},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 3;
+inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;

@@ -139,6 +139,7 @@ struct Work {
   int64_t split_k;  // the chunk of each, or k
   int64_t chunk_k;  // of chunks summed one after the other
   void* partial;    // sums of the chunks, [split][batch][m][n]; null where there is one split
+  int zero;
 };
 
 struct TileIndex {
@@ -172,6 +173,22 @@ struct WarpSums {
     warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
     warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
     clear();
+  }
+
+  // Reads the sums of this lane with other instructions than those of the matrix unit, and so waits for them: from one
+  // iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. `zero` is 0,
+  // which the compiler must not know.
+  TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] void* smem, [[maybe_unused]] int zero) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (sizeof(T) == 8) {
+      int mixed = 0;
+      TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) mixed ^= __double2hiint(acc[i][j][0]);
+      }
+      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.shared.s32 [%1], %2;\n}" ::"r"(zero),
+                   "r"(uint32_t(__cvta_generic_to_shared(smem))), "r"(mixed));
+    }
+#endif
   }
 
   // Calls visit(i, j, e) for each sum of this lane.
@@ -287,21 +304,37 @@ mma_async(GpuProblem problem, Work work) {
     TileB tile_b(b, col);
     WarpSums<Cfg, TileA, TileB> sums;
 
-    // A group of copies for each k tile, empty or not: the waits count them.
-    const auto copy_block_tiles = [&](int k_tile, int stage) {
-      if (k_tile < num_k_tiles) {
-        const int64_t k = int64_t(k_tile) * kBlockK;
-        tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
-        tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
-      }
-      commit_copies();
+    const bool is_inside = is_vectorised && tile_a.is_inside() && tile_b.is_inside();
+    const auto num_whole = int(size_k / kBlockK);
+    tile_a.skip_tiles(first_k / kBlockK), tile_b.skip_tiles(first_k / kBlockK);
+    // Copies a part of the next tiles, of which there must be a whole one.
+    const auto copy_part = [&](auto width, auto is_inside, int stage, int part, int parts) {
+      tile_a.template copy_part<width.value, is_inside.value>(smem.stages[stage].a, part, parts);
+      tile_b.template copy_part<width.value, is_inside.value>(smem.stages[stage].b, part, parts);
+      if (part == parts - 1) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
     };
+    const auto copy_last_tiles = [&](int k_tile, int stage) {
+      const int64_t k = int64_t(k_tile) * kBlockK;
+      tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
+      tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
+    };
+    using Vectors = std::integral_constant<int, TileA::kVector>;
+    using Elements = std::integral_constant<int, 1>;
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
-    TILEDMM_UNROLL for (int stage = 0; stage + 1 < kStages; ++stage) copy_block_tiles(stage, stage);
-    tile_a.skip_tiles(first_k / kBlockK + kStages - 1);
-    tile_b.skip_tiles(first_k / kBlockK + kStages - 1);
+    for (int stage = 0; stage + 1 < kStages; ++stage) {
+      if (stage < num_whole && is_inside) {
+        copy_part(Vectors{}, std::true_type{}, stage, 0, 1);
+      } else if (stage < num_whole && (sizeof(T) == 2 || is_vectorised)) {
+        copy_part(Vectors{}, std::false_type{}, stage, 0, 1);
+      } else if (stage < num_whole) {
+        copy_part(Elements{}, std::false_type{}, stage, 0, 1);
+      } else if (stage < num_k_tiles) {
+        copy_last_tiles(stage, stage);
+      }
+      commit_copies();  // a group for each k tile, empty or not: the waits count them
+    }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
     sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
@@ -324,34 +357,28 @@ mma_async(GpuProblem problem, Work work) {
         }
         sums.multiply_step(step);
       }
+      sums.wait_for_sums(&smem, work.zero);
       ++k_tile;
     };
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
       while (k_tile < end) multiply_k_tile(copy);
     };
-    const auto copy_part = [&](auto width, int step) {
-      tile_a.template copy_part<width.value>(smem.stages[filled].a, step, kSteps - 1);
-      tile_b.template copy_part<width.value>(smem.stages[filled].b, step, kSteps - 1);
-      if (step == kSteps - 2) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
-    };
-
-    const int end_whole =
-        !tile_a.has_whole_tiles() || !tile_b.has_whole_tiles() ? 0 : int(size_k / kBlockK) - kStages + 1;
+    const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
       int end = num_k_tiles;
       if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
-      if (sizeof(T) == 2 || is_vectorised) {
-        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, TileA::kVector>{}, step); });
+      if (is_inside) {
+        multiply_k_tiles(end_here, [&](int step) { copy_part(Vectors{}, std::true_type{}, filled, step, kSteps - 1); });
+      } else if (sizeof(T) == 2 || is_vectorised) {
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Vectors{}, std::false_type{}, filled, step, kSteps - 1); });
       } else {
-        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, 1>{}, step); });
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Elements{}, std::false_type{}, filled, step, kSteps - 1); });
       }
       multiply_k_tiles(end, [&](int step) {
-        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) {
-          const int64_t k = int64_t(k_tile + kStages - 1) * kBlockK;
-          tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].a);
-          tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].b);
-        }
+        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, filled);
       });
       sums.end_chunk(is_first);
     }
@@ -374,18 +401,26 @@ mma_async(GpuProblem problem, Work work) {
 }
 
 // C = activation(sum of the splits in their order + bias), an element a thread.
+constexpr int kAddThreads = 64;
 template <class T>
-TILEDMM_KERNEL(256, 1)
+TILEDMM_KERNEL(kAddThreads, 1)
 add_splits(GpuProblem problem, Work work) {
-  const int64_t elements = problem.gemm.m * problem.gemm.n;
+  constexpr int kAtOnce = 16;  // loads in flight
+  const int64_t elements = problem.gemm.m * problem.gemm.n, stride = problem.batch_size * elements;
+  const int64_t idx = block_idx() * kAddThreads + thread_idx();
+  if (idx >= elements) return;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t idx = block_idx() * 256 + thread_idx();
-    if (idx >= elements) return;
     const auto* from = static_cast<const Acc<T>*>(work.partial) + batch_idx * elements + idx;
     Acc<T> sum = load_global(from);
-    for (int split = 1; split < work.num_splits; ++split) {
-      sum += load_global(from + split * problem.batch_size * elements);
+    for (int first = 1; first < work.num_splits; first += kAtOnce) {
+      Acc<T> sums[kAtOnce];
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < work.num_splits) sums[i] = load_global(from + (first + i) * stride);
+      }
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < work.num_splits) sum += sums[i];
+      }
     }
     const int64_t row = idx / gemm.n;
     store_element<T>(gemm, row, idx - row * gemm.n, sum);
@@ -517,14 +552,14 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
       launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
                     Cfg::kThreads, sizeof(typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared), executor, problem, work);
   if (status != Status::ok || !splits) return status;
-  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, 256), num_batch_blocks(problem), 256, 0,
-                       executor, problem, work);
+  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem),
+                       kAddThreads, 0, executor, problem, work);
 }
 
 template <class T, int SHAPE>
 Status launch_layout(const GpuProblem& problem, const Executor& executor) {
   using Cfg = Config<T, SHAPE>;
-  if constexpr (sizeof(T) == 8) {
+  if constexpr (!Cfg::kShape.has_layouts) {
     return launch_config<Cfg, Major::any, Major::any>(problem, executor);
   } else {
     return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
