@@ -17,9 +17,9 @@ struct MmaAsyncShape {
 
 // Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 32, 2, 4, 3, 1, 8, false, true}, {64, 64, 32, 2, 2, 3, 2, 8, false, true},
-    {64, 64, 16, 2, 2, 4, 2, 8, true, false},   {32, 64, 32, 2, 2, 4, 2, 8, false, false},
-    {32, 32, 32, 2, 2, 5, 2, 8, false, false},  {16, 32, 32, 1, 4, 7, 2, 8, false, false},
+    {128, 128, 16, 2, 4, 4, 1, 8, false, true}, {64, 64, 16, 2, 2, 3, 3, 8, false, true},
+    {64, 64, 16, 2, 2, 4, 2, 8, true, false},   {32, 64, 16, 2, 2, 6, 2, 8, false, true},
+    {32, 32, 32, 2, 2, 5, 2, 8, false, true},   {16, 32, 32, 1, 4, 7, 2, 8, false, true},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, 8, false, true},

@@ -97,16 +97,16 @@ struct AsyncTile {
   TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) const {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
-      const int row = is_k_major() ? kRowK : kRowMn;
-      const int64_t step = far_step * stride_far();
+      const int row = is_k_major() ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (is_k_major() ? BLOCK_K : BLOCK_MN);
+      const int64_t step = rows * stride_far();
       const int inside_close = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
       const int inside_far = (is_k_major() ? left_mn : BLOCK_K) - far;
-      TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
-        if (i % parts != part) continue;
+      int64_t offset = part * step;
+      TILEDMM_UNROLL for (int i = part; i < kCount; i += parts) {
         // Opaque: what is the same in every tile would take registers from the sums.
-        const int inside = IS_INSIDE ? WIDTH : i * far_step < opaque(inside_far) ? inside_close : 0;
-        copy_async<kBytes>(&shared.elements[(far + i * far_step) * row + close], next + i * opaque(step),
-                           inside * int(sizeof(T)));
+        const int inside = IS_INSIDE ? WIDTH : i * rows < opaque(inside_far) ? inside_close : 0;
+        copy_async<kBytes>(&shared.elements[(far + i * rows) * row + close], next + offset, inside * int(sizeof(T)));
+        offset = opaque(offset + parts * step);
       }
     }
   }

@@ -339,46 +339,55 @@ mma_async(GpuProblem problem, Work work) {
     block_barrier();  // the first tiles are whole
     sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
 
-    int k_tile = 0, stage = 0, filled = kStages - 1;
-    // Multiplies a k tile, while copy(step) copies a part of the tile that comes kStages - 1 later.
-    const auto multiply_k_tile = [&](const auto& copy) {
+    // Multiplies the k tile in `stage`, while copy(step) copies a part of the tile that comes kStages - 1 later.
+    const auto multiply_k_tile = [&](int stage, const auto& copy) {
       TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
+        const auto& from = smem.stages[step < kSteps - 1 ? stage : next(stage)];
         if (step == kSteps - 1) {
-          stage = next(stage);
           wait_copies<kStages - 2>();
           block_barrier();  // the next tiles are whole, and nobody reads these any more
         }
         // Behind the last k tile these are fragments that nobody uses.
-        sums.load_fragments(tile_a, tile_b, smem.stages[stage].a, smem.stages[stage].b, (step + 1) % kSteps);
+        sums.load_fragments(tile_a, tile_b, from.a, from.b, (step + 1) % kSteps);
         if (step < kSteps - 1) copy(step);
-        if (step == kSteps - 2) {
-          commit_copies();
-          filled = next(filled);
-        }
+        if (step == kSteps - 2) commit_copies();
         sums.multiply_step(step);
       }
-      sums.wait_for_sums(&smem, work.zero);
-      ++k_tile;
     };
+    const auto before = [](int stage) { return stage == 0 ? kStages - 1 : stage - 1; };
+    int k_tile = 0, stage = 0;
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
-      while (k_tile < end) multiply_k_tile(copy);
+      for (; k_tile < end; ++k_tile, stage = next(stage)) {
+        multiply_k_tile(stage, copy);
+        sums.wait_for_sums(&smem, work.zero);
+      }
     };
+
     const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
       int end = num_k_tiles;
       if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
       if (is_inside) {
-        multiply_k_tiles(end_here, [&](int step) { copy_part(Vectors{}, std::true_type{}, filled, step, kSteps - 1); });
+        // Once around the ring: then every stage has its address while compiling.
+        for (; !Cfg::kShape.sums_chunks && k_tile + kStages <= end_here; k_tile += kStages) {
+          TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
+            multiply_k_tile(stage,
+                            [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+          }
+          sums.wait_for_sums(&smem, work.zero);
+        }
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
       } else if (sizeof(T) == 2 || is_vectorised) {
         multiply_k_tiles(end_here,
-                         [&](int step) { copy_part(Vectors{}, std::false_type{}, filled, step, kSteps - 1); });
+                         [&](int step) { copy_part(Vectors{}, std::false_type{}, before(stage), step, kSteps - 1); });
       } else {
         multiply_k_tiles(end_here,
-                         [&](int step) { copy_part(Elements{}, std::false_type{}, filled, step, kSteps - 1); });
+                         [&](int step) { copy_part(Elements{}, std::false_type{}, before(stage), step, kSteps - 1); });
       }
       multiply_k_tiles(end, [&](int step) {
-        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, filled);
+        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
       sums.end_chunk(is_first);
     }
