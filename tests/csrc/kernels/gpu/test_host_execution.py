@@ -137,6 +137,7 @@ def objects(request, tmp_path_factory):
     sources = [
         HERE / "sanitize.cpp",
         CSRC / "dispatch/gpu.cpp",
+        CSRC / "dispatch/gpu_cost.cpp",
         CSRC / "host_gpu/api.cpp",
         *gpu_objects.gpu_sources(),
         *(gpu_objects.cuda_sources() if request.param == 32 else []),
