@@ -102,11 +102,27 @@ MUTANTS = {
         "const {\n",
         "mma_output_cached",
     ),
+    "09 copies not waited for": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/09_simt_pipelined.cu",
+        "wait_copies<kNumStages - 2>();  // those of the next tiles",
+        "",
+        "simt_pipelined",
+    ),
+    "09 barrier": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/09_simt_pipelined.cu",
+        "block_barrier();                // the next tiles are whole",
+        "",
+        "simt_pipelined",
+    ),
 }
 
 
 def compile_source(source: Path, to: Path, csrc: Path, warp_size: int) -> Path:
     command = [*gpu_objects.host_command(CXX, warp_size, werror=True), *SANITIZE, "-DTILEDMM_WITH_GPU", f"-I{csrc}"]
+    if warp_size == 32:
+        command.append("-DTILEDMM_WITH_CUDA")
     done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
     return to
@@ -129,6 +145,7 @@ def objects(request, tmp_path_factory):
         CSRC / "dispatch/gpu.cpp",
         CSRC / "host_gpu/api.cpp",
         *gpu_objects.gpu_sources(),
+        *(gpu_objects.cuda_sources() if request.param == 32 else []),
     ]
     with ThreadPoolExecutor(2) as pool:
         compiled = pool.map(lambda s: compile_source(s, folder / f"{s.name}.o", CSRC, request.param), sources)
@@ -151,7 +168,8 @@ def test_mutant_is_found(mutant, objects, tmp_path):
     source = path.read_text()
     assert source.count(text) == 1, f"the mutant '{mutant}' needs a new place in {changed}"
     path.write_text(source.replace(text, replacement))
-    target = compile_source(tmp_path / "csrc/kernels/gpu" / rung, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
+    (mutated,) = (tmp_path / "csrc/kernels").glob(f"*/{rung}")
+    target = compile_source(mutated, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
     parts = [target if name == rung else path for name, path in compiled.items()]
     done = run(link(parts, tmp_path / "mutant"), "40", algorithm)
     assert done.returncode != 0, done.stdout
