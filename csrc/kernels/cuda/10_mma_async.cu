@@ -357,7 +357,8 @@ mma_async(GpuProblem problem, Work work) {
     };
 
     const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
-    for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
+    bool is_first = true;
+    do {
       int end = num_k_tiles;
       if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
@@ -383,10 +384,9 @@ mma_async(GpuProblem problem, Work work) {
         if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
       sums.end_chunk(is_first);
-    }
-    if constexpr (Cfg::kShape.sums_chunks) {
-      if (num_k_tiles > 0) sums.take_total();
-    }
+      is_first = false;
+    } while (Cfg::kShape.sums_chunks && k_tile < num_k_tiles);
+    if constexpr (Cfg::kShape.sums_chunks) sums.take_total();
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
