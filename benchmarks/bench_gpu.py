@@ -17,8 +17,8 @@ import torch
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear
-from torch_tiledmm.dispatch import build_info, format_columns
-from torch_tiledmm.testing.bench import OURS, with_progress
+from torch_tiledmm.dispatch import build_info
+from torch_tiledmm.testing.bench import OURS
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
 
@@ -75,7 +75,7 @@ def measure_product(shape: Shape, precision: str) -> dict:
         a, b = make_gpu_operands(shape, dtype)
         theirs = torch.bmm if shape.batch else torch.mm
         arms = {OURS: lambda: torch.ops.tiledmm.matmul(a, b), VENDOR: lambda: theirs(a, b)}
-        timings = time_on_gpu(arms, seconds=0.08)
+        timings = time_on_gpu(arms, seconds=0.05)
         explained = torch_tiledmm.explain(
             shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=device_name(), batch=shape.batch
         )
@@ -107,7 +107,7 @@ def measure_layer(in_features: int, out_features: int, rows: int, precision: str
         def step(layer: torch.nn.Linear):
             return lambda: torch.autograd.grad(layer(input), (input, layer.weight, layer.bias), grad)
 
-        timings = time_on_gpu({OURS: step(ours), VENDOR: step(theirs)}, seconds=0.15)
+        timings = time_on_gpu({OURS: step(ours), VENDOR: step(theirs)}, seconds=0.1)
     return {
         "precision": precision,
         "layer": f"{in_features} -> {out_features}",
@@ -194,9 +194,6 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
     shapes = gpu_shapes() if args.rows is None else [parse_shape(text) for text in args.rows]
-    cases = [(shape, precision) for precision in args.precisions for shape in shapes]
-    products = [measure_product(*case) for case in with_progress(cases)]
-    print(format_columns([PRODUCT_HEAD, *map(product_line, products)]))
     results = {
         "benchmark": "gpu",
         "device": torch.cuda.get_device_name(),
@@ -207,22 +204,27 @@ def main() -> None:
             "torch_tiledmm": build_info().version,
         },
         "date": time.strftime("%Y-%m-%d"),
-        "products": products,
-        "summary": summarize(products),
-        "share_predicted_within_30_percent": round(share_predicted(products), 3),
+        "host_us": {precision: measure_host(precision) for precision in args.precisions},
+        "layers": [],
+        "products": [],
     }
+    print("us of the calling thread:", json.dumps(results["host_us"]), flush=True)
     if args.rows is None:
-        layers = [(*layer, rows, "bf16") for rows in LAYER_ROWS for layer in LAYERS]
-        results["layers"] = [measure_layer(*layer) for layer in with_progress(layers)]
-        results["host_us"] = {precision: measure_host(precision) for precision in args.precisions}
-        for row in results["layers"]:
-            print(row["layer"], row["rows"], row["ratio"], "" if is_met(row) else "missed")
-        print(json.dumps(results["host_us"]))
+        for rows in LAYER_ROWS:
+            for layer in LAYERS:
+                results["layers"].append(row := measure_layer(*layer, rows, "bf16"))
+                print(row["layer"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
+    for precision in args.precisions:
+        for shape in shapes:
+            results["products"].append(row := measure_product(shape, precision))
+            print(*product_line(row), sep="  ", flush=True)
+        results["summary"] = summarize(results["products"])
+        results["share_predicted_within_30_percent"] = round(share_predicted(results["products"]), 3)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
     for entry in results["summary"]:
         print(*(f"{name} {value}" for name, value in entry.items()), sep=", ")
     print(f"predicted within 30 %: {100 * results['share_predicted_within_30_percent']:.0f} % of the rows")
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

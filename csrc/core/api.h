@@ -32,7 +32,7 @@ struct Executor {
 extern "C" {
 
 // Grows with every incompatible change of this header or of problem.h.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 2;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 3;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for tiledmm_gemm, -1 if there is none of that name. 0 is "auto".

@@ -10,21 +10,29 @@ namespace tiledmm {
 struct MmaAsyncShape {
   int block_m, block_n, block_k;
   int warps_m, warps_n, num_stages, blocks_per_cu;
-  int step_words;    // along k, of one matrix instruction; a word is one element, or two of 16 bits
   bool sums_chunks;  // in registers of its own, one chunk after the other
+  bool has_layouts;  // a kernel for each combination of the operands' layouts
+  // Measured on an H200: microseconds of a step of 8 words along k, of a block that has a multiprocessor for itself,
+  // and of each block where blocks_per_cu of them share it; and how much longer it takes with copies of single
+  // elements.
+  double alone_us, busy_us, narrow;
 };
 
-// Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k.
+// Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is one element, or
+// two of 16 bits.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, 4, false}, {64, 128, 16, 2, 2, 3, 2, 4, false}, {64, 64, 16, 2, 2, 4, 2, 8, true},
-    {32, 64, 16, 2, 2, 6, 2, 8, false},   {32, 32, 32, 2, 2, 5, 2, 8, false},  {16, 32, 32, 1, 4, 7, 2, 8, false},
+    {128, 128, 16, 2, 4, 4, 1, false, true, 0.58, 0.6, 1.65},
+    {64, 64, 16, 2, 2, 3, 3, false, true, 0.275, 0.157, 1.7},
+    {64, 64, 16, 2, 2, 4, 2, true, false, 0.2, 0.161, 1.18},
+    {32, 64, 16, 2, 2, 6, 2, false, true, 0.135, 0.093, 1.22},
+    {32, 32, 32, 2, 2, 5, 2, false, true, 0.088, 0.057, 1.25},
+    {16, 32, 32, 1, 4, 7, 2, false, true, 0.079, 0.043, 1.38},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, 8, false},
-    {128, 128, 32, 2, 2, 4, 2, 8, false},
-    {64, 64, 32, 2, 2, 4, 2, 8, true},
+    {128, 256, 32, 2, 4, 3, 1, false, true, 0.3, 0.34, 1.45},
+    {64, 64, 32, 2, 2, 4, 2, true, true, 0.14, 0.094, 1.45},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 3;
+inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
@@ -35,41 +43,46 @@ constexpr const MmaAsyncShape& mma_async_shape(DType dtype, int shape) {
 
 // Shared memory of a block, in bytes: tiles with rows padded by 32 bytes at most.
 constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
-  const int64_t row = dtype == DType::f64 ? shape.block_k * 8 + 32 : 80;
+  const int64_t row = dtype == DType::f64 ? shape.block_k * 8 + 32 : 96;
   return (shape.block_m + shape.block_n) * row * shape.num_stages;
 }
 
-// Microseconds by a simple model, fitted on an H200: the blocks of the fullest multiprocessor share its matrix unit and
-// its shared memory; each alone is bound by latency, and a step of k costs it so much at least. In clocks of 1980 MHz,
-// for a step of 8 words along k. `blocks_k` blocks share out the k of one tile.
-inline double mma_async_us(const MmaAsyncShape& shape, DType dtype, int64_t m, int64_t n, int64_t k, int64_t batch,
-                           int64_t blocks_k, int num_cus) {
-  const double area = double(shape.block_m) * shape.block_n, sides = double(shape.block_m) + shape.block_n;
-  const double warp_sides = double(shape.block_m) * shape.warps_n + double(shape.block_n) * shape.warps_m;
-  const double word = dtype == DType::f64 ? 8 : 4;
-  const double math = dtype == DType::f64 ? area / 16 : dtype == DType::f32 ? area / 160 : area / 158;
-  const double shared = (sides + warp_sides) * 8 * word / 128;
-  const double latency = dtype == DType::f64 ? 70 : 40;
-  const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * blocks_k;
-  const int64_t per_cu = ceil_div(blocks, num_cus), rounds = ceil_div(per_cu, shape.blocks_per_cu);
-  const double words_k = double(ceil_div(k, blocks_k)) * (dtype == DType::f64 || dtype == DType::f32 ? 1 : 0.5);
-  const double busy = double(per_cu) * (math > shared ? math : shared), alone = double(rounds) * latency;
-  const double epilogue = area * word / 60 + 1500;
-  const double clocks = words_k / 8 * (busy > alone ? busy : alone) + double(rounds) * epilogue;
-  return 2.5 + clocks / 1980 + (blocks_k > 1 ? 2.5 : 0);
+// How many blocks share out the k of one tile.
+constexpr int64_t num_mma_async_splits(const MmaAsyncShape& shape, int64_t k, int64_t chunk_k) {
+  return chunk_k < k && !shape.sums_chunks ? ceil_div(k, chunk_k) : 1;
 }
 
-// A shape that fits into shared memory, and for the problem whose columns are fewer than its rows only where they are
-// many.
-inline int choose_mma_async_shape(DType dtype, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t chunk_k,
-                                  int num_cus, int64_t max_shared_bytes) {
+// Microseconds on an H200 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest one
+// decides. is_vectorised: copies of 16 bytes are possible.
+inline double mma_async_us(const MmaAsyncShape& shape, DType dtype, bool is_vectorised, int64_t m, int64_t n, int64_t k,
+                           int64_t batch, int64_t chunk_k, int num_cus) {
+  const int64_t splits = num_mma_async_splits(shape, k, chunk_k);
+  const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
+  const int64_t per_cu = ceil_div(blocks, num_cus), rounds = per_cu / shape.blocks_per_cu;
+  const double full = shape.blocks_per_cu * shape.busy_us;  // of a step with as many blocks as there may be
+  double step = double(rounds) * full;
+  if (const int64_t left = per_cu - rounds * shape.blocks_per_cu; left > 0) {
+    step += shape.alone_us;
+    if (left > 1) step += double(left - 1) * (full - shape.alone_us) / (shape.blocks_per_cu - 1);
+  }
+  const double words = double(ceil_div(k, splits)) * (size_of(dtype) == 2 ? 0.5 : 1),
+               area = shape.block_m * shape.block_n;
+  const double epilogue = 2.8e-4 * area, tf32 = dtype == DType::f32 ? 1.1 : 1;
+  double us = 5.4 + words / 8 * step * tf32 * (is_vectorised ? 1 : shape.narrow);
+  us += epilogue * (rounds > 1 && shape.blocks_per_cu == 1 ? double(rounds) : 1);
+  if (splits > 1) us += 6 + double(splits * m * n * batch) * (size_of(dtype) == 8 ? 16 : 8) / 2.5e6;
+  return us;
+}
+
+// The fastest of the shapes that fit into shared memory.
+inline int choose_mma_async_shape(DType dtype, bool is_vectorised, int64_t m, int64_t n, int64_t k, int64_t batch,
+                                  int64_t chunk_k, int num_cus, int64_t max_shared_bytes) {
   int best = -1;
   double best_us = 0;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
     const MmaAsyncShape& shape = mma_async_shape(dtype, i);
     if (shared_bytes(shape, dtype) > max_shared_bytes) continue;
-    const int64_t blocks_k = chunk_k < k && !shape.sums_chunks ? ceil_div(k, chunk_k) : 1;
-    const double us = mma_async_us(shape, dtype, m, n, k, batch, blocks_k, num_cus);
+    const double us = mma_async_us(shape, dtype, is_vectorised, m, n, k, batch, chunk_k, num_cus);
     if (best < 0 || us < best_us) {
       best = i;
       best_us = us;

@@ -1,8 +1,13 @@
-// The block tiles of the wgmma kernel, as plain data, and the pure function that chooses one. They share out work; none
-// of them changes a bit of the result: the order of summation is the same for all.
+// The block tiles of the wgmma kernel, as plain data, and the pure functions that choose among them. They share out
+// work; none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+
 #include "core/math.h"
+#include "core/problem.h"
+#include "core/summation.h"
 
 namespace tiledmm {
 
@@ -12,45 +17,117 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 160}, {128, 128}, {128, 96}, {128, 64},
-    {64, 256},  {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
+    {128, 256}, {128, 224}, {128, 192}, {128, 128}, {64, 192}, {64, 128}, {64, 64}, {64, 32},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
-// Whether the tiles of the last wave leave half of the multiprocessors idle, and the kernel can halve them.
-inline bool splits_tail(int block_n, int64_t num_tiles, int num_sms) {
-  return block_n == 256 && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
+// Whether the kernel can halve the tiles of the last wave, and whether that is of use: they leave half of the
+// multiprocessors idle.
+constexpr bool splits_tail(const TileShape& shape) { return shape.block_m == 128 && shape.block_n == 256; }
+constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sms) {
+  return splits_tail(shape) && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
 }
 
-// Microseconds of the slowest multiprocessor by a simple model, fitted on an H200: whole waves of tiles, each of an
-// epilogue and of k tiles that the slowest of three bounds: the matrix unit; shared memory, where each consumer reads
-// its rows of A and all of B; the second-level cache.
-inline double model_microseconds(const TileShape& shape, int64_t m, int64_t n, int64_t k, int num_sms) {
-  const int64_t num_tiles = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n);
-  const double tail = splits_tail(shape.block_n, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
+// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
+constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 128; }
+
+// Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
+// of its weight, which is of the layer's size.
+constexpr bool sums_rows(const TileShape& shape) {
+  return shape.block_m == 128 && (shape.block_n == 256 || shape.block_n == 128);
+}
+
+struct TilePlan {
+  int tile;
+  TileShape shape;
+  bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
+  double microseconds;
+};
+
+// What decides how long it takes.
+struct WgmmaProblem {
+  int64_t m, n, k, chunk_k, batch;
+  bool is_a_aligned, is_b_aligned;  // rows begin at multiples of 64 bytes: fewer requests to the second-level cache
+  bool needs_row_sums;
+};
+
+// Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): whole waves of tiles, each of
+// an epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level
+// cache, where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A
+// and all of B. Or as long as memory takes.
+inline double model_microseconds(const TileShape& shape, bool splits_chunks, const WgmmaProblem& p, int num_sms) {
+  const int64_t num_chunks = ceil_div(p.k, p.chunk_k), num_splits = splits_chunks ? num_chunks : 1;
+  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
+  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.55 : num_tiles % num_sms ? 1 : 0;
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
-  const double written = 2.0 * kWgmmaBlockK * (double(min_of(shape.block_m, m)) + shape.block_n);
+  const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(shape.block_m, p.m));
+  const double b_bytes = 2.0 * kWgmmaBlockK * shape.block_n;
   const double read = 2.0 * kWgmmaBlockK * double(shape.block_m / 64) * (64 + shape.block_n);
-  // Widths that are no multiple of a swizzle are slower by a little.
-  const double math = (area * 20.8e-6 + 0.01) * (shape.block_n % 64 ? 1.04 : 1);
-  double k_tile = 0.14;  // latency
-  for (const double bound : {math, (written + read) / 220e3, written / 110e3})
+  const double unaligned = (p.is_a_aligned ? 0 : a_bytes) + (p.is_b_aligned ? 0 : b_bytes);
+  double k_tile = 0.1125;
+  for (const double bound :
+       {area * 19.9e-6, unaligned * double(min_of(num_tiles, num_sms)) / 6.2e6, (a_bytes + b_bytes + read) / 244e3})
     if (bound > k_tile) k_tile = bound;
-  return waves * (double(ceil_div(k, kWgmmaBlockK)) * k_tile + 0.2 + area * 1e-5);
+  const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kWgmmaBlockK));
+  const double tiles = waves * (num_k_tiles * k_tile + 0.66 + area * 3.2e-5);
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
+  const double memory = 2 * batch * (m * k + k * n + m * n) / 3.3e6;
+  const double sums = splits_chunks ? 1.75 + double(num_chunks) * (0.044 + 3e-6 * batch * m * n) : 0;
+  return 5.2 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-inline int choose_tile_shape(int64_t m, int64_t n, int64_t k, int num_sms) {
-  int best = 0;
-  double best_time = 0;
+inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+  const bool is_chunked = problem.chunk_k < problem.k;
+  TilePlan best{};
   for (int i = 0; i < kNumTileShapes; ++i) {
-    const double time = model_microseconds(kTileShapes[i], m, n, k, num_sms);
-    if (i == 0 || time < best_time) {
-      best = i;
-      best_time = time;
+    const TileShape& shape = kTileShapes[i];
+    if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
+    for (const bool splits : {false, true}) {
+      // Side by side, the narrowest tiles are slower than the model says: they read A once more.
+      if (splits && (!is_chunked || shape.block_n < 64)) continue;
+      const double time = model_microseconds(shape, splits, problem, num_sms);
+      if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits, time};
     }
   }
   return best;
+}
+
+// Microseconds of a whole call. What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by
+// the threads (C); both are estimates.
+inline double wgmma_microseconds(const GemmProblem& p, int num_sms) {
+  const bool is_transposed = p.stride_cn != 1 && p.n != 1;
+  double batch = 1;
+  bool takes_a = reinterpret_cast<uintptr_t>(p.a) % 16 == 0, takes_b = reinterpret_cast<uintptr_t>(p.b) % 16 == 0;
+  bool takes_c = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (is_transposed ? p.stride_cn : p.stride_cm) % 8 == 0;
+  double items_a = 1, items_b = 1;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    const BatchDim& dim = p.batch_dims[d];
+    batch *= double(dim.size);
+    if (dim.stride_a) items_a *= double(dim.size);
+    if (dim.stride_b) items_b *= double(dim.size);
+    takes_a = takes_a && dim.stride_a % 8 == 0;
+    takes_b = takes_b && dim.stride_b % 8 == 0;
+    takes_c = takes_c && dim.stride_c % 8 == 0;
+  }
+  const auto is_legal = [](int64_t stride, int64_t other) {
+    return (stride == 1 && other % 8 == 0 && other > 0) || (other == 1 && stride % 8 == 0 && stride > 0);
+  };
+  takes_a = takes_a && is_legal(p.stride_am, p.stride_ak);
+  takes_b = takes_b && is_legal(p.stride_bk, p.stride_bn);
+  // A copy's rows are as short as they can be.
+  const auto is_aligned = [](bool is_taken, int64_t stride, int64_t other, int64_t inner) {
+    return (is_taken ? (stride == 1 ? other : stride) : round_up(inner, 8)) % 32 == 0;
+  };
+  const bool is_a_aligned = is_aligned(takes_a, p.stride_am, p.stride_ak, p.stride_am == 1 ? p.m : p.k);
+  const bool is_b_aligned = is_aligned(takes_b, p.stride_bn, p.stride_bk, p.stride_bn == 1 ? p.n : p.k);
+  WgmmaProblem problem{
+      p.m, p.n, p.k, chunk_k(p.n, p.k), int64_t(batch), is_a_aligned, is_b_aligned, p.row_sums != nullptr};
+  if (is_transposed) problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_b_aligned, is_a_aligned, false};
+  const double m = double(p.m), n = double(p.n), k = double(p.k);
+  const double copied = (takes_a ? 0 : items_a * m * k) + (takes_b ? 0 : items_b * k * n);
+  return plan_tiles(problem, num_sms).microseconds + (copied > 0 ? 2.5 + 4 * copied / 3e6 : 0) +
+         (takes_c ? 0 : batch * m * n * 3e-7);
 }
 
 }  // namespace tiledmm

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/math.h"
 #include "core/summation.h"
 #include "dispatch/fold_batch.h"
 #include "dispatch/select.h"
@@ -127,14 +128,28 @@ const char* refuse_skinny(const GemmProblem& problem) {
 const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (size_of(problem.dtype) != 2) return "it serves fp16 and bf16";
-  if (problem.num_batch_dims > 0) return "it serves single products, no batches";
+  if (problem.dtype == DType::f64) return "it serves fp16, bf16 and fp32 rounded to tf32";
+  if (const char* reason = refuse_tf32(problem, chip)) return reason;
   if (problem.k == 0) return "k is 0";
   if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";
   if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1)
     return "C has no unit stride";
   if (problem.bias && problem.stride_bias_m + problem.stride_bias_n > 1) return "the bias has no unit stride";
+  // Tiles, each for every chunk of k, are counted in 32 bits; the smallest are of 64 x 32.
+  double num_tiles = double(ceil_div(problem.m, 64)) * double(ceil_div(problem.n, 32));
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) num_tiles *= double(problem.batch_dims[d].size);
+  if (num_tiles * double(ceil_div(problem.k, kChunkK)) >= double(kLimit)) return "it has 2^30 tiles or more";
   return nullptr;
+}
+
+// Only rung 11 sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product in one chunk.
+const char* refuse_row_sums(const GpuKernel& kernel, const GemmProblem& problem) {
+  if (!problem.row_sums) return nullptr;
+  const bool is_served = kernel.rung == 11 && size_of(problem.dtype) == 2 && problem.m > 1 && problem.n > 1 &&
+                         problem.k > 1 && problem.stride_am == 1 && problem.stride_ak != 1 && problem.stride_bn == 1 &&
+                         problem.stride_bk != 1 && problem.stride_cn == 1 && problem.num_batch_dims == 0 &&
+                         chunk_k(problem.n, problem.k) == problem.k;
+  return is_served ? nullptr : "it does not sum rows";
 }
 
 }  // namespace
@@ -143,7 +158,7 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   if (problem.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";
   }
-  if (problem.row_sums) return "it does not sum rows";
+  if (const char* reason = refuse_row_sums(kernel, problem)) return reason;
   if (kernel.rung >= kFirstNativeRung) {
     if (std::strcmp(chip.device, "hip") == 0) return "it is for NVIDIA's chips";
     if (has_gpu_kernels() && !kernel.launch) return "this build lacks it: it was not compiled for this chip";

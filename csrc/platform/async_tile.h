@@ -37,9 +37,7 @@ struct AsyncTile {
   int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
   int left_mn;               // of the operand, from the tile on
   const T* from;             // this thread's first element at k = 0
-  const char* next;          // the same at the k of the next whole tile
-  int stride_bytes;          // of the far dimension, where copies of whole tiles are possible
-  int last_far;              // the farthest row of the operand, counted from `far`
+  const T* next;             // the same at the k of the next whole tile
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
@@ -50,9 +48,7 @@ struct AsyncTile {
     far_step = NUM_THREADS / copies_per_row;
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
-    next = reinterpret_cast<const char*>(from);
-    stride_bytes = int(stride_far() * int64_t(sizeof(T)));
-    last_far = (is_k_major() ? left_mn : BLOCK_K) - 1 - far;
+    next = from;
   }
 
   TILEDMM_DEVICE bool is_k_major() const { return MAJOR == Major::any ? is_k_major_here : MAJOR == Major::k; }
@@ -91,24 +87,26 @@ struct AsyncTile {
   }
 
  public:
-  // Whether whole_tile may be used.
-  TILEDMM_DEVICE bool has_whole_tiles() const { return stride_far() * int64_t(sizeof(T)) < int64_t(1) << 31; }
-  // Skips `k_tiles` tiles.
-  TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k * int64_t(sizeof(T)); }
-  // Starts part `part` of `parts` of the copies of the next tile, all of which lies within k. No branches, so that they
-  // find room between matrix instructions. Rows behind the last one repeat it: their products reach nothing of C.
-  template <int WIDTH>
+  // Whether the tiles lie within the operand along mn.
+  TILEDMM_DEVICE bool is_inside() const { return left_mn == BLOCK_MN; }
+  // Skips `k_tiles` whole tiles.
+  TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k; }
+  // Starts part `part` of `parts` of the copies of the next tile, which lies within k: no branches, so that they find
+  // room between matrix instructions.
+  template <int WIDTH, bool IS_INSIDE>
   TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) const {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
-      const int inside = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
-      const int row = is_k_major() ? kRowK : kRowMn;
-      T* to = &shared.elements[far * row + close];
-      TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
-        if (i % parts != part) continue;
-        const int rows = i * far_step;
-        copy_async<kBytes>(to + rows * row, next + int64_t(rows < last_far ? rows : last_far) * stride_bytes,
-                           inside * int(sizeof(T)));
+      const int row = is_k_major() ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (is_k_major() ? BLOCK_K : BLOCK_MN);
+      const int64_t step = rows * stride_far();
+      const int inside_close = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
+      const int inside_far = (is_k_major() ? left_mn : BLOCK_K) - far;
+      int64_t offset = part * step;
+      TILEDMM_UNROLL for (int i = part; i < kCount; i += parts) {
+        // Opaque: what is the same in every tile would take registers from the sums.
+        const int inside = IS_INSIDE ? WIDTH : i * rows < opaque(inside_far) ? inside_close : 0;
+        copy_async<kBytes>(&shared.elements[(far + i * rows) * row + close], next + offset, inside * int(sizeof(T)));
+        offset = opaque(offset + parts * step);
       }
     }
   }

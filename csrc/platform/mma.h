@@ -39,7 +39,11 @@ struct Mma : Layout<T> {
 #if defined(__CUDACC__) && !defined(__HIP__)
     if constexpr (std::is_same_v<T, float>) {
       uint32_t rounded;
+#if __CUDA_ARCH__ >= 900
+      asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(word));  // to even, as the copy engine does
+#else
       asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(word));
+#endif
       return __uint_as_float(rounded);
     }
 #endif

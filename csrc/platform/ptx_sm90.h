@@ -61,20 +61,20 @@ TILEDMM_PTX void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Box at (inner, outer) of the tensor to smem; its bytes count on `barrier`.
-TILEDMM_PTX void cp_async_bulk_tensor_2d(uint32_t smem, const CUtensorMap* map, int inner, int outer,
+// Box at (inner, outer, item) of the tensor to smem; its bytes count on `barrier`.
+TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, int inner, int outer, int item,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          smem),
-      "l"(map), "r"(inner), "r"(outer), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(smem),
+      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier)
       : "memory");
 }
 
 // Box from smem to the tensor; what lies outside of the tensor is not written.
-TILEDMM_PTX void cp_async_bulk_tensor_2d_store(const CUtensorMap* map, int inner, int outer, uint32_t smem) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(inner),
-               "r"(outer), "r"(smem)
+TILEDMM_PTX void cp_async_bulk_tensor_3d_store(const CUtensorMap* map, int inner, int outer, int item, uint32_t smem) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(inner),
+               "r"(outer), "r"(item), "r"(smem)
                : "memory");
 }
 
@@ -124,6 +124,30 @@ TILEDMM_PTX void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+TILEDMM_PTX uint2 load_shared_pair(uint32_t smem) {
+  uint2 pair;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pair.x), "=r"(pair.y) : "r"(smem) : "memory");
+  return pair;
+}
+
+TILEDMM_PTX uint4 load_shared_vector(uint32_t smem) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem)
+               : "memory");
+  return v;
+}
+
+TILEDMM_PTX void store_shared_pair(uint32_t smem, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem), "f"(first), "f"(second) : "memory");
+}
+
+TILEDMM_PTX void store_shared_vector(uint32_t smem, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8: "stmatrix".
 TILEDMM_PTX void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
@@ -148,8 +172,15 @@ TILEDMM_PTX void fence_registers(float (&acc)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
+// Whatever they held is needed no longer, though the next wgmma, which may add to them, seems to read it.
+template <int COUNT>
+TILEDMM_PTX void forget_registers(float (&acc)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "=f"(acc[i]));
+}
+
 // Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").
-enum class Swizzle : uint64_t { bytes_128 = 1, bytes_64 = 2 };
+enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2 };
 
 // Without the address: strides in bytes. K-major: stride_bytes between groups of 8 rows, leading_bytes unused.
 // MN-major: leading_bytes between swizzle-wide groups of rows, stride_bytes between groups of 8 along k.
@@ -159,6 +190,7 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
 // Its address field. In a cluster, upper bits of an address name the block; they do not belong here.
 TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
 
+#define TILEDMM_REGS_4 "%0,%1,%2,%3"
 #define TILEDMM_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TILEDMM_REGS_32 TILEDMM_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -169,8 +201,10 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_REGS_128 \
   TILEDMM_REGS_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define TILEDMM_ACC_4(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
-#define TILEDMM_ACC_OF_16(i) TILEDMM_ACC_4(i), TILEDMM_ACC_4(i + 4), TILEDMM_ACC_4(i + 8), TILEDMM_ACC_4(i + 12)
+#define TILEDMM_ACC_QUAD(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
+#define TILEDMM_ACC_OF_16(i) \
+  TILEDMM_ACC_QUAD(i), TILEDMM_ACC_QUAD(i + 4), TILEDMM_ACC_QUAD(i + 8), TILEDMM_ACC_QUAD(i + 12)
+#define TILEDMM_ACC_4 TILEDMM_ACC_QUAD(0)
 #define TILEDMM_ACC_16 TILEDMM_ACC_OF_16(0)
 #define TILEDMM_ACC_32 TILEDMM_ACC_16, TILEDMM_ACC_OF_16(16)
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
@@ -200,9 +234,10 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 // acc[4 * j + 2 * h + i] = D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + i].
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
-  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 || MMA_N == 192 ||
-                    MMA_N == 224 || MMA_N == 256,
+  static_assert(MMA_N == 8 || MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 ||
+                    MMA_N == 192 || MMA_N == 224 || MMA_N == 256,
                 "a width that is written out below");
+  TILEDMM_WGMMA_OF(8, 4, "%4", "%5", "%6", "%7", "%8")
   TILEDMM_WGMMA_OF(32, 16, "%16", "%17", "%18", "%19", "%20")
   TILEDMM_WGMMA_OF(64, 32, "%32", "%33", "%34", "%35", "%36")
   TILEDMM_WGMMA_OF(96, 48, "%48", "%49", "%50", "%51", "%52")
@@ -211,6 +246,39 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
   TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
   TILEDMM_WGMMA_OF(224, 112, "%112", "%113", "%114", "%115", "%116")
   TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")
+}
+
+// The same of fp32 operands rounded to tf32, 8 elements along k; both are k-major.
+#define TILEDMM_WGMMA_TF32(N, COUNT, A, B, ADDS, ...)                                                                \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                        \
+               ", 0;\n"                                                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" TILEDMM_REGS_##COUNT "}, " A ", " B       \
+                                                                                                ", adds, 1, 1;\n}\n" \
+               : TILEDMM_ACC_##COUNT                                                                                 \
+               : __VA_ARGS__, "l"(desc_b), "r"(adds_to_acc))
+
+// acc (+)= A * B, A of 64 x 8, B of 8 x MMA_N: the accumulators lie as above.
+template <int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
+  if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "%16", "%17", "%18", "l"(desc_a));
+  if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "%32", "%33", "%34", "l"(desc_a));
+  if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "%64", "%65", "%66", "l"(desc_a));
+  if constexpr (MMA_N == 256) TILEDMM_WGMMA_TF32(256, 128, "%128", "%129", "%130", "l"(desc_a));
+}
+
+// The same with A in registers. Thread t of the warpgroup holds, with r = 16 * (t / 32) + t % 32 / 4 and c = t % 4,
+// a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 4], a[3] = A[r + 8][c + 4].
+#define TILEDMM_FRAGMENT "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+template <int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
+                                      int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 128 || MMA_N == 256, "written out below");
+  if constexpr (MMA_N == 32) TILEDMM_WGMMA_TF32(32, 16, "{%16, %17, %18, %19}", "%20", "%21", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 64) TILEDMM_WGMMA_TF32(64, 32, "{%32, %33, %34, %35}", "%36", "%37", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "{%64, %65, %66, %67}", "%68", "%69", TILEDMM_FRAGMENT);
+  if constexpr (MMA_N == 256)
+    TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
 }
 
 #undef TILEDMM_PTX

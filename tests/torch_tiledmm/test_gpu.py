@@ -3,6 +3,7 @@
 Skipped without a GPU. What the same kernels do on the host executor: tests/csrc/kernels/gpu.
 """
 
+import itertools
 import os
 
 import pytest
@@ -102,6 +103,48 @@ def test_tf32_where_it_is_allowed(algorithm):
     assert_close(matmul(a, b), expect_matmul(a, b))  # and not without the permission
 
 
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize(
+    "m, n, k",
+    [
+        *SHAPES[3:],
+        (260, 132, 64),
+        (520, 1000, 96),
+        (1000, 1000, 1000),
+        (2048, 2048, 1024),
+        (64, 100, 4100),
+        (8000, 200, 4500),
+        (3, 256, 9000),
+    ],
+)
+def test_wgmma_in_tf32(m, n, k):
+    """Every layout gives the same bits, those of rung 08 where k is one chunk; nothing outside of C is written."""
+
+    def tf32(a, b, **how):
+        with precision("tf32"):
+            return matmul(a, b, **how)
+
+    a, b = rand(m, k), rand(k, n)
+    expected = tf32(a, b, algorithm="wgmma")
+    a64, b64 = a.double(), b.double()
+    bound = (2 * 2**-11 + (k + 2) * 2**-24) * (a64.abs() @ b64.abs())
+    assert ((expected.double() - a64 @ b64).abs() <= bound).all()
+    if n > 256 or k < 4096:
+        assert torch.equal(tf32(a, b, algorithm="mma_output_cached"), expected)
+    for layout, margin in itertools.product(("NN", "NT", "TN", "TT"), (0, 3, 4)):
+        a1 = operand(m, k, torch.float32, layout[0] == "T", margin).copy_(a)
+        b1 = operand(k, n, torch.float32, layout[1] == "T", margin).copy_(b)
+        for rows, cols, turn in ((m, n, False), (n, m, True)):
+            base = torch.full((rows, cols + margin), 7.0, device="cuda")
+            out = base[:, :cols].mT if turn else base[:, :cols]
+            with precision("tf32"):
+                OPS.matmul_out(a1, b1, out, algorithm="wgmma")
+            assert torch.equal(out, expected), (layout, margin, turn)
+            assert (base[:, cols:] == 7).all(), (layout, margin, turn)
+    for rows in {1, min(m, 64), min(m, 65), m - m // 3}:
+        assert torch.equal(tf32(a[:rows], b, algorithm="wgmma"), expected[:rows]), rows
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_bias_and_activation(algorithm, dtype):
@@ -132,6 +175,45 @@ def test_batches(dtype):
     for algorithm in RUNGS:
         if serves(algorithm, dtype):
             assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@precision("tf32")
+def test_wgmma_batches_are_their_items(dtype):
+    def check(a, b, out=None):
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        if out is None:
+            out = torch.empty(*batch, a.shape[-2], b.shape[-1], dtype=dtype, device="cuda")
+        OPS.matmul_out(a, b, out.fill_(torch.nan), algorithm="wgmma")
+        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+        for idx in itertools.product(*map(range, batch)):
+            assert torch.equal(out[idx], matmul(a[idx], b[idx], algorithm="wgmma")), idx
+
+    for m, n, k in ((64, 64, 64), (33, 40, 24), (17, 9, 13), (1, 8, 8), (130, 31, 100), (20, 30, 4100)):
+        check(rand(3, m, k, dtype=dtype), rand(3, k, n, dtype=dtype))
+        check(rand(2, 1, 3, m, k, dtype=dtype), rand(4, 1, k, n, dtype=dtype))
+        check(rand(3, k, m, dtype=dtype).mT, rand(2, 3, n, k, dtype=dtype).mT)
+    heads = rand(2, 40, 6, 64, dtype=dtype)  # items lie between each other's rows
+    check(heads.permute(0, 2, 1, 3), heads.permute(0, 2, 3, 1))
+    check(
+        heads.permute(0, 2, 1, 3),
+        rand(2, 6, 64, 24, dtype=dtype),
+        torch.empty(2, 40, 6, 24, dtype=dtype, device="cuda").permute(0, 2, 1, 3),
+    )
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("n, k", [(64, 4096), (200, 5001)])
+def test_wgmma_chunks_of_k(layout, n, k):
+    """Few rows: the chunks are computed side by side. Many: one after the other."""
+    a = operand(9000, k, torch.bfloat16, layout[0] == "T")
+    b = operand(k, n, torch.bfloat16, layout[1] == "T")
+    whole = matmul(a, b, algorithm="wgmma")
+    assert_close(whole, expect_matmul(a, b))
+    for m in (1, 64, 65, 300, 2000):
+        assert torch.equal(matmul(a[:m], b, algorithm="wgmma"), whole[:m]), m
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,11 +2,11 @@
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
 // from shared memory while these are multiplied; one barrier for each k tile; tiles from 128 x 128 down to 4 x 32.
 //
-// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles: as
-// they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k beyond
-// the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each
-// output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total; where the tiles
-// of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
+// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles:
+// as they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k
+// beyond the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds
+// for each output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total;
+// where the tiles of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
 #include "core/simt_config.h"
 #include "core/summation.h"
@@ -78,11 +78,11 @@ struct Side {
   static constexpr int kVectorThreads = round_up_to_power(kClose / 4);
   static constexpr int kElementThreads = kIsTransposing ? 8 : int(min_of(kNumThreads, round_up_to_power(kClose)));
 
-  const char* next;   // this thread's first element of the next k tile
-  int64_t advance;    // bytes from one k tile to the next
-  uint32_t step_far;  // bytes from one row of a tile to the next
-  int smem_offset;    // the first element's place in a stage
-  int left_mn;        // from it to the operand's end along mn
+  const char* next;                // this thread's first element of the next k tile
+  int64_t advance;                 // bytes from one k tile to the next
+  uint32_t step_far;               // bytes from one row of a tile to the next
+  int smem_offset;                 // the first element's place in a stage
+  int left_mn;                     // from it to the operand's end along mn
   bool is_vectorised, is_regular;  // 16 bytes at a time; by load_block_tile
 
   static TILEDMM_DEVICE Operand<float> operand_of(const GemmProblem& gemm) {
@@ -91,11 +91,12 @@ struct Side {
 
   TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k) {
     const Operand<float> operand = operand_of(gemm);
-    is_vectorised = !kIsTransposing && operand.is_vectorised;
+    const int rows = int(min_of(operand.size_mn - mn, kBlockMn));
+    is_vectorised = !kIsTransposing && operand.is_vectorised && (IS_K_MAJOR || rows % 4 == 0);
     const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
     const int close = thread_idx() % threads * width, far = thread_idx() / threads;
     smem_offset = IS_K_MAJOR ? far * kStrideMn + close * kStrideK : close * kStrideMn + far * kStrideK;
-    left_mn = int(min_of(operand.size_mn - mn, kBlockMn)) - (IS_K_MAJOR ? far : close);
+    left_mn = rows - (IS_K_MAJOR ? far : close);
     const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
     const int64_t stride_close = IS_K_MAJOR ? operand.stride_k : operand.stride_mn;
     // Within a tile, 32 bits count bytes.
@@ -107,7 +108,7 @@ struct Side {
     advance = operand.stride_k * (4 * kBlockK);
   }
 
-  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied, or zero.
+  // A regular tile, WIDTH elements at a time. What lies beyond the operand's end along mn is not copied.
   template <int WIDTH>
   TILEDMM_DEVICE void copy_regular(float* stage) const {
     constexpr int kThreadsClose = WIDTH == 4 ? kVectorThreads : kElementThreads;
@@ -120,11 +121,7 @@ struct Side {
         const bool is_place = is_row && (kClose % kStepClose == 0 || thread_idx() % kThreadsClose * WIDTH + c < kClose);
         const int left = left_mn - (IS_K_MAJOR ? f : c);
         const int offset = IS_K_MAJOR ? f * kStrideMn + c * kStrideK : c * kStrideMn + f * kStrideK;
-        if constexpr (WIDTH == 4 && !IS_K_MAJOR) {
-          if (is_place) copy_async<16>(to + offset, from + c, 4 * int(max_of(0, min_of(left, 4))));
-        } else {
-          copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
-        }
+        copy_async_if<4 * WIDTH>(is_place && left > 0, to + offset, from + c);
       }
     }
   }
@@ -140,6 +137,13 @@ struct Side {
         copy_async<4>(to, operand.base + (mn + tile_mn) * operand.stride_mn + (k + tile_k) * operand.stride_k, 4);
       }
     }
+  }
+
+  // Whether load_fast serves the regular tiles.
+  TILEDMM_DEVICE bool is_fast() const { return is_regular && (kIsTransposing || is_vectorised); }
+  TILEDMM_DEVICE void load_fast(float* stage) {
+    copy_regular<kIsTransposing ? 1 : 4>(stage);
+    next += advance;
   }
 
   TILEDMM_DEVICE void load_block_tile(float* stage) {
@@ -172,10 +176,26 @@ struct Side {
   }
 };
 
+// Where a block's tile lies, and which chunk of k it sums up.
+struct BlockPlace {
+  int64_t row, col, split;
+};
+
+template <class Config>
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
+  const uint32_t tile = num_splits == 1 ? block : block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
+          block - tile * uint32_t(num_splits)};
+}
+
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct SimtShared {
   using SideA = Side<Config, true, IS_A_K_MAJOR>;
   using SideB = Side<Config, false, IS_B_K_MAJOR>;
+  // What the ends of the operands and the stores need, kept out of the main loop's registers.
+  GemmProblem gemm;
+  BlockPlace place;
   union {
     struct {
       alignas(16) float a[Config::kNumStages][SideA::kStageElements];
@@ -220,65 +240,45 @@ TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>&
   }
 }
 
-// C = acc + bias for a tile inside of C whose rows (or columns, if C is transposed) are aligned to 16 bytes.
-template <class Shared, class Config, bool IS_C_TRANSPOSED>
-TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
+// C = acc + bias straight from the registers, WIDTH neighbours at a time: along m, if IS_C_TRANSPOSED, else along n.
+template <class Shared, class Config, bool IS_C_TRANSPOSED, int WIDTH>
+TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
+  constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
+  constexpr int kWidthM = IS_C_TRANSPOSED ? WIDTH : 1, kWidthN = IS_C_TRANSPOSED ? 1 : WIDTH;
+  const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
+  const int64_t stride = IS_C_TRANSPOSED ? gemm.stride_cn : gemm.stride_cm;
+  const bool is_bias_along_m = gemm.stride_bias_m != 0;
   float* c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
-  if constexpr (!IS_C_TRANSPOSED && B::kGroup == 4) {
-    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += 4) {
-      TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-        FloatVector<4> sums;
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i][j + e] + load_bias<float>(gemm, row + A::place(0, i), col + B::place(0, j) + e);
-        }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) * gemm.stride_cm + B::place(0, j)), sums);
-      }
-    }
+  float bias_m[kThreadM], bias_n[kThreadN];
+  TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+    bias_m[i] = is_bias_along_m ? load_bias<float>(gemm, row + A::place(0, i), col) : 0;
   }
-  if constexpr (IS_C_TRANSPOSED && A::kGroup == 4) {
-    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; i += 4) {
-      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
-        FloatVector<4> sums;
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-          sums.elements[e] = acc[i + e][j] + load_bias<float>(gemm, row + A::place(0, i) + e, col + B::place(0, j));
-        }
-        store_global(reinterpret_cast<FloatVector<4>*>(c + A::place(0, i) + B::place(0, j) * gemm.stride_cn), sums);
+  TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
+    bias_n[j] = is_bias_along_m ? 0 : load_bias<float>(gemm, row, col + B::place(0, j));
+  }
+  TILEDMM_UNROLL for (int i = 0; i < kThreadM; i += kWidthM) {
+    TILEDMM_UNROLL for (int j = 0; j < kThreadN; j += kWidthN) {
+      const int place_m = A::place(0, i), place_n = B::place(0, j);
+      FloatVector<WIDTH> sums;
+      TILEDMM_UNROLL for (int e = 0; e < WIDTH; ++e) {
+        const int at_i = IS_C_TRANSPOSED ? i + e : i, at_j = IS_C_TRANSPOSED ? j : j + e;
+        sums.elements[e] = acc[at_i][at_j] + (is_bias_along_m ? bias_m[at_i] : bias_n[at_j]);
       }
+      float* to = c + (IS_C_TRANSPOSED ? place_m + place_n * stride : place_m * stride + place_n);
+      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<WIDTH>*>(to), sums);
     }
   }
 }
 
-struct BlockPlace {
-  int64_t row, col, split;
-};
-
-template <class Config>
-TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
-  const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
-  const uint32_t tile = block / uint32_t(num_splits), tile_m = tile / tiles_n;
-  return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
-          block - tile * uint32_t(num_splits)};
-}
-
+// Row by row of the threads through shared memory: any strides, any activation. The next row is moved to the front, so
+// that the code of the activations exists once.
 template <class Shared, class Config>
-TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& tile, int warp_row, int warp_col, int lane_m,
-                                     int lane_n, Accumulators<Config>& acc, Shared& smem) {
+TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
+                                 Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  const int64_t row = tile.row + warp_row, col = tile.col + warp_col;
-  const bool is_inside = tile.row + Config::kBlockM <= gemm.m && tile.col + Config::kBlockN <= gemm.n;
-  if (is_inside && gemm.activation == Activation::none && !gemm.bias && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
-    const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
-    if (B::kGroup == 4 && gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0) {
-      return store_vectors<Shared, Config, false>(gemm, thread_row, thread_col, acc);
-    }
-    if (A::kGroup == 4 && gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0) {
-      return store_vectors<Shared, Config, true>(gemm, thread_row, thread_col, acc);
-    }
-  }
-  // Row by row of the threads, the next one moved to the front, so that the code of the activations exists once.
   auto& stage = smem.stages[thread_idx() / 32];
   TILEDMM_NO_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
     TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
@@ -286,6 +286,29 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, const BlockPlace& 
       TILEDMM_UNROLL for (int above = 1; above < Config::kThreadM; ++above) acc[above - 1][j] = acc[above][j];
     }
     stage.store(gemm, row + A::place(0, i), A::kGroup, col);
+  }
+}
+
+// (row, col): of the warp tile.
+template <class Shared, class Config>
+TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
+                                     Accumulators<Config>& acc, Shared& smem) {
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
+  if (gemm.activation != Activation::none) {
+    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
+  } else if (gemm.stride_cn == 1) {
+    if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
+      if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
+    } else {
+      store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
+    }
+  } else if (A::kGroup == 4 && gemm.stride_cm == 1 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
+    if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
+  } else {
+    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
   }
 }
 
@@ -308,37 +331,39 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
   const float* lane_b = &smem.tiles.b[0][(warp_col + B::place(lane_n, 0)) * B::kStrideMn];
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const int64_t k = block_place<Config>(problem.gemm, num_splits).split * problem.chunk_k;
-    const int64_t end_k = num_splits == 1 ? problem.gemm.k : min_of(problem.gemm.k, k + problem.chunk_k);
+    GemmProblem gemm = item_of(problem, batch_idx);
+    const BlockPlace place = block_place<Config>(gemm, num_splits);
+    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    if (thread_idx() == 0) {
+      smem.gemm = gemm;
+      smem.place = place;
+    }
+    const int64_t k = place.split * problem.chunk_k;
+    const int64_t end_k = num_splits == 1 ? gemm.k : min_of(gemm.k, k + problem.chunk_k);
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
-    const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
+    const bool is_folding = num_splits == 1 && problem.chunk_k < gemm.k;
     if (is_folding) {
       TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM * Config::kThreadN; ++i) {
         store_shared(&totals[i][thread_idx()], -0.0f);
       }
     }
-    const BlockPlace first = block_place<Config>(problem.gemm, num_splits);
-    A side_a(item_of(problem, batch_idx), first.row, k);
-    B side_b(item_of(problem, batch_idx), first.col, k);
+    A side_a(gemm, place.row, k);
+    B side_b(gemm, place.col, k);
     const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
     const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
     int write_stage = 0, read_stage = 0;
-    // What a tile at an end needs of the problem is computed anew, so that no register holds it throughout the loop.
-    const auto load_edge_tiles = [&](int k_tile) {
-      if (k_tile >= num_k_tiles) return;
-      const GemmProblem gemm = item_of(problem, opaque(batch_idx));
-      const BlockPlace place = block_place<Config>(problem.gemm, opaque(num_splits));
-      const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
-      A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
-      B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
-    };
-    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
-      if (write_stage < num_regular_tiles) {
+    const auto load_tiles = [&](int k_tile, const GemmProblem& gemm, const BlockPlace& place) {
+      if (k_tile < num_regular_tiles) {
         side_a.load_block_tile(smem.tiles.a[write_stage]);
         side_b.load_block_tile(smem.tiles.b[write_stage]);
-      } else {
-        load_edge_tiles(write_stage);
+      } else if (k_tile < num_k_tiles) {
+        const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+        A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
+        B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
       }
+    };
+    TILEDMM_NO_UNROLL for (; write_stage < kNumStages - 1; ++write_stage) {
+      load_tiles(write_stage, gemm, place);
       commit_copies();
     }
 
@@ -350,13 +375,12 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
       A::load_fragment(lane_a, step, frag_a[step]);
       B::load_fragment(lane_b, step, frag_b[step]);
     }
-    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
-    for (int k_tile = 0, end = 0; end < num_k_tiles;) {
-      if (end > 0) fold_chunk<Config, false>(totals, acc);
-      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+    int k_tile = 0;
+    const auto multiply_tiles = [&](auto is_fast, int end) {
+      constexpr int kBarrierStep = kNumSteps - (kNumFrags - 1), kCommitStep = int(min_of(1, kBarrierStep - 1));
       TILEDMM_NO_UNROLL for (; k_tile < end; ++k_tile) {
         TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
-          if (step == kNumSteps - (kNumFrags - 1)) {
+          if (step == kBarrierStep) {
             wait_copies<kNumStages - 2>();
             block_barrier();  // the next tiles are whole, and nobody reads these any more
             read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
@@ -364,26 +388,43 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
           const int ahead = (step + kNumFrags - 1) % kNumSteps, frag = (step + kNumFrags - 1) % kNumFrags;
           A::load_fragment(lane_a + read_stage * A::kStageElements, ahead, frag_a[frag]);
           B::load_fragment(lane_b + read_stage * B::kStageElements, ahead, frag_b[frag]);
-          if (step == 0) {
-            if (k_tile + kNumStages - 1 < num_regular_tiles) {
-              side_a.load_block_tile(smem.tiles.a[write_stage]);
-              side_b.load_block_tile(smem.tiles.b[write_stage]);
-            } else {
-              load_edge_tiles(k_tile + kNumStages - 1);
-            }
+          if constexpr (decltype(is_fast)::value) {
+            if (step == 0) side_a.load_fast(smem.tiles.a[write_stage]);
+            if (step == kCommitStep) side_b.load_fast(smem.tiles.b[write_stage]);
+          } else if (step == kCommitStep) {
+            load_tiles(k_tile + kNumStages - 1, smem.gemm, smem.place);
+          }
+          if (step == kCommitStep) {
             commit_copies();
             write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
           }
           multiply<Config>(frag_a[step % kNumFrags], frag_b[step % kNumFrags], acc);
         }
       }
+    };
+    const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
+    const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
+    // A warp beyond the end of C copies alone.
+    const bool is_idle = place.row + warp_row >= gemm.m || place.col + warp_col >= gemm.n;
+    if (is_idle) {
+      TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
+        load_tiles(k_tile + kNumStages - 1, smem.gemm, smem.place);
+        commit_copies();
+        write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
+        wait_copies<kNumStages - 2>();
+        block_barrier();  // as below
+      }
+    }
+    for (int end = is_idle ? num_k_tiles : 0; end < num_k_tiles;) {
+      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      end = int(min_of(num_k_tiles, end + tiles_per_chunk));
+      multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
+      multiply_tiles(std::false_type{}, end);
     }
     if (is_folding) fold_chunk<Config, true>(totals, acc);
     block_barrier();  // nobody reads the tiles any more
-    GemmProblem gemm = item_of(problem, opaque(batch_idx));
-    const BlockPlace place = block_place<Config>(gemm, opaque(num_splits));
-    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
-    store_block_tile<Shared, Config>(gemm, place, warp_row, warp_col, lane_m, lane_n, acc, smem);
+    store_block_tile<Shared, Config>(smem.gemm, smem.place.row + warp_row, smem.place.col + warp_col, lane_m, lane_n,
+                                     acc, smem);
     block_barrier();  // nor the stages
   }
 }
@@ -453,11 +494,18 @@ GpuProblem transposed(const GpuProblem& problem) {
   return result;
 }
 
+SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned) {
+  const int64_t stride_mn = is_a ? gemm.stride_am : gemm.stride_bn, stride_k = is_a ? gemm.stride_ak : gemm.stride_bk;
+  const bool is_k_close = is_k_major(stride_mn, stride_k);
+  const int64_t close = is_k_close ? stride_k : stride_mn, far = is_k_close ? stride_mn : stride_k;
+  const bool is_base_aligned = reinterpret_cast<uintptr_t>(is_a ? gemm.a : gemm.b) % 16 == 0;
+  return {is_k_close, are_items_aligned && is_base_aligned && close == 1 && far % 4 == 0};
+}
+
 Status launch_split(int shape, const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
   const int64_t num_chunks = ceil_div(gemm.k, problem.chunk_k), size = gemm.m * gemm.n;
-  void* workspace =
-      executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
+  void* workspace = executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
   if (!workspace) return Status::out_of_memory;
   GpuProblem partial = problem;
   partial.gemm.c = workspace;
@@ -483,8 +531,14 @@ Status launch_split(int shape, const GpuProblem& problem, const Executor& execut
 
 Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
+  bool is_a_aligned = true, is_b_aligned = true;
+  for (int d = 0; d < gemm.num_batch_dims; ++d) {
+    is_a_aligned = is_a_aligned && problem.batch_dims[d].stride_a % 4 == 0;
+    is_b_aligned = is_b_aligned && problem.batch_dims[d].stride_b % 4 == 0;
+  }
   const SimtPlan plan =
-      choose_simt_plan(gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, executor.num_cus);
+      choose_simt_plan({gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, describe(gemm, true, is_a_aligned),
+                        describe(gemm, false, is_b_aligned), executor.num_cus});
   const GpuProblem taken = plan.is_transposed ? transposed(problem) : problem;
   return plan.is_split ? launch_split(plan.shape, taken, executor) : launch_shape(plan.shape, taken, 1, executor);
 }

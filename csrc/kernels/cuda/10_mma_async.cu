@@ -8,6 +8,7 @@
 // added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that
 // are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
+#include "kernels/cuda/repack_batch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_tile.h"
 #include "platform/mma.h"
@@ -26,37 +27,29 @@ struct Config {
   static constexpr int kThreads = kShape.warps_m * kShape.warps_n * 32;
   static constexpr int kWarpM = kBlockM / kShape.warps_m, kWarpN = kBlockN / kShape.warps_n;
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
-  static constexpr int kStepWords = kShape.step_words;
-  static constexpr int kSteps = kBlockK / (kStepWords * WordOf<T>::kElements);
+  static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
   // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
   static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
-  static_assert(kStepWords == 8 || (sizeof(T) == 8 && kStepWords == 4), "instructions that there are");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
 };
 
-// 16 x 8, of 8 words along k in every dtype, for fp64 of 4, too.
-template <class T, int WORDS_A, int WORDS_B>
-TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[WORDS_A],
-                             const typename WordOf<T>::Word (&b)[WORDS_B]) {
+// 16 x 8, of 8 words along k in every dtype.
+template <class T>
+TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[4],
+                             const typename WordOf<T>::Word (&b)[2]) {
   if constexpr (sizeof(T) == 8) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (WORDS_B == 1) {
-      asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
-          : "d"(a[0]), "d"(a[1]), "d"(b[0]));
-    } else {
-      asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-          "%3};"
-          : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
-          : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
-    }
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #else
     TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
       double sums[2] = {acc[2 * half], acc[2 * half + 1]};
-      TILEDMM_UNROLL for (int w = 0; w < WORDS_B; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
+      TILEDMM_UNROLL for (int w = 0; w < 2; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
       acc[2 * half] = sums[0], acc[2 * half + 1] = sums[1];
     }
 #endif
@@ -139,6 +132,7 @@ struct Work {
   int64_t split_k;  // the chunk of each, or k
   int64_t chunk_k;  // of chunks summed one after the other
   void* partial;    // sums of the chunks, [split][batch][m][n]; null where there is one split
+  int zero;         // always
 };
 
 struct TileIndex {
@@ -161,8 +155,8 @@ struct WarpSums {
   static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
 
   A acc[kFragsM][kFragsN][4];
-  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];                         // of the chunks before this one
-  static constexpr int kWordsA = Cfg::kStepWords / 2, kWordsB = Cfg::kStepWords / 4;  // of a lane
+  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];  // of the chunks before this one
+  static constexpr int kWordsA = L::kWordsA, kWordsB = L::kWordsB;
   Word frag_a[2][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
   int lane, warp_row, warp_col;
 
@@ -172,6 +166,22 @@ struct WarpSums {
     warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
     warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
     clear();
+  }
+
+  // Reads the sums of this lane with other instructions than those of the matrix unit, and so waits for them: from one
+  // iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. `zero` is 0,
+  // which the compiler must not know.
+  TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] void* smem, [[maybe_unused]] int zero) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (sizeof(T) == 8) {
+      int mixed = 0;
+      TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) mixed ^= __double2hiint(acc[i][j][0]);
+      }
+      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.shared.s32 [%1], %2;\n}" ::"r"(zero),
+                   "r"(uint32_t(__cvta_generic_to_shared(smem))), "r"(mixed));
+    }
+#endif
   }
 
   // Calls visit(i, j, e) for each sum of this lane.
@@ -199,9 +209,9 @@ struct WarpSums {
     auto& a = frag_a[step % 2];
     auto& b = frag_b[step % 2];
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-      tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * Cfg::kStepWords, a[i]);
+      tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * L::kWordsK, a[i]);
     }
-    tile_b.load_fragments_b(smem_b, warp_col, step * Cfg::kStepWords, b);
+    tile_b.load_fragments_b(smem_b, warp_col, step * L::kWordsK, b);
   }
 
   TILEDMM_DEVICE void multiply_step(int step) {
@@ -287,71 +297,90 @@ mma_async(GpuProblem problem, Work work) {
     TileB tile_b(b, col);
     WarpSums<Cfg, TileA, TileB> sums;
 
-    // A group of copies for each k tile, empty or not: the waits count them.
-    const auto copy_block_tiles = [&](int k_tile, int stage) {
-      if (k_tile < num_k_tiles) {
-        const int64_t k = int64_t(k_tile) * kBlockK;
-        tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
-        tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
-      }
-      commit_copies();
+    const bool is_inside = is_vectorised && tile_a.is_inside() && tile_b.is_inside();
+    const auto num_whole = int(size_k / kBlockK);
+    tile_a.skip_tiles(first_k / kBlockK), tile_b.skip_tiles(first_k / kBlockK);
+    // Copies a part of the next tiles, of which there must be a whole one.
+    const auto copy_part = [&](auto width, auto is_inside, int stage, int part, int parts) {
+      tile_a.template copy_part<width.value, is_inside.value>(smem.stages[stage].a, part, parts);
+      tile_b.template copy_part<width.value, is_inside.value>(smem.stages[stage].b, part, parts);
+      if (part == parts - 1) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
     };
+    const auto copy_last_tiles = [&](int k_tile, int stage) {
+      const int64_t k = int64_t(k_tile) * kBlockK;
+      tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
+      tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
+    };
+    using Vectors = std::integral_constant<int, TileA::kVector>;
+    using Elements = std::integral_constant<int, 1>;
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
-    TILEDMM_UNROLL for (int stage = 0; stage + 1 < kStages; ++stage) copy_block_tiles(stage, stage);
-    tile_a.skip_tiles(first_k / kBlockK + kStages - 1);
-    tile_b.skip_tiles(first_k / kBlockK + kStages - 1);
+    for (int stage = 0; stage + 1 < kStages; ++stage) {
+      if (stage < num_whole && is_inside) {
+        copy_part(Vectors{}, std::true_type{}, stage, 0, 1);
+      } else if (stage < num_whole && (sizeof(T) == 2 || is_vectorised)) {
+        copy_part(Vectors{}, std::false_type{}, stage, 0, 1);
+      } else if (stage < num_whole) {
+        copy_part(Elements{}, std::false_type{}, stage, 0, 1);
+      } else if (stage < num_k_tiles) {
+        copy_last_tiles(stage, stage);
+      }
+      commit_copies();  // a group for each k tile, empty or not: the waits count them
+    }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
     sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
 
-    int k_tile = 0, stage = 0, filled = kStages - 1;
-    // Multiplies a k tile, while copy(step) copies a part of the tile that comes kStages - 1 later.
-    const auto multiply_k_tile = [&](const auto& copy) {
+    // Multiplies the k tile in `stage`, while copy(step) copies a part of the tile that comes kStages - 1 later.
+    const auto multiply_k_tile = [&](int stage, const auto& copy) {
       TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
+        const auto& from = smem.stages[step < kSteps - 1 ? stage : next(stage)];
         if (step == kSteps - 1) {
-          stage = next(stage);
           wait_copies<kStages - 2>();
           block_barrier();  // the next tiles are whole, and nobody reads these any more
         }
         // Behind the last k tile these are fragments that nobody uses.
-        sums.load_fragments(tile_a, tile_b, smem.stages[stage].a, smem.stages[stage].b, (step + 1) % kSteps);
+        sums.load_fragments(tile_a, tile_b, from.a, from.b, (step + 1) % kSteps);
         if (step < kSteps - 1) copy(step);
-        if (step == kSteps - 2) {
-          commit_copies();
-          filled = next(filled);
-        }
+        if (step == kSteps - 2) commit_copies();
         sums.multiply_step(step);
       }
-      ++k_tile;
     };
+    const auto before = [](int stage) { return stage == 0 ? kStages - 1 : stage - 1; };
+    int k_tile = 0, stage = 0;
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
-      while (k_tile < end) multiply_k_tile(copy);
-    };
-    const auto copy_part = [&](auto width, int step) {
-      tile_a.template copy_part<width.value>(smem.stages[filled].a, step, kSteps - 1);
-      tile_b.template copy_part<width.value>(smem.stages[filled].b, step, kSteps - 1);
-      if (step == kSteps - 2) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
+      for (; k_tile < end; ++k_tile, stage = next(stage)) {
+        multiply_k_tile(stage, copy);
+        sums.wait_for_sums(&smem, work.zero);
+      }
     };
 
-    const int end_whole =
-        !tile_a.has_whole_tiles() || !tile_b.has_whole_tiles() ? 0 : int(size_k / kBlockK) - kStages + 1;
+    const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
       int end = num_k_tiles;
       if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
-      if (sizeof(T) == 2 || is_vectorised) {
-        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, TileA::kVector>{}, step); });
+      if (is_inside) {
+        // Once around the ring: then every stage has its address while compiling.
+        for (; !Cfg::kShape.sums_chunks && k_tile + kStages <= end_here; k_tile += kStages) {
+          TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
+            multiply_k_tile(stage,
+                            [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+          }
+          sums.wait_for_sums(&smem, work.zero);
+        }
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+      } else if (sizeof(T) == 2 || is_vectorised) {
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Vectors{}, std::false_type{}, before(stage), step, kSteps - 1); });
       } else {
-        multiply_k_tiles(end_here, [&](int step) { copy_part(std::integral_constant<int, 1>{}, step); });
+        multiply_k_tiles(end_here,
+                         [&](int step) { copy_part(Elements{}, std::false_type{}, before(stage), step, kSteps - 1); });
       }
       multiply_k_tiles(end, [&](int step) {
-        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) {
-          const int64_t k = int64_t(k_tile + kStages - 1) * kBlockK;
-          tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].a);
-          tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[filled].b);
-        }
+        if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
       sums.end_chunk(is_first);
     }
@@ -374,106 +403,30 @@ mma_async(GpuProblem problem, Work work) {
 }
 
 // C = activation(sum of the splits in their order + bias), an element a thread.
+constexpr int kAddThreads = 64;
 template <class T>
-TILEDMM_KERNEL(256, 1)
+TILEDMM_KERNEL(kAddThreads, 1)
 add_splits(GpuProblem problem, Work work) {
-  const int64_t elements = problem.gemm.m * problem.gemm.n;
+  constexpr int kAtOnce = 16;  // loads in flight
+  const int64_t elements = problem.gemm.m * problem.gemm.n, stride = problem.batch_size * elements;
+  const int64_t idx = block_idx() * kAddThreads + thread_idx();
+  if (idx >= elements) return;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t idx = block_idx() * 256 + thread_idx();
-    if (idx >= elements) return;
     const auto* from = static_cast<const Acc<T>*>(work.partial) + batch_idx * elements + idx;
     Acc<T> sum = load_global(from);
-    for (int split = 1; split < work.num_splits; ++split) {
-      sum += load_global(from + split * problem.batch_size * elements);
+    for (int first = 1; first < work.num_splits; first += kAtOnce) {
+      Acc<T> sums[kAtOnce];
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < work.num_splits) sums[i] = load_global(from + (first + i) * stride);
+      }
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < work.num_splits) sum += sums[i];
+      }
     }
     const int64_t row = idx / gemm.n;
     store_element<T>(gemm, row, idx - row * gemm.n, sum);
   }
-}
-
-// ---- Operands of 16-bit elements that no copy of 4 bytes can take
-
-struct Repack {
-  const uint16_t* from;
-  uint16_t* to;
-  int64_t stride_inner, stride_outer, inner, outer, ld;
-  int64_t num_items;
-  int num_dims;
-  BatchDim dims[kMaxGpuBatchDims];  // stride_a of the source; size 1 where it is 0
-};
-
-// Rows of aligned length, zeros behind each: 16 bytes a thread.
-TILEDMM_KERNEL(256, 1)
-repack_operand(Repack repack) {
-  const int64_t vectors_per_row = repack.ld / 8, idx = block_idx() * 256 + thread_idx();
-  const int64_t row = idx / vectors_per_row, first = (idx - row * vectors_per_row) * 8;
-  if (row >= repack.outer) return;
-  for (int64_t item = block_idx_y(); item < repack.num_items; item += num_blocks_y()) {
-    int64_t rest = item, offset = row * repack.stride_outer + first * repack.stride_inner;
-    for (int d = repack.num_dims - 1; d >= 0; --d) {
-      const int64_t outer = rest / repack.dims[d].size;
-      offset += (rest - outer * repack.dims[d].size) * repack.dims[d].stride_a;
-      rest = outer;
-    }
-    Vector16 vector;
-    TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
-      uint32_t halves[2];
-      TILEDMM_UNROLL for (int h = 0; h < 2; ++h) {
-        const int e = 2 * w + h;
-        halves[h] = first + e < repack.inner ? load_global(repack.from + offset + e * repack.stride_inner) : 0;
-      }
-      vector.words[w] = halves[0] | halves[1] << 16;
-    }
-    store_global(reinterpret_cast<Vector16*>(repack.to + (item * repack.outer + row) * repack.ld + first), vector);
-  }
-}
-
-// Memory lent by the caller, given back when the kernels have been launched.
-struct Workspace {
-  const Executor& executor;
-  void* memory = nullptr;
-
-  explicit Workspace(const Executor& executor) : executor(executor) {}
-  ~Workspace() {
-    if (memory) executor.release(executor.self, memory);
-  }
-  Workspace(const Workspace&) = delete;
-  bool allocate(int64_t bytes) { return (memory = executor.allocate(executor.self, size_t(bytes))) != nullptr; }
-};
-
-// Makes an operand such that all of its vectors are aligned. `stride` points to A's or B's in each batch dimension.
-Status repack_if_unaligned(GpuProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
-                           int64_t& stride_mn, int64_t& stride_k, Workspace& workspace) {
-  const bool is_close_k = is_k_major(stride_mn, stride_k);
-  bool is_aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && (is_close_k ? stride_k : stride_mn) == 1 &&
-                    (is_close_k ? stride_mn : stride_k) % 8 == 0;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    is_aligned = is_aligned && problem.batch_dims[d].*stride % 8 == 0;
-  }
-  if (is_aligned || problem.gemm.k == 0) return Status::ok;
-  Repack repack{};
-  repack.from = static_cast<const uint16_t*>(data);
-  repack.inner = is_close_k ? problem.gemm.k : rows;
-  repack.outer = is_close_k ? rows : problem.gemm.k;
-  repack.stride_inner = is_close_k ? stride_k : stride_mn;
-  repack.stride_outer = is_close_k ? stride_mn : stride_k;
-  repack.ld = round_up(repack.inner, 8);
-  repack.num_items = 1;
-  repack.num_dims = problem.gemm.num_batch_dims;
-  for (int d = repack.num_dims - 1; d >= 0; --d) {
-    BatchDim& dim = problem.batch_dims[d];
-    repack.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
-    if (dim.*stride != 0) dim.*stride = repack.num_items * repack.outer * repack.ld;
-    repack.num_items *= repack.dims[d].size;
-  }
-  if (!workspace.allocate(repack.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
-  repack.to = static_cast<uint16_t*>(workspace.memory);
-  data = workspace.memory;
-  (is_close_k ? stride_k : stride_mn) = 1;
-  (is_close_k ? stride_mn : stride_k) = repack.ld;
-  return launch_kernel(repack_operand, ceil_div(repack.outer * repack.ld / 8, 256), min_of(repack.num_items, 65535),
-                       256, 0, workspace.executor, repack);
 }
 
 // ---- Launch
@@ -495,8 +448,8 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
-  const bool splits = problem.chunk_k < gemm.k && !Cfg::kShape.sums_chunks;
-  work.num_splits = splits ? int(ceil_div(gemm.k, problem.chunk_k)) : 1;
+  work.num_splits = int(num_mma_async_splits(Cfg::kShape, gemm.k, problem.chunk_k));
+  const bool splits = work.num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::unsupported;
   work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
@@ -517,14 +470,14 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
       launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
                     Cfg::kThreads, sizeof(typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared), executor, problem, work);
   if (status != Status::ok || !splits) return status;
-  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, 256), num_batch_blocks(problem), 256, 0,
-                       executor, problem, work);
+  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem),
+                       kAddThreads, 0, executor, problem, work);
 }
 
 template <class T, int SHAPE>
 Status launch_layout(const GpuProblem& problem, const Executor& executor) {
   using Cfg = Config<T, SHAPE>;
-  if constexpr (sizeof(T) == 8) {
+  if constexpr (!Cfg::kShape.has_layouts) {
     return launch_config<Cfg, Major::any, Major::any>(problem, executor);
   } else {
     return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
@@ -562,8 +515,10 @@ Status launch_mma_async(const GpuProblem& given, const Executor& executor) {
       status = repack_if_unaligned(problem, &BatchDim::stride_b, p.b, p.n, p.stride_bn, p.stride_bk, packed_b);
     if (status != Status::ok) return status;
   }
-  const int shape = choose_mma_async_shape(gemm.dtype, gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k,
-                                           executor.num_cus, max_shared_bytes(executor));
+  const bool is_vectorised = is_aligned(problem, &BatchDim::stride_a, gemm.a, gemm.stride_am, gemm.stride_ak) &&
+                             is_aligned(problem, &BatchDim::stride_b, gemm.b, gemm.stride_bn, gemm.stride_bk);
+  const int shape = choose_mma_async_shape(gemm.dtype, is_vectorised, gemm.m, gemm.n, gemm.k, problem.batch_size,
+                                           problem.chunk_k, executor.num_cus, max_shared_bytes(executor));
   return visit_dtype(gemm.dtype, [&](auto* element) {
     return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, executor, shape);
   });

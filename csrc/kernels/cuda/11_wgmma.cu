@@ -1,21 +1,26 @@
-// Rung 11, wgmma: Hopper (sm_90a), fp16 and bf16 with fp32 sums.
+// Rung 11, wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
 //
 // Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
 // shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
-// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts read in
-// place; any m, n, k; one order of summation, k16 steps in order into one accumulator, whatever the tile; a last wave
-// of half tiles. Measured without gain: multicast in clusters of two, prefetching the first stages to the cache.
-// An operand whose address or leading dimension the copy engine cannot take (16 bytes) is repacked first.
+// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
+// of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
+// of half tiles. fp32 needs operands along k: the other layouts pass through registers or are transposed on their way
+// (wgmma_tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// Measured without gain: multicast in clusters of two, tiles of 256 rows, fetching the epilogue's code ahead.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstdio>
 
 #include "core/wgmma_config.h"
+#include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack.h"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma_epilogue.h"
+#include "kernels/cuda/wgmma_task.h"
+#include "kernels/cuda/wgmma_tf32.h"
+#include "kernels/cuda/wgmma_tf32_launch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -23,84 +28,107 @@
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kWarpgroup = 128;         // threads
-constexpr int kBlockK = 64;             // 128 bytes: the width of a swizzle
-constexpr int kMmaK = 16;               // of 16-bit elements
-constexpr int kSmemBytes = 232448;      // of one block on sm_90
-constexpr int kMaxStages = 12;          // more does not hide more
-constexpr int kNumStoreBuffers = 2;     // of a consumer: one fills while the other is stored
-constexpr int kProducerRegisters = 40;  // setmaxnreg; 40 + 2 * 232 = 3 * 168, what the block starts with
-constexpr int kConsumerRegisters = 232;
+constexpr int kSmemBytes = 232448;  // of one block on sm_90
+constexpr int kMaxStages = 12;      // more does not hide more
+
+// A tile of 8 x 16 ones.
+constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
 // One block tile: 64 rows to a consumer warpgroup.
-template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
+  static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
+  static constexpr int kMmaK = 32 / sizeof(T);
+  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (wgmma_tf32.h).
+  static constexpr bool kIsTf32 = sizeof(T) == 4;
+  static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
+  static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
-  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters ? kWarpgroup : 32);
-  static constexpr int kABytes = BLOCK_M * kBlockK * 2, kBBytes = BLOCK_N * kBlockK * 2;
-  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : 40, kConsumerRegisters = kTransposesB ? 208 : 232;
   // B along n arrives in boxes as wide as the swizzle.
-  static constexpr int kBoxN = BLOCK_N % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
-  static constexpr int kStoreN = kBoxN;                            // columns of C in one store
-  static constexpr int kStoreBytes = 64 * kStoreN * 2;
-  static constexpr int kBiasBytes = BLOCK_N * 2;
+  static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
+  static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
+  static constexpr int kTileBytes = kABytes + kBBytes;
+  // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
+  // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
+  static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
+  static constexpr int kStoreN = BLOCK_N % 64 == 0 && !kIsTf32 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
+  static constexpr int kBiasBytes = kIsTf32 ? 0 : (BLOCK_N * 2 + 15) / 16 * 16;
+  // A tile of ones is multiplied by A as well, which sums A's rows.
+  static constexpr bool kSumsRows = SUMS_ROWS;
+  static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + 2 * kMaxStages * 8;
+      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
-  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread
+  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
-  static constexpr bool kSplitsTail = BLOCK_N == 256;
+  static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
+  static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(kChunkK % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
   static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
-      !B_IS_N_MAJOR
+      !B_IS_N_MAJOR || kIsTf32
           ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
           : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
-  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : kMmaK * 2) >> 4;
-  static constexpr int kStepB = (B_IS_N_MAJOR ? kMmaK * kBoxN * 2 : kMmaK * 2) >> 4;
+  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
+  static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
-struct Arguments {
-  int m, n, num_k_tiles;
-  int tiles_m, tiles_n;
-  int full_tiles;  // so many are computed whole, the others in halves along n
-  int group_m;
-  int a_bytes;  // of A that arrive for one k tile
-  Activation activation;
-  bool stores_by_tma;
-  void* c;
-  int64_t ldc;
-  const void* bias;
-  int stride_bias_m, stride_bias_n;
-};
-
-struct TileIndex {
-  int m, n;
-};
-
-// Tiles in groups of group_m rows, so that the tiles in flight share operands in the second-level cache.
-__device__ __forceinline__ TileIndex tile_at(int index, const Arguments& args) {
-  const int group_size = args.group_m * args.tiles_n;
-  const int group = index / group_size, within = index - group * group_size;
+// The work of number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so
+// that the tiles in flight share operands in the second-level cache.
+template <class Cfg>
+__device__ __forceinline__ Place place_of(int index, const Arguments& args) {
+  Place at{};
+  at.slab = args.tiles_of_item.quotient(index);
+  index -= at.slab * args.tiles_of_item.value;
+  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
   const int first = group * args.group_m;
-  const int rows = min(args.tiles_m - first, args.group_m);
-  return {first + within % rows, within / rows};
+  const bool is_last = args.tiles_m - first < args.group_m;
+  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
+  const int col = rows.quotient(within);
+  at.row = (first + within - col * rows.value) * Cfg::kBlockM;
+  at.col = col * Cfg::kBlockN;
+  int item = at.slab;
+  at.num_k_tiles = args.num_k_tiles;
+  if (args.num_splits > 1) {
+    item = at.slab / args.num_splits;
+    at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
+    at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
+  }
+#pragma unroll 1
+  for (int d = args.num_batch_dims - 1; d >= 0; --d) {
+    const BatchSteps& dim = args.batch[d];
+    const int rest = d == 0 ? 0 : item / dim.size, idx = item - rest * dim.size;
+    item = rest;
+    at.batch_a += idx * dim.a;
+    at.batch_b += idx * dim.b;
+    at.batch_c += idx * dim.c;
+  }
+  return at;
 }
 
 // A place in the ring; the same sequence in the producer and in each consumer.
@@ -118,177 +146,64 @@ struct Ring {
 
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                int row, int col, int k, uint32_t barrier) {
+                                                const Place& at, int k, uint32_t barrier) {
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += 64) cp_async_bulk_tensor_2d(smem_a + i * 128, map_a, row + i, k, barrier);
+    for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
+      cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier);
   } else {
-    cp_async_bulk_tensor_2d(smem_a, map_a, k, row, barrier);
+    cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
   }
   if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
-    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, col + j, k, barrier);
+    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier);
   } else {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_2d(smem_b + j * kBlockK * 2, map_b, k, col + j, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier);
   }
 }
 
-// address_a, address_b: of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the
-// arithmetic stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
+// Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
-__device__ __forceinline__ void multiply(float (&acc)[Cfg::kAcc], uint32_t address_a, uint32_t address_b,
-                                         bool is_first) {
+struct Accumulators {
+  float c[Cfg::kAcc];
+  float row_sums[4];
+};
+
+// Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
+// stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
+struct StageAddress {
+  uint32_t a, b, ones;
+};
+
+template <class Cfg>
+__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
+  using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
   };
 #pragma unroll
-  for (int step = 0; step < kBlockK / kMmaK; ++step)
-    wgmma_mma_async<typename Cfg::T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(
-        acc, descriptor(Cfg::kDescA, address_a + step * Cfg::kStepA),
-        descriptor(Cfg::kDescB, address_b + step * Cfg::kStepB), step > 0 || !is_first);
-}
-
-// Two values as 16-bit elements, rounded to nearest even; the first in the low half.
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(first, second);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
-
-// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
-template <int COUNT, int STRIDE>
-__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
-#pragma unroll 1
-  for (int i = 0; i < COUNT; ++i) {
-    const float x = slots[i * STRIDE];
-    float y;
-    if (activation == Activation::gelu)
-      y = x * normal_cdf(x);
-    else if (activation == Activation::gelu_tanh)
-      y = activate<Activation::gelu_tanh>(x);
+  for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
+    const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
+    const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
+    if constexpr (Cfg::kIsTf32)
+      wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     else
-      y = activate<Activation::silu>(x);
-    slots[i * STRIDE] = x != x ? x : y;
-  }
-}
-
-// 64 rows of C from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
-template <class Cfg>
-__device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
-                                                 const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
-                                                 int consumer, int row, int col, int& num_stores) {
-  using T = typename Cfg::T;
-  constexpr int kStoreN = Cfg::kStoreN, kValues = kStoreN / 2;  // of a thread in one store
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
-  const int barrier_id = 1 + consumer;
-  const T* bias = static_cast<const T*>(args.bias);
-
-  float bias_m[2] = {0, 0};  // of this thread's two rows
-  if (bias && args.stride_bias_n) {
-    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
-      T value{};
-      if (col + j < args.n) value = bias[col + j];
-      smem_bias[j] = value;
-    }
-    named_barrier_sync(barrier_id, kWarpgroup);
-  } else if (bias) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = row + warp * 16 + lane / 4 + 8 * h;
-      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
-    }
-  }
-
-#pragma unroll
-  for (int part = 0; part < Cfg::kBlockN / kStoreN; ++part) {
-    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    float v[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
-    if (bias && args.stride_bias_n) {
-#pragma unroll
-      for (int j = 0; j < kStoreN / 8; ++j) {
-        const T* pair = smem_bias + part * kStoreN + j * 8 + lane % 4 * 2;
-        const float first = to_float(pair[0]), second = to_float(pair[1]);
-        v[4 * j] += first;
-        v[4 * j + 1] += second;
-        v[4 * j + 2] += first;
-        v[4 * j + 3] += second;
-      }
-    } else if (bias) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
-    }
-    // The store before last has read this buffer; only the thread that issued it can wait for that.
-    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
-    named_barrier_sync(barrier_id, kWarpgroup);
-    if (args.activation == Activation::relu) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
-    } else if (args.activation != Activation::none) {
-      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
-      float* slots = reinterpret_cast<float*>(buffer) + thread;
-#pragma unroll
-      for (int first = 0; first < kValues; first += kSlots) {
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
-        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
-      }
-      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
-    }
-    // Swizzled as the copy engine expects it: without bank conflicts here.
-    const int r = warp * 16 + lane % 16;
-    const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
-    const int mask = kStoreN == 64 ? r % 8 : r / 2 % 4;
-#pragma unroll
-    for (int j = 0; j < kStoreN / 16; ++j) {
-      const int chunk = 2 * j + lane / 16;
-      stmatrix_x4(row_address + ((chunk ^ mask) << 4), pack_pair<T>(v[8 * j], v[8 * j + 1]),
-                  pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
-                  pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
-    }
-    const int first_col = col + part * kStoreN;
-    if (args.stores_by_tma) {
-      fence_proxy_async();
-      named_barrier_sync(barrier_id, kWarpgroup);
-      if (thread == 0) {
-        cp_async_bulk_tensor_2d_store(map_c, first_col, row, smem_address(buffer));
-        cp_async_bulk_commit_group();
-      }
-    } else {
-      __syncwarp();  // a warp reads back the 16 rows that it wrote
-#pragma unroll 4
-      for (int i = 0; i < 16; ++i) {
-        const int s = warp * 16 + i;
-        if (row + s >= args.m) break;
-        T* to = static_cast<T*>(args.c) + (row + s) * args.ldc + first_col;
-        const int key = kStoreN == 64 ? s % 8 : s / 2 % 4;
-        for (int j = lane; j < kStoreN; j += 32) {
-          if (first_col + j < args.n)
-            to[j] = *reinterpret_cast<const T*>(buffer + s * (kStoreN * 2) + (((j / 8) ^ key) << 4) + j % 8 * 2);
-        }
-      }
-    }
+      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
+    if constexpr (Cfg::kSumsRows)
+      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
+                                                    step > 0 || !is_first);
   }
 }
 
 // Shared memory of a block, as addresses.
 struct Shared {
-  uint32_t stages, full, empty;  // full, empty: barriers, one per stage
-  char *c, *bias;                // of this consumer
+  uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
+  uint32_t ones;
+  char *c, *bias;  // of this consumer
 };
 
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
@@ -296,8 +211,9 @@ template <class Cfg, class Piece, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
   for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
-    const TileIndex at = tile_at(first + i / kPieces, args);
-    function(at.m * Cfg::kBlockM, at.n * Cfg::kBlockN + i % kPieces * Piece::kBlockN);
+    Place at = place_of<Cfg>(first + i / kPieces, args);
+    at.col += i % kPieces * Piece::kBlockN;
+    function(at);
   }
 }
 
@@ -305,53 +221,111 @@ __device__ __forceinline__ void for_each_piece(const Arguments& args, int first,
 template <class Cfg, class Piece>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
-  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
-    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
+  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
+    for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       // The phase before the first counts as complete.
       mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(barrier, args.a_bytes + Piece::kBBytes);
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes, map_a, map_b, row, col, k_tile * kBlockK,
-                             barrier);
+      mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
+#pragma unroll
+      for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, at,
+                               (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
       ring.advance();
     }
   });
 }
 
-// A warpgroup multiplies what arrives and stores its 64 rows.
+// The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
+                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+  const bool is_lane_0 = threadIdx.x % 32 == 0;
+  int previous = -1;
+  for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
+      const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
+      multiply<Piece>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
+    }
+    wgmma_commit_group();
+    // The stage before this one is multiplied and free. This one goes on meanwhile.
+    wgmma_wait_group<1>();
+    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    previous = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait_group<0>();
+  fence_registers(acc.c);
+  if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums);
+  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+}
+
+template <class Cfg, class Piece>
+__device__ __forceinline__ void multiply_next(Accumulators<Piece>& acc, const StageAddress& first_stage,
+                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+  if constexpr (Cfg::kAFromRegisters)
+    multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
+  else
+    multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, num_k_tiles);
+}
+
+// All chunks of a tile, added in their order.
+template <class Cfg>
+__device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
+                                                const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
+                                                int chunk_tiles) {
+  float total[Cfg::kAcc];
+  for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
+    multiply_next<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    if (num_k_tiles <= chunk_tiles) return;
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
+  }
+#pragma unroll
+  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = total[i];
+}
+
+// A warpgroup multiplies what arrives and stores its rows.
 template <class Cfg, class Piece>
 __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
+  using T = typename Cfg::T;
   // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
   // every wgmma.
-  const uint32_t address_a = __shfl_sync(~0u, matrix_address(shared.stages + consumer * 64 * 128), 0);
-  const uint32_t address_b = __shfl_sync(~0u, matrix_address(shared.stages + Cfg::kABytes), 0);
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
-  float acc[Piece::kAcc];
-#pragma unroll
-  for (int i = 0; i < Piece::kAcc; ++i) acc[i] = 0;
-
-  for_each_piece<Cfg, Piece>(args, first, end, [&](int row, int col) {
-    int previous = -1;
-    for (int k_tile = 0; k_tile < args.num_k_tiles; ++k_tile) {
-      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-      const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-      wgmma_fence();
-      multiply<Piece>(acc, address_a + offset, address_b + offset, k_tile == 0);
-      wgmma_commit_group();
-      // The k tile before this one is multiplied: its stage is free. This one goes on meanwhile.
-      wgmma_wait_group<1>();
-      if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-      previous = ring.stage;
-      ring.advance();
+  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
+  const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
+                                 uniform(shared.ones)};
+  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
+    Accumulators<Piece> acc{};
+    if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
+    if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
+    const int row = at.row + consumer * 64;
+    if constexpr (Cfg::kSumsChunks)
+      multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+    else
+      multiply_next<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
+    if constexpr (Cfg::kSumsRows) {
+      if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
     }
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-    if (row + consumer * 64 < args.m)
-      store_block_tile<Piece>(acc, map_c, args, shared.c, reinterpret_cast<typename Cfg::T*>(shared.bias), consumer,
-                              row + consumer * 64, col, num_stores);
+    if (row >= args.m) return;
+    if constexpr (Cfg::kSumsChunks) {
+      if (args.num_splits > 1) {
+        if constexpr (Cfg::kAFromRegisters)
+          return store_partial_along_m<Piece>(acc.c, args, at, row);
+        else
+          return store_partial<Piece>(acc.c, args, at, row);
+      }
+    }
+    if constexpr (Cfg::kIsTf32)
+      store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+    else
+      store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
+                              num_stores);
   });
 }
 
@@ -360,7 +334,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   using Half = Config<typename Cfg::T, Cfg::kBlockM, Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN,
-                      Cfg::kAIsMMajor, Cfg::kBIsNMajor>;
+                      Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -370,8 +344,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   Shared shared;
   shared.stages = smem_address(smem);
-  shared.full = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
+  shared.transposed = shared.empty + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
 
@@ -385,29 +361,43 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
+  }
+  if constexpr (Cfg::kSumsRows) {
+    if (threadIdx.x < Cfg::kOnesBytes / 4) {
+      reinterpret_cast<uint32_t*>(smem_bias + Cfg::kConsumers * Cfg::kBiasBytes)[threadIdx.x] =
+          pack_pair<typename Cfg::T>(1, 1);
+      fence_proxy_async();
+    }
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
-  const int num_tiles = args.tiles_m * args.tiles_n;
   Ring<kNumStages> ring;
   if (warp >= kProducerWarp) {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+    if constexpr (Cfg::kTransposesB) {
+      if (warp > kProducerWarp) {
+        int turn = warp - kProducerWarp - 1;
+        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles,
+                                 [&](const Place& at) { transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, turn); });
+      }
+    }
     if (warp == kProducerWarp && elect_sync()) {
       produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
       if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, num_tiles);
+        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
     int num_stores = 0;
     consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
     if constexpr (Cfg::kSplitsTail)
-      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, num_tiles, num_stores);
+      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
@@ -415,134 +405,81 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 
 // ---- host ----
 
-// How the copy engine sees A or B^T: `rows` x k, one of the two contiguous.
-struct Operand {
-  bool is_k_major;
-  int64_t inner, outer, ld;
-};
-
-const char* describe_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
-                             Operand& operand) {
-  if (reinterpret_cast<uintptr_t>(data) % 16) return "the address of A or B is not a multiple of 16 bytes";
-  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
-    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 8 == 0));
-  };
-  if (is_legal(k, rows, stride_k, stride_row)) {
-    operand = {true, k, rows, rows == 1 ? round_up(k, 8) : stride_row};
-    return nullptr;
-  }
-  if (is_legal(rows, k, stride_row, stride_k)) {
-    operand = {false, rows, k, k == 1 ? round_up(rows, 8) : stride_k};
-    return nullptr;
-  }
-  return "A or B has no unit stride, or a leading dimension that is no multiple of 8";
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled find_encode_tiled() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess)
-    return nullptr;
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-bool encode_tensor_map(EncodeTiled encode, CUtensorMap* map, DType dtype, const void* data, int64_t inner,
-                       int64_t outer, int64_t ld, int box_inner, int box_outer) {
-  const cuuint64_t sizes[2] = {cuuint64_t(inner), cuuint64_t(outer)};
-  const cuuint64_t pitch[1] = {cuuint64_t(ld) * 2};
-  const cuuint32_t box[2] = {cuuint32_t(box_inner), cuuint32_t(box_outer)};
-  const cuuint32_t steps[2] = {1, 1};
-  return encode(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                const_cast<void*>(data), sizes, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_inner == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// A problem whose C is row-major, and what was learned of it.
-struct Task {
-  GemmProblem problem;
-  Operand a, b;
-  int num_sms;
-  cudaStream_t stream;
-};
-
 template <class Cfg>
-const char* launch_config(const Task& task) {
-  const GemmProblem& p = task.problem;
-  static const EncodeTiled encode = find_encode_tiled();
-  if (!encode) return "the driver has no cuTensorMapEncodeTiled";
-
+Arguments arguments_of(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
   Arguments args{};
   args.m = int(p.m);
   args.n = int(p.n);
-  args.num_k_tiles = int(ceil_div(p.k, kBlockK));
+  args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
+  args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
+  args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
+  const int remaining = args.num_tiles % task.num_sms;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
+  args.num_batch_dims = p.num_batch_dims;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    const BatchDim& dim = task.problem.batch_dims[d];
+    args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
+                     dim.stride_c / task.c.batch_step};
+  }
   args.activation = p.activation;
+  args.stores_by_tma = task.stores_by_tma;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
+                      (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
   args.c = p.c;
-  args.ldc = p.stride_cm;
+  args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
+  args.batch_step_c = task.c.batch_step;
   args.bias = p.bias;
   args.stride_bias_m = int(p.stride_bias_m);
   args.stride_bias_n = int(p.stride_bias_n);
-  args.stores_by_tma = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (p.m == 1 || p.stride_cm % 8 == 0);
+  args.row_sums = p.row_sums;
+  args.partial = task.partial;
+  args.ld_partial = round_up(Cfg::kAFromRegisters ? p.m : p.n, 2);
+  return args;
+}
 
-  const int64_t num_tiles = int64_t(args.tiles_m) * args.tiles_n;
-  if (num_tiles > INT32_MAX / 2) return "too many tiles";
-  args.full_tiles =
-      int(splits_tail(Cfg::kBlockN, num_tiles, task.num_sms) ? num_tiles - num_tiles % task.num_sms : num_tiles);
-  const int64_t num_blocks = min_of(args.full_tiles + 2 * (num_tiles - args.full_tiles), task.num_sms);
+template <class Cfg>
+const char* launch_config(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  Arguments args = arguments_of<Cfg>(task);
+  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
   const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
+  args.full_group_m = Divisor(args.group_m);
+  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
+  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
-  args.a_bytes = rows_a * kBlockK * 2;
+  args.a_bytes = rows_a * 128;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(encode, &map_a, p.dtype, p.a, task.a.inner, task.a.outer, task.a.ld, kBlockK,
-                                      task.a.is_k_major ? rows_a : kBlockK);
-  is_encoded = is_encoded &&
-               encode_tensor_map(encode, &map_b, p.dtype, p.b, task.b.inner, task.b.outer, task.b.ld,
-                                 Cfg::kBIsNMajor ? Cfg::kBoxN : kBlockK, Cfg::kBIsNMajor ? kBlockK : Cfg::kBoxRows);
+  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
+                                      task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
+                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
+                                      Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows, Cfg::kIsTf32);
   if (args.stores_by_tma)
-    is_encoded = is_encoded && encode_tensor_map(encode, &map_c, p.dtype, p.c, p.n, p.m,
-                                                 p.m == 1 ? round_up(p.n, 8) : p.stride_cm, Cfg::kStoreN, 64);
+    is_encoded = is_encoded &&
+                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-
-  auto* kernel = &wgmma_kernel<Cfg>;
-  static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
-  int device = 0;
-  cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
-  if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cfg::kSmem);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-    ready_devices.fetch_or(bit, std::memory_order_relaxed);
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(num_blocks));
-  launch.blockDim = dim3(Cfg::kThreads);
-  launch.dynamicSmemBytes = Cfg::kSmem;
-  launch.stream = task.stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
-  const cudaError_t error = cudaLaunchKernelEx(&launch, kernel, map_a, map_b, map_c, args);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
+                                               args);
 }
 
 template <class T, int TILE>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.problem.gemm.row_sums) {
+    if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
+    return "this tile does not sum rows";
+  }
   if (task.a.is_k_major)
     return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
                              : launch_config<Config<T, M, N, false, true>>(task);
@@ -551,11 +488,24 @@ const char* launch_layout(const Task& task) {
 }
 
 template <class T, int TILE = 0>
-const char* launch_tile(const Task& task, int tile) {
+const char* launch_tile(const Task& task) {
   if constexpr (TILE < kNumTileShapes)
-    return tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task, tile);
+    return task.plan.tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task);
   else
     return "no such tile";
+}
+
+template <int TILE = 0>
+const char* launch_tile_tf32(const Task& task) {
+  if constexpr (TILE < kNumTf32TileShapes) {
+    if (task.plan.tile != TILE) return launch_tile_tf32<TILE + 1>(task);
+    constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
+    if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+    if (task.b.is_k_major) return launch_config<Config<float, M, N, true, false>>(task);
+    if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
+      return launch_config<Config<float, M, N, true, true>>(task);
+  }
+  return "no such tile";
 }
 
 }  // namespace
@@ -563,34 +513,47 @@ const char* launch_tile(const Task& task, int tile) {
 
 namespace tiledmm::gpu {
 
-Status launch_wgmma(const GpuProblem& problem, const Executor& executor) {
+Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   using namespace tiledmm::cuda;
-  GemmProblem p = problem.gemm;
-  if (p.stride_cn != 1 && p.n != 1) {
-    // C is column-major: compute C^T = B^T A^T.
-    const GemmProblem q = p;
-    p.m = q.n, p.n = q.m;
-    p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
-    p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
-    p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
-    p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
+  Task task{
+      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  GpuProblem& problem = task.problem;
+  GemmProblem& p = problem.gemm;
+  if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, executor, &launch_tile_tf32<>);
+  Repack repack(executor);
+  const auto take = [&](const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
+                        int64_t BatchDim::* stride, cuda::Operand& operand) {
+    const auto is_taken = [&] {
+      return describe_matrix(data, p.dtype, rows, p.k, stride_row, stride_k, operand) &&
+             describe_batch(problem, stride, operand);
+    };
+    if (is_taken()) return Status::ok;
+    const Status status = repack.add(problem, data, rows, stride_row, stride_k, stride);
+    return status == Status::ok && !is_taken() ? Status::launch_failed : status;
+  };
+  Status status = take(p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a, task.a);
+  if (status == Status::ok) status = take(p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b, task.b);
+  if (status != Status::ok) return status;
+  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
+  task.stores_by_tma =
+      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
+
+  const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
+  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),
+                          p.row_sums != nullptr},
+                         executor.num_cus);
+  const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
+  Workspace workspace{executor};
+  if (task.plan.splits_chunks) {
+    const int64_t count = problem.batch_size * partial.num_chunks * p.m * partial.ld;
+    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
+    if (!workspace.memory) return Status::out_of_memory;
+    task.partial = static_cast<float*>(workspace.memory);
   }
-  Task task{p, {}, {}, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  Repacked repacked_a(executor), repacked_b(executor);
-  GemmProblem& taken = task.problem;
-  if (describe_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, task.a)) {
-    const Status status = repacked_a.run(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak);
-    if (status != Status::ok) return status;
-    describe_operand(taken.a, p.m, p.k, taken.stride_am, taken.stride_ak, task.a);
-  }
-  if (describe_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, task.b)) {
-    const Status status = repacked_b.run(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk);
-    if (status != Status::ok) return status;
-    describe_operand(taken.b, p.n, p.k, taken.stride_bn, taken.stride_bk, task.b);
-  }
-  const int tile = choose_tile_shape(p.m, p.n, p.k, executor.num_cus);
-  const char* refused =
-      p.dtype == DType::f16 ? launch_tile<__half>(task, tile) : launch_tile<__nv_bfloat16>(task, tile);
+  const char* refused = repack.launch();
+  if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
+  if (!refused && task.plan.splits_chunks)
+    refused = launch_sum_chunks(problem, {task.partial, partial.ld, partial.num_chunks}, task.stream);
   return refused ? Status::launch_failed : Status::ok;
 }
 

@@ -141,4 +141,4 @@ def test_nvidia(arch, tmp_path):
         assert source.stem == "device" or registers, source
         # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md).
         assert max(spills, default=0) <= (128 if source.name.startswith("04") else 0), f"{source.name} {arch}: {spills}"
-        assert "C7510" not in report and "wgmma serializ" not in report.lower()
+        assert "are serialized" not in report, source  # wgmma that wait for each other: C7510, C7515

@@ -1,0 +1,102 @@
+// Operands of 16-bit elements that no copy of 4 bytes can take (an odd address or leading dimension, no unit stride),
+// copied into memory lent by the caller: a whole batch, on the host executor, too. Where the batch repeats an operand,
+// it is copied once.
+#pragma once
+
+#include "platform/block_tile.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+struct Repack {
+  const uint16_t* from;
+  uint16_t* to;
+  int64_t stride_inner, stride_outer, inner, outer, ld;
+  int64_t num_items;
+  int num_dims;
+  BatchDim dims[kMaxGpuBatchDims];  // stride_a of the source; size 1 where it is 0
+};
+
+// Rows of aligned length, zeros behind each: 16 bytes a thread.
+TILEDMM_KERNEL(256, 1)
+repack_operand(Repack repack) {
+  const int64_t vectors_per_row = repack.ld / 8, idx = block_idx() * 256 + thread_idx();
+  const int64_t row = idx / vectors_per_row, first = (idx - row * vectors_per_row) * 8;
+  if (row >= repack.outer) return;
+  for (int64_t item = block_idx_y(); item < repack.num_items; item += num_blocks_y()) {
+    int64_t rest = item, offset = row * repack.stride_outer + first * repack.stride_inner;
+    for (int d = repack.num_dims - 1; d >= 0; --d) {
+      const int64_t outer = rest / repack.dims[d].size;
+      offset += (rest - outer * repack.dims[d].size) * repack.dims[d].stride_a;
+      rest = outer;
+    }
+    Vector16 vector;
+    TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
+      uint32_t halves[2];
+      TILEDMM_UNROLL for (int h = 0; h < 2; ++h) {
+        const int e = 2 * w + h;
+        halves[h] = first + e < repack.inner ? load_global(repack.from + offset + e * repack.stride_inner) : 0;
+      }
+      vector.words[w] = halves[0] | halves[1] << 16;
+    }
+    store_global(reinterpret_cast<Vector16*>(repack.to + (item * repack.outer + row) * repack.ld + first), vector);
+  }
+}
+
+// Memory lent by the caller, given back when the kernels have been launched.
+struct Workspace {
+  const Executor& executor;
+  void* memory = nullptr;
+
+  explicit Workspace(const Executor& executor) : executor(executor) {}
+  ~Workspace() {
+    if (memory) executor.release(executor.self, memory);
+  }
+  Workspace(const Workspace&) = delete;
+  bool allocate(int64_t bytes) { return (memory = executor.allocate(executor.self, size_t(bytes))) != nullptr; }
+};
+
+// Whether all of an operand can be copied 16 bytes at a time. `stride` is A's or B's of a batch dimension.
+bool is_aligned(const GpuProblem& problem, int64_t BatchDim::* stride, const void* data, int64_t stride_mn,
+                int64_t stride_k) {
+  const int64_t elements = 16 / size_of(problem.gemm.dtype),
+                close = is_k_major(stride_mn, stride_k) ? stride_k : stride_mn;
+  bool result = reinterpret_cast<uintptr_t>(data) % 16 == 0 && close == 1 &&
+                (is_k_major(stride_mn, stride_k) ? stride_mn : stride_k) % elements == 0;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    result = result && problem.batch_dims[d].*stride % elements == 0;
+  }
+  return result;
+}
+
+// Makes an operand such that is_aligned.
+Status repack_if_unaligned(GpuProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
+                           int64_t& stride_mn, int64_t& stride_k, Workspace& workspace) {
+  const bool is_close_k = is_k_major(stride_mn, stride_k);
+  if (problem.gemm.k == 0 || is_aligned(problem, stride, data, stride_mn, stride_k)) return Status::ok;
+  Repack repack{};
+  repack.from = static_cast<const uint16_t*>(data);
+  repack.inner = is_close_k ? problem.gemm.k : rows;
+  repack.outer = is_close_k ? rows : problem.gemm.k;
+  repack.stride_inner = is_close_k ? stride_k : stride_mn;
+  repack.stride_outer = is_close_k ? stride_mn : stride_k;
+  repack.ld = round_up(repack.inner, 8);
+  repack.num_items = 1;
+  repack.num_dims = problem.gemm.num_batch_dims;
+  for (int d = repack.num_dims - 1; d >= 0; --d) {
+    BatchDim& dim = problem.batch_dims[d];
+    repack.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
+    if (dim.*stride != 0) dim.*stride = repack.num_items * repack.outer * repack.ld;
+    repack.num_items *= repack.dims[d].size;
+  }
+  if (!workspace.allocate(repack.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
+  repack.to = static_cast<uint16_t*>(workspace.memory);
+  data = workspace.memory;
+  (is_close_k ? stride_k : stride_mn) = 1;
+  (is_close_k ? stride_mn : stride_k) = repack.ld;
+  return launch_kernel(repack_operand, ceil_div(repack.outer * repack.ld / 8, 256), min_of(repack.num_items, 65535),
+                       256, 0, workspace.executor, repack);
+}
+
+}  // namespace
+}  // namespace tiledmm::gpu

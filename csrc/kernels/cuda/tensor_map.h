@@ -1,0 +1,122 @@
+// Host side of the kernels that the copy engine feeds: operands as it sees them, tensor maps (CUDA driver API,
+// "Tensor Map Object Management"), launches that overlap the end of the kernel before.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <numeric>
+
+#include "core/math.h"
+#include "core/problem.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kCopyBytes = 16;  // the copy engine's unit of addresses and strides
+
+// How the copy engine sees an operand: a matrix of contiguous rows, and the batch as a third dimension, each item at a
+// multiple of one step.
+struct Operand {
+  bool is_k_major;
+  int64_t inner, outer, ld;
+  int64_t batch_step, batch_count;
+};
+
+// A or B^T: `rows` x k, one of the two contiguous. False where the copy engine cannot take it.
+bool describe_matrix(const void* data, DType dtype, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
+                     Operand& operand) {
+  const int64_t unit = kCopyBytes / size_of(dtype);
+  if (reinterpret_cast<uintptr_t>(data) % kCopyBytes) return false;
+  const auto is_legal = [&](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
+    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % unit == 0));
+  };
+  operand.is_k_major = is_legal(k, rows, stride_k, stride_row);
+  if (operand.is_k_major) {
+    operand.inner = k, operand.outer = rows, operand.ld = rows == 1 ? round_up(k, unit) : stride_row;
+    return true;
+  }
+  operand.inner = rows, operand.outer = k, operand.ld = k == 1 ? round_up(rows, unit) : stride_k;
+  return is_legal(rows, k, stride_row, stride_k);
+}
+
+// Its items, however many dimensions the batch has: their offsets are multiples of the strides' common divisor.
+bool describe_batch(const GpuProblem& problem, int64_t BatchDim::* stride, Operand& operand) {
+  const int64_t unit = kCopyBytes / size_of(problem.gemm.dtype);
+  int64_t step = 0, extent = 0;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    step = std::gcd(step, problem.batch_dims[d].*stride);
+    extent += (problem.batch_dims[d].size - 1) * problem.batch_dims[d].*stride;
+  }
+  operand.batch_step = step ? step : unit;
+  operand.batch_count = extent / operand.batch_step + 1;
+  return operand.batch_step % unit == 0 && operand.batch_count <= INT32_MAX;
+}
+
+// Whether the copy engine may store to it: it writes whole units, also beyond the end of a row.
+bool is_storable(DType dtype, const Operand& c) { return c.is_k_major && c.inner * size_of(dtype) % kCopyBytes == 0; }
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+EncodeTiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess)
+    return nullptr;
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+// Boxes of one item of the batch, swizzled over their width of 128 or 64 bytes. The engine can round fp32 to tf32, to
+// nearest even, while it copies.
+bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Operand& operand, int box_inner,
+                       int box_outer, bool rounds_to_tf32) {
+  static const EncodeTiled encode = find_encode_tiled();
+  if (!encode) return false;
+  const int64_t bytes = size_of(dtype);
+  const cuuint64_t sizes[3] = {cuuint64_t(operand.inner), cuuint64_t(operand.outer), cuuint64_t(operand.batch_count)};
+  const cuuint64_t pitches[2] = {cuuint64_t(operand.ld * bytes), cuuint64_t(operand.batch_step * bytes)};
+  const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUtensorMapDataType type = dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                   : rounds_to_tf32      ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return encode(map, type, 3, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
+// Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
+template <auto KERNEL, class... Args>
+const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
+                              const Args&... args) {
+  static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
+  int device = 0;
+  cudaGetDevice(&device);
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
+    const cudaError_t error = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+    ready_devices.fetch_or(bit, std::memory_order_relaxed);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(num_blocks));
+  launch.blockDim = dim3(unsigned(num_threads));
+  launch.dynamicSmemBytes = size_t(smem_bytes);
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  const cudaError_t error = cudaLaunchKernelEx(&launch, KERNEL, args...);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

@@ -1,0 +1,71 @@
+// Host side of the wgmma kernel for fp32 with products in tf32: which operands are copied, which of the two transposed
+// problems is computed.
+#pragma once
+
+#include <utility>
+
+#include "core/wgmma_tf32_config.h"
+#include "kernels/cuda/chunk_sums.h"
+#include "kernels/cuda/transpose.h"
+#include "kernels/cuda/wgmma_task.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+Tf32Operand plan_operand(bool is_readable, const Operand& operand) {
+  if (!is_readable) return {Tf32Layout::unreadable, false};
+  return {operand.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, operand.ld % 8 == 0};
+}
+
+// C is row-major.
+template <class LaunchTile>
+Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, const LaunchTile& launch_tile) {
+  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  GpuProblem& problem = task.problem;
+  GemmProblem& p = problem.gemm;
+  const auto describe_a = [&] {
+    return describe_matrix(p.a, p.dtype, p.m, p.k, p.stride_am, p.stride_ak, task.a) &&
+           describe_batch(problem, &BatchDim::stride_a, task.a);
+  };
+  const auto describe_b = [&] {
+    return describe_matrix(p.b, p.dtype, p.n, p.k, p.stride_bn, p.stride_bk, task.b) &&
+           describe_batch(problem, &BatchDim::stride_b, task.b);
+  };
+  const Tf32Operand a = plan_operand(describe_a(), task.a), b = plan_operand(describe_b(), task.b);
+  const Tf32Plan plan = plan_tf32({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, a, b}, executor.num_cus);
+  CopyAlongK copies(executor);
+  Status status = Status::ok;
+  if (plan.copies_a) status = copies.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
+  if (plan.copies_b && status == Status::ok)
+    status = copies.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
+  if (status != Status::ok) return status;
+  if (!describe_a() || !describe_b()) return Status::launch_failed;
+  const bool transposes = plan.path != Tf32Path::both_in_place;
+  if (transposes) {
+    problem = transposed_problem(problem);
+    std::swap(task.a, task.b);
+  }
+  const bool is_matrix = transposes ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)
+                                    : describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
+  task.stores_by_tma =
+      describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
+  task.plan = plan.tiles;
+
+  const GemmProblem& whole = row_major.gemm;
+  const PartialSums partial{nullptr, round_up(whole.n, 2), int(ceil_div(p.k, problem.chunk_k))};
+  Workspace workspace{executor};
+  if (task.plan.splits_chunks) {
+    const int64_t count = problem.batch_size * partial.num_chunks * whole.m * partial.ld;
+    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
+    if (!workspace.memory) return Status::out_of_memory;
+    task.partial = static_cast<float*>(workspace.memory);
+  }
+  const char* refused = copies.launch();
+  if (!refused) refused = launch_tile(task);
+  if (!refused && task.plan.splits_chunks)
+    refused = launch_sum_chunks(row_major, {task.partial, partial.ld, partial.num_chunks}, task.stream);
+  return refused ? Status::launch_failed : Status::ok;
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
