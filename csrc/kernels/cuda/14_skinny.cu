@@ -4,10 +4,11 @@
 // memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
 // warp 16 columns with its whole chain of k, and copy warps keep a ring of stages ahead of the warps that multiply.
 // The large operand takes the instruction's 16 rows and the few rows its 8 columns (the sums' bits stay the same), so
-// 8 rows cost what one costs. Few columns are few rows of C^T. Chunks of k are computed side by side where n is small,
-// and added in their order by a second kernel.
-// Limits: a chain of one instruction after another for each 16 of k; the few rows pass through every multiprocessor.
-// Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin (IST-DASLab) and swapAB of CUTLASS.
+// 8 rows cost little more than one. Few columns are few rows of C^T. Chunks of k are computed side by side where n is
+// small, and added in their order by a second kernel. The second-level cache gives up the streamed operand first, and
+// need not write back what others left there. Limits: from 16 rows on, all multiprocessors read the same rows at a
+// time; wgmma is faster then, where there is one. Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin
+// (IST-DASLab) and swapAB of CUTLASS.
 #include "core/skinny_config.h"
 #include "core/summation.h"
 #include "kernels/gpu/kernels.h"

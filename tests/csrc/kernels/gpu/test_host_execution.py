@@ -138,7 +138,7 @@ MUTANTS = {
         "int lead = plan.num_stages;",
         "skinny",
     ),
-    "14 beyond the end of k": ("14_skinny.cu", SKINNY, "close < left_k ? 16 : 0", "close < left_k ? 16 : 16", "skinny"),
+    "14 beyond the end of k": ("14_skinny.cu", SKINNY, "k < left_k ? 16 : 0", "k < left_k ? 16 : 16", "skinny"),
 }
 
 
