@@ -20,8 +20,7 @@ constexpr double kLaunchUs = 3;
 
 // How an operand lies.
 struct Lie {
-  bool is_k_major, has_unit_stride;
-  int64_t ld;
+  bool is_k_major;
   bool is_aligned;  // 16 bytes at a time
 
   Lie(const GemmProblem& problem, bool is_a) {
@@ -29,18 +28,12 @@ struct Lie {
     const int64_t stride_k = is_a ? problem.stride_ak : problem.stride_bk;
     const int64_t per_vector = 16 / size_of(problem.dtype);
     is_k_major = stride_k == 1 || stride_mn != 1;
-    has_unit_stride = stride_k == 1 || stride_mn == 1;
-    ld = is_k_major ? stride_mn : stride_k;
-    is_aligned =
-        has_unit_stride && ld % per_vector == 0 && reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) % 16 == 0;
+    is_aligned = (stride_k == 1 || stride_mn == 1) && (is_k_major ? stride_mn : stride_k) % per_vector == 0 &&
+                 reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) % 16 == 0;
     for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
       const BatchDim& dim = problem.batch_dims[d];
       is_aligned = is_aligned && (is_a ? dim.stride_a : dim.stride_b) % per_vector == 0;
     }
-  }
-  Tf32Operand for_tf32() const {
-    if (!is_aligned) return {Tf32Layout::unreadable, false};
-    return {is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, ld % 8 == 0};
   }
 };
 
@@ -69,9 +62,8 @@ double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const Gp
                           chunk, chip.num_cus);
     }
     case 11:
-      return problem.dtype == DType::f32
-                 ? plan_tf32({m, n, k, chunk, batch, a.for_tf32(), b.for_tf32()}, chip.num_cus).tiles.microseconds
-                 : wgmma_microseconds(problem, chip.num_cus);
+      return problem.dtype == DType::f32 ? wgmma_tf32_microseconds(problem, chip.num_cus)
+                                         : wgmma_microseconds(problem, chip.num_cus);
     case 14:
       return skinny_microseconds(m, n, k, chunk, batch, chip.num_cus);
     default: {
