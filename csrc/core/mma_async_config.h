@@ -47,6 +47,9 @@ constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
   return (shape.block_m + shape.block_n) * row * shape.num_stages;
 }
 
+// Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
+inline constexpr int64_t kMaxPartialBytes = 256 << 20;
+
 // How many blocks share out the k of one tile.
 constexpr int64_t num_mma_async_splits(const MmaAsyncShape& shape, int64_t k, int64_t chunk_k) {
   return chunk_k < k && !shape.sums_chunks ? ceil_div(k, chunk_k) : 1;
@@ -81,7 +84,9 @@ inline int choose_mma_async_shape(DType dtype, bool is_vectorised, int64_t m, in
   double best_us = 0;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
     const MmaAsyncShape& shape = mma_async_shape(dtype, i);
+    const int64_t splits = num_mma_async_splits(shape, k, chunk_k);
     if (shared_bytes(shape, dtype) > max_shared_bytes) continue;
+    if (splits > 1 && splits * m * n * batch * (size_of(dtype) == 8 ? 8 : 4) > kMaxPartialBytes) continue;
     const double us = mma_async_us(shape, dtype, is_vectorised, m, n, k, batch, chunk_k, num_cus);
     if (best < 0 || us < best_us) {
       best = i;

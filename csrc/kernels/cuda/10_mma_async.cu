@@ -450,7 +450,7 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(num_mma_async_splits(Cfg::kShape, gemm.k, problem.chunk_k));
   const bool splits = work.num_splits > 1;
-  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::unsupported;
+  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
