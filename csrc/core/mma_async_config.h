@@ -41,10 +41,13 @@ constexpr const MmaAsyncShape& mma_async_shape(DType dtype, int shape) {
   return dtype == DType::f64 ? kMmaAsyncShapes64[shape] : kMmaAsyncShapes16[shape];
 }
 
-// Shared memory of a block, in bytes: tiles with rows padded by 32 bytes at most.
+// Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
-  const int64_t row = dtype == DType::f64 ? shape.block_k * 8 + 32 : 96;
-  return (shape.block_m + shape.block_n) * row * shape.num_stages;
+  const int64_t row_k = dtype == DType::f64 ? shape.block_k * 8 + 32 : 80;
+  const int64_t row_m = dtype == DType::f64 ? shape.block_m * 8 + 32 : shape.block_m * 2 + 16;
+  const int64_t row_n = dtype == DType::f64 ? shape.block_n * 8 + 32 : shape.block_n * 2 + 16;
+  return (max_of(shape.block_m * row_k, shape.block_k * row_m) + max_of(shape.block_n * row_k, shape.block_k * row_n)) *
+         shape.num_stages;
 }
 
 // Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
