@@ -445,12 +445,16 @@ void transpose(GpuProblem& problem) {
 
 template <class Cfg, Major MAJOR_A, Major MAJOR_B>
 Status launch_config(const GpuProblem& problem, const Executor& executor) {
+  using T = typename Cfg::T;
+  using Shared = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared;
+  static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
+                "the choice of a shape knows what fits");
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(num_mma_async_splits(Cfg::kShape, gemm.k, problem.chunk_k));
   const bool splits = work.num_splits > 1;
-  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::unsupported;
+  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
@@ -461,17 +465,16 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
   Workspace partial(executor);
   if (splits) {
-    const int64_t bytes =
-        work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<typename Cfg::T>));
+    const int64_t bytes = work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<T>));
     if (!partial.allocate(bytes)) return Status::out_of_memory;
     work.partial = partial.memory;
   }
   const Status status =
       launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
-                    Cfg::kThreads, sizeof(typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared), executor, problem, work);
+                    Cfg::kThreads, sizeof(Shared), executor, problem, work);
   if (status != Status::ok || !splits) return status;
-  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem),
-                       kAddThreads, 0, executor, problem, work);
+  return launch_kernel(add_splits<T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem), kAddThreads, 0,
+                       executor, problem, work);
 }
 
 template <class T, int SHAPE>
