@@ -23,12 +23,9 @@ if not torch.cuda.is_available():
 OPS = torch.ops.tiledmm
 DTYPES = tuple(DTYPE_NAMES.values())
 IS_HOPPER = torch.cuda.get_device_capability() == (9, 0)
-SERVED = {
-    entry.name: [DTYPE_NAMES[name] for name in entry.dtypes]
-    for entry in torch_tiledmm.algorithms("cuda")
-    if entry.rung > 0 and (IS_HOPPER or entry.name != "wgmma")
-}
-RUNGS = list(SERVED)
+RUNGS = [
+    entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.rung > 0 and (IS_HOPPER or entry.name != "wgmma")
+]
 SHAPES = [
     (1, 1, 1),
     (5, 3, 0),
@@ -56,7 +53,11 @@ def operand(rows, cols, dtype, is_transposed=False, margin=0):
 
 
 def serves(algorithm, dtype):
-    return algorithm not in SERVED or dtype in SERVED[algorithm]
+    if algorithm in ("wgmma", "skinny"):
+        return dtype.itemsize == 2
+    if algorithm == "simt_pipelined":
+        return dtype is torch.float32
+    return dtype is not torch.float32 or not algorithm.startswith("mma")
 
 
 def fits(algorithm, m, n, k):
