@@ -102,7 +102,6 @@ MUTANTS = {
         "const {\n",
         "mma_output_cached",
     ),
-    "14 tile not whole": ("14_skinny.cu", SKINNY, "wait_for_stage(plan.num_stages);", "", "skinny"),
     "14 copy to the live stage": (
         "14_skinny.cu",
         SKINNY,
