@@ -89,7 +89,8 @@ def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs:
 def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:
     """The rungs on the host executor, as one library."""
     command = host_command(cxx, warp_size, werror=werror)
-    sources = [*gpu_sources(), CSRC / "dispatch/gpu.cpp", CSRC / "host_gpu/api.cpp"]
+    others = ("dispatch/gpu.cpp", "dispatch/gpu_cost.cpp", "host_gpu/api.cpp")
+    sources = gpu_sources() + [CSRC / name for name in others]
     if warp_size == 32:
         sources += cuda_sources()
         command += ["-DTILEDMM_WITH_CUDA"]

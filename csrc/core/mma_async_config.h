@@ -41,11 +41,17 @@ constexpr const MmaAsyncShape& mma_async_shape(DType dtype, int shape) {
   return dtype == DType::f64 ? kMmaAsyncShapes64[shape] : kMmaAsyncShapes16[shape];
 }
 
-// Shared memory of a block, in bytes: tiles with rows padded by 32 bytes at most.
+// Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
-  const int64_t row = dtype == DType::f64 ? shape.block_k * 8 + 32 : 96;
-  return (shape.block_m + shape.block_n) * row * shape.num_stages;
+  const int64_t row_k = dtype == DType::f64 ? shape.block_k * 8 + 32 : 80;
+  const int64_t row_m = dtype == DType::f64 ? shape.block_m * 8 + 32 : shape.block_m * 2 + 16;
+  const int64_t row_n = dtype == DType::f64 ? shape.block_n * 8 + 32 : shape.block_n * 2 + 16;
+  return (max_of(shape.block_m * row_k, shape.block_k * row_m) + max_of(shape.block_n * row_k, shape.block_k * row_n)) *
+         shape.num_stages;
 }
+
+// Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
+inline constexpr int64_t kMaxPartialBytes = 256 << 20;
 
 // How many blocks share out the k of one tile.
 constexpr int64_t num_mma_async_splits(const MmaAsyncShape& shape, int64_t k, int64_t chunk_k) {
@@ -81,7 +87,9 @@ inline int choose_mma_async_shape(DType dtype, bool is_vectorised, int64_t m, in
   double best_us = 0;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
     const MmaAsyncShape& shape = mma_async_shape(dtype, i);
+    const int64_t splits = num_mma_async_splits(shape, k, chunk_k);
     if (shared_bytes(shape, dtype) > max_shared_bytes) continue;
+    if (splits > 1 && splits * m * n * batch * (size_of(dtype) == 8 ? 8 : 4) > kMaxPartialBytes) continue;
     const double us = mma_async_us(shape, dtype, is_vectorised, m, n, k, batch, chunk_k, num_cus);
     if (best < 0 || us < best_us) {
       best = i;

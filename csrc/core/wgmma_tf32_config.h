@@ -103,4 +103,37 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
   return best;
 }
 
+// How the copy engine sees an operand of `rows` x k: tensor_map.h decides the same for the launch.
+inline Tf32Operand classify_operand(const void* data, int64_t rows, int64_t k, int64_t stride_row, int64_t stride_k,
+                                    bool has_aligned_items) {
+  const auto is_legal = [](int64_t inner, int64_t outer, int64_t stride_inner, int64_t stride_outer) {
+    return (stride_inner == 1 || inner == 1) && (outer == 1 || (stride_outer > 0 && stride_outer % 4 == 0));
+  };
+  if (reinterpret_cast<uintptr_t>(data) % 16 || !has_aligned_items) return {Tf32Layout::unreadable, false};
+  if (is_legal(k, rows, stride_k, stride_row)) return {Tf32Layout::along_k, stride_row % 8 == 0};
+  if (is_legal(rows, k, stride_row, stride_k)) return {Tf32Layout::across_k, stride_k % 8 == 0};
+  return {Tf32Layout::unreadable, false};
+}
+
+// Microseconds of a whole call, as wgmma_microseconds.
+inline double wgmma_tf32_microseconds(const GemmProblem& p, int num_sms) {
+  const bool is_transposed = p.stride_cn != 1 && p.n != 1;
+  int64_t batch = 1;
+  bool has_aligned_a = true, has_aligned_b = true;
+  bool takes_c = reinterpret_cast<uintptr_t>(p.c) % 16 == 0 && (is_transposed ? p.m : p.n) % 4 == 0 &&
+                 (is_transposed ? p.stride_cn : p.stride_cm) % 4 == 0;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    batch *= p.batch_dims[d].size;
+    has_aligned_a = has_aligned_a && p.batch_dims[d].stride_a % 4 == 0;
+    has_aligned_b = has_aligned_b && p.batch_dims[d].stride_b % 4 == 0;
+    takes_c = takes_c && p.batch_dims[d].stride_c % 4 == 0;
+  }
+  const Tf32Operand a = classify_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, has_aligned_a);
+  const Tf32Operand b = classify_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, has_aligned_b);
+  Tf32Problem problem{p.m, p.n, p.k, chunk_k(p.n, p.k), batch, a, b};
+  if (is_transposed) problem = {p.n, p.m, p.k, problem.chunk_k, batch, b, a};
+  return plan_tf32(problem, num_sms).tiles.microseconds +
+         (takes_c ? 0 : double(batch) * double(p.m) * double(p.n) * 6e-7);
+}
+
 }  // namespace tiledmm

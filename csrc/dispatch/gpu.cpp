@@ -15,14 +15,14 @@ namespace {
 
 // Data sheets of NVIDIA (A100, H100, H200) and AMD (MI250X, one die; MI300X; MI355X; RX 7900 XTX; RX 9070 XT).
 constexpr GpuChip kChips[kNumGpuChips] = {
-    {"sm_80", "cuda", 80, 108, 32, 1.94, {19.5, 9.7, 19.5, 19.5}, {156, 19.5, 312, 312}, true},
-    {"sm_90", "cuda", 90, 132, 32, 4.2, {66.9, 33.5, 66.9, 66.9}, {495, 66.9, 989, 989}, true},
-    {"gfx90a", "hip", 0x90a, 110, 64, 1.6, {23.9, 23.9, 23.9, 23.9}, {47.9, 47.9, 191, 191}, false},
-    {"gfx942", "hip", 0x942, 304, 64, 5.3, {163, 81.7, 163, 163}, {163, 163, 1307, 1307}, false},
-    {"gfx950", "hip", 0x950, 256, 64, 8.0, {157, 78.6, 157, 157}, {157, 78.6, 2300, 2300}, false},
-    {"gfx1100", "hip", 0x1100, 96, 32, 0.96, {61, 1.9, 61, 61}, {0, 0, 123, 123}, false},
-    {"gfx1201", "hip", 0x1201, 64, 32, 0.64, {48.7, 1.5, 48.7, 48.7}, {0, 0, 195, 195}, false},
-    {"host", "host", 0, 4, 32, 0.02, {0.001, 0.001, 0.001, 0.001}, {0.001, 0.001, 0.001, 0.001}, false},
+    {"sm_80", "cuda", 80, 108, 32, 163 << 10, 1.94, {19.5, 9.7, 19.5, 19.5}, {156, 19.5, 312, 312}, true},
+    {"sm_90", "cuda", 90, 132, 32, 227 << 10, 4.2, {66.9, 33.5, 66.9, 66.9}, {495, 66.9, 989, 989}, true},
+    {"gfx90a", "hip", 0x90a, 110, 64, 64 << 10, 1.6, {23.9, 23.9, 23.9, 23.9}, {47.9, 47.9, 191, 191}, false},
+    {"gfx942", "hip", 0x942, 304, 64, 64 << 10, 5.3, {163, 81.7, 163, 163}, {163, 163, 1307, 1307}, false},
+    {"gfx950", "hip", 0x950, 256, 64, 160 << 10, 8.0, {157, 78.6, 157, 157}, {157, 78.6, 2300, 2300}, false},
+    {"gfx1100", "hip", 0x1100, 96, 32, 64 << 10, 0.96, {61, 1.9, 61, 61}, {0, 0, 123, 123}, false},
+    {"gfx1201", "hip", 0x1201, 64, 32, 64 << 10, 0.64, {48.7, 1.5, 48.7, 48.7}, {0, 0, 195, 195}, false},
+    {"host", "host", 0, 4, 32, 227 << 10, 0.02, {0.001, 0.001, 0.001, 0.001}, {0.001, 0.001, 0.001, 0.001}, false},
 };
 
 #if defined(TILEDMM_WITH_GPU)
@@ -72,14 +72,6 @@ constexpr GpuKernel kKernels[kNumGpuKernels] = {
 };
 
 static_assert(kKernels[kNumGpuKernels - 1].name, "every kernel has its row");
-
-// By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
-// every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
-// measurements on an H200.
-constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35, 0.85, 0.5, 0.72, 0, 0, 0.1};
-constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3, 2, 2, 1.5, 0, 0, 1};
-constexpr double kLaunchUs = 3;
-constexpr int32_t kFirstNativeRung = 9;  // kernels/cuda
 
 }  // namespace
 
@@ -172,16 +164,6 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   return refuse_tf32(problem, chip);
 }
 
-double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
-  double batch = 1;
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= double(problem.batch_dims[d].size);
-  const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
-  const double peak = (kernel.is_mma ? chip.mma_tflops : chip.simt_tflops)[int(problem.dtype)];
-  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(problem.dtype));
-  return kLaunchUs + 2 * m * n * k * batch / (kEfficiency[kernel.rung] * peak * 1e6) +
-         kTraffic[kernel.rung] * bytes / (chip.tbytes_per_second * 1e6);
-}
-
 int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates) {
   int32_t choice = -1;
   double choice_cost = 0;
@@ -191,17 +173,22 @@ int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip&
                              std::strcmp(algorithm_name(algorithm), kernel.name) == 0;
     if (!candidates && !is_admitted) continue;
     const char* reason = refuse_gpu(kernel, problem, chip);
-    const double cost_us = reason ? 0 : gpu_cost_us(kernel, problem, chip);
-    if (candidates) candidates[idx] = {&kernel, reason, cost_us};
+    if (candidates) candidates[idx] = {&kernel, reason, reason ? 0 : gpu_cost_us(kernel, problem, chip)};
     if (!is_admitted || reason) continue;
     // The native kernels have one order of summation, the rungs before them their own: where there are native ones,
     // only they compete, so that a row's bits do not depend on which one is cheapest for its m.
     const bool is_native = kernel.rung >= kFirstNativeRung;
     const bool is_choice_native = choice >= 0 && kKernels[choice].rung >= kFirstNativeRung;
-    if (choice < 0 || is_native > is_choice_native || (is_native == is_choice_native && cost_us < choice_cost)) {
-      choice = idx;
-      choice_cost = cost_us;
+    double cost_us = -1;  // as long as there is nothing to compare it with
+    if (choice >= 0 && is_native == is_choice_native) {
+      cost_us = gpu_cost_us(kernel, problem, chip);
+      if (choice_cost < 0) choice_cost = gpu_cost_us(kKernels[choice], problem, chip);
+      if (cost_us >= choice_cost) continue;
+    } else if (is_choice_native) {
+      continue;
     }
+    choice = idx;
+    choice_cost = cost_us;
   }
   return choice;
 }

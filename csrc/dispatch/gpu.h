@@ -12,6 +12,7 @@ struct GpuChip {
   int32_t arch;        // as in platform/gpu.h
   int32_t num_cus;
   int32_t warp_size;
+  int32_t max_shared_bytes;  // of one block
   double tbytes_per_second;
   double simt_tflops[kNumDTypes];  // by DType: fp32 fp64 fp16 bf16; the last two in fp32
   double mma_tflops[kNumDTypes];   // 0: no matrix instruction
@@ -25,14 +26,14 @@ inline constexpr int kNumGpuChips = 8;
 const GpuChip* gpu_chips();
 
 inline constexpr int kNumGpuKernels = 15;
+inline constexpr int32_t kFirstNativeRung = 9;  // of kernels/cuda
 const GpuKernel* gpu_kernels();
 bool has_gpu_kernels();
 
 // Why a kernel cannot serve a problem on a chip; null if it can.
 const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip);
 
-// Microseconds that the model predicts. For one dtype and chip, the kernels keep one order whatever m is, so that auto,
-// which takes the cheapest, keeps a row's bits independent of m.
+// Microseconds that the model predicts (gpu_cost.cpp).
 double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip);
 
 // Computes a problem on executor.device_idx. `algorithm` as in select.h.

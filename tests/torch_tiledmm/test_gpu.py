@@ -121,7 +121,7 @@ def test_wgmma_in_tf32(m, n, k):
     """Every layout gives the same bits, those of rung 08 where k is one chunk; nothing outside of C is written."""
 
     def tf32(a, b, **how):
-        with precision("tf32"):
+        with matmul_precision("tf32"):
             return matmul(a, b, **how)
 
     a, b = rand(m, k), rand(k, n)
@@ -137,7 +137,7 @@ def test_wgmma_in_tf32(m, n, k):
         for rows, cols, turn in ((m, n, False), (n, m, True)):
             base = torch.full((rows, cols + margin), 7.0, device="cuda")
             out = base[:, :cols].mT if turn else base[:, :cols]
-            with precision("tf32"):
+            with matmul_precision("tf32"):
                 OPS.matmul_out(a1, b1, out, algorithm="wgmma")
             assert torch.equal(out, expected), (layout, margin, turn)
             assert (base[:, cols:] == 7).all(), (layout, margin, turn)
@@ -179,7 +179,7 @@ def test_batches(dtype):
 
 @pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@precision("tf32")
+@matmul_precision("tf32")
 def test_wgmma_batches_are_their_items(dtype):
     def check(a, b, out=None):
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -44,6 +44,17 @@ def test_batch_bias_activation():
             assert_close(out, expect_linear(a[0], b[0].mT, bias, activation))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
+    wide = rand(2, 9, 40, dtype=dtype)[:, :, 1:20]  # 16-bit elements are repacked
+    for a, b in [(wide, rand(2, 19, 18, dtype=dtype)), (wide[:1].expand(2, 9, 19), rand(2, 18, 19, dtype=dtype).mT)]:
+        out, _ = host_gpu.matmul(a, b, algorithm="mma_async", seed=1)
+        assert_close(out, expect_matmul(a, b))
+    a, b, bias = rand(5, 4100, dtype=dtype), rand(4100, 9, dtype=dtype), rand(9, dtype=dtype)
+    out, _ = host_gpu.matmul(a, b, algorithm="mma_async", bias=bias, activation="gelu")
+    assert_close(out, expect_linear(a, b.mT, bias, "gelu"))
+
+
 def test_rungs_01_to_04_share_one_order_of_summation_and_05_to_08_another():
     a, b = rand(70, 90), rand(90, 40)
     for family in ([name for name in VARIANTS if name not in MMA_RUNGS], MMA_RUNGS):

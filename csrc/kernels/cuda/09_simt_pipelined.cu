@@ -381,8 +381,8 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
       TILEDMM_NO_UNROLL for (; k_tile < end; ++k_tile) {
         TILEDMM_UNROLL for (int step = 0; step < kNumSteps; ++step) {
           if (step == kBarrierStep) {
-            wait_copies<kNumStages - 2>();
-            block_barrier();  // the next tiles are whole, and nobody reads these any more
+            wait_copies<kNumStages - 2>();  // those of the next tiles
+            block_barrier();                // the next tiles are whole, and nobody reads these any more
             read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
           }
           const int ahead = (step + kNumFrags - 1) % kNumSteps, frag = (step + kNumFrags - 1) % kNumFrags;

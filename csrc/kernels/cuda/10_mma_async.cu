@@ -357,7 +357,8 @@ mma_async(GpuProblem problem, Work work) {
     };
 
     const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
-    for (bool is_first = true; k_tile < num_k_tiles; is_first = false) {
+    bool is_first = true;
+    do {
       int end = num_k_tiles;
       if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
@@ -383,10 +384,9 @@ mma_async(GpuProblem problem, Work work) {
         if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
       sums.end_chunk(is_first);
-    }
-    if constexpr (Cfg::kShape.sums_chunks) {
-      if (num_k_tiles > 0) sums.take_total();
-    }
+      is_first = false;
+    } while (Cfg::kShape.sums_chunks && k_tile < num_k_tiles);
+    if constexpr (Cfg::kShape.sums_chunks) sums.take_total();
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
@@ -445,12 +445,16 @@ void transpose(GpuProblem& problem) {
 
 template <class Cfg, Major MAJOR_A, Major MAJOR_B>
 Status launch_config(const GpuProblem& problem, const Executor& executor) {
+  using T = typename Cfg::T;
+  using Shared = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared;
+  static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
+                "the choice of a shape knows what fits");
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(num_mma_async_splits(Cfg::kShape, gemm.k, problem.chunk_k));
   const bool splits = work.num_splits > 1;
-  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::unsupported;
+  if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
@@ -461,17 +465,16 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
   Workspace partial(executor);
   if (splits) {
-    const int64_t bytes =
-        work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<typename Cfg::T>));
+    const int64_t bytes = work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<T>));
     if (!partial.allocate(bytes)) return Status::out_of_memory;
     work.partial = partial.memory;
   }
   const Status status =
       launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
-                    Cfg::kThreads, sizeof(typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared), executor, problem, work);
+                    Cfg::kThreads, sizeof(Shared), executor, problem, work);
   if (status != Status::ok || !splits) return status;
-  return launch_kernel(add_splits<typename Cfg::T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem),
-                       kAddThreads, 0, executor, problem, work);
+  return launch_kernel(add_splits<T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem), kAddThreads, 0,
+                       executor, problem, work);
 }
 
 template <class T, int SHAPE>

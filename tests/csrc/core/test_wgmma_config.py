@@ -1,4 +1,4 @@
-"""The tiles that csrc/core/wgmma_config.h chooses, and the time it expects, against measurements on an H200."""
+"""What csrc/core/wgmma_config.h and wgmma_tf32_config.h choose and expect, against measurements on an H200."""
 
 import itertools
 import os
@@ -29,11 +29,34 @@ MEASURED = {
 }
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    program = tmp_path_factory.mktemp("config") / "config"
+# The same in tf32, with the layout, where it is not the chunks that take the time.
+MEASURED_TF32 = {
+    (512, 512, 512, 1, "NT"): 8.8,
+    (512, 512, 512, 1, "NN"): 9.2,
+    (512, 512, 512, 1, "TN"): 10.3,
+    (1024, 1024, 1024, 1, "NT"): 13.4,
+    (1024, 1024, 1024, 1, "NN"): 14.6,
+    (1024, 1024, 1024, 1, "TN"): 18.0,
+    (2048, 2048, 2048, 1, "NT"): 48.4,
+    (2048, 2048, 2048, 1, "NN"): 48.1,
+    (2048, 2048, 2048, 1, "TN"): 58.2,
+    (4096, 4096, 4096, 1, "NT"): 340,
+    (4096, 4096, 4096, 1, "NN"): 355,
+    (4096, 4096, 4096, 1, "TN"): 393,
+    (4095, 4095, 4095, 1, "NN"): 441,
+    (8192, 8192, 8192, 1, "NT"): 2803,
+    (2048, 4096, 4096, 1, "NT"): 171,
+    (16, 4096, 4096, 1, "NT"): 29.1,
+    (3072, 512, 4096, 1, "TN"): 74.3,
+    (512, 512, 512, 16, "NN"): 22.3,
+    (1024, 1024, 1024, 8, "NT"): 53.1,
+}
+
+
+def build(source, directory):
+    program = directory / "config"
     cxx = os.environ.get("CXX", "g++").split()
-    subprocess.run([*cxx, "-std=c++17", f"-I{CSRC}", HERE / "wgmma_config.cpp", "-o", program], check=True, timeout=60)
+    subprocess.run([*cxx, "-std=c++17", f"-I{CSRC}", HERE / source, "-o", program], check=True, timeout=60)
 
     def run(problems):
         text = "\n".join(" ".join(map(str, problem)) for problem in problems)
@@ -41,6 +64,16 @@ def plan(tmp_path_factory):
         return [[float(value) for value in line.split()] for line in done.stdout.splitlines()]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return build("wgmma_config.cpp", tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def plan_tf32(tmp_path_factory):
+    return build("wgmma_tf32_config.cpp", tmp_path_factory.mktemp("config"))
 
 
 def test_every_plan_is_legal(plan):
@@ -58,3 +91,28 @@ def test_every_plan_is_legal(plan):
 def test_time_is_near_what_was_measured(plan):
     for problem, (*_, whole) in zip(MEASURED, plan([(*problem, 0) for problem in MEASURED]), strict=True):
         assert abs(whole / MEASURED[problem] - 1) < 0.2, (problem, whole)
+
+
+def test_every_tf32_plan_is_legal(plan_tf32):
+    sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
+    layouts = ("NT", "NN", "TN", "TT")
+    problems = [(*shape, 1, layout) for *shape, layout in itertools.product(sizes, sizes, sizes, layouts)]
+    for problem, row in zip(problems, plan_tf32(problems), strict=True):
+        m, n, k, _, layout = problem
+        path, copies_a, copies_b, _, _, splits, serves_path, sums_chunks, time = row
+        is_chunked = n <= 256 and k >= 4096
+        assert serves_path and time > 0, problem
+        assert sums_chunks or not is_chunked, problem
+        assert is_chunked or not splits, problem
+        # An operand that no row of which begins at 16 bytes is copied; A across k needs B across k.
+        if (m if layout[0] == "T" else k) % 4 and min(m, k) > 1:
+            assert copies_a, problem
+        if (k if layout[1] == "T" else n) % 4 and min(n, k) > 1:
+            assert copies_b, problem
+        if path == 2 and min(m, n, k) > 1:
+            assert layout == "TN" and not copies_a and not copies_b, problem
+
+
+def test_tf32_time_is_near_what_was_measured(plan_tf32):
+    for problem, (*_, time) in zip(MEASURED_TF32, plan_tf32(list(MEASURED_TF32)), strict=True):
+        assert abs(time / MEASURED_TF32[problem] - 1) < 0.2, (problem, time)

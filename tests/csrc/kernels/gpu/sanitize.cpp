@@ -36,7 +36,9 @@ constexpr const char* kAlgorithms[] = {
     "mma_cached",
     "mma_double_buffered",
     "mma_output_cached",
-#if TILEDMM_WARP_SIZE == 32
+#if TILEDMM_WARP_SIZE == 32  // kernels/cuda
+    "simt_pipelined",
+    "mma_async",
     "skinny",
 #endif
 };
@@ -76,33 +78,35 @@ template <class T>
 bool run_case(DType dtype, const char* algorithm) {
   const int64_t limit = random_int(0, 5) == 0 ? 270 : 70;
   int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90), batch = 1;
-  if (std::strcmp(algorithm, "skinny") == 0) {
+  const auto is = [&](const char* name) { return std::strcmp(algorithm, name) == 0; };
+  if (is("skinny")) (random_int(0, 1) ? m : n) = random_int(1, 64);
+  if (is("simt_pipelined") || is("mma_async") || is("skinny")) {
     const int64_t kind = random_int(0, 7);
-    (random_int(0, 1) ? m : n) = random_int(1, 64);
-    if (kind < 4) k = random_int(200, 600);
     if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
-    if (kind == 0) k = random_int(4096, 4400);   // chunks of k
-    if (kind == 1) k = random_int(2400, 2600);   // more tiles than stages
-    if (kind % 2 == 0 && n % 2 == 0) batch = 2;  // along n
+    if (kind == 0) k = random_int(4096, 4200);  // in chunks
+    if (kind == 1) k = random_int(2400, 2600);  // more tiles than stages
+    if (kind == 2 && is("skinny")) k = random_int(200, 600);
+    batch = random_int(1, 2);
   }
   const bool has_bias = random_int(0, 1), is_a_transposed = random_int(0, 1), is_b_transposed = random_int(0, 1);
   const int64_t margins[] = {0, 1, 8};
-  Matrix<T> a(m, k, is_a_transposed, margins[random_int(0, 2)]), b(k, n, is_b_transposed, margins[random_int(0, 2)]);
+  Matrix<T> a(batch * m, k, is_a_transposed, margins[random_int(0, 2)]);
+  Matrix<T> b(k, batch * n, is_b_transposed, margins[random_int(0, 2)]);
   Matrix<T> bias(1, n, false, 0);
   a.randomize(), b.randomize(), bias.randomize();
   const bool is_c_transposed = random_int(0, 3) == 0;
   const int64_t margin_c = margins[random_int(0, 2)];
-  Matrix<T> c(m, n, is_c_transposed, margin_c), again(m, n, is_c_transposed, margin_c);
+  Matrix<T> c(batch * m, n, is_c_transposed, margin_c), again(batch * m, n, is_c_transposed, margin_c);
+  const BatchDim batch_dim{batch, m * a.stride_row, n * b.stride_col, m * c.stride_row};
   GemmProblem problem{};
   problem.m = m, problem.n = n, problem.k = k;
   problem.a = a.memory.get(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.memory.get(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
   if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = 1;
+  problem.batch_dims = &batch_dim, problem.num_batch_dims = 1;
   problem.dtype = dtype;
   problem.activation = Activation(random_int(0, 1));  // none, relu
-  const BatchDim halves{2, 0, n / 2 * b.stride_col, n / 2 * c.stride_col};
-  if (batch == 2) problem.n = n / 2, problem.batch_dims = &halves, problem.num_batch_dims = 1;
   for (Matrix<T>* to : {&c, &again}) {
     problem.c = to->memory.get();
     char reason[256] = "";
@@ -114,11 +118,11 @@ bool run_case(DType dtype, const char* algorithm) {
   }
   const double unit = sizeof(T) == 8 ? std::ldexp(1, -52) : std::ldexp(1, -24);
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
-  for (int64_t i = 0; i < m; ++i) {
+  for (int64_t i = 0; i < batch * m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      double sum = has_bias ? value_of(bias.at(0, j % problem.n)) : 0, size = std::fabs(sum);
+      double sum = has_bias ? value_of(bias.at(0, j)) : 0, size = std::fabs(sum);
       for (int64_t p = 0; p < k; ++p) {
-        const double product = value_of(a.at(i, p)) * value_of(b.at(p, j));
+        const double product = value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
         sum += product;
         size += std::fabs(product);
       }
@@ -143,8 +147,9 @@ int main(int argc, char** argv) {
   int done = 0;
   for (int idx = 0; idx < cases; ++idx) {
     const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
+    const bool is_simt = std::strcmp(algorithm, "simt_pipelined") == 0;  // fp32 alone
     const int first = std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0;
-    const DType dtype = DType(random_int(first, kNumDTypes - 1));
+    const DType dtype = is_simt ? DType::f32 : DType(random_int(first, kNumDTypes - 1));
     const bool is_right = visit_dtype(
         dtype, [&](auto* element) { return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm); });
     if (!is_right) return 1;

@@ -139,6 +139,8 @@ def test_nvidia(arch, tmp_path):
         spills = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", report)]
         registers = [int(count) for count in re.findall(r"Used (\d+) registers", report)]
         assert source.stem == "device" or registers, source
-        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md).
-        assert max(spills, default=0) <= (128 if source.name.startswith("04") else 0), f"{source.name} {arch}: {spills}"
+        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md); mma_async spills
+        # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments.
+        allowed = {"04": 128, "10": 384}.get(source.name[:2], 0)
+        assert max(spills, default=0) <= allowed, f"{source.name} {arch}: {spills}"
         assert "are serialized" not in report, source  # wgmma that wait for each other: C7510, C7515

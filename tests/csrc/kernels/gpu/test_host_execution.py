@@ -102,6 +102,34 @@ MUTANTS = {
         "const {\n",
         "mma_output_cached",
     ),
+    "09 copies not waited for": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/09_simt_pipelined.cu",
+        "wait_copies<kNumStages - 2>();  // those of the next tiles",
+        "",
+        "simt_pipelined",
+    ),
+    "09 barrier": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/09_simt_pipelined.cu",
+        "block_barrier();                // the next tiles are whole",
+        "",
+        "simt_pipelined",
+    ),
+    "10 copies not waited for": (
+        "10_mma_async.cu",
+        "kernels/cuda/10_mma_async.cu",
+        "wait_copies<kStages - 2>();\n          block_barrier();",
+        "block_barrier();",
+        "mma_async",
+    ),
+    "10 barrier": (
+        "10_mma_async.cu",
+        "kernels/cuda/10_mma_async.cu",
+        "block_barrier();  // the next tiles are whole, and nobody reads these any more",
+        "",
+        "mma_async",
+    ),
     "14 copy to the live stage": (
         "14_skinny.cu",
         SKINNY,
@@ -115,7 +143,8 @@ MUTANTS = {
 
 def compile_source(source: Path, to: Path, csrc: Path, warp_size: int) -> Path:
     command = [*gpu_objects.host_command(CXX, warp_size, werror=True), *SANITIZE, "-DTILEDMM_WITH_GPU", f"-I{csrc}"]
-    command += ["-DTILEDMM_WITH_CUDA"] if warp_size == 32 else []
+    if warp_size == 32:
+        command.append("-DTILEDMM_WITH_CUDA")
     done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
     return to
@@ -136,6 +165,7 @@ def objects(request, tmp_path_factory):
     sources = [
         HERE / "sanitize.cpp",
         CSRC / "dispatch/gpu.cpp",
+        CSRC / "dispatch/gpu_cost.cpp",
         CSRC / "host_gpu/api.cpp",
         *gpu_objects.gpu_sources(),
         *(gpu_objects.cuda_sources() if request.param == 32 else []),
@@ -146,8 +176,8 @@ def objects(request, tmp_path_factory):
 
 
 def test_no_case_is_wrong_and_no_sanitizer_complains(objects, tmp_path):
-    done = run(link(objects[1].values(), tmp_path / "sanitize"), "132")
-    assert done.returncode == 0 and "132 cases are right" in done.stdout, done.stdout + done.stderr
+    done = run(link(objects[1].values(), tmp_path / "sanitize"), "168")
+    assert done.returncode == 0 and "168 cases are right" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -161,8 +191,8 @@ def test_mutant_is_found(mutant, objects, tmp_path):
     source = path.read_text()
     assert source.count(text) == 1, f"the mutant '{mutant}' needs a new place in {changed}"
     path.write_text(source.replace(text, replacement))
-    (source,) = (tmp_path / "csrc").glob(f"kernels/*/{rung}")
-    target = compile_source(source, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
+    (mutated,) = (tmp_path / "csrc/kernels").glob(f"*/{rung}")
+    target = compile_source(mutated, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
     parts = [target if name == rung else path for name, path in compiled.items()]
     done = run(link(parts, tmp_path / "mutant"), "40", algorithm)
     assert done.returncode != 0, done.stdout

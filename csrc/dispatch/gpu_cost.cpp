@@ -1,0 +1,79 @@
+// What a kernel is expected to take on a GPU, in microseconds. The native kernels' models are fitted on an H200 and
+// tell other chips of that family apart by their number of multiprocessors alone; the other rungs' are rough.
+#include "core/mma_async_config.h"
+#include "core/simt_config.h"
+#include "core/skinny_config.h"
+#include "core/summation.h"
+#include "core/wgmma_config.h"
+#include "core/wgmma_tf32_config.h"
+#include "dispatch/gpu.h"
+
+namespace tiledmm {
+namespace {
+
+// By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
+// every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
+// measurements on an H200.
+constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35};
+constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
+constexpr double kLaunchUs = 3;
+
+// How an operand lies.
+struct Lie {
+  bool is_k_major;
+  bool is_aligned;  // 16 bytes at a time
+
+  Lie(const GemmProblem& problem, bool is_a) {
+    const int64_t stride_mn = is_a ? problem.stride_am : problem.stride_bn;
+    const int64_t stride_k = is_a ? problem.stride_ak : problem.stride_bk;
+    const int64_t per_vector = 16 / size_of(problem.dtype);
+    is_k_major = stride_k == 1 || stride_mn != 1;
+    is_aligned = (stride_k == 1 || stride_mn == 1) && (is_k_major ? stride_mn : stride_k) % per_vector == 0 &&
+                 reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) % 16 == 0;
+    for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
+      const BatchDim& dim = problem.batch_dims[d];
+      is_aligned = is_aligned && (is_a ? dim.stride_a : dim.stride_b) % per_vector == 0;
+    }
+  }
+};
+
+}  // namespace
+
+double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  const int64_t m = problem.m, n = problem.n, k = problem.k, chunk = chunk_k(n, k);
+  int64_t batch = 1;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= problem.batch_dims[d].size;
+  const bool is_empty = m == 0 || n == 0 || k == 0 || batch == 0;
+  if (kernel.rung >= kFirstNativeRung && is_empty) return kLaunchUs;
+  const Lie a(problem, true), b(problem, false);
+  switch (kernel.rung) {
+    case 9: {
+      SimtTask task{m, n, k, batch, chunk, {a.is_k_major, a.is_aligned}, {b.is_k_major, b.is_aligned}, chip.num_cus};
+      const SimtPlan plan = choose_simt_plan(task);
+      if (plan.is_transposed) task = {n, m, k, batch, chunk, task.b, task.a, chip.num_cus};
+      return simt_microseconds(kSimtShapes[plan.shape], task, plan.is_split);
+    }
+    case 10: {
+      const bool is_vectorised = a.is_aligned && b.is_aligned;
+      const int64_t rows = n < m && n <= 64 ? n : m, cols = n < m && n <= 64 ? m : n;
+      const int shape = choose_mma_async_shape(problem.dtype, is_vectorised, rows, cols, k, batch, chunk, chip.num_cus,
+                                               chip.max_shared_bytes);
+      return mma_async_us(mma_async_shape(problem.dtype, shape), problem.dtype, is_vectorised, rows, cols, k, batch,
+                          chunk, chip.num_cus);
+    }
+    case 11:
+      return problem.dtype == DType::f32 ? wgmma_tf32_microseconds(problem, chip.num_cus)
+                                         : wgmma_microseconds(problem, chip.num_cus);
+    case 14:
+      return skinny_microseconds(m, n, k, chunk, batch, chip.num_cus);
+    default: {
+      const double peak = (kernel.is_mma ? chip.mma_tflops : chip.simt_tflops)[int(problem.dtype)];
+      const double flops = 2 * double(m) * double(n) * double(k) * double(batch);
+      const double elements = (double(m) * double(k) + double(k) * double(n) + double(m) * double(n)) * double(batch);
+      return kLaunchUs + flops / (kEfficiency[kernel.rung] * peak * 1e6) +
+             kTraffic[kernel.rung] * elements * double(size_of(problem.dtype)) / (chip.tbytes_per_second * 1e6);
+    }
+  }
+}
+
+}  // namespace tiledmm
