@@ -16,6 +16,9 @@ inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int))
 // Whether C^T = B^T A^T is computed instead: the larger operand streams.
 constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
 
+// Of the chunks' sums: a result that large has enough units without splitting k.
+inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
+
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
   bool splits_chunks;  // each chunk of k is a unit of work; else a block adds them up itself
@@ -69,7 +72,9 @@ inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, 
   const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
   const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
-  for (int splits = 0; splits <= (chunks > 1 ? 1 : 0); ++splits) {
+  const double partial_bytes = 4.0 * double(chunks) * double(problem.batch) * double(problem.m) * double(problem.n);
+  const bool may_split = chunks > 1 && partial_bytes <= double(kSkinnyMaxPartialBytes);
+  for (int splits = 0; splits <= int(may_split); ++splits) {
     for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;

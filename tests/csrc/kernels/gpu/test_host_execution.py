@@ -130,7 +130,6 @@ MUTANTS = {
         "",
         "mma_async",
     ),
-    "14 tile not whole": ("14_skinny.cu", SKINNY, "wait_for_stage(plan.num_stages);", "", "skinny"),
     "14 copy to the live stage": (
         "14_skinny.cu",
         SKINNY,
