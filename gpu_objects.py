@@ -42,6 +42,8 @@ def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[s
             codes.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     host = "-fPIC,-fvisibility=hidden,-Wall,-Wextra" + (",-Werror" if werror else "")
     strict = ["-Werror=all-warnings"] if werror else []
+    if "--compress-mode" in subprocess.run([nvcc, "--help"], capture_output=True, text=True).stdout:
+        codes.append("--compress-mode=size")  # an eighth of the library's size
     return [nvcc, "-std=c++17", "-O3", "--expt-relaxed-constexpr", *codes, "-Xcompiler", host, *strict]
 
 

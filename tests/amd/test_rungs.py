@@ -40,7 +40,12 @@ DTYPES = {"fp32": (np.float32, 0), "fp64": (np.float64, 1), "fp16": (np.float16,
 
 
 class _GpuProblem(ctypes.Structure):  # csrc/core/problem.h
-    _fields_ = [("gemm", _GemmProblem), ("batch_size", ctypes.c_int64), ("batch_dims", _BatchDim * 6)]
+    _fields_ = [
+        ("gemm", _GemmProblem),
+        ("batch_size", ctypes.c_int64),
+        ("chunk_k", ctypes.c_int64),
+        ("batch_dims", _BatchDim * 6),
+    ]
 
 
 @pytest.fixture(scope="module")
