@@ -46,10 +46,29 @@ struct Joined {
   void add(const std::string& element) { text += (text.empty() ? "" : ", ") + element; }
 };
 
+// Whether some chip's kernel takes a dtype; for fp32, tf32 allowed.
+bool serves_dtype(const GpuKernel& kernel, DType dtype) {
+  GemmProblem problem{};
+  problem.m = problem.n = problem.k = 64;
+  problem.stride_am = problem.stride_bk = problem.stride_cm = 64;
+  problem.stride_ak = problem.stride_bn = problem.stride_cn = 1;
+  problem.dtype = dtype;
+  problem.allow_tf32 = true;
+  for (int32_t row = 0; row < kNumGpuChips; ++row) {
+    const GpuChip& chip = gpu_chips()[row];
+    if (chip.arch && !refuse_gpu(kernel, problem, chip)) return true;
+  }
+  return false;
+}
+
+// `kernel`: of a GPU, null for what takes every dtype.
 std::string algorithm_text(const char* name, const char* device, int32_t rung, const char* reason,
-                           const char* description) {
+                           const char* description, const GpuKernel* kernel = nullptr) {
   std::string dtypes;
-  for (const char* dtype : kDTypeNames) dtypes += (dtypes.empty() ? "" : ", ") + quoted(dtype);
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    if (kernel && !serves_dtype(*kernel, DType(dtype))) continue;
+    dtypes += (dtypes.empty() ? "" : ", ") + quoted(kDTypeNames[dtype]);
+  }
   Joined fields;
   fields.add(field("name", quoted(name)));
   fields.add(field("device", quoted(device)));
@@ -189,7 +208,7 @@ size_t tiledmm_info(char* text, size_t capacity) {
   algorithms.add(algorithm_text("native", "cuda", 0, no_gpu, "the cheapest of the kernels meant for production"));
   for (int32_t idx = 0; idx < kNumGpuKernels; ++idx) {
     const GpuKernel& kernel = gpu_kernels()[idx];
-    algorithms.add(algorithm_text(kernel.name, "cuda", kernel.rung, no_gpu, kernel.description));
+    algorithms.add(algorithm_text(kernel.name, "cuda", kernel.rung, no_gpu, kernel.description, &kernel));
   }
   Joined chips;
   for (int32_t row = 0; row < kNumGpuChips; ++row) {
@@ -272,7 +291,8 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   explained.add(field("num_threads", std::to_string(num_threads)));
   explained.add(field("candidates", "[" + list.text + "]"));
   explained.add(field("choice", quoted(choice)));
-  explained.add(field("reason", quoted("least predicted time of the legal candidates; the order of the candidates is "
-                                       "the same for every m, which keeps a row's bits independent of m")));
+  explained.add(
+      field("reason", quoted("least predicted time of the legal candidates that share one order of summation, "
+                             "so that a row's bits do not depend on m")));
   return copy_text("{" + explained.text + "}", text, capacity);
 }

@@ -66,8 +66,8 @@ int32_t to_algorithm(std::string_view name) {
   const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
   TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name,
                     "' is not known; torch_tiledmm.algorithms() lists the known: auto, native, naive, block_tiled, "
-                    "row_register_tiled, register_tiled, mma, mma_cached, mma_double_buffered, mma_output_cached, and "
-                    "variants such as register_tiled.avx2");
+                    "row_register_tiled, register_tiled, mma, mma_cached, mma_double_buffered, mma_output_cached, "
+                    "simt_pipelined, mma_async, wgmma, skinny, and variants such as register_tiled.avx2");
   return algorithm;
 }
 
