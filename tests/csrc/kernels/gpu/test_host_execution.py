@@ -112,7 +112,7 @@ MUTANTS = {
     "09 barrier": (
         "09_simt_pipelined.cu",
         "kernels/cuda/09_simt_pipelined.cu",
-        "block_barrier();                // the next tiles are whole",
+        "block_barrier();                // the next tiles are whole, and nobody reads these any more",
         "",
         "simt_pipelined",
     ),
