@@ -10,6 +10,7 @@
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
 #include "core/simt_config.h"
 #include "core/summation.h"
+#include "core/transposed.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -478,20 +479,6 @@ Status launch_shape(int shape, const GpuProblem& problem, int32_t num_splits, co
   } else {
     return Status::unsupported;
   }
-}
-
-// C^T = B^T A^T.
-GpuProblem transposed(const GpuProblem& problem) {
-  GpuProblem result = problem;
-  const GemmProblem& from = problem.gemm;
-  GemmProblem& to = result.gemm;
-  to.m = from.n, to.n = from.m;
-  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
-  to.b = from.a, to.stride_bk = from.stride_ak, to.stride_bn = from.stride_am;
-  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
-  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
-  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
-  return result;
 }
 
 SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned) {

@@ -8,6 +8,7 @@
 // added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that
 // are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
+#include "core/transposed.h"
 #include "kernels/cuda/repack_batch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_tile.h"
@@ -431,18 +432,6 @@ add_splits(GpuProblem problem, Work work) {
 
 // ---- Launch
 
-// C^T = B^T A^T.
-void transpose(GpuProblem& problem) {
-  GemmProblem& p = problem.gemm;
-  const GemmProblem q = p;
-  p.m = q.n, p.n = q.m;
-  p.a = q.b, p.stride_am = q.stride_bn, p.stride_ak = q.stride_bk;
-  p.b = q.a, p.stride_bk = q.stride_ak, p.stride_bn = q.stride_am;
-  p.stride_cm = q.stride_cn, p.stride_cn = q.stride_cm;
-  p.stride_bias_m = q.stride_bias_n, p.stride_bias_n = q.stride_bias_m;
-  for (BatchDim& dim : problem.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
-}
-
 template <class Cfg, Major MAJOR_A, Major MAJOR_B>
 Status launch_config(const GpuProblem& problem, const Executor& executor) {
   using T = typename Cfg::T;
@@ -509,7 +498,7 @@ Status launch_mma_async(const GpuProblem& given, const Executor& executor) {
   // Few columns become few rows, which tiles have configurations for; else C's rows are to be the close ones.
   constexpr int64_t kFew = 64;
   const bool is_c_col_major = gemm.stride_cm == 1 && gemm.stride_cn != 1;
-  if (min_of(gemm.m, gemm.n) <= kFew ? gemm.n < gemm.m : is_c_col_major) transpose(problem);
+  if (min_of(gemm.m, gemm.n) <= kFew ? gemm.n < gemm.m : is_c_col_major) problem = transposed(problem);
   Workspace packed_a(executor), packed_b(executor);
   if (size_of(gemm.dtype) == 2) {
     GemmProblem& p = problem.gemm;

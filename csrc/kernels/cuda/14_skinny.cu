@@ -11,6 +11,7 @@
 // (IST-DASLab) and swapAB of CUTLASS.
 #include "core/skinny_config.h"
 #include "core/summation.h"
+#include "core/transposed.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -453,22 +454,6 @@ add_chunks(GpuProblem problem, Work work) {
   store_element<T>(item_of(problem, batch_idx), row, idx - batch_idx * size - row * problem.gemm.n, sum);
 }
 
-// C^T = B^T A^T.
-void transpose(GpuProblem& problem) {
-  GemmProblem& to = problem.gemm;
-  const GemmProblem from = to;
-  to.m = from.n, to.n = from.m;
-  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
-  to.b = from.a, to.stride_bn = from.stride_am, to.stride_bk = from.stride_ak;
-  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
-  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
-  for (BatchDim& dim : problem.batch_dims) {
-    const BatchDim d = dim;
-    dim.stride_a = d.stride_b;
-    dim.stride_b = d.stride_a;
-  }
-}
-
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
@@ -516,7 +501,7 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
 Status launch_skinny(const GpuProblem& given, const Executor& executor) {
   GpuProblem problem = given;
   GemmProblem& gemm = problem.gemm;
-  if (exchanges_operands(gemm.m, gemm.n)) transpose(problem);
+  if (exchanges_operands(gemm.m, gemm.n)) problem = transposed(problem);
   Work work{};
   const SkinnyProblem shape{gemm.m,
                             gemm.n,

@@ -42,7 +42,7 @@ Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, 
   if (!describe_a() || !describe_b()) return Status::launch_failed;
   const bool transposes = plan.path != Tf32Path::both_in_place;
   if (transposes) {
-    problem = transposed_problem(problem);
+    problem = transposed(problem);
     std::swap(task.a, task.b);
   }
   const bool is_matrix = transposes ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)

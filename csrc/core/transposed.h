@@ -1,0 +1,22 @@
+// The same product with C's rows and columns exchanged.
+#pragma once
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// C^T = B^T A^T.
+inline GpuProblem transposed(const GpuProblem& problem) {
+  GpuProblem result = problem;
+  const GemmProblem& from = problem.gemm;
+  GemmProblem& to = result.gemm;
+  to.m = from.n, to.n = from.m;
+  to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
+  to.b = from.a, to.stride_bk = from.stride_ak, to.stride_bn = from.stride_am;
+  to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
+  to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+  return result;
+}
+
+}  // namespace tiledmm
