@@ -122,7 +122,7 @@ inline double wgmma_microseconds(const GemmProblem& p, int num_sms) {
   const bool is_a_aligned = is_aligned(takes_a, p.stride_am, p.stride_ak, p.stride_am == 1 ? p.m : p.k);
   const bool is_b_aligned = is_aligned(takes_b, p.stride_bn, p.stride_bk, p.stride_bn == 1 ? p.n : p.k);
   WgmmaProblem problem{
-      p.m, p.n, p.k, chunk_k(p.n, p.k), int64_t(batch), is_a_aligned, is_b_aligned, p.row_sums != nullptr};
+      p.m, p.n, p.k, chunk_k(p), int64_t(batch), is_a_aligned, is_b_aligned, p.row_sums != nullptr};
   if (is_transposed) problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_b_aligned, is_a_aligned, false};
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   const double copied = (takes_a ? 0 : items_a * m * k) + (takes_b ? 0 : items_b * k * n);

@@ -130,7 +130,7 @@ inline double wgmma_tf32_microseconds(const GemmProblem& p, int num_sms) {
   }
   const Tf32Operand a = classify_operand(p.a, p.m, p.k, p.stride_am, p.stride_ak, has_aligned_a);
   const Tf32Operand b = classify_operand(p.b, p.n, p.k, p.stride_bn, p.stride_bk, has_aligned_b);
-  Tf32Problem problem{p.m, p.n, p.k, chunk_k(p.n, p.k), batch, a, b};
+  Tf32Problem problem{p.m, p.n, p.k, chunk_k(p), batch, a, b};
   if (is_transposed) problem = {p.n, p.m, p.k, problem.chunk_k, batch, b, a};
   return plan_tf32(problem, num_sms).tiles.microseconds +
          (takes_c ? 0 : double(batch) * double(p.m) * double(p.n) * 6e-7);

@@ -140,7 +140,7 @@ const char* refuse_row_sums(const GpuKernel& kernel, const GemmProblem& problem)
   const bool is_served = kernel.rung == 11 && size_of(problem.dtype) == 2 && problem.m > 1 && problem.n > 1 &&
                          problem.k > 1 && problem.stride_am == 1 && problem.stride_ak != 1 && problem.stride_bn == 1 &&
                          problem.stride_bk != 1 && problem.stride_cn == 1 && problem.num_batch_dims == 0 &&
-                         chunk_k(problem.n, problem.k) == problem.k;
+                         chunk_k(problem) == problem.k;
   return is_served ? nullptr : "it does not sum rows";
 }
 
@@ -223,7 +223,7 @@ Status launch_gpu(const GemmProblem& unfolded, int32_t algorithm, Executor execu
   problem.gemm = folded;
   problem.gemm.batch_dims = nullptr;
   problem.batch_size = 1;
-  problem.chunk_k = chunk_k(unfolded.n, unfolded.k);
+  problem.chunk_k = chunk_k(unfolded);
   for (int32_t d = 0; d < folded.num_batch_dims; ++d) {
     problem.batch_dims[d] = folded.batch_dims[d];
     problem.batch_size *= folded.batch_dims[d].size;

@@ -40,7 +40,7 @@ struct Lie {
 }  // namespace
 
 double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
-  const int64_t m = problem.m, n = problem.n, k = problem.k, chunk = chunk_k(n, k);
+  const int64_t m = problem.m, n = problem.n, k = problem.k, chunk = chunk_k(problem);
   int64_t batch = 1;
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= problem.batch_dims[d].size;
   const bool is_empty = m == 0 || n == 0 || k == 0 || batch == 0;
