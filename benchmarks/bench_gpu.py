@@ -8,24 +8,32 @@ output allocated by each call. A goal is the least ratio of the vendor's time to
 """
 
 import argparse
+import copy
 import json
 import math
+import sys
 import time
 from pathlib import Path
 
 import torch
 
 import torch_tiledmm
-from torch_tiledmm import TiledLinear
+from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.dispatch import build_info
 from torch_tiledmm.testing.bench import OURS
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from train_characters import Block  # noqa: E402
+
 VENDOR = "vendor"
 # in_features, out_features of a layer; rows of its input
 LAYERS = ((768, 3072), (3072, 768), (4096, 4096), (4096, 11008), (11008, 4096))
 LAYER_ROWS = (32, 512, 8192)
+# Widths of an MLP's layers with rows of its input; width and heads of a transformer block with batch and length.
+MLPS = (((1024, 4096, 4096, 1024), 512), ((1024, 4096, 4096, 1024), 8192))
+BLOCKS = ((768, 12, 8, 512), (768, 12, 16, 1024), (4096, 32, 2, 2048))
 
 
 def goal(shape: Shape, precision: str) -> float | None:
@@ -119,6 +127,46 @@ def measure_layer(in_features: int, out_features: int, rows: int, precision: str
     }
 
 
+def measure_training(name: str, model: torch.nn.Module, input: torch.Tensor) -> dict:
+    """One step of training in bf16 under autocast, weights and optimiser in fp32."""
+
+    def step(model: torch.nn.Module):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+        def run() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(input).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return run
+
+    tiled = copy.deepcopy(model)
+    replace_linear(tiled)
+    timings = time_on_gpu({OURS: step(tiled), VENDOR: step(model)}, seconds=0.3)
+    return {
+        "model": name,
+        "rows": input.numel() // input.shape[-1],
+        "timings": {name: timing.to_dict() for name, timing in timings.items()},
+        "ratio": round(timings[VENDOR].median / timings[OURS].median, 3),
+        "goal": 1.0,
+    }
+
+
+def training_models() -> list[tuple[str, torch.nn.Module, torch.Tensor]]:
+    """Name, model, input."""
+    models = []
+    for widths, rows in MLPS:
+        layers = [torch.nn.Linear(*pair, device="cuda") for pair in zip(widths, widths[1:], strict=False)]
+        mlp = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.GELU())))[:-1]
+        models.append((f"MLP {' -> '.join(map(str, widths))}", mlp, torch.randn(rows, widths[0], device="cuda")))
+    for width, heads, batch, length in BLOCKS:
+        block, input = Block(width, heads).cuda(), torch.randn(batch, length, width, device="cuda")
+        models.append((f"transformer block of {width}, {batch} x {length}", block, input))
+    return models
+
+
 def measure_host(precision: str) -> dict:
     """Microseconds of the calling thread for one call at 64 x 64 x 64, and for a layer without gradients."""
     with matmul_precision(precision) as dtype:
@@ -135,6 +183,10 @@ def measure_host(precision: str) -> dict:
 
 def is_met(row: dict) -> bool:
     return row["goal"] is None or row["ratio"] >= row["goal"]
+
+
+def goal_text(row: dict) -> str:
+    return "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}"
 
 
 def geomean(rows: list[dict]) -> float:
@@ -178,7 +230,7 @@ def product_line(row: dict) -> tuple[str, ...]:
         f"{row['predicted_us']:.1f}",
         f"{row['tflops']:.1f}",
         f"{row['ratio']:.2f}",
-        "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}",
+        goal_text(row),
     )
 
 
@@ -206,6 +258,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "host_us": {precision: measure_host(precision) for precision in args.precisions},
         "layers": [],
+        "training": [],
         "products": [],
     }
     print("us of the calling thread:", json.dumps(results["host_us"]), flush=True)
@@ -214,6 +267,9 @@ def main() -> None:
             for layer in LAYERS:
                 results["layers"].append(row := measure_layer(*layer, rows, "bf16"))
                 print(row["layer"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
+        for model in training_models():
+            results["training"].append(row := measure_training(*model))
+            print(row["model"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
     for precision in args.precisions:
         for shape in shapes:
             results["products"].append(row := measure_product(shape, precision))

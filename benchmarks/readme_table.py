@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from bench_gpu import PRODUCT_HEAD, is_met, product_line
+from bench_gpu import PRODUCT_HEAD, goal_text, product_line
 from bench_linear import linear_table
 
 from torch_tiledmm.dispatch import DTYPES
@@ -102,6 +102,19 @@ def render_gpu(all_results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def times_of(row: dict) -> list[str]:
+    return [f"{timing['median_us']:.1f}" for timing in row["timings"].values()]
+
+
+def layer_line(row: dict) -> tuple[str, ...]:
+    names = (row["layer"], str(row["rows"]), row["precision"])
+    return (*names, *times_of(row), f"{row['tflops']:.1f}", f"{row['ratio']:.2f}", goal_text(row))
+
+
+def training_line(row: dict) -> tuple[str, ...]:
+    return (row["model"], str(row["rows"]), *times_of(row), f"{row['ratio']:.2f}", goal_text(row))
+
+
 def render_gpu_document(all_results: list[dict]) -> str:
     """Every row of every run."""
     lines = [
@@ -116,22 +129,12 @@ def render_gpu_document(all_results: list[dict]) -> str:
         lines += [f"Predicted times within 30 % of the measured: {share:.0f} % of the rows.", "", "### Products", ""]
         lines += markdown_table([PRODUCT_HEAD, *map(product_line, results["products"])])
         lines += ["", "### Layers: forward, gradients of input, weight and bias", ""]
-        layers = [("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")]
-        for row in results["layers"]:
-            times = [f"{timing['median_us']:.1f}" for timing in row["timings"].values()]
-            goal = "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}"
-            layers.append(
-                (
-                    row["layer"],
-                    str(row["rows"]),
-                    row["precision"],
-                    *times,
-                    f"{row['tflops']:.1f}",
-                    f"{row['ratio']:.2f}",
-                    goal,
-                )
-            )
-        lines += [*markdown_table(layers), "", "### The calling thread, microseconds a call at 64 x 64 x 64", ""]
+        head = ("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")
+        lines += markdown_table([head, *map(layer_line, results["layers"])])
+        lines += ["", "### Steps of training in bf16 under autocast, fused AdamW", ""]
+        head = ("model", "rows", "us", "nn.Linear us", "ratio", "goal")
+        lines += markdown_table([head, *map(training_line, results["training"])])
+        lines += ["", "### The calling thread, microseconds a call at 64 x 64 x 64", ""]
         names = list(next(iter(results["host_us"].values())))
         costs = [(precision, *(f"{us[name]:.1f}" for name in names)) for precision, us in results["host_us"].items()]
         lines += markdown_table([("precision", *names), *costs])

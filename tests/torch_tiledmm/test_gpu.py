@@ -4,6 +4,7 @@ Skipped without a GPU. What the same kernels do on the host executor: tests/csrc
 """
 
 import itertools
+import math
 import os
 
 import pytest
@@ -247,13 +248,28 @@ def test_more_than_2_31_elements(dtype):
         assert_close(out[rows], expect_matmul(a[rows], b))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "tf32"])
-def test_long_sums_in_chunks_are_no_worse_than_the_vendors(name):
+def split_in_halves(x):
+    """x, of 26 bits, as two addends of 13."""
+    high = (x * 2**13).floor() / 2**13
+    return high, x - high
+
+
+@pytest.mark.parametrize("n", [64, 300])
+@pytest.mark.parametrize("name", ["fp32", "fp64", "fp16", "bf16", "tf32"])
+def test_long_sums_are_no_worse_than_the_vendors(name, n):
     with matmul_precision(name) as dtype:
-        a, b = rand(64, 2**20, dtype=dtype), rand(64, 2**20, dtype=dtype).mT
-        expected = a.double() @ b.double()
-        ours, theirs = (float((out.double() - expected).norm()) for out in (matmul(a, b), a @ b))
-    assert ours <= 1.1 * theirs, (ours, theirs, float(expected.norm()))
+        a, b = rand(64, 2**20, dtype=dtype), rand(n, 2**20, dtype=dtype).mT
+        if name == "fp64":  # sums of products of halves are exact
+            a, b = (a * 2**26).round() / 2**26, (b * 2**26).round() / 2**26
+            (a1, a0), (b1, b0) = split_in_halves(a), split_in_halves(b)
+            exact = (a1 @ b1, a1 @ b0 + a0 @ b1, a0 @ b0)
+        else:
+            exact = (a.double() @ b.double(),)
+        errors = [out.double() - exact[0] for out in (matmul(a, b), a @ b)]
+        for rest in exact[1:]:
+            errors = [error - rest for error in errors]
+        ours, theirs = (float(error.norm()) for error in errors)
+    assert ours <= 1.1 * theirs, (ours, theirs, float(exact[0].norm()))
 
 
 def test_gradients():
@@ -352,29 +368,79 @@ def test_errors():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_the_operands_device_is_used():
-    a, b = rand(30, 20).to("cuda:1"), rand(20, 40).to("cuda:1")
-    out = matmul(a, b)
-    assert out.device == a.device and torch.cuda.current_device() == 0
-    assert_close(out, expect_matmul(a, b))
+def test_several_devices_in_one_process():
+    """By turns, the current device unchanged, each rung's attributes set on each device."""
+    for algorithm, dtype in itertools.product(["auto", *RUNGS], DTYPES):
+        if not serves(algorithm, dtype):
+            continue
+        for m, n, k in ((30, 40, 20), (60, 64, 5000), (300, 200, 130)):
+            if not fits(algorithm, m, n, k):
+                continue
+            a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
+            expected = matmul(a, b, algorithm=algorithm)
+            for device in ("cuda:1", "cuda:0", "cuda:1"):
+                out = matmul(a.to(device), b.to(device), algorithm=algorithm)
+                assert str(out.device) == device and torch.cuda.current_device() == 0
+                assert torch.equal(out.to("cuda:0"), expected), (algorithm, dtype, m, n, k)
+    side = torch.cuda.Stream("cuda:1")
+    a, b = rand(700, 600).to("cuda:1"), rand(600, 800).to("cuda:1")
+    expected = matmul(a, b)
+    side.wait_stream(torch.cuda.current_stream("cuda:1"))
+    with torch.cuda.stream(side):
+        out = matmul(a, b)
+    side.synchronize()
+    assert torch.equal(out, expected)
+    with pytest.raises(RuntimeError, match="cuda:1"):
+        matmul(a, b.to("cuda:0"))
+
+
+def draw_operand(draw, batch, rows, cols, dtype):
+    """Any layout, leading dimension, offset and batch (apart, in between the rows, or shared); NaN around it."""
+    is_transposed = draw(2)
+    if is_transposed:
+        rows, cols = cols, rows
+    step, margin, offset = (1, 1, 1, 1, 2)[draw(5)], (0, 0, 8, draw(11))[draw(4)], (0, 0, draw(9))[draw(3)]
+    shared = bool(batch) and draw(4) == 0
+    stored = (1,) * len(batch) if shared else tuple(batch)
+    width = cols * step + margin
+    is_between = len(stored) == 1 and draw(3) == 0
+    shape = (rows, *stored, width) if is_between else (*stored, rows, width)
+    base = torch.full((offset + math.prod(shape),), torch.nan, dtype=dtype, device="cuda")
+    view = base[offset:].view(shape)
+    if is_between:
+        view = view.movedim(1, 0)
+    view = view[..., : cols * step : step]
+    operand = view.copy_(rand(*view.shape, dtype=dtype)).expand(*batch, rows, cols)
+    return operand.mT if is_transposed else operand
 
 
 @pytest.mark.skipif("TILEDMM_SANITIZE" in os.environ, reason="too slow there")
 def test_random_problems():
+    """TILEDMM_GPU_CASES of them: shapes, layouts, margins, offsets, batches, epilogues, algorithms, precisions."""
     generator = torch.Generator().manual_seed(1)
 
-    def draw(low, high):
-        return int(torch.randint(low, high, (), generator=generator))
+    def draw(end):
+        return int(torch.randint(end, (), generator=generator))
 
-    for case in range(int(os.environ.get("TILEDMM_GPU_CASES", "500"))):
-        dtype, limit = DTYPES[draw(0, 4)], (20, 150, 600)[draw(0, 3)]
-        m, n, k = draw(1, limit), draw(1, limit), draw(0, limit)
-        a = operand(m, k, dtype, draw(0, 2) == 1, draw(0, 10))
-        b = operand(k, n, dtype, draw(0, 2) == 1, draw(0, 10))
+    for case in range(int(os.environ.get("TILEDMM_GPU_CASES", "1000"))):
+        dtype, is_long = DTYPES[draw(4)], draw(8) == 0
+        limit = 70 if is_long else (20, 150, 600)[draw(3)]
+        m, n, k = 1 + draw(limit), 1 + draw(limit), 2000 + draw(7000) if is_long else draw(limit)
+        batch = ((), (), (), (1 + draw(5),), (1 + draw(3), 1 + draw(3)))[draw(5)] if limit < 600 else ()
         names = [name for name in RUNGS if serves(name, dtype) and fits(name, m, n, k)]
-        algorithm = "auto" if draw(0, 2) else names[draw(0, len(names))]
+        algorithm = "auto" if draw(2) else names[draw(len(names))]
+        a = draw_operand(draw, batch, m, k, dtype)
+        if draw(3) == 0:
+            weight = draw_operand(draw, (), n, k, dtype)
+            bias = (None, rand(n, dtype=dtype), rand(2 * n, dtype=dtype)[::2], rand(1, dtype=dtype).expand(n))[draw(4)]
+            activation = ACTIVATIONS[draw(len(ACTIVATIONS))]
+            out = linear(a, weight, bias, activation=activation, algorithm=algorithm)
+            expected, what = expect_linear(a, weight, bias, activation), f"{weight.stride()} {activation}"
+        else:
+            b = draw_operand(draw, batch, k, n, dtype)
+            out, expected, what = matmul(a, b, algorithm=algorithm), expect_matmul(a, b), str(b.stride())
         try:
-            assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
+            assert_close(out, expected)
         except AssertionError as error:
-            strides = f"{a.stride()} {b.stride()}"
-            raise AssertionError(f"case {case}: {m}x{n}x{k} {dtype} {algorithm} {strides}") from error
+            where = f"case {case}: {batch} {m}x{n}x{k} {dtype} {algorithm} {a.stride()} {what}"
+            raise AssertionError(where) from error
