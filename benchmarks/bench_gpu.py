@@ -22,7 +22,14 @@ from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.dispatch import build_info
 from torch_tiledmm.testing.bench import OURS
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape
-from torch_tiledmm.testing.timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
+from torch_tiledmm.testing.timing import (
+    PRECISIONS,
+    gpu_copy_rate,
+    gpu_name,
+    host_seconds,
+    matmul_precision,
+    time_on_gpu,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from train_characters import Block  # noqa: E402
@@ -70,14 +77,6 @@ def make_gpu_operands(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, t
     return operand(shape.m, shape.k, shape.layout[0] == "T"), operand(shape.k, shape.n, shape.layout[1] == "T")
 
 
-def device_name() -> str:
-    """As `explain` names this GPU."""
-    properties = torch.cuda.get_device_properties(0)
-    if torch.version.hip:
-        return f"hip:{properties.gcnArchName.split(':')[0]}"
-    return f"cuda:sm_{properties.major}{properties.minor}"
-
-
 def measure_product(shape: Shape, precision: str) -> dict:
     with matmul_precision(precision) as dtype:
         a, b = make_gpu_operands(shape, dtype)
@@ -85,7 +84,7 @@ def measure_product(shape: Shape, precision: str) -> dict:
         arms = {OURS: lambda: torch.ops.tiledmm.matmul(a, b), VENDOR: lambda: theirs(a, b)}
         timings = time_on_gpu(arms, seconds=0.05)
         explained = torch_tiledmm.explain(
-            shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=device_name(), batch=shape.batch
+            shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=gpu_name(), batch=shape.batch
         )
     ours = timings[OURS].median
     predicted = next(c.cost_us for c in explained.candidates if c.algorithm == explained.choice)

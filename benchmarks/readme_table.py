@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from benchmarks/results, between markers, and docs/GPU_RESULTS.md.
+"""Writes the tables of README.md and docs/LADDER.md from benchmarks/results, between markers, and docs/GPU_RESULTS.md.
 
     python benchmarks/readme_table.py           writes them
     python benchmarks/readme_table.py --check   fails if they say anything else than the results
@@ -20,6 +20,7 @@ from torch_tiledmm.testing.bench import matmul_table
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu results:begin -->", "<!-- gpu results:end -->"
+LADDER_BEGIN, LADDER_END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 TABLES = {"matmul": matmul_table, "linear": linear_table}
 
 
@@ -70,10 +71,10 @@ def load_results(folder: Path) -> list[dict]:
     return sorted(all_results, key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"])))
 
 
-def load_gpu_results(folder: Path) -> list[dict]:
-    """The runs of bench_gpu.py."""
+def load_gpu_results(folder: Path, benchmark: str) -> list[dict]:
+    """The runs of bench_gpu.py ("gpu") or of `python -m torch_tiledmm ladder` ("ladder")."""
     all_results = [json.loads(path.read_text()) for path in sorted((folder / "gpu").glob("*.json"))]
-    return [results for results in all_results if results["benchmark"] == "gpu"]
+    return [results for results in all_results if results["benchmark"] == benchmark]
 
 
 def describe_gpu(results: dict) -> str:
@@ -141,11 +142,33 @@ def render_gpu_document(all_results: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def replace_tables(readme: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
-    """README's text with the new tables. Raises ValueError unless it has each marker once, in order."""
-    if readme.count(begin) != 1 or readme.count(end) != 1 or readme.index(begin) > readme.index(end):
-        raise ValueError(f"README: expected one {begin} and after it one {end}")
-    before, rest = readme.split(begin)
+def render_ladder(all_results: list[dict]) -> str:
+    """TFLOP/s of each rung at each shape, a table a precision, and DRAM bytes where Nsight Compute counted them."""
+    timed, counted = [], {}
+    for table in (table for results in all_results for table in results["tables"]):
+        if table["rows"][0]["dram_bytes_from"] == "ncu":
+            counted[table["precision"]] = table
+        else:
+            timed.append(table)
+    lines: list[str] = []
+    for precision in dict.fromkeys(table["precision"] for table in timed):
+        tables = [table for table in timed if table["precision"] == precision]
+        columns = [{row["algorithm"]: f"{row['tflops']:.1f}" for row in table["rows"]} for table in tables]
+        heads = [table["shape"] for table in tables]
+        if precision in counted:
+            rows = counted[precision]["rows"]
+            heads.append(f"DRAM at {counted[precision]['shape']}")
+            columns.append({row["algorithm"]: f"{row['dram_bytes'] / 1e9:.1f} GB" for row in rows[:-1]})
+        body = [(f"`{name}`", *(column.get(name, "-") for column in columns)) for name in columns[0]]
+        lines += [*markdown_table([(precision, *heads), *body]), ""]
+    return "\n".join(lines[:-1])
+
+
+def replace_tables(text: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
+    """The document's text with the new tables. Raises ValueError unless it has each marker once, in order."""
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"document: expected one {begin} and after it one {end}")
+    before, rest = text.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n{tables}\n{end}{after}"
 
@@ -159,13 +182,16 @@ def main() -> None:
     all_results = load_results(args.results)
     if not all_results:
         parser.error(f"results: no *.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
-    gpu_results = load_gpu_results(args.results)
-    document = args.readme.parent / "docs" / "GPU_RESULTS.md"
+    gpu_results, ladders = (load_gpu_results(args.results, benchmark) for benchmark in ("gpu", "ladder"))
+    docs = args.readme.parent / "docs"
     try:
         texts = {args.readme: replace_tables(args.readme.read_text(), render(all_results))}
         if gpu_results:
             texts[args.readme] = replace_tables(texts[args.readme], render_gpu(gpu_results), GPU_BEGIN, GPU_END)
-            texts[document] = render_gpu_document(gpu_results)
+            texts[docs / "GPU_RESULTS.md"] = render_gpu_document(gpu_results)
+        if ladders:
+            path = docs / "LADDER.md"
+            texts[path] = replace_tables(path.read_text(), render_ladder(ladders), LADDER_BEGIN, LADDER_END)
     except ValueError as error:
         parser.error(str(error))
     for path, text in texts.items():

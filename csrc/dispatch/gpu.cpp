@@ -2,6 +2,7 @@
 #include "dispatch/gpu.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/math.h"
@@ -91,7 +92,7 @@ const GpuChip* find_gpu_chip(const char* name) {
   for (const GpuChip& chip : kChips) {
     if (std::strcmp(chip.name, name) == 0) return &chip;
   }
-  return nullptr;
+  return std::strncmp(name, "sm_", 3) == 0 ? find_gpu_chip(std::atoi(name + 3)) : nullptr;
 }
 
 namespace {

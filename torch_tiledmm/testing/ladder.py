@@ -20,14 +20,13 @@ from pathlib import Path
 import torch
 
 from .. import host_gpu
-from ..dispatch import DTYPES, algorithms, build_info, format_columns
+from ..dispatch import DTYPES, algorithms, build_info, explain, format_columns
 from .shapes import Shape, make_operands, parse_shape
-from .timing import PRECISIONS, gpu_copy_rate, host_seconds, matmul_precision, time_on_gpu
+from .timing import PRECISIONS, gpu_copy_rate, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
 SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
 MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
-RUNGS = (*SIMT_RUNGS, *MMA_RUNGS)
-NATIVE = ("wgmma",)  # one chip each, measured alone
+RUNGS = (*SIMT_RUNGS, *MMA_RUNGS)  # those that run on every chip and on the host executor
 VENDOR = "vendor"
 # Cubes; Accera's problem (m, n, k = 2048, 1024, 2048); the linear layer of the slides' use case, 4 x 1024 tokens.
 SHAPES = (
@@ -47,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NN", help="with --count")
     parser.add_argument(
-        "--dtype", nargs="+", choices=PRECISIONS, default=None, help="default: fp32 to count, fp32 tf32 bf16 to measure"
+        "--dtype",
+        nargs="+",
+        choices=PRECISIONS,
+        default=None,
+        help="default: fp32 to count, also fp64 tf32 bf16 to measure",
     )
     parser.add_argument("--rows", nargs="+", default=list(SHAPES), metavar="MxNxK:NT", help="shapes to measure")
     parser.add_argument("--ncu", action="store_true", help="DRAM bytes from Nsight Compute instead of the model")
@@ -75,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     if args.once:
         _run_once(shapes[0], (args.dtype or ["fp32"])[0])
         return
-    results = measure(shapes, args.dtype or ["fp32", "tf32", "bf16"], has_ncu=args.ncu)
+    results = measure(shapes, args.dtype or ["fp32", "fp64", "tf32", "bf16"], has_ncu=args.ncu)
     _write(args.json, results)
     if args.plot:
         plot_measured(results, args.plot)
@@ -145,7 +148,7 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
         print(
             f"{precision}, 64x64x64, us of the calling thread: " + ", ".join(f"{k} {v:.1f}" for k, v in costs.items())
         )
-    peaks = build_info().chips.get(_chip_name(properties), {})
+    peaks = build_info().chips.get(gpu_name().split(":")[1], {})
     for precision in precisions:
         for shape in shapes:
             rows = _measure_shape(shape, precision, peaks, has_ncu)
@@ -156,7 +159,7 @@ def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dic
 
 
 def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> list[dict]:
-    names = list(_rungs_of(precision))
+    names = _rungs_of(shape, precision)
     with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
         arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
@@ -167,7 +170,7 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
     for name in [*names, VENDOR]:
         timing = timings[name]
         median = timing.median
-        is_mma = name in (*MMA_RUNGS, *NATIVE) or (name == VENDOR and precision != "fp32")
+        is_mma = precision != "fp32" if name == VENDOR else name not in (*SIMT_RUNGS, "simt_pipelined")
         peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get(
             "fp32" if precision == "tf32" else precision
         )
@@ -211,29 +214,29 @@ def format_measured(table: dict) -> str:
 
 def _host_costs(precision: str) -> dict[str, float]:
     """Microseconds of the calling thread for one call of each rung and of the vendor."""
+    shape = parse_shape("64x64x64")
+    names = _rungs_of(shape, precision)
     with matmul_precision(precision) as dtype:
-        a, b = (operand.cuda() for operand in make_operands(parse_shape("64x64x64"), dtype))
-        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in _rungs_of(precision)}
+        a, b = (operand.cuda() for operand in make_operands(shape, dtype))
+        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
         arms[VENDOR] = lambda: torch.mm(a, b)
         return {name: round(seconds * 1e6, 2) for name, seconds in host_seconds(arms).items()}
 
 
-def _rungs_of(precision: str) -> tuple[str, ...]:
-    available = {entry.name for entry in algorithms("cuda") if entry.available}
-    names = SIMT_RUNGS if precision == "fp32" else MMA_RUNGS if precision == "tf32" else RUNGS
-    if precision in ("fp16", "bf16") and torch.cuda.get_device_capability() == (9, 0):
-        names = (*names, *NATIVE)
-    return tuple(name for name in names if name in available)
-
-
-def _chip_name(properties) -> str:
-    return properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+def _rungs_of(shape: Shape, precision: str) -> list[str]:
+    """What serves the shape on this GPU, variants of a rung left out; in tf32, what uses it."""
+    available = {entry.name for entry in algorithms("cuda") if entry.available and "." not in entry.name}
+    if precision == "tf32":
+        available -= {*SIMT_RUNGS, "simt_pipelined"}
+    with matmul_precision(precision) as dtype:
+        explained = explain(shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=gpu_name())
+    return [c.algorithm for c in explained.candidates if c.legal and c.algorithm in available]
 
 
 def _run_once(shape: Shape, precision: str) -> None:
     with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
-        for name in _rungs_of(precision):
+        for name in _rungs_of(shape, precision):
             torch.ops.tiledmm.matmul(a, b, algorithm=name)
         torch.cuda.synchronize()
 
@@ -262,7 +265,7 @@ def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
         int(float(row["Metric Value"].replace(",", "")) * scale[row["Metric Unit"]])
         for row in csv.DictReader(io.StringIO("\n".join(lines)))
     ]
-    names = _rungs_of(precision)
+    names = _rungs_of(shape, precision)
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 

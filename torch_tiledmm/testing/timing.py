@@ -136,6 +136,14 @@ def host_seconds(arms: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
+def gpu_name() -> str:
+    """The current GPU, as `explain` names it."""
+    properties = torch.cuda.get_device_properties()
+    if torch.version.hip:
+        return f"hip:{properties.gcnArchName.split(':')[0]}"
+    return f"cuda:sm_{properties.major}{properties.minor}"
+
+
 def gpu_copy_rate() -> float:
     """Bytes read and written per second by a copy within the GPU's memory."""
     source = torch.ones(1 << 28, device="cuda")
