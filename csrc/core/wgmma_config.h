@@ -17,7 +17,8 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 128}, {64, 192}, {64, 128}, {64, 64}, {64, 32},
+    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128},
+    {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -28,13 +29,32 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
   return splits_tail(shape) && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
 }
 
+// Elements from one row to the next of a repacked operand, whose rows hold `inner`: at multiples of 64 bytes they cost
+// the second-level cache fewer requests, short ones would grow too much.
+constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
+
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
 constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 128; }
+
+// Of the chunks' sums in memory.
+inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
+
+// Whether chunks may be computed side by side: their sums fit.
+constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch) {
+  const double sums = double(ceil_div(k, chunk_k)) * double(batch) * double(m) * double(n);
+  return chunk_k < k && 4 * sums <= double(kWgmmaMaxPartialBytes);
+}
+
+// Whether there is a kernel of this tile for a B in this layout. Along n, tiles of another width than a multiple of a
+// line of the second-level cache begin within one, which costs requests: of use for large tiles and half lines only.
+constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
+  return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
+}
 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
-  return shape.block_m == 128 && (shape.block_n == 256 || shape.block_n == 128);
+  return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
 struct TilePlan {
@@ -47,6 +67,7 @@ struct TilePlan {
 // What decides how long it takes.
 struct WgmmaProblem {
   int64_t m, n, k, chunk_k, batch;
+  bool is_b_k_major;
   bool is_a_aligned, is_b_aligned;  // rows begin at multiples of 64 bytes: fewer requests to the second-level cache
   bool needs_row_sums;
 };
@@ -79,13 +100,15 @@ inline double model_microseconds(const TileShape& shape, bool splits_chunks, con
 
 inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
   const bool is_chunked = problem.chunk_k < problem.k;
+  const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
   TilePlan best{};
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
+    if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
     for (const bool splits : {false, true}) {
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-      if (splits && (!is_chunked || shape.block_n < 64)) continue;
+      if (splits && (!may_split || shape.block_n < 64)) continue;
       const double time = model_microseconds(shape, splits, problem, num_sms);
       if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits, time};
     }
@@ -117,13 +140,15 @@ inline double wgmma_microseconds(const GemmProblem& p, int num_sms) {
   takes_b = takes_b && is_legal(p.stride_bk, p.stride_bn);
   // A copy's rows are as short as they can be.
   const auto is_aligned = [](bool is_taken, int64_t stride, int64_t other, int64_t inner) {
-    return (is_taken ? (stride == 1 ? other : stride) : round_up(inner, 8)) % 32 == 0;
+    return (is_taken ? (stride == 1 ? other : stride) : repacked_ld(inner)) % 32 == 0;
   };
   const bool is_a_aligned = is_aligned(takes_a, p.stride_am, p.stride_ak, p.stride_am == 1 ? p.m : p.k);
   const bool is_b_aligned = is_aligned(takes_b, p.stride_bn, p.stride_bk, p.stride_bn == 1 ? p.n : p.k);
-  WgmmaProblem problem{
-      p.m, p.n, p.k, chunk_k(p), int64_t(batch), is_a_aligned, is_b_aligned, p.row_sums != nullptr};
-  if (is_transposed) problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_b_aligned, is_a_aligned, false};
+  const bool is_a_k_major = p.stride_ak == 1, is_b_k_major = p.stride_bk == 1;
+  WgmmaProblem problem{p.m,          p.n,          p.k,          chunk_k(p),           int64_t(batch),
+                       is_b_k_major, is_a_aligned, is_b_aligned, p.row_sums != nullptr};
+  if (is_transposed)
+    problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_a_k_major, is_b_aligned, is_a_aligned, false};
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   const double copied = (takes_a ? 0 : items_a * m * k) + (takes_b ? 0 : items_b * k * n);
   return plan_tiles(problem, num_sms).microseconds + (copied > 0 ? 2.5 + 4 * copied / 3e6 : 0) +

@@ -72,6 +72,7 @@ inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, boo
 
 inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
   const bool is_chunked = problem.chunk_k < problem.k;
+  const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
   Tf32Plan best{};
   for (int option = 0; option < 4; ++option) {
     const bool copies_a = option % 2, copies_b = option / 2;
@@ -93,7 +94,7 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, path) || (is_chunked && !sums_chunks(shape))) continue;
-      for (int splits = 0; splits <= int(is_chunked); ++splits) {
+      for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
         if (best.tiles.microseconds == 0 || time < best.tiles.microseconds)
           best = {path, copies_a, copies_b, {i, shape, splits != 0, time}};

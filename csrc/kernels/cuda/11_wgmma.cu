@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "core/wgmma_config.h"
-#include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma_epilogue.h"
@@ -61,14 +60,15 @@ struct Config {
   // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
-  static constexpr int kStoreN = BLOCK_N % 64 == 0 && !kIsTf32 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreN = BLOCK_N >= 64 && !kIsTf32 ? 64 : 32;  // columns of C in one store
   static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
-  static constexpr int kBiasBytes = kIsTf32 ? 0 : (BLOCK_N * 2 + 15) / 16 * 16;
+  static constexpr int kRowStep = kAFromRegisters ? 1 : 8;  // between the two rows of a thread's accumulators
+  static constexpr bool kStoresDirectly = BLOCK_N < 64 && !kIsTf32;
   // A tile of ones is multiplied by A as well, which sums A's rows.
   static constexpr bool kSumsRows = SUMS_ROWS;
   static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * (kNumStoreBuffers * kStoreBytes + kBiasBytes) + kOnesBytes + 3 * kMaxStages * 8;
+      1024 + kConsumers * kNumStoreBuffers * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -78,7 +78,7 @@ struct Config {
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
-  static_assert(BLOCK_N % 32 == 0 && BLOCK_N <= 256, "stores are 32 or 64 columns wide, a wgmma at most 256");
+  static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
@@ -146,23 +146,23 @@ struct Ring {
 
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                const Place& at, int k, uint32_t barrier) {
+                                                const Arguments& args, const Place& at, int k, uint32_t barrier) {
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
     for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
-      cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier);
+      cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier, args.policy_a);
   } else {
-    cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier);
+    cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier, args.policy_a);
   }
   if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
     for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier, args.policy_b);
   } else {
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier);
+      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier, args.policy_b);
   }
 }
 
@@ -179,7 +179,7 @@ struct StageAddress {
   uint32_t a, b, ones;
 };
 
-template <class Cfg>
+template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
   using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     else
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
-    if constexpr (Cfg::kSumsRows)
+    if constexpr (SUMS_ROWS)
       wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
                                                     step > 0 || !is_first);
   }
@@ -203,25 +203,28 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
-  char *c, *bias;  // of this consumer
+  char* c;  // of this consumer
 };
 
+// Some tiles of a block: of which columns of C.
+enum class Columns { all, first, others };
+
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
-template <class Cfg, class Piece, class Function>
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
   for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
-    function(at);
+    if (COLUMNS == Columns::all || (at.col == 0) == (COLUMNS == Columns::first)) function(at);
   }
 }
 
 // One thread keeps the ring full.
-template <class Cfg, class Piece>
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
-  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
     for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       // The phase before the first counts as complete.
@@ -229,15 +232,15 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
       mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
 #pragma unroll
       for (int i = 0; i < Cfg::kTilesOfStage; ++i)
-        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, at,
-                               (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
+        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, args,
+                               at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
       ring.advance();
     }
   });
 }
 
 // The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
-template <class Cfg, class Piece>
+template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
   const bool is_lane_0 = threadIdx.x % 32 == 0;
@@ -249,7 +252,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
-      multiply<Piece>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
+      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
     }
     wgmma_commit_group();
     // The stage before this one is multiplied and free. This one goes on meanwhile.
@@ -260,27 +263,27 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
   }
   wgmma_wait_group<0>();
   fence_registers(acc.c);
-  if constexpr (Piece::kSumsRows) fence_registers(acc.row_sums);
+  if constexpr (SUMS_ROWS) fence_registers(acc.row_sums);
   if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
-template <class Cfg, class Piece>
+template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_next(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                               const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
   if constexpr (Cfg::kAFromRegisters)
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
-    multiply_k_tiles<Cfg, Piece>(acc, first_stage, shared, ring, num_k_tiles);
+    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles);
 }
 
 // All chunks of a tile, added in their order.
-template <class Cfg>
+template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
                                                 int chunk_tiles) {
   float total[Cfg::kAcc];
   for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
-    multiply_next<Cfg, Cfg>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
+    multiply_next<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
     if (num_k_tiles <= chunk_tiles) return;
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
@@ -289,43 +292,65 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
   for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = total[i];
 }
 
-// A warpgroup multiplies what arrives and stores its rows.
-template <class Cfg, class Piece>
+// Of the rows of a consumer: the thread's first; its second lies kRowStep below.
+template <class Cfg>
+__device__ __forceinline__ int first_row_of_thread() {
+  if constexpr (Cfg::kAFromRegisters)
+    return first_row_of_fragment();
+  else
+    return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+// 64 rows of a tile: multiplies what arrives and stores.
+template <class Cfg, class Piece, bool SUMS_ROWS>
+__device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arguments& args,
+                                             const StageAddress& first_stage, const Shared& shared,
+                                             Ring<Cfg::kNumStages>& ring, int consumer, const Place& at,
+                                             int& num_stores) {
+  using T = typename Cfg::T;
+  Accumulators<Piece> acc{};
+  if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
+  if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
+  const int row = at.row + consumer * 64;
+  const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  if constexpr (Cfg::kSumsChunks)
+    multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+  else
+    multiply_next<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
+  if constexpr (SUMS_ROWS) {
+    if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
+  }
+  if (row >= args.m) return;
+  if constexpr (Cfg::kSumsChunks) {
+    if (args.num_splits > 1) {
+      if constexpr (Cfg::kAFromRegisters)
+        return store_partial_along_m<Piece>(acc.c, args, at, row);
+      else
+        return store_partial<Piece>(acc.c, args, at, row);
+    }
+  }
+  finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
+  if constexpr (Cfg::kIsTf32)
+    store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+  else if constexpr (Cfg::kStoresDirectly)
+    store_block_tile_directly<Piece>(acc.c, args, at, row);
+  else
+    store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+}
+
+// The tiles of a consumer. Rows of A are summed in tiles of the first column.
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
-  using T = typename Cfg::T;
   // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
   // every wgmma.
   const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
   const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
                                  uniform(shared.ones)};
-  for_each_piece<Cfg, Piece>(args, first, end, [&](const Place& at) {
-    Accumulators<Piece> acc{};
-    if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
-    if constexpr (Cfg::kSumsRows) forget_registers(acc.row_sums);
-    const int row = at.row + consumer * 64;
-    if constexpr (Cfg::kSumsChunks)
-      multiply_chunks(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
-    else
-      multiply_next<Cfg, Piece>(acc, first_stage, shared, ring, at.num_k_tiles);
-    if constexpr (Cfg::kSumsRows) {
-      if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
-    }
-    if (row >= args.m) return;
-    if constexpr (Cfg::kSumsChunks) {
-      if (args.num_splits > 1) {
-        if constexpr (Cfg::kAFromRegisters)
-          return store_partial_along_m<Piece>(acc.c, args, at, row);
-        else
-          return store_partial<Piece>(acc.c, args, at, row);
-      }
-    }
-    if constexpr (Cfg::kIsTf32)
-      store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
-    else
-      store_block_tile<Piece>(acc.c, map_c, args, shared.c, reinterpret_cast<T*>(shared.bias), consumer, at, row,
-                              num_stores);
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+    consume_tile<Cfg, Piece, Cfg::kSumsRows && COLUMNS != Columns::others>(map_c, args, first_stage, shared, ring,
+                                                                           consumer, at, num_stores);
   });
 }
 
@@ -340,16 +365,15 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   char* smem_c = smem + kNumStages * Cfg::kStageBytes;
-  char* smem_bias = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  char* smem_ones = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   Shared shared;
   shared.stages = smem_address(smem);
-  shared.ones = smem_address(smem_bias) + Cfg::kConsumers * Cfg::kBiasBytes;
+  shared.ones = smem_address(smem_ones);
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
   shared.transposed = shared.empty + kNumStages * 8;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
-  shared.bias = smem_bias + consumer * Cfg::kBiasBytes;
 
   const int warp = threadIdx.x / 32;
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
@@ -357,8 +381,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     prefetch_tensormap(&map_a);
     prefetch_tensormap(&map_b);
   }
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kNumStages; ++stage) {
+  // By one thread of each of four warps; several threads of a warp would take turns.
+#pragma unroll
+  for (int first = 0; first < 4; ++first) {
+    if (threadIdx.x != first * 32) continue;
+#pragma unroll
+    for (int stage = first; stage < kNumStages; stage += 4) {
       mbarrier_init(shared.full + stage * 8, 1);
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
@@ -367,8 +395,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   if constexpr (Cfg::kSumsRows) {
     if (threadIdx.x < Cfg::kOnesBytes / 4) {
-      reinterpret_cast<uint32_t*>(smem_bias + Cfg::kConsumers * Cfg::kBiasBytes)[threadIdx.x] =
-          pack_pair<typename Cfg::T>(1, 1);
+      reinterpret_cast<uint32_t*>(smem_ones)[threadIdx.x] = pack_pair<typename Cfg::T>(1, 1);
       fence_proxy_async();
     }
   }
@@ -388,14 +415,24 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       }
     }
     if (warp == kProducerWarp && elect_sync()) {
-      produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+      if constexpr (Cfg::kSumsRows) {
+        produce<Cfg, Cfg, Columns::first>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::others>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+      } else {
+        produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+      }
       if constexpr (Cfg::kSplitsTail)
         produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
     int num_stores = 0;
-    consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    if constexpr (Cfg::kSumsRows) {
+      consume<Cfg, Cfg, Columns::first>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+      consume<Cfg, Cfg, Columns::others>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    } else {
+      consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    }
     if constexpr (Cfg::kSplitsTail)
       consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
     // Shared memory must outlive the stores that read it.
@@ -456,6 +493,13 @@ const char* launch_config(const Task& task) {
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
+  // The second-level cache may give up first what only tiles in flight at the same time read.
+  const auto policy = [](bool is_read_once) {
+    return is_read_once ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  };
+  args.policy_a = policy(int64_t(args.group_m) * args.tiles_n <= num_blocks);
+  args.policy_b = policy(num_groups == 1);
+
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
   args.a_bytes = rows_a * 128;
@@ -464,7 +508,7 @@ const char* launch_config(const Task& task) {
                                       task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
                     encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
                                       Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows, Cfg::kIsTf32);
-  if (args.stores_by_tma)
+  if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
@@ -480,11 +524,13 @@ const char* launch_layout(const Task& task) {
     if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
     return "this tile does not sum rows";
   }
-  if (task.a.is_k_major)
-    return task.b.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
-                             : launch_config<Config<T, M, N, false, true>>(task);
-  return task.b.is_k_major ? launch_config<Config<T, M, N, true, false>>(task)
-                           : launch_config<Config<T, M, N, true, true>>(task);
+  if (task.b.is_k_major)
+    return task.a.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
+                             : launch_config<Config<T, M, N, true, false>>(task);
+  if constexpr (serves_layout(kShape, false))
+    return task.a.is_k_major ? launch_config<Config<T, M, N, false, true>>(task)
+                             : launch_config<Config<T, M, N, true, true>>(task);
+  return "this tile needs a k-major B";
 }
 
 template <class T, int TILE = 0>
@@ -539,22 +585,14 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
   const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
-  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),
-                          p.row_sums != nullptr},
+  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, task.b.is_k_major, is_aligned(task.a),
+                          is_aligned(task.b), p.row_sums != nullptr},
                          executor.num_cus);
-  const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
-  Workspace workspace{executor};
-  if (task.plan.splits_chunks) {
-    const int64_t count = problem.batch_size * partial.num_chunks * p.m * partial.ld;
-    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
-    if (!workspace.memory) return Status::out_of_memory;
-    task.partial = static_cast<float*>(workspace.memory);
-  }
-  const char* refused = repack.launch();
-  if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
-  if (!refused && task.plan.splits_chunks)
-    refused = launch_sum_chunks(problem, {task.partial, partial.ld, partial.num_chunks}, task.stream);
-  return refused ? Status::launch_failed : Status::ok;
+  return launch_with_chunks(task, problem, executor, [&] {
+    const char* refused = repack.launch();
+    if (refused) return refused;
+    return p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
+  });
 }
 
 }  // namespace tiledmm::gpu

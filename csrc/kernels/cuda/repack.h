@@ -2,6 +2,7 @@
 // 16 bytes, no unit stride), copied into memory lent by the caller: A and B in one launch.
 #pragma once
 
+#include "core/wgmma_config.h"
 #include "kernels/cuda/tensor_map.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -118,7 +119,7 @@ class Repack {
     job.stride_outer = is_k_major ? stride_row : stride_k;
     job.inner = is_k_major ? problem.gemm.k : rows;
     job.outer = is_k_major ? rows : problem.gemm.k;
-    job.ld = round_up(job.inner, 8);
+    job.ld = repacked_ld(job.inner);
     int64_t num_items = 1;
     for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
       if (problem.batch_dims[d].*stride == 0) continue;

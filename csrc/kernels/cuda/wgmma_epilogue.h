@@ -46,6 +46,7 @@ struct Arguments {
   int chunk_tiles;  // k tiles of a chunk
   int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
   int a_bytes;      // of A that arrive for one k tile
+  CachePolicy policy_a, policy_b;
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
   Activation activation;
@@ -80,136 +81,211 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
     return reinterpret_cast<const uint32_t&>(pair);
   }
 }
-template <class T>
-using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 
-// In a loop that is not unrolled: one copy of the function's code. `slots` is this thread's alone, STRIDE floats apart.
-template <int COUNT, int STRIDE>
-__device__ __forceinline__ void activate_slots(float* slots, Activation activation) {
-#pragma unroll 1
-  for (int i = 0; i < COUNT; ++i) {
-    const float x = slots[i * STRIDE];
-    float y;
-    if (activation == Activation::gelu)
-      y = x * normal_cdf(x);
-    else if (activation == Activation::gelu_tanh)
-      y = activate<Activation::gelu_tanh>(x);
-    else
-      y = activate<Activation::silu>(x);
-    slots[i * STRIDE] = x != x ? x : y;
+// Two neighbours of a row.
+__device__ __forceinline__ float2 to_floats(const float* pair) { return *reinterpret_cast<const float2*>(pair); }
+__device__ __forceinline__ float2 to_floats(const __half* pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(pair));
+}
+__device__ __forceinline__ float2 to_floats(const __nv_bfloat16* pair) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(pair));
+}
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+// A thread's part of a tile's bias: of two columns, which add_bias gives to all threads, or of its two rows. It is
+// fetched before the multiplication, which hides the latency.
+template <class T>
+struct TileBias {
+  T first, second;
+};
+
+template <class Cfg>
+__device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& args, int col, int row, int row_step) {
+  using T = typename Cfg::T;
+  TileBias<T> bias{};
+  const T* from = static_cast<const T*>(args.bias);
+  if (!from) return bias;
+  const bool is_of_columns = args.stride_bias_n != 0;
+  const int first = is_of_columns ? col + threadIdx.x % kWarpgroup : row;
+  const int second = first + (is_of_columns ? kWarpgroup : row_step), end = is_of_columns ? args.n : args.m;
+  const int stride = args.stride_bias_n + args.stride_bias_m;
+  if (first < end) bias.first = from[first * stride];
+  if (second < end) bias.second = from[second * stride];
+  return bias;
+}
+
+// `buffers`: those of the consumer's stores, which the last tile's stores have read by now; only the thread that issued
+// them can wait for that.
+template <class Cfg>
+__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+                                         const Arguments& args, char* buffers, int barrier_id) {
+  using T = typename Cfg::T;
+  if (args.stride_bias_n) {
+    const int thread = threadIdx.x % kWarpgroup;
+    T* columns = reinterpret_cast<T*>(buffers);
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    if (thread < Cfg::kBlockN) columns[thread] = bias.first;
+    if (thread + kWarpgroup < Cfg::kBlockN) columns[thread + kWarpgroup] = bias.second;
+    named_barrier_sync(barrier_id, kWarpgroup);
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
+      const float2 pair = to_floats(columns + j * 8 + threadIdx.x % 4 * 2);
+      acc[4 * j] += pair.x;
+      acc[4 * j + 1] += pair.y;
+      acc[4 * j + 2] += pair.x;
+      acc[4 * j + 3] += pair.y;
+    }
+  } else {
+    const float rows[2] = {to_float(bias.first), to_float(bias.second)};
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += rows[i / 2 % 2];
+    fence_registers(acc);  // else both branches' addends would be kept for one sequence of additions
   }
+}
+
+__device__ __forceinline__ float activate_slowly(float x, Activation activation) {
+  float y;
+  if (activation == Activation::gelu)
+    y = x * normal_cdf(x);
+  else if (activation == Activation::gelu_tanh)
+    y = activate<Activation::gelu_tanh>(x);
+  else
+    y = activate<Activation::silu>(x);
+  return x != x ? x : y;
+}
+
+// So many turns of at most `most` take `count`, each as many.
+constexpr int num_turns(int count, int most) {
+  int turns = (count + most - 1) / most;
+  while (count % turns) ++turns;
+  return turns;
+}
+
+// In loops that are not unrolled, through shared memory: one copy of the functions' code. Code that a call does not run
+// costs time as well, where the instructions come from cold memory. `buffers`: those of the consumer's stores.
+template <class Cfg>
+__device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Activation activation, char* buffers,
+                                                    int barrier_id) {
+  if (activation == Activation::relu) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
+    return;
+  }
+  constexpr int kAvailable = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
+  constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
+  if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
+  named_barrier_sync(barrier_id, kWarpgroup);
+  float* slots = reinterpret_cast<float*>(buffers) + threadIdx.x % kWarpgroup;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = acc[i];
+#pragma unroll 1
+    for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = activate_slowly(slots[i * kWarpgroup], activation);
+    // All accumulators take their turn at the same places.
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc - kSlots; ++i) acc[i] = acc[i + kSlots];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) acc[Cfg::kAcc - kSlots + i] = slots[i * kWarpgroup];
+  }
+  named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+}
+
+// Bias and activation of 64 rows.
+template <class Cfg>
+__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+                                                  const Arguments& args, char* buffers, int consumer) {
+  if (args.bias) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);
+  if (args.activation != Activation::none) activate_block_tile<Cfg>(acc, args.activation, buffers, 1 + consumer);
 }
 
 // A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by
 // word of one or two elements: for a C that the copy engine cannot take. What depends on the row is known to the
 // compiler: the loop costs two instructions a word and the row's address.
-template <class Word, int STORE_N>
+template <class Word>
 __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t ldc, int num_rows, int num_cols) {
-  constexpr int kWords = STORE_N * 2 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
+  constexpr int kWords = 128 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
   const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
-  const char* from = buffer + warp * 16 * (STORE_N * 2);
+  const char* from = buffer + warp * 16 * 128;
   num_rows -= warp * 16;
-#pragma unroll
-  for (int first = 0; first < kWords; first += 32) {
-    const int word = first + lane;
-    if (word >= kWords || word * kElements >= num_cols) continue;
-    Word words[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int key = STORE_N == 64 ? i % 8 : i / 2 % 4;
-      words[i] = *reinterpret_cast<const Word*>(from + i * (STORE_N * 2) + ((word * int(sizeof(Word))) ^ (key << 4)));
-    }
+#pragma unroll 1
+  for (int word = lane; word < kWords; word += 32) {
+    if (word * kElements >= num_cols) continue;
     auto* to_word = static_cast<uint16_t*>(to) + word * kElements;
+#pragma unroll 1
+    for (int first = 0; first < 16; first += 8) {
+      Word words[8];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (i < num_rows) *reinterpret_cast<Word*>(to_word) = words[i];
-      to_word += ldc;
+      for (int i = 0; i < 8; ++i)
+        words[i] = *reinterpret_cast<const Word*>(from + (first + i) * 128 + ((word * int(sizeof(Word))) ^ (i << 4)));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (first + i < num_rows) *reinterpret_cast<Word*>(to_word) = words[i];
+        to_word += ldc;
+      }
     }
   }
 }
 
-// 64 rows of C at `row` from the accumulators of one warpgroup: bias, activation, rounding, to shared memory, to C.
+// 64 rows of C at `row` from the accumulators of one warpgroup, rounded, straight to C: whole sectors of 32 bytes in
+// four instructions, which suits narrow tiles.
 template <class Cfg>
-__device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
-                                                 const Arguments& args, char* smem_c, typename Cfg::T* smem_bias,
-                                                 int consumer, const Place& at, int row, int& num_stores) {
+__device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
+                                                          const Place& at, int row) {
   using T = typename Cfg::T;
-  const int col = at.col;
-  constexpr int kStoreN = Cfg::kStoreN, kValues = kStoreN / 2;  // of a thread in one store
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
-  const int barrier_id = 1 + consumer;
-  const T* bias = static_cast<const T*>(args.bias);
-
-  float bias_m[2] = {0, 0};  // of this thread's two rows
-  if (bias && args.stride_bias_n) {
-    for (int j = thread; j < Cfg::kBlockN; j += kWarpgroup) {
-      T value{};
-      if (col + j < args.n) value = bias[col + j];
-      smem_bias[j] = value;
-    }
-    named_barrier_sync(barrier_id, kWarpgroup);
-  } else if (bias) {
+  const int first_row = row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+  const int first_col = at.col + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = row + warp * 16 + lane / 4 + 8 * h;
-      if (i < args.m) bias_m[h] = to_float(bias[args.stride_bias_m ? i : 0]);
+  for (int h = 0; h < 2; ++h) {
+    const int i = first_row + 8 * h;
+    if (i >= args.m) break;
+    uint16_t* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += 8) {
+      const uint32_t pair = pack_pair<T>(acc[j / 2 + 2 * h], acc[j / 2 + 2 * h + 1]);
+      if (args.stores_pairs) {
+        if (first_col + j < args.n) *reinterpret_cast<uint32_t*>(to + j) = pair;
+      } else {
+        if (first_col + j < args.n) to[j] = uint16_t(pair);
+        if (first_col + j + 1 < args.n) to[j + 1] = uint16_t(pair >> 16);
+      }
     }
   }
+}
 
+// The same through shared memory.
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                 const Arguments& args, char* smem_c, int consumer, const Place& at,
+                                                 int row, int& num_stores) {
+  using T = typename Cfg::T;
+  constexpr int kStoreN = Cfg::kStoreN;
+  static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  const int barrier_id = 1 + consumer;
 #pragma unroll
-  for (int part_col = 0; part_col < Cfg::kBlockN; part_col += kStoreN) {
+  for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
+    // The last one may store some columns again.
+    const int part_col = part < Cfg::kBlockN - kStoreN ? part : Cfg::kBlockN - kStoreN;
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    float v[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) v[i] = acc[part_col / 2 + i];
-    if (bias && args.stride_bias_n) {
-#pragma unroll
-      for (int j = 0; j < kStoreN / 8; ++j) {
-        const auto pair = *reinterpret_cast<const Pair<T>*>(smem_bias + part_col + j * 8 + lane % 4 * 2);
-        const float first = to_float(pair.x), second = to_float(pair.y);
-        v[4 * j] += first;
-        v[4 * j + 1] += second;
-        v[4 * j + 2] += first;
-        v[4 * j + 3] += second;
-      }
-    } else if (bias) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
-    }
     // The store before last has read this buffer; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
-    if (args.activation == Activation::relu) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
-    } else if (args.activation != Activation::none) {
-      constexpr int kSlots = Cfg::kStoreBytes / 4 / kWarpgroup;
-      float* slots = reinterpret_cast<float*>(buffer) + thread;
-#pragma unroll
-      for (int first = 0; first < kValues; first += kSlots) {
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = v[first + i];
-        activate_slots<kSlots, kWarpgroup>(slots, args.activation);
-#pragma unroll
-        for (int i = 0; i < kSlots; ++i) v[first + i] = slots[i * kWarpgroup];
-      }
-      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
-    }
     // Swizzled as the copy engine expects it: without bank conflicts here.
     const int r = warp * 16 + lane % 16;
-    const uint32_t row_address = smem_address(buffer) + r * (kStoreN * 2);
-    const int mask = kStoreN == 64 ? r % 8 : r / 2 % 4;
+    const uint32_t row_address = smem_address(buffer) + r * 128;
 #pragma unroll
     for (int j = 0; j < kStoreN / 16; ++j) {
       const int chunk = 2 * j + lane / 16;
-      stmatrix_x4(row_address + ((chunk ^ mask) << 4), pack_pair<T>(v[8 * j], v[8 * j + 1]),
-                  pack_pair<T>(v[8 * j + 2], v[8 * j + 3]), pack_pair<T>(v[8 * j + 4], v[8 * j + 5]),
-                  pack_pair<T>(v[8 * j + 6], v[8 * j + 7]));
+      const float* v = acc + part_col / 2 + 8 * j;
+      stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
+                  pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
     }
-    const int first_col = col + part_col;
-    if (args.stores_by_tma) {
+    const int first_col = at.col + part_col;
+    if (__builtin_expect(args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
@@ -220,9 +296,9 @@ __device__ __forceinline__ void store_block_tile(float (&acc)[Cfg::kAcc], const 
       __syncwarp();  // a warp reads back the 16 rows that it wrote
       T* to = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
       if (args.stores_pairs)
-        store_rows<uint32_t, kStoreN>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+        store_rows<uint32_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
       else
-        store_rows<uint16_t, kStoreN>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+        store_rows<uint16_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
       __syncwarp();  // stmatrix needs the warp together
     }
   }

@@ -131,8 +131,8 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
 }
 
-// 64 rows of C from the accumulators of one warpgroup: bias, activation, through shared memory to C, 64 lines of 32
-// neighbours at a time. Neighbours lie along n, or along m where A came through registers: C is then column-major.
+// 64 rows of C from the accumulators of one warpgroup, through shared memory to C, 64 lines of 32 neighbours at a time.
+// Neighbours lie along n, or along m where A came through registers: C is then column-major.
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                       const Arguments& args, char* smem_c, int consumer,
@@ -142,56 +142,20 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
   static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
-  // The thread's rows and its first column, counted from the warpgroup's.
+  // The thread's first row and column, counted from the warpgroup's.
   const int first_row = kAlongM ? first_row_of_fragment() : warp * 16 + lane / 4;
   const int first_col = lane % 4 * 2;
 
-  const float* bias = static_cast<const float*>(args.bias);
-  float bias_m[2] = {0, 0};  // of this thread's two rows
-  if (bias && !args.stride_bias_n) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = row + first_row + h * (kAlongM ? 1 : 8);
-      if (i < args.m) bias_m[h] = bias[args.stride_bias_m ? i : 0];
-    }
-  }
   // Half of the lanes take their values in another order, so that half a warp's pairs lie in different banks.
   const bool is_odd = lane / (kAlongM ? 8 : 4) % 2;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
     const int part_col = at.col + part * Cfg::kStoreN;
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    float v[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) v[i] = acc[part * kValues + i];
-    if (bias && args.stride_bias_n) {
-#pragma unroll
-      for (int i = 0; i < kValues / 2; ++i) {
-        const int j = part_col + first_col + i / 2 * 8 + i % 2;
-        const float value = j < args.n ? bias[j] : 0;
-        v[i / 2 * 4 + i % 2] += value;
-        v[i / 2 * 4 + i % 2 + 2] += value;
-      }
-    } else if (bias) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] += bias_m[i / 2 % 2];
-    }
+    const float* v = acc + part * kValues;
     // The store before last has read this buffer; only the thread that issued it can wait for that.
     if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
-    if (args.activation == Activation::relu) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = activate<Activation::relu>(v[i]);
-    } else if (args.activation != Activation::none) {
-      static_assert(kValues * 4 * kWarpgroup <= Cfg::kStoreBytes, "a slot for every value");
-      float* slots = reinterpret_cast<float*>(buffer) + thread;
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) slots[i * kWarpgroup] = v[i];
-      activate_slots<kValues, kWarpgroup>(slots, args.activation);
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) v[i] = slots[i * kWarpgroup];
-      named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
-    }
     const uint32_t smem = smem_address(buffer);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -214,7 +178,7 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
         }
       }
     }
-    if (args.stores_by_tma) {
+    if (__builtin_expect(args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
