@@ -72,30 +72,38 @@ struct WgmmaProblem {
   bool needs_row_sums;
 };
 
-// Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): whole waves of tiles, each of
-// an epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level
-// cache, where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A
-// and all of B. Or as long as memory takes.
+// Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
+// epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
+// where requests are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
+// all of B. Or as long as memory takes, which needs some time to get up to speed.
 inline double model_microseconds(const TileShape& shape, bool splits_chunks, const WgmmaProblem& p, int num_sms) {
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), num_splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.55 : num_tiles % num_sms ? 1 : 0;
-  const double waves = double(num_tiles / num_sms) + tail;
-  const double area = double(shape.block_m) * shape.block_n;
-  const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(shape.block_m, p.m));
-  const double b_bytes = 2.0 * kWgmmaBlockK * shape.block_n;
-  const double read = 2.0 * kWgmmaBlockK * double(shape.block_m / 64) * (64 + shape.block_n);
-  const double unaligned = (p.is_a_aligned ? 0 : a_bytes) + (p.is_b_aligned ? 0 : b_bytes);
-  double k_tile = 0.1125;
-  for (const double bound :
-       {area * 19.9e-6, unaligned * double(min_of(num_tiles, num_sms)) / 6.2e6, (a_bytes + b_bytes + read) / 244e3})
-    if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kWgmmaBlockK));
-  const double tiles = waves * (num_k_tiles * k_tile + 0.66 + area * 3.2e-5);
+  const bool starts_in_lines = p.is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
+  // `count` tiles at a time, as many as there are multiprocessors at most.
+  const auto wave = [&](const TileShape& tile, int64_t count) {
+    const double area = double(tile.block_m) * tile.block_n;
+    const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(tile.block_m, p.m));
+    const double b_bytes = 2.0 * kWgmmaBlockK * tile.block_n;
+    const double read = 2.0 * kWgmmaBlockK * double(tile.block_m / 64) * (64 + tile.block_n);
+    const double unaligned = (p.is_a_aligned ? 0 : a_bytes) + (p.is_b_aligned && starts_in_lines ? 0 : b_bytes);
+    double k_tile = 0.105;
+    for (const double bound : {area * 19.8e-6, unaligned * double(count) / 6.1e6, (a_bytes + b_bytes + read) / 250e3})
+      if (bound > k_tile) k_tile = bound;
+    return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (splits_chunks ? 0 : double(num_chunks - 1) * 0.4);
+  };
+  const int64_t rest = num_tiles % num_sms;
+  double tiles = num_tiles < num_sms ? 0 : double(num_tiles / num_sms) * wave(shape, num_sms);
+  if (splits_tail(shape, num_tiles, num_sms))
+    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + 0.4;
+  else if (rest)
+    tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const double memory = 2 * batch * (m * k + k * n + m * n) / 3.3e6;
-  const double sums = splits_chunks ? 1.75 + double(num_chunks) * (0.044 + 3e-6 * batch * m * n) : 0;
-  return 5.2 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  const double bytes = 2 * batch * (m * k + k * n + m * n);
+  const double memory = bytes / 3.8e6 + (bytes < 20e6 ? bytes / 10e6 : 2);
+  const double sums = splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n : 0;
+  return 5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
 inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
