@@ -17,6 +17,7 @@
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma_epilogue.h"
+#include "kernels/cuda/wgmma_multiply.h"
 #include "kernels/cuda/wgmma_task.h"
 #include "kernels/cuda/wgmma_tf32.h"
 #include "kernels/cuda/wgmma_tf32_launch.h"
@@ -29,9 +30,6 @@ namespace {
 
 constexpr int kSmemBytes = 232448;  // of one block on sm_90
 constexpr int kMaxStages = 12;      // more does not hide more
-
-// A tile of 8 x 16 ones.
-constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
@@ -131,19 +129,6 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   return at;
 }
 
-// A place in the ring; the same sequence in the producer and in each consumer.
-template <int NUM_STAGES>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == NUM_STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Arguments& args, const Place& at, int k, uint32_t barrier) {
@@ -165,46 +150,6 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
       cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier, args.policy_b);
   }
 }
-
-// Accumulators of a consumer: of C, and of the sums of A's rows.
-template <class Cfg>
-struct Accumulators {
-  float c[Cfg::kAcc];
-  float row_sums[4];
-};
-
-// Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
-// stays in 32 bits and in uniform registers, which the matrix unit takes its descriptors from.
-struct StageAddress {
-  uint32_t a, b, ones;
-};
-
-template <class Cfg, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
-  using T = typename Cfg::T;
-  const auto descriptor = [](uint64_t fixed, uint32_t address) {
-    return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
-  };
-#pragma unroll
-  for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
-    const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
-    const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
-    if constexpr (Cfg::kIsTf32)
-      wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
-    else
-      wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
-    if constexpr (SUMS_ROWS)
-      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
-                                                    step > 0 || !is_first);
-  }
-}
-
-// Shared memory of a block, as addresses.
-struct Shared {
-  uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
-  uint32_t ones;
-  char* c;  // of this consumer
-};
 
 // Some tiles of a block: of which columns of C.
 enum class Columns { all, first, others };
@@ -239,59 +184,6 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
   });
 }
 
-// The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end.
-template <class Cfg, class Piece, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
-                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
-  int previous = -1;
-  for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
-    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-    const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
-      const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
-      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
-    }
-    wgmma_commit_group();
-    // The stage before this one is multiplied and free. This one goes on meanwhile.
-    wgmma_wait_group<1>();
-    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-    previous = ring.stage;
-    ring.advance();
-  }
-  wgmma_wait_group<0>();
-  fence_registers(acc.c);
-  if constexpr (SUMS_ROWS) fence_registers(acc.row_sums);
-  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
-}
-
-template <class Cfg, class Piece, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply_next(Accumulators<Piece>& acc, const StageAddress& first_stage,
-                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
-  if constexpr (Cfg::kAFromRegisters)
-    multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
-  else
-    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles);
-}
-
-// All chunks of a tile, added in their order.
-template <class Cfg, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
-                                                const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                int chunk_tiles) {
-  float total[Cfg::kAcc];
-  for (int first = 0; first < num_k_tiles; first += chunk_tiles) {
-    multiply_next<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles - first, chunk_tiles));
-    if (num_k_tiles <= chunk_tiles) return;
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) total[i] = first == 0 ? acc.c[i] : total[i] + acc.c[i];
-  }
-#pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) acc.c[i] = total[i];
-}
-
 // Of the rows of a consumer: the thread's first; its second lies kRowStep below.
 template <class Cfg>
 __device__ __forceinline__ int first_row_of_thread() {
@@ -313,10 +205,10 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
   const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
-  if constexpr (Cfg::kSumsChunks)
-    multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+  if constexpr (Cfg::kSumsChunks && !Cfg::kSumsRows)
+    multiply_chunks<Cfg>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
   else
-    multiply_next<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
+    multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
   if constexpr (SUMS_ROWS) {
     if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
   }
