@@ -5,9 +5,10 @@
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles. fp32 needs operands along k: the other layouts pass through registers or are transposed on their way
-// (wgmma_tf32.h). What the copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
-// Measured without gain: multicast in clusters of two, tiles of 256 rows, fetching the epilogue's code ahead.
+// of half tiles; operands that stream evict themselves from the second-level cache. fp32 needs operands along k: the
+// other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the copy engine cannot take
+// (strides and addresses in units of 16 bytes) is repacked first. Measured without gain: multicast in clusters of two,
+// tiles of 256 rows, fetching the epilogue's code ahead.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -385,12 +386,15 @@ const char* launch_config(const Task& task) {
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
-  // The second-level cache may give up first what only tiles in flight at the same time read.
-  const auto policy = [](bool is_read_once) {
-    return is_read_once ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  // The second-level cache may give up first what only tiles in flight at the same time read. Those that sum many
+  // chunks drift apart.
+  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
+  const auto policy = [&](bool is_read_at_once, int64_t num_readers) {
+    return is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
+                                                                   : CachePolicy::evict_normal;
   };
-  args.policy_a = policy(int64_t(args.group_m) * args.tiles_n <= num_blocks);
-  args.policy_b = policy(num_groups == 1);
+  args.policy_a = policy(int64_t(args.group_m) * args.tiles_n <= num_blocks, args.tiles_n);
+  args.policy_b = policy(num_groups == 1, args.tiles_m);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;

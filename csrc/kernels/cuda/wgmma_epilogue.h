@@ -82,14 +82,6 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
   }
 }
 
-// Two neighbours of a row.
-__device__ __forceinline__ float2 to_floats(const float* pair) { return *reinterpret_cast<const float2*>(pair); }
-__device__ __forceinline__ float2 to_floats(const __half* pair) {
-  return __half22float2(*reinterpret_cast<const __half2*>(pair));
-}
-__device__ __forceinline__ float2 to_floats(const __nv_bfloat16* pair) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(pair));
-}
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -121,18 +113,17 @@ __device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& 
 template <class Cfg>
 __device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
                                          const Arguments& args, char* buffers, int barrier_id) {
-  using T = typename Cfg::T;
   if (args.stride_bias_n) {
     const int thread = threadIdx.x % kWarpgroup;
-    T* columns = reinterpret_cast<T*>(buffers);
+    float* columns = reinterpret_cast<float*>(buffers);
     if (thread == 0) cp_async_bulk_wait_group_read<0>();
     named_barrier_sync(barrier_id, kWarpgroup);
-    if (thread < Cfg::kBlockN) columns[thread] = bias.first;
-    if (thread + kWarpgroup < Cfg::kBlockN) columns[thread + kWarpgroup] = bias.second;
+    if (thread < Cfg::kBlockN) columns[thread] = to_float(bias.first);
+    if (thread + kWarpgroup < Cfg::kBlockN) columns[thread + kWarpgroup] = to_float(bias.second);
     named_barrier_sync(barrier_id, kWarpgroup);
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
-      const float2 pair = to_floats(columns + j * 8 + threadIdx.x % 4 * 2);
+      const float2 pair = *reinterpret_cast<const float2*>(columns + j * 8 + threadIdx.x % 4 * 2);
       acc[4 * j] += pair.x;
       acc[4 * j + 1] += pair.y;
       acc[4 * j + 2] += pair.x;
