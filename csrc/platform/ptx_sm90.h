@@ -93,6 +93,29 @@ TILEDMM_PTX void cp_async_bulk_wait_group_read() {
 // Orders this thread's accesses to shared memory before those of the copy engine and the matrix unit: "fence.proxy".
 TILEDMM_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ---- clusters: "mapa", "ld", "barrier.cluster" ----
+
+// The place of the same shared memory in block `rank` of the cluster.
+TILEDMM_PTX uint32_t map_shared_cluster(uint32_t smem, int rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem), "r"(rank));
+  return address;
+}
+
+TILEDMM_PTX float4 load_shared_cluster_vector(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// By all threads of the cluster that have not exited; what they wrote before is visible behind it.
+TILEDMM_PTX void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".

@@ -17,6 +17,7 @@
 #include "core/wgmma_config.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma_cluster.h"
 #include "kernels/cuda/wgmma_epilogue.h"
 #include "kernels/cuda/wgmma_multiply.h"
 #include "kernels/cuda/wgmma_task.h"
@@ -75,6 +76,7 @@ struct Config {
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
+  static constexpr bool kSharesTiles = tiledmm::shares_tiles({BLOCK_M, BLOCK_N}) && !kIsTf32;
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
@@ -166,23 +168,37 @@ __device__ __forceinline__ void for_each_piece(const Arguments& args, int first,
   }
 }
 
+// The part of block `rank` of the cluster of its only tile.
+template <class Cfg>
+__device__ __forceinline__ Place shared_place(const Arguments& args, int rank) {
+  Place at = place_of<Cfg>(blockIdx.x / args.cluster, args);
+  at.first_k_tile = rank * args.chunks_of_block * args.chunk_tiles;
+  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunks_of_block * args.chunk_tiles);
+  return at;
+}
+
 // One thread keeps the ring full.
+template <class Cfg, class Piece>
+__device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                             const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at) {
+  for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
+    const uint32_t barrier = shared.full + ring.stage * 8;
+    // The phase before the first counts as complete.
+    mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
+    mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
+#pragma unroll
+    for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, args,
+                             at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
+    ring.advance();
+  }
+}
+
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
-  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
-    for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
-      const uint32_t barrier = shared.full + ring.stage * 8;
-      // The phase before the first counts as complete.
-      mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
-#pragma unroll
-      for (int i = 0; i < Cfg::kTilesOfStage; ++i)
-        load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, args,
-                               at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
-      ring.advance();
-    }
-  });
+  for_each_piece<Cfg, Piece, COLUMNS>(
+      args, first, end, [&](const Place& at) { produce_tile<Cfg, Piece>(map_a, map_b, args, shared, ring, at); });
 }
 
 // Of the rows of a consumer: the thread's first; its second lies kRowStep below.
@@ -231,16 +247,20 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
 }
 
+// One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before every
+// wgmma.
+template <class Cfg>
+__device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int consumer) {
+  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
+  return {uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes), uniform(shared.ones)};
+}
+
 // The tiles of a consumer. Rows of A are summed in tiles of the first column.
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
-  // One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before
-  // every wgmma.
-  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  const StageAddress first_stage{uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes),
-                                 uniform(shared.ones)};
+  const StageAddress first_stage = first_stage_of<Cfg>(shared, consumer);
   for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
     consume_tile<Cfg, Piece, Cfg::kSumsRows && COLUMNS != Columns::others>(map_c, args, first_stage, shared, ring,
                                                                            consumer, at, num_stores);
@@ -298,6 +318,17 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   griddepcontrol_wait();
 
   Ring<kNumStages> ring;
+  if constexpr (Cfg::kSharesTiles) {
+    if (args.cluster > 1) {
+      const int rank = blockIdx.x % args.cluster;
+      const Place at = shared_place<Cfg>(args, rank);
+      if (warp < kProducerWarp)
+        consume_shared_tile<Cfg>(args, first_stage_of<Cfg>(shared, consumer), shared, ring, rank, at);
+      else if (elect_sync())
+        produce_tile<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, at);
+      return;
+    }
+  }
   if (warp >= kProducerWarp) {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
     if constexpr (Cfg::kTransposesB) {
@@ -346,6 +377,8 @@ Arguments arguments_of(const Task& task) {
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.chunks_of_block = task.plan.chunks_of_block;
+  args.cluster = args.chunks_of_block ? int(ceil_div(ceil_div(p.k, task.problem.chunk_k), args.chunks_of_block)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int remaining = args.num_tiles % task.num_sms;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
@@ -375,7 +408,7 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_blocks = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
+  const int64_t num_blocks = args.cluster * min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
@@ -388,7 +421,7 @@ const char* launch_config(const Task& task) {
 
   // The second-level cache may give up first what only tiles in flight at the same time read. Those that sum many
   // chunks drift apart.
-  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
+  const bool stays_together = args.num_splits > 1 || args.cluster > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
   const auto policy = [&](bool is_read_at_once, int64_t num_readers) {
     return is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
                                                                    : CachePolicy::evict_normal;
@@ -408,8 +441,8 @@ const char* launch_config(const Task& task) {
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_overlapped<&wgmma_kernel<Cfg>>(num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, map_c,
-                                               args);
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(args.cluster, num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
+                                                map_b, map_c, args);
 }
 
 template <class T, int TILE>

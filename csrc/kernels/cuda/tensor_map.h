@@ -93,8 +93,8 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
 // Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
 // Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
 template <auto KERNEL, class... Args>
-const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
-                              const Args&... args) {
+const char* launch_in_clusters(int cluster, int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
+                               const Args&... args) {
   static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
   int device = 0;
   cudaGetDevice(&device);
@@ -104,18 +104,26 @@ const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_byte
     if (error != cudaSuccess) return cudaGetErrorString(error);
     ready_devices.fetch_or(bit, std::memory_order_relaxed);
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(num_blocks));
   launch.blockDim = dim3(unsigned(num_threads));
   launch.dynamicSmemBytes = size_t(smem_bytes);
   launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = cluster > 1 ? 2 : 1;
   const cudaError_t error = cudaLaunchKernelEx(&launch, KERNEL, args...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <auto KERNEL, class... Args>
+const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
+                              const Args&... args) {
+  return launch_in_clusters<KERNEL>(1, num_blocks, num_threads, smem_bytes, stream, args...);
 }
 
 }  // namespace
