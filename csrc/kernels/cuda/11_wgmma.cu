@@ -437,7 +437,7 @@ Arguments arguments_of(const Task& task) {
   args.stride_bias_n = int(p.stride_bias_n);
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = round_up(Cfg::kAFromRegisters ? p.m : p.n, 2);
+  args.ld_partial = ld_partial(Cfg::kAFromRegisters ? p.m : p.n);
   return args;
 }
 
@@ -542,19 +542,14 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_aligned(task.a), is_aligned(task.b),
                           p.row_sums != nullptr},
                          executor.num_cus);
-  const PartialSums partial{nullptr, round_up(p.n, 2), int(ceil_div(p.k, problem.chunk_k))};
-  Workspace workspace{executor};
-  if (task.plan.splits_chunks) {
-    const int64_t count = problem.batch_size * partial.num_chunks * p.m * partial.ld;
-    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
-    if (!workspace.memory) return Status::out_of_memory;
-    task.partial = static_cast<float*>(workspace.memory);
-  }
+  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
+  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  task.partial = chunk_sums.sums;
   const char* refused = repack.launch();
   if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
-  if (!refused && task.plan.splits_chunks)
-    refused = launch_sum_chunks(problem, {task.partial, partial.ld, partial.num_chunks}, task.stream);
-  return refused ? Status::launch_failed : Status::ok;
+  if (refused) return Status::launch_failed;
+  if (!task.plan.splits_chunks) return Status::ok;
+  return p.dtype == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
 }
 
 }  // namespace tiledmm::gpu

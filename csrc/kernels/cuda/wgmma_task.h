@@ -24,14 +24,8 @@ GpuProblem row_major(const GpuProblem& problem) {
   return problem.gemm.stride_cn == 1 || problem.gemm.n == 1 ? problem : transposed(problem);
 }
 
-// Memory for the sums of chunks, given back when the kernels have been launched.
-struct Workspace {
-  const Executor& executor;
-  void* memory = nullptr;
-  ~Workspace() {
-    if (memory) executor.release(executor.self, memory);
-  }
-};
+// Distance of the rows of partial sums: they are stored in pairs.
+constexpr int64_t ld_partial(int64_t n) { return round_up(n, 2); }
 
 }  // namespace
 }  // namespace tiledmm::cuda

@@ -51,20 +51,13 @@ Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, 
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
   task.plan = plan.tiles;
 
-  const GemmProblem& whole = row_major.gemm;
-  const PartialSums partial{nullptr, round_up(whole.n, 2), int(ceil_div(p.k, problem.chunk_k))};
-  Workspace workspace{executor};
-  if (task.plan.splits_chunks) {
-    const int64_t count = problem.batch_size * partial.num_chunks * whole.m * partial.ld;
-    workspace.memory = executor.allocate(executor.self, size_t(count) * sizeof(float));
-    if (!workspace.memory) return Status::out_of_memory;
-    task.partial = static_cast<float*>(workspace.memory);
-  }
+  gpu::ChunkSums<float> chunk_sums(row_major, ld_partial(row_major.gemm.n), executor);
+  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  task.partial = chunk_sums.sums;
   const char* refused = copies.launch();
   if (!refused) refused = launch_tile(task);
-  if (!refused && task.plan.splits_chunks)
-    refused = launch_sum_chunks(row_major, {task.partial, partial.ld, partial.num_chunks}, task.stream);
-  return refused ? Status::launch_failed : Status::ok;
+  if (refused) return Status::launch_failed;
+  return task.plan.splits_chunks ? chunk_sums.add<float>() : Status::ok;
 }
 
 }  // namespace
