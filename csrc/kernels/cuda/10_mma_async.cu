@@ -9,6 +9,7 @@
 // are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
 #include "core/transposed.h"
+#include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack_batch.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_tile.h"
@@ -132,7 +133,7 @@ struct Work {
   int num_splits;   // blocks that compute chunks of one tile side by side
   int64_t split_k;  // the chunk of each, or k
   int64_t chunk_k;  // of chunks summed one after the other
-  void* partial;    // sums of the chunks, [split][batch][m][n]; null where there is one split
+  void* partial;    // as ChunkSums has them; null where there is one split
   int zero;         // always
 };
 
@@ -395,38 +396,11 @@ mma_async(GpuProblem problem, Work work) {
     // Anew, so that the main loop need not keep it in registers.
     const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
     if (work.partial) {
-      const int64_t idx = split * problem.batch_size + batch_idx;
+      const int64_t idx = batch_idx * work.num_splits + split;
       sums.template store<Acc<T>>(partial_problem<Acc<T>>(gemm, work, idx), row, col, strip);
     } else {
       sums.template store<T>(gemm, row, col, strip);
     }
-  }
-}
-
-// C = activation(sum of the splits in their order + bias), an element a thread.
-constexpr int kAddThreads = 64;
-template <class T>
-TILEDMM_KERNEL(kAddThreads, 1)
-add_splits(GpuProblem problem, Work work) {
-  constexpr int kAtOnce = 16;  // loads in flight
-  const int64_t elements = problem.gemm.m * problem.gemm.n, stride = problem.batch_size * elements;
-  const int64_t idx = block_idx() * kAddThreads + thread_idx();
-  if (idx >= elements) return;
-  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem gemm = item_of(problem, batch_idx);
-    const auto* from = static_cast<const Acc<T>*>(work.partial) + batch_idx * elements + idx;
-    Acc<T> sum = load_global(from);
-    for (int first = 1; first < work.num_splits; first += kAtOnce) {
-      Acc<T> sums[kAtOnce];
-      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < work.num_splits) sums[i] = load_global(from + (first + i) * stride);
-      }
-      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < work.num_splits) sum += sums[i];
-      }
-    }
-    const int64_t row = idx / gemm.n;
-    store_element<T>(gemm, row, idx - row * gemm.n, sum);
   }
 }
 
@@ -452,18 +426,13 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < in_flight * Cfg::kBlockN) ++square;
   work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
-  Workspace partial(executor);
-  if (splits) {
-    const int64_t bytes = work.num_splits * problem.batch_size * gemm.m * gemm.n * int64_t(sizeof(Acc<T>));
-    if (!partial.allocate(bytes)) return Status::out_of_memory;
-    work.partial = partial.memory;
-  }
+  ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
+  if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
+  work.partial = chunk_sums.sums;
   const Status status =
       launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
                     Cfg::kThreads, sizeof(Shared), executor, problem, work);
-  if (status != Status::ok || !splits) return status;
-  return launch_kernel(add_splits<T>, ceil_div(gemm.m * gemm.n, kAddThreads), num_batch_blocks(problem), kAddThreads, 0,
-                       executor, problem, work);
+  return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
 template <class T, int SHAPE>

@@ -400,7 +400,7 @@ Arguments arguments_of(const Task& task) {
   args.stride_bias_n = int(p.stride_bias_n);
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = round_up(Cfg::kAFromRegisters ? p.m : p.n, 2);
+  args.ld_partial = ld_partial(Cfg::kAFromRegisters ? p.m : p.n);
   return args;
 }
 
@@ -517,11 +517,14 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, task.b.is_k_major, is_aligned(task.a),
                           is_aligned(task.b), p.row_sums != nullptr},
                          executor.num_cus);
-  return launch_with_chunks(task, problem, executor, [&] {
-    const char* refused = repack.launch();
-    if (refused) return refused;
-    return p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
-  });
+  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
+  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  task.partial = chunk_sums.sums;
+  const char* refused = repack.launch();
+  if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
+  if (refused) return Status::launch_failed;
+  if (!task.plan.splits_chunks) return Status::ok;
+  return p.dtype == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
 }
 
 }  // namespace tiledmm::gpu

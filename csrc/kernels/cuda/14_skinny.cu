@@ -12,6 +12,7 @@
 #include "core/skinny_config.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/chunk_sums.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -22,12 +23,11 @@ namespace {
 
 constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
-constexpr int kSumThreads = 64;
 static_assert(kChunkK % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
 
 struct Work {
   SkinnyPlan plan;
-  float* partials;  // [chunk][batch][m][n], null where a block computes all of k
+  float* partials;  // as ChunkSums has them, null where a block computes all of k
 };
 
 // What a block computes at a time.
@@ -410,7 +410,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
     }
     const GemmProblem gemm = item_of(problem, unit.batch_idx);
     float* partials = work.partials;
-    if (partials) partials += (unit.chunk * problem.batch_size + unit.batch_idx) * gemm.m * gemm.n;
+    if (partials) partials += (unit.batch_idx * plan.num_chunks + unit.chunk) * gemm.m * gemm.n;
     sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
   }
 }
@@ -426,32 +426,6 @@ skinny(GpuProblem problem, Work work, int64_t num_blocks) {
   } else {
     multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   }
-}
-
-// The chunks' sums, added in their order.
-template <class T>
-TILEDMM_KERNEL(kSumThreads, 1)
-add_chunks(GpuProblem problem, Work work) {
-  const int64_t size = problem.gemm.m * problem.gemm.n, stride = size * problem.batch_size;
-  const int64_t idx = block_idx() * kSumThreads + thread_idx();
-  let_later_kernels_start();
-  wait_for_earlier_kernels();
-  if (idx >= stride) return;
-  const float* from = work.partials + idx;
-  float sum = load_global(from);
-  constexpr int kAtOnce = 16;
-  for (int64_t chunk = 1; chunk < work.plan.num_chunks; chunk += kAtOnce) {
-    float values[kAtOnce];
-    const int left = int(min_of(work.plan.num_chunks - chunk, kAtOnce));
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      if (i < left) values[i] = load_global(from + (chunk + i) * stride);
-    }
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      if (i < left) sum += values[i];
-    }
-  }
-  const int64_t batch_idx = idx / size, row = (idx - batch_idx * size) / problem.gemm.n;
-  store_element<T>(item_of(problem, batch_idx), row, idx - batch_idx * size - row * problem.gemm.n, sum);
 }
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -480,20 +454,11 @@ Status launch_layouts(const GpuProblem& problem, const Work& work, const Executo
 
 template <class T>
 Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
-  const int64_t outputs = problem.batch_size * problem.gemm.m * problem.gemm.n;
-  if (work.plan.splits_chunks) {
-    const size_t bytes = size_t(work.plan.num_chunks * outputs) * sizeof(float);
-    work.partials = static_cast<float*>(executor.allocate(executor.self, bytes));
-    if (!work.partials) return Status::out_of_memory;
-  }
-  Status status = launch_layouts<T>(problem, work, executor);
-  if (work.plan.splits_chunks) {
-    if (status == Status::ok) {
-      status = launch_early(add_chunks<T>, ceil_div(outputs, kSumThreads), 1, kSumThreads, 0, executor, problem, work);
-    }
-    executor.release(executor.self, work.partials);
-  }
-  return status;
+  ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
+  if (work.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  work.partials = chunk_sums.sums;
+  const Status status = launch_layouts<T>(problem, work, executor);
+  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.add<T>() : status;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/wgmma_tf32_config.h"
+#include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/transpose.h"
 #include "kernels/cuda/wgmma_task.h"
 
@@ -50,10 +51,13 @@ Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, 
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
   task.plan = plan.tiles;
 
-  return launch_with_chunks(task, row_major, executor, [&] {
-    const char* refused = copies.launch();
-    return refused ? refused : launch_tile(task);
-  });
+  gpu::ChunkSums<float> chunk_sums(row_major, ld_partial(row_major.gemm.n), executor);
+  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  task.partial = chunk_sums.sums;
+  const char* refused = copies.launch();
+  if (!refused) refused = launch_tile(task);
+  if (refused) return Status::launch_failed;
+  return task.plan.splits_chunks ? chunk_sums.add<float>() : Status::ok;
 }
 
 }  // namespace
