@@ -63,7 +63,7 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
   const int64_t rest = plan.num_units % num_sms;
   const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  return 6.3 + rounds + (plan.splits_chunks ? 2 : 0);
+  return 7.2 + rounds + (plan.splits_chunks ? 3.5 : 0);
 }
 
 inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {

@@ -57,10 +57,10 @@ constexpr bool sums_rows(const TileShape& shape) {
   return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
-// Whether the blocks of a cluster may share the chunks of a tile and exchange their sums through shared memory: so many
-// blocks at most, of so many chunks each.
+// Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
+// many blocks at most.
 constexpr bool shares_tiles(const TileShape& shape) { return shape.block_m == 64 && shape.block_n == 64; }
-inline constexpr int kMaxCluster = 8, kMaxChunksOfBlock = 2;
+inline constexpr int kMaxCluster = 8;
 
 // How many clusters surely run at the same time: one lies within a GPC, which has 16 to 18 multiprocessors.
 constexpr int64_t clusters_at_once(int64_t cluster, int num_sms) { return num_sms / 18 * (16 / cluster); }
@@ -68,8 +68,8 @@ constexpr int64_t clusters_at_once(int64_t cluster, int num_sms) { return num_sm
 struct TilePlan {
   int tile;
   TileShape shape;
-  bool splits_chunks;   // each chunk of k is a tile of its own, their sums are added by a second kernel
-  int chunks_of_block;  // 0, or so many chunks of a tile are for each block of a cluster
+  bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
+  bool shares_tiles;   // each chunk of a tile is for a block of a cluster
   double microseconds;
 };
 
@@ -85,13 +85,12 @@ struct WgmmaProblem {
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where requests are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
-inline double model_microseconds(const TileShape& shape, bool splits_chunks, int chunks_of_block, const WgmmaProblem& p,
+inline double model_microseconds(const TileShape& shape, bool splits_chunks, bool shares, const WgmmaProblem& p,
                                  int num_sms) {
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
-  const int64_t num_splits = splits_chunks ? num_chunks : chunks_of_block ? ceil_div(num_chunks, chunks_of_block) : 1;
+  const int64_t num_splits = splits_chunks || shares ? num_chunks : 1;
   const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const int64_t k_of_tile = splits_chunks ? p.chunk_k : chunks_of_block ? chunks_of_block * p.chunk_k : p.k;
-  const double num_k_tiles = double(ceil_div(k_of_tile, kWgmmaBlockK));
+  const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
   const bool starts_in_lines = p.is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
   // `count` tiles at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
@@ -114,7 +113,7 @@ inline double model_microseconds(const TileShape& shape, bool splits_chunks, int
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   const double memory = bytes / 3.8e6 + (bytes < 20e6 ? bytes / 10e6 : 2);
-  const double sums = splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n : chunks_of_block ? 1.5 : 0;
+  const double sums = shares ? 2.7 : splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n : 0;
   return 5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
@@ -126,19 +125,17 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
-    const auto consider = [&](bool splits, int chunks_of_block) {
-      const double time = model_microseconds(shape, splits, chunks_of_block, problem, num_sms);
-      if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits, chunks_of_block, time};
+    const auto consider = [&](bool splits, bool shares) {
+      const double time = model_microseconds(shape, splits, shares, problem, num_sms);
+      if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits, shares, time};
     };
-    consider(false, 0);
+    consider(false, false);
     // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-    if (may_split && shape.block_n >= 64) consider(true, 0);
-    for (int chunks = 1; is_chunked && shares_tiles(shape) && chunks <= kMaxChunksOfBlock; ++chunks) {
-      const int64_t cluster = ceil_div(ceil_div(problem.k, problem.chunk_k), chunks);
-      const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
-      if (cluster > 1 && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
-        consider(false, chunks);
-    }
+    if (may_split && shape.block_n >= 64) consider(true, false);
+    const int64_t cluster = ceil_div(problem.k, problem.chunk_k);
+    const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
+    if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
+      consider(false, true);
   }
   return best;
 }

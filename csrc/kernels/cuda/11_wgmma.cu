@@ -168,12 +168,12 @@ __device__ __forceinline__ void for_each_piece(const Arguments& args, int first,
   }
 }
 
-// The part of block `rank` of the cluster of its only tile.
+// The only tile of a cluster, and the chunk of its block `rank`.
 template <class Cfg>
 __device__ __forceinline__ Place shared_place(const Arguments& args, int rank) {
   Place at = place_of<Cfg>(blockIdx.x / args.cluster, args);
-  at.first_k_tile = rank * args.chunks_of_block * args.chunk_tiles;
-  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunks_of_block * args.chunk_tiles);
+  at.first_k_tile = rank * args.chunk_tiles;
+  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
   return at;
 }
 
@@ -377,8 +377,7 @@ Arguments arguments_of(const Task& task) {
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
-  args.chunks_of_block = task.plan.chunks_of_block;
-  args.cluster = args.chunks_of_block ? int(ceil_div(ceil_div(p.k, task.problem.chunk_k), args.chunks_of_block)) : 1;
+  args.cluster = task.plan.shares_tiles ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int remaining = args.num_tiles % task.num_sms;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);

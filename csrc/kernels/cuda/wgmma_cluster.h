@@ -1,7 +1,6 @@
-// Where k has few chunks and C few tiles: the blocks of a cluster compute chunks of the same tile, read each other's
-// sums
-// ("Distributed Shared Memory" in the CUDA programming guide), each for its part of the tile, and add them in the order
-// of the chunks.
+// Where k has few chunks and C few tiles: each block of a cluster computes one chunk of the same tile. They read each
+// other's sums ("Distributed Shared Memory" in the CUDA programming guide), each for its part of the tile, and add them
+// in the order of the chunks.
 #pragma once
 
 #include "kernels/cuda/wgmma_epilogue.h"
@@ -12,7 +11,6 @@ namespace {
 
 constexpr int kSumsRow = 72;  // floats from one row to the next of a chunk's 64 x 64: without bank conflicts
 constexpr int kSumsBytes = 64 * kSumsRow * 4;
-constexpr int kMaxSharedChunks = kMaxCluster * kMaxChunksOfBlock;
 
 __device__ __forceinline__ void store_sums(uint32_t smem, const float (&acc)[32], int row) {
 #pragma unroll
@@ -49,41 +47,33 @@ __device__ __forceinline__ void store_pair(const Arguments& args, const Place& a
   }
 }
 
-// 64 rows of a tile of 64 columns; `at` says which k tiles are this block's, `rank` which block of the cluster it is.
+// 64 rows of a tile of 64 columns; `at` says which chunk is this block's, `rank` which block of the cluster it is.
 template <class Cfg>
 __device__ __forceinline__ void consume_shared_tile(const Arguments& args, const StageAddress& first_stage,
                                                     const Shared& shared, Ring<Cfg::kNumStages>& ring, int rank,
                                                     const Place& at) {
   static_assert(Cfg::kBlockM == 64 && Cfg::kBlockN == 64, "what store_sums stores");
-  static_assert(kMaxChunksOfBlock == 2 && 2 * kSumsBytes <= Cfg::kNumStages * Cfg::kStageBytes, "in place of stages");
+  static_assert(kSumsBytes <= Cfg::kNumStages * Cfg::kStageBytes, "in place of stages");
   const int thread = threadIdx.x;
-  const bool has_second = at.num_k_tiles > args.chunk_tiles;
-  Accumulators<Cfg> first, second;
-  forget_registers(first.c);
-  forget_registers(second.c);
-  multiply_chunk<Cfg, Cfg, false>(first, first_stage, shared, ring, min(at.num_k_tiles, args.chunk_tiles));
-  if (has_second) multiply_chunk<Cfg, Cfg, false>(second, first_stage, shared, ring, at.num_k_tiles - args.chunk_tiles);
+  Accumulators<Cfg> acc;
+  forget_registers(acc.c);
+  multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, at.num_k_tiles);
   named_barrier_sync(1, kWarpgroup);  // all warps have read the stages, and all that was copied has arrived
-  const int row = thread / 32 * 16 + thread % 32 / 4;
-  store_sums(shared.stages, first.c, row);
-  if (has_second) store_sums(shared.stages + kSumsBytes, second.c, row);
+  store_sums(shared.stages, acc.c, thread / 32 * 16 + thread % 32 / 4);
   cluster_sync();
-  const int num_chunks = ceil_div(args.num_k_tiles, args.chunk_tiles);
   for (int unit = rank * kWarpgroup + thread; unit < 64 * 16; unit += args.cluster * kWarpgroup) {
     const int row = unit / 16, col = unit % 16 * 4;
     const uint32_t place = shared.stages + (row * kSumsRow + col) * 4;
-    float4 sums[kMaxSharedChunks];
+    float4 sums[kMaxCluster];
 #pragma unroll
-    for (int i = 0; i < kMaxSharedChunks; ++i) {
-      if (i >= num_chunks) break;
-      const int owner = args.chunks_of_block == 1 ? i : i / 2, slot = i - owner * args.chunks_of_block;
-      sums[i] = load_shared_cluster_vector(map_shared_cluster(place + slot * kSumsBytes, owner));
+    for (int i = 0; i < kMaxCluster; ++i) {
+      if (i < args.cluster) sums[i] = load_shared_cluster_vector(map_shared_cluster(place, i));
     }
     float4 total = sums[0];
 #pragma unroll
-    for (int i = 1; i < kMaxSharedChunks; ++i) {
-      if (i >= num_chunks) break;
-      total = make_float4(total.x + sums[i].x, total.y + sums[i].y, total.z + sums[i].z, total.w + sums[i].w);
+    for (int i = 1; i < kMaxCluster; ++i) {
+      if (i < args.cluster)
+        total = make_float4(total.x + sums[i].x, total.y + sums[i].y, total.z + sums[i].z, total.w + sums[i].w);
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half)

@@ -45,9 +45,8 @@ struct Arguments {
   Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
   int chunk_tiles;  // k tiles of a chunk
   int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
-  int cluster;      // 1, or so many blocks share a tile, each with its chunks_of_block
-  int chunks_of_block;
-  int a_bytes;  // of A that arrive for one k tile
+  int cluster;      // 1, or the number of chunks: each is for a block of a cluster
+  int a_bytes;      // of A that arrive for one k tile
   CachePolicy policy_a, policy_b;
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
