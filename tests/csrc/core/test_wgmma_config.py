@@ -81,13 +81,22 @@ def plan_tf32(tmp_path_factory):
     return build("wgmma_tf32_config.cpp", tmp_path_factory.mktemp("config"))
 
 
+def count_chunks(n, k):
+    chunk_k = 1024 if n <= 256 and k >= 4096 else 1 << 14 if k >= 1 << 17 else k
+    return -(-k // chunk_k)
+
+
 def test_every_plan_is_legal(plan):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
     problems = [(*shape, 1, 0) for shape in itertools.product(sizes, repeat=3)]
-    for (_, n, k, *_), (_, _, splits, sums_chunks, _, time, whole) in zip(problems, plan(problems), strict=True):
-        is_chunked = n <= 256 and k >= 4096
-        assert sums_chunks or not is_chunked
-        assert is_chunked or not splits
+    problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
+    for problem, (_, _, splits, sums_chunks, _, shares, time, whole) in zip(problems, plan(problems), strict=True):
+        m, n, k, *_ = problem
+        num_chunks = count_chunks(n, k)
+        assert sums_chunks or num_chunks == 1, problem
+        assert num_chunks > 1 or not (splits or shares), problem
+        assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
+        assert not shares or (not splits and num_chunks <= 8), problem
         assert 0 < time and 0 < whole
     for row in plan([(m, n, k, 1, 1) for m, n, k, *_ in problems if n > 256]):
         assert row[4]
@@ -102,13 +111,15 @@ def test_every_tf32_plan_is_legal(plan_tf32):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
     layouts = ("NT", "NN", "TN", "TT")
     problems = [(*shape, 1, layout) for *shape, layout in itertools.product(sizes, sizes, sizes, layouts)]
+    problems += [(*shape, 1, "NT") for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
     for problem, row in zip(problems, plan_tf32(problems), strict=True):
         m, n, k, _, layout = problem
         path, copies_a, copies_b, _, _, splits, serves_path, sums_chunks, time = row
-        is_chunked = n <= 256 and k >= 4096
+        num_chunks = count_chunks(n, k)
         assert serves_path and time > 0, problem
-        assert sums_chunks or not is_chunked, problem
-        assert is_chunked or not splits, problem
+        assert sums_chunks or num_chunks == 1, problem
+        assert num_chunks > 1 or not splits, problem
+        assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         # An operand that no row of which begins at 16 bytes is copied; A across k needs B across k.
         if (m if layout[0] == "T" else k) % 4 and min(m, k) > 1:
             assert copies_a, problem
