@@ -418,15 +418,16 @@ const char* launch_config(const Task& task) {
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
-  // The second-level cache may give up first what only tiles in flight at the same time read. Those that sum many
-  // chunks drift apart.
+  // The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
+  // Those that sum many chunks drift apart.
   const bool stays_together = args.num_splits > 1 || args.cluster > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
-  const auto policy = [&](bool is_read_at_once, int64_t num_readers) {
-    return is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
-                                                                   : CachePolicy::evict_normal;
+  const auto policy = [&](const Operand& operand, bool is_read_at_once, int64_t num_readers) {
+    const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
+    return is_of_one_item && is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
+                                                                                     : CachePolicy::evict_normal;
   };
-  args.policy_a = policy(int64_t(args.group_m) * args.tiles_n <= num_blocks, args.tiles_n);
-  args.policy_b = policy(num_groups == 1, args.tiles_m);
+  args.policy_a = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_blocks, args.tiles_n);
+  args.policy_b = policy(task.b, num_groups == 1, args.tiles_m);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
   const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
