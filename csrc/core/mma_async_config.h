@@ -24,7 +24,9 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {128, 128, 16, 2, 4, 4, 1, false, true, 0.58, 0.6, 1.65},
     {64, 64, 16, 2, 2, 3, 3, false, true, 0.275, 0.157, 1.7},
     {64, 64, 16, 2, 2, 4, 2, true, false, 0.2, 0.161, 1.18},
-    {32, 64, 16, 2, 2, 6, 2, false, true, 0.135, 0.093, 1.22},
+    {64, 64, 32, 4, 2, 4, 1, false, true, 0.2, 0.161, 1.18},
+    {32, 64, 16, 2, 2, 4, 3, false, true, 0.135, 0.093, 1.22},
+    {32, 64, 32, 2, 2, 4, 2, false, true, 0.135, 0.093, 1.22},
     {32, 32, 32, 2, 2, 5, 2, false, true, 0.088, 0.057, 1.25},
     {16, 32, 32, 1, 4, 7, 2, false, true, 0.079, 0.043, 1.38},
 };
@@ -32,7 +34,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, false, true, 0.3, 0.34, 1.45},
     {64, 64, 32, 2, 2, 4, 2, true, true, 0.14, 0.094, 1.45},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 2;
+inline constexpr int kNumMmaAsyncShapes64 = 8, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
