@@ -4,9 +4,9 @@
 // Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
-// of FMAs in the order of k. Where n is small and k long, chunks of k go to blocks of their own, and their sums are
-// added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that
-// are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
+// of FMAs in the order of k: cuBLAS's speed. Where n is small and k long, chunks of k go to blocks of their own, and
+// their sums are added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit
+// operands that are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
 #include "core/transposed.h"
 #include "kernels/cuda/repack_batch.h"
