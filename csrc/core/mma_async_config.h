@@ -21,18 +21,20 @@ struct MmaAsyncShape {
 // Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is one element, or
 // two of 16 bits.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, false, true, 0.58, 0.6, 1.65},
-    {64, 64, 16, 2, 2, 3, 3, false, true, 0.275, 0.157, 1.7},
-    {64, 64, 16, 2, 2, 4, 2, true, false, 0.2, 0.161, 1.18},
-    {32, 64, 16, 2, 2, 6, 2, false, true, 0.135, 0.093, 1.22},
-    {32, 32, 32, 2, 2, 5, 2, false, true, 0.088, 0.057, 1.25},
-    {16, 32, 32, 1, 4, 7, 2, false, true, 0.079, 0.043, 1.38},
+    {128, 128, 16, 2, 4, 4, 1, false, true, 0.549, 0.549, 1.07},
+    {64, 64, 16, 2, 2, 3, 3, false, true, 0.208, 0.14, 1.1},
+    {64, 64, 16, 2, 2, 4, 2, true, false, 0.23, 0.165, 1.12},
+    {64, 64, 32, 4, 2, 4, 1, false, true, 0.155, 0.155, 1.26},
+    {32, 64, 16, 2, 2, 4, 3, false, true, 0.148, 0.083, 1.28},
+    {32, 64, 32, 2, 2, 4, 2, false, true, 0.107, 0.084, 1.51},
+    {32, 32, 32, 2, 2, 5, 2, false, true, 0.078, 0.058, 1.18},
+    {16, 32, 32, 1, 4, 7, 2, false, true, 0.036, 0.043, 1.18},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, false, true, 0.3, 0.34, 1.45},
-    {64, 64, 32, 2, 2, 4, 2, true, true, 0.14, 0.094, 1.45},
+    {128, 256, 32, 2, 4, 3, 1, false, true, 0.337, 0.337, 1.45},
+    {64, 64, 32, 2, 2, 4, 2, true, true, 0.101, 0.073, 1.45},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 6, kNumMmaAsyncShapes16 = 2;
+inline constexpr int kNumMmaAsyncShapes64 = 8, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
@@ -59,7 +61,8 @@ constexpr int64_t num_mma_async_splits(const MmaAsyncShape& shape, int64_t k, in
 }
 
 // Microseconds on an H200 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest one
-// decides. is_vectorised: copies of 16 bytes are possible.
+// decides. Operands arrive while others are multiplied, but for those of the first stages; results leave behind the
+// last. is_vectorised: copies of 16 bytes are possible.
 inline double mma_async_us(const MmaAsyncShape& shape, DType dtype, bool is_vectorised, int64_t m, int64_t n, int64_t k,
                            int64_t batch, int64_t chunk_k, int num_cus) {
   const int64_t splits = num_mma_async_splits(shape, k, chunk_k);
@@ -71,12 +74,17 @@ inline double mma_async_us(const MmaAsyncShape& shape, DType dtype, bool is_vect
     step += shape.alone_us;
     if (left > 1) step += double(left - 1) * (full - shape.alone_us) / (shape.blocks_per_cu - 1);
   }
-  const double words = double(ceil_div(k, splits)) * (size_of(dtype) == 2 ? 0.5 : 1),
-               area = shape.block_m * shape.block_n;
-  const double epilogue = 2.8e-4 * area, tf32 = dtype == DType::f32 ? 1.1 : 1;
-  double us = 5.4 + words / 8 * step * tf32 * (is_vectorised ? 1 : shape.narrow);
-  us += epilogue * (rounds > 1 && shape.blocks_per_cu == 1 ? double(rounds) : 1);
-  if (splits > 1) us += 6 + double(splits * m * n * batch) * (size_of(dtype) == 8 ? 16 : 8) / 2.5e6;
+  const double bytes = double(size_of(dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
+  const double multiply = words / 8 * step * (dtype == DType::f32 ? 1.1 : 1) * (is_vectorised ? 1 : shape.narrow);
+  const double load = double((m + n) * k * batch) * bytes / 3.9e6,
+               store = double(m * n * batch * splits) * bytes / 3.9e6;
+  const double first = shape.num_stages * shape.block_k * (bytes == 8 ? 1 : 0.5);  // words of the first stages
+  double us = 6.4 + (multiply > load ? multiply : load);
+  us +=
+      ((words > first ? load * first / words : load) + store) / (rounds > 0 ? double(per_cu) / shape.blocks_per_cu : 1);
+  us += 1.1e-4 * shape.block_m * shape.block_n * double(min_of(per_cu, shape.blocks_per_cu));
+  us += 2.2 * double(ceil_div(per_cu, shape.blocks_per_cu) - 1);
+  if (splits > 1) us += 6.5 + double(splits * m * n * batch) * (bytes == 8 ? 8 : 4) / 2.3e6;
   return us;
 }
 

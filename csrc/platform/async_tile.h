@@ -92,21 +92,22 @@ struct AsyncTile {
   // Skips `k_tiles` whole tiles.
   TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k; }
   // Starts part `part` of `parts` of the copies of the next tile, which lies within k: no branches, so that they find
-  // room between matrix instructions.
+  // room between matrix instructions. The parts come in their order; `next` walks from copy to copy.
   template <int WIDTH, bool IS_INSIDE>
-  TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) const {
+  TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
       const int row = is_k_major() ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (is_k_major() ? BLOCK_K : BLOCK_MN);
-      const int64_t step = rows * stride_far();
+      const int64_t step = rows * stride_far(), tile_step = BLOCK_K * operand.stride_k - (kCount - 1) * step;
       const int inside_close = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
       const int inside_far = (is_k_major() ? left_mn : BLOCK_K) - far;
-      int64_t offset = part * step;
-      TILEDMM_UNROLL for (int i = part; i < kCount; i += parts) {
+      TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
+        if (i * parts / kCount != part) continue;
         // Opaque: what is the same in every tile would take registers from the sums.
         const int inside = IS_INSIDE ? WIDTH : i * rows < opaque(inside_far) ? inside_close : 0;
-        copy_async<kBytes>(&shared.elements[(far + i * rows) * row + close], next + offset, inside * int(sizeof(T)));
-        offset = opaque(offset + parts * step);
+        copy_async<kBytes>(&shared.elements[(far + i * rows) * row + close], next, inside * int(sizeof(T)));
+        next =
+            reinterpret_cast<const T*>(opaque(reinterpret_cast<int64_t>(next + (i < kCount - 1 ? step : tile_step))));
       }
     }
   }

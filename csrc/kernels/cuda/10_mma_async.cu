@@ -4,9 +4,9 @@
 // Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
-// of FMAs in the order of k. Where n is small and k long, chunks of k go to blocks of their own, and their sums are
-// added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that
-// are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
+// of FMAs in the order of k: cuBLAS's speed. Where n is small and k long, chunks of k go to blocks of their own, and
+// their sums are added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit
+// operands that are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
 #include "core/transposed.h"
 #include "kernels/cuda/chunk_sums.h"
@@ -34,6 +34,8 @@ struct Config {
   // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
   static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
+  // Of fragments of A: one, each loaded anew behind its last use, where others keep the matrix unit busy meanwhile.
+  static constexpr int kSetsA = sizeof(T) == 8 && kFragsM >= 4 ? 1 : 2;
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
 };
@@ -159,7 +161,8 @@ struct WarpSums {
   A acc[kFragsM][kFragsN][4];
   A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];  // of the chunks before this one
   static constexpr int kWordsA = L::kWordsA, kWordsB = L::kWordsB;
-  Word frag_a[2][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
+  static constexpr int kSetsA = Cfg::kSetsA;
+  Word frag_a[kSetsA][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
   int lane, warp_row, warp_col;
 
   TILEDMM_DEVICE WarpSums() {
@@ -170,12 +173,14 @@ struct WarpSums {
     clear();
   }
 
-  // Reads the sums of this lane with other instructions than those of the matrix unit, and so waits for them: from one
-  // iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. `zero` is 0,
-  // which the compiler must not know.
+  // From one iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. They
+  // are 50 cycles after the instruction started, and those of a warp start 32 cycles apart, in order: a warp of four
+  // sums and more is always late enough (tests/csrc/kernels/gpu/test_device_code.py checks the order). One of fewer
+  // reads its sums here with other instructions than those of the matrix unit, and so waits for them; that makes ptxas
+  // give up its order of the loop, too, which costs large tiles 7 %. `zero` is 0, which the compiler must not know.
   TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] void* smem, [[maybe_unused]] int zero) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (sizeof(T) == 8) {
+    if constexpr (sizeof(T) == 8 && kFragsM * kFragsN < 4) {
       int mixed = 0;
       TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
         TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) mixed ^= __double2hiint(acc[i][j][0]);
@@ -206,29 +211,29 @@ struct WarpSums {
   TILEDMM_DEVICE void take_total() {
     for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
   }
-  TILEDMM_DEVICE void load_fragments(const TileA& tile_a, const TileB& tile_b, const typename TileA::Shared& smem_a,
-                                     const typename TileB::Shared& smem_b, int step) {
-    auto& a = frag_a[step % 2];
-    auto& b = frag_b[step % 2];
-    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-      tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * L::kWordsK, a[i]);
-    }
-    tile_b.load_fragments_b(smem_b, warp_col, step * L::kWordsK, b);
+  TILEDMM_DEVICE void load_fragment_a(const TileA& tile_a, const typename TileA::Shared& smem_a, int step, int i) {
+    tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * L::kWordsK, frag_a[step % kSetsA][i]);
+  }
+  TILEDMM_DEVICE void load_fragments_b(const TileB& tile_b, const typename TileB::Shared& smem_b, int step) {
+    tile_b.load_fragments_b(smem_b, warp_col, step * L::kWordsK, frag_b[step % 2]);
   }
 
-  TILEDMM_DEVICE void multiply_step(int step) {
-    auto& a = frag_a[step % 2];
-    auto& b = frag_b[step % 2];
+  TILEDMM_DEVICE void prepare(int step) {
     if constexpr (sizeof(T) == 4) {
       TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-        TILEDMM_UNROLL for (int w = 0; w < kWordsA; ++w) a[i][w] = Mma<T>::prepared(a[i][w]);
+        TILEDMM_UNROLL for (int w = 0; w < kWordsA; ++w) {
+          frag_a[step % kSetsA][i][w] = Mma<T>::prepared(frag_a[step % kSetsA][i][w]);
+        }
       }
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-        TILEDMM_UNROLL for (int w = 0; w < kWordsB; ++w) b[j][w] = Mma<T>::prepared(b[j][w]);
+        TILEDMM_UNROLL for (int w = 0; w < kWordsB; ++w) frag_b[step % 2][j][w] =
+            Mma<T>::prepared(frag_b[step % 2][j][w]);
       }
     }
-    TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply<T>(acc[i][j], a[i], b[j]);
+  }
+  TILEDMM_DEVICE void multiply_row(int step, int i) {
+    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+      multiply<T>(acc[i][j], frag_a[step % kSetsA][i], frag_b[step % 2][j]);
     }
   }
 
@@ -306,7 +311,6 @@ mma_async(GpuProblem problem, Work work) {
     const auto copy_part = [&](auto width, auto is_inside, int stage, int part, int parts) {
       tile_a.template copy_part<width.value, is_inside.value>(smem.stages[stage].a, part, parts);
       tile_b.template copy_part<width.value, is_inside.value>(smem.stages[stage].b, part, parts);
-      if (part == parts - 1) tile_a.skip_tiles(1), tile_b.skip_tiles(1);
     };
     const auto copy_last_tiles = [&](int k_tile, int stage) {
       const int64_t k = int64_t(k_tile) * kBlockK;
@@ -332,21 +336,37 @@ mma_async(GpuProblem problem, Work work) {
     }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
-    sums.load_fragments(tile_a, tile_b, smem.stages[0].a, smem.stages[0].b, 0);
+    sums.load_fragments_b(tile_b, smem.stages[0].b, 0);
+    TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) sums.load_fragment_a(tile_a, smem.stages[0].a, 0, i);
 
     // Multiplies the k tile in `stage`, while copy(step) copies a part of the tile that comes kStages - 1 later.
     const auto multiply_k_tile = [&](int stage, const auto& copy) {
       TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
         const auto& from = smem.stages[step < kSteps - 1 ? stage : next(stage)];
-        if (step == kSteps - 1) {
-          wait_copies<kStages - 2>();
-          block_barrier();  // the next tiles are whole, and nobody reads these any more
-        }
+        const int next_step = (step + 1) % kSteps;
+        const auto load_a = [&](int i) { sums.load_fragment_a(tile_a, from.a, next_step, i); };
         // Behind the last k tile these are fragments that nobody uses.
-        sums.load_fragments(tile_a, tile_b, from.a, from.b, (step + 1) % kSteps);
-        if (step < kSteps - 1) copy(step);
-        if (step == kSteps - 2) commit_copies();
-        sums.multiply_step(step);
+        const auto start_loads = [&] {
+          if (step == kSteps - 1) {
+            wait_copies<kStages - 2>();
+            block_barrier();  // the next tiles are whole, and nobody reads these any more
+          }
+          sums.load_fragments_b(tile_b, from.b, next_step);
+          if (step < kSteps - 1) copy(step);
+          if (step == kSteps - 2) commit_copies();
+        };
+        sums.prepare(step);
+        if constexpr (Cfg::kSetsA == 2) {
+          start_loads();
+          TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) load_a(i);
+        }
+        TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) {
+          sums.multiply_row(step, i);
+          if constexpr (Cfg::kSetsA == 1) {
+            if (i == 0) start_loads();  // so that the matrix unit has work while the warps wait for each other
+            load_a(i);
+          }
+        }
       }
     };
     const auto before = [](int stage) { return stage == 0 ? kStages - 1 : stage - 1; };
@@ -394,12 +414,12 @@ mma_async(GpuProblem problem, Work work) {
     block_barrier();  // nobody reads the last tiles any more
     auto& strip = smem.strips[thread_idx() / 32];
     // Anew, so that the main loop need not keep it in registers.
-    const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
-    if (work.partial) {
-      const int64_t idx = batch_idx * work.num_splits + split;
-      sums.template store<Acc<T>>(partial_problem<Acc<T>>(gemm, work, idx), row, col, strip);
-    } else {
+    GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
+    if (work.partial) gemm = partial_problem<Acc<T>>(gemm, work, batch_idx * work.num_splits + split);
+    if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
       sums.template store<T>(gemm, row, col, strip);
+    } else {
+      sums.template store<Acc<T>>(gemm, row, col, strip);
     }
   }
 }

@@ -119,7 +119,7 @@ MUTANTS = {
     "10 copies not waited for": (
         "10_mma_async.cu",
         "kernels/cuda/10_mma_async.cu",
-        "wait_copies<kStages - 2>();\n          block_barrier();",
+        "wait_copies<kStages - 2>();\n            block_barrier();",
         "block_barrier();",
         "mma_async",
     ),
