@@ -24,13 +24,13 @@ struct SimtShape {
 
 // Cycles measured on an H200.
 inline constexpr SimtShape kSimtShapes[] = {
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 288, 288}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 151, 116},
-    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 83, 75.5},   {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 81, 62},
-    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 50.5, 41.5}, {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 70.5, 60},
-    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 47.5, 40.5}, {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 28.5, 27.5},
-    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 30, 25},     {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 20.5, 16.5},
-    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 13.5, 13},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 12, 10},
-    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 11.9, 9},
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 309.3, 309.3}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 134.4, 122.4},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 89.2, 80.6},     {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 69.4, 63.8},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 51.1, 44.2},     {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 63.4, 57.9},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 41.1, 37.3},     {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 29.2, 26.2},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 29.5, 25.5},     {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 18.1, 16.2},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 11.7, 10.3},     {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 10.7, 9.4},
+    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 9.3, 8},
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
 
@@ -49,16 +49,18 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
   return 256 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
 }
 
-// Few rows of C: a block's warps take chunks of k of so many columns (kernels/cuda/simt_few_rows.h).
+// Few rows of C: a block's warps take chunks of k of so many columns, each with a ring of so many stages of its own
+// (kernels/cuda/simt_few_rows.h).
 struct FewRowsPlan {
-  int rows, cols;
+  int rows, cols, num_stages;
   int num_warps;
 };
-inline constexpr int kMaxFewRows = 8, kFewRowsMaxWarps = 8, kFewRowsStages = 3;
+inline constexpr int kMaxFewRows = 8, kFewRowsMaxWarps = 8;
+inline constexpr int kFewCols = 32, kFewColsNarrow = 8, kFewStages = 3, kFewStagesDeep = 6, kFewStagesNarrow = 4;
 constexpr int few_rows_block_k(int cols) { return 2048 / cols; }
-constexpr int64_t few_rows_shared_bytes(int rows, int cols) {
+constexpr int64_t few_rows_shared_bytes(int rows, int cols, int num_stages) {
   const int block_k = few_rows_block_k(cols);
-  return 4 * (kFewRowsStages * (rows * block_k + cols * (block_k + 4)) + rows * cols + (rows * cols) % 4);
+  return 4 * (num_stages * (rows * block_k + cols * (block_k + 4)) + rows * cols);
 }
 
 // What of an operand decides the way of its copies.
@@ -92,40 +94,50 @@ constexpr SimtTask transposed(const SimtTask& task) {
 }
 
 constexpr FewRowsPlan plan_few_rows(const SimtTask& task) {
-  const bool is_narrow = task.m <= 4 && ceil_div(task.n, 32) * task.batch < task.num_cus;
-  const int64_t rows = task.m == 1 ? 1 : is_narrow ? 4 : task.m == 2 ? 2 : task.m <= 4 ? 4 : 8;
-  const int64_t cols = is_narrow ? 8 : 32, blocks = ceil_div(task.n, cols) * task.batch;
   const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
-  // Two blocks of four warps on a multiprocessor, or one of eight.
-  const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(int(rows), int(cols));
-  const int64_t most = min_of(fitting, blocks <= task.num_cus ? kFewRowsMaxWarps : 4);
-  return {int(rows), int(cols), int(ceil_div(num_chunks, ceil_div(num_chunks, most)))};
+  const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
+  const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < 2 * task.num_cus;
+  const int rows = task.m == 1 ? 1 : is_narrow || task.m == 3 || task.m == 4 ? 4 : task.m == 2 ? 2 : 8;
+  const int cols = is_narrow ? kFewColsNarrow : kFewCols;
+  const int64_t blocks = ceil_div(task.n, cols) * task.batch;
+  // One block of eight warps on a multiprocessor, or two of four; deeper rings where there is one of few warps.
+  const int64_t most = blocks <= task.num_cus ? kFewRowsMaxWarps : 4;
+  const auto num_warps = [&](int num_stages) {
+    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages);
+    return int(ceil_div(num_chunks, ceil_div(num_chunks, max_of(1, min_of(most, fitting)))));
+  };
+  if (is_narrow) return {rows, cols, kFewStagesNarrow, num_warps(kFewStagesNarrow)};
+  const bool is_deep = blocks <= task.num_cus && num_warps(kFewStagesDeep) == num_warps(kFewStages);
+  const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
+  return {rows, cols, num_stages, num_warps(num_stages)};
 }
 
-inline constexpr double kSimtFixed = 4.6, kSimtCyclesPerUs = 1980, kSimtBytesPerUs = 3.4e6;
+inline constexpr double kSimtFixed = 5.3, kSimtCyclesPerUs = 1980, kSimtBytesPerUs = 3.6e6;
 
 inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& plan) {
-  constexpr double kStreamBytesPerUs = 3.8e6;
+  constexpr double kLatency = 1, kChain = 5, kLoad = 1.3;  // cycles for each k: of a chain; of a fragment
   const double elements = double(task.n) * double(task.k) * double(task.batch);
   const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
-  const double blocks = double(ceil_div(task.n, plan.cols)) * double(task.batch);
-  // A multiprocessor holds so many warps; one reads its columns at the speed of a chain of multiply-adds.
-  const int64_t per_cu =
-      max_of(1, task.max_shared_bytes / few_rows_shared_bytes(plan.rows, plan.cols) / plan.num_warps);
-  const double rounds = double(ceil_div(int64_t(blocks), task.num_cus * per_cu));
-  const double steps = rounds * double(ceil_div(num_chunks, plan.num_warps)) * double(min_of(task.chunk_k, task.k));
-  const double work = steps * (5 + plan.rows) / kSimtCyclesPerUs, memory = 4 * elements / kStreamBytesPerUs;
-  return kSimtFixed + (work > memory ? work : memory) + 0.1 * (work > memory ? memory : work);
+  const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch;
+  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages) * plan.num_warps;
+  const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
+  const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * ceil_div(num_chunks, plan.num_warps);
+  const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
+  const double work =
+      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > kChain ? loads : kChain) / kSimtCyclesPerUs;
+  const double memory = 4 * elements / kSimtBytesPerUs;
+  return kSimtFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work);
 }
 
 // Microseconds by a simple model, fitted on an H200: rounds of the blocks that an SM holds at one time, of which the
 // last one is not full; or what moves the operands and C, if longer. kNever: the plan cannot be carried out.
 inline constexpr double kNever = 1e30;
 inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
-  constexpr double kRound = 1.6, kTile = 6e-4, kAddition = 5, kPack = 3;
-  constexpr double kTransposed = 0.08;  // cycles for each k and element of a tile copied by 4 bytes
-  constexpr double kUnaligned = 0.22;
-  constexpr double kFold = 0.1;  // cycles for each element of a tile at the end of a chunk
+  constexpr double kRound = 1.7, kTile = 9e-5, kStaged = 7e-4, kAddition = 2.3, kPack = 3.6;
+  constexpr double kAddedBytesPerUs = 3e6, kPackedBytesPerUs = 4.4e6;
+  constexpr double kTransposed = 0.064;  // cycles for each k and element of a tile copied by 4 bytes
+  constexpr double kUnaligned = 0.17;
+  constexpr double kFold = 0.063;  // cycles for each element of a tile at the end of a chunk
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return few_rows_microseconds(task, plan.few_rows);
@@ -133,7 +145,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   double packed = 0, fixed = kSimtFixed;
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
-  if (packed > 0) fixed += kPack + 8 * packed / kSimtBytesPerUs;
+  if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return kNever;
   const bool is_folding = !plan.is_split && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
@@ -161,17 +173,21 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   const auto longer = [](double a, double b) { return a > b ? a : b; };
   const double cycles =
       rounds * longer(alone, double(per_cu) * crowded) + (rest > 0 ? longer(alone, rest * crowded) : 0);
+  // Columns of large thread tiles that cannot be stored 16 bytes at a time go through shared memory.
+  const bool is_staged =
+      plan.is_transposed && !plan.is_split && asked.n % 4 != 0 && shape.thread_m * shape.thread_n > 48;
+  const double store = is_staged ? kStaged : kTile;
   const double work = cycles * double(plan.is_split ? task.chunk_k : task.k) / kSimtCyclesPerUs +
-                      kTile * double(shape.area()) * (rounds * double(per_cu) + rest) + kRound * (rounds + (rest > 0));
+                      store * double(shape.area()) * (rounds * double(per_cu) + rest) + kRound * (rounds + (rest > 0));
   const double elements = double(task.m + task.n) * double(task.k) * double(task.batch) + elements_c;
   const double memory = 4 * elements / kSimtBytesPerUs;
-  const double addition = plan.is_split ? kAddition + 8 * elements_c * double(num_chunks) / kSimtBytesPerUs : 0;
+  const double addition = plan.is_split ? kAddition + 8 * elements_c * double(num_chunks) / kAddedBytesPerUs : 0;
   return fixed + longer(work, memory) + 0.1 * (work + memory - longer(work, memory)) + addition;
 }
 
 inline SimtPlan choose_simt_plan(const SimtTask& task) {
   constexpr double kMaxWorkspace = 1 << 28;
-  constexpr double kMinPackedFlops = 1e9;  // below, copies cost more than they save, and so does thinking of them
+  constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const bool is_chunked = task.chunk_k < task.k;
   const double elements_c = double(task.m) * double(task.n) * double(task.batch);
   const double workspace = is_chunked ? 4 * elements_c * double(ceil_div(task.k, task.chunk_k)) : 0;

@@ -309,20 +309,22 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
   using B = typename Shared::SideB;
   const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
   const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
-  // One by one only from small thread tiles: the addresses would not find room beside large ones.
-  constexpr bool kStoresSingly = Config::kThreadM * Config::kThreadN <= 48;
+  // Of large thread tiles, rows along n alone: the code for columns, too, would cost registers in the main loop.
+  constexpr bool kStoresColumns = Config::kThreadM * Config::kThreadN <= 48;
   if (gemm.activation == Activation::none && gemm.stride_cn == 1) {
     if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
       if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
-      return;
+    } else {
+      store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
     }
-    if constexpr (kStoresSingly) return store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
-  } else if (gemm.activation == Activation::none && gemm.stride_cm == 1) {
+    return;
+  }
+  if (gemm.activation == Activation::none && gemm.stride_cm == 1) {
     if (A::kGroup == 4 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
       if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
       return;
     }
-    if constexpr (kStoresSingly) return store_direct<Shared, Config, true, 1>(gemm, thread_row, thread_col, acc);
+    if constexpr (kStoresColumns) return store_direct<Shared, Config, true, 1>(gemm, thread_row, thread_col, acc);
   }
   store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
@@ -355,7 +357,7 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     GemmProblem gemm = item_of(problem, batch_idx);
     const BlockPlace place = block_place<Config>(gemm, num_splits);
-    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.stride_cm;
     if (thread_idx() == 0) {
       smem.gemm = gemm;
       smem.place = place;
@@ -440,27 +442,43 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
   }
 }
 
-// ---- Split k: the chunks' sums, added up in their order.
+// ---- Split k: the chunks' sums, added up in their order. [chunk][row][col], rows of `ld` floats, a multiple of 4.
+struct PartialSums {
+  float* sums;
+  int64_t ld;
+  int32_t num_chunks;
+};
 constexpr int kAddThreads = 128;
 
 TILEDMM_KERNEL(kAddThreads, 4)
-add_chunks(GpuProblem problem, const float* partial, int32_t num_chunks) {
+add_chunks(GpuProblem problem, PartialSums partial) {
   wait_for_earlier_kernels();
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t size = gemm.m * gemm.n, idx = block_idx() * kAddThreads + thread_idx();
+    const int64_t size = gemm.m * partial.ld, idx = (block_idx() * kAddThreads + thread_idx()) * 4;
     if (idx >= size) continue;
-    const float* from = partial + batch_idx * num_chunks * size + idx;
-    float total = 0;
-    constexpr int kAhead = 16;
-    for (int first = 0; first < num_chunks; first += kAhead) {
-      float sums[kAhead];
+    const bool is_small = size < int64_t(1) << 32;
+    const int64_t row = is_small ? uint32_t(idx) / uint32_t(partial.ld) : idx / partial.ld,
+                  col = idx - row * partial.ld;
+    const float* from = partial.sums + batch_idx * partial.num_chunks * size + idx;
+    FloatVector<4> total = {};
+    constexpr int kAhead = 8;
+    for (int first = 0; first < partial.num_chunks; first += kAhead) {
+      FloatVector<4> sums[kAhead] = {};
       TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        sums[i] = first + i < num_chunks ? load_global(from + (first + i) * size) : 0;
+        const float* chunk = from + (first + i) * size;
+        if (first + i >= partial.num_chunks) continue;
+        if (col + 4 <= gemm.n) {
+          sums[i] = load_global(reinterpret_cast<const FloatVector<4>*>(chunk));
+        } else {
+          for (int e = 0; col + e < gemm.n; ++e) sums[i].elements[e] = load_global(chunk + e);
+        }
       }
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) total += sums[i];
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
+      }
     }
-    store_element<float>(gemm, idx / gemm.n, idx % gemm.n, total);
+    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) store_element<float>(gemm, row, col + e, total.elements[e]);
   }
 }
 
@@ -503,27 +521,28 @@ SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned)
 
 Status launch_split(int shape, const GpuProblem& problem, SimtWork work, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
-  const int64_t num_chunks = ceil_div(gemm.k, problem.chunk_k), size = gemm.m * gemm.n;
-  void* workspace = executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
-  if (!workspace) return Status::out_of_memory;
-  work.num_splits = int32_t(num_chunks);
-  GpuProblem partial = problem;
-  partial.gemm.c = workspace;
-  partial.gemm.stride_cm = gemm.n;
-  partial.gemm.stride_cn = 1;
-  partial.gemm.bias = nullptr;
-  partial.gemm.activation = Activation::none;
-  int64_t stride = num_chunks * size;
+  PartialSums partial{nullptr, round_up(gemm.n, 4), int32_t(ceil_div(gemm.k, problem.chunk_k))};
+  const int64_t item = partial.num_chunks * gemm.m * partial.ld;
+  partial.sums = static_cast<float*>(executor.allocate(executor.self, size_t(item * problem.batch_size) * 4));
+  if (!partial.sums) return Status::out_of_memory;
+  work.num_splits = partial.num_chunks;
+  GpuProblem chunks = problem;
+  chunks.gemm.c = partial.sums;
+  chunks.gemm.stride_cm = partial.ld;
+  chunks.gemm.stride_cn = 1;
+  chunks.gemm.bias = nullptr;
+  chunks.gemm.activation = Activation::none;
+  int64_t stride = item;
   for (int d = gemm.num_batch_dims - 1; d >= 0; --d) {
-    partial.batch_dims[d].stride_c = stride;
-    stride *= partial.batch_dims[d].size;
+    chunks.batch_dims[d].stride_c = stride;
+    stride *= chunks.batch_dims[d].size;
   }
-  Status status = launch_shape(shape, partial, work, executor);
+  Status status = launch_shape(shape, chunks, work, executor);
   if (status == Status::ok) {
-    status = launch_early(add_chunks, ceil_div(size, kAddThreads), num_batch_blocks(problem), kAddThreads, 0, executor,
-                          problem, static_cast<const float*>(workspace), work.num_splits);
+    status = launch_early(add_chunks, ceil_div(gemm.m * partial.ld, 4 * kAddThreads), num_batch_blocks(problem),
+                          kAddThreads, 0, executor, problem, partial);
   }
-  executor.release(executor.self, workspace);
+  executor.release(executor.self, partial.sums);
   return status;
 }
 

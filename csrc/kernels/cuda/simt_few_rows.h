@@ -11,9 +11,9 @@
 namespace tiledmm::gpu {
 namespace {
 
-template <int ROWS, int COLS, bool IS_B_K_MAJOR>
+template <int ROWS, int COLS, int NUM_STAGES, bool IS_B_K_MAJOR>
 struct FewRowsConfig {
-  static constexpr int kRows = ROWS, kCols = COLS, kBlockK = few_rows_block_k(COLS), kNumStages = kFewRowsStages;
+  static constexpr int kRows = ROWS, kCols = COLS, kBlockK = few_rows_block_k(COLS), kNumStages = NUM_STAGES;
   static constexpr bool kIsKMajor = IS_B_K_MAJOR;
   // B in shared memory, as it lies in global memory. The padding keeps 8 columns' vectors apart.
   static constexpr int kStrideMn = IS_B_K_MAJOR ? kBlockK + 4 : 1, kStrideK = IS_B_K_MAJOR ? 1 : COLS;
@@ -32,10 +32,10 @@ struct FewRowsShared {
   float sums[Config::kRows][Config::kCols];
 };
 
-// A whole tile of B, WIDTH elements at a time: along B's close dimension first. Every address is a few steps from the
-// lane's first one, since a warp has time for few instructions beside its copies.
-template <class Config, int WIDTH>
-TILEDMM_DEVICE void copy_whole_b(const Operand<float>& operand, float* stage, int64_t col, int64_t k) {
+// A tile of B, WIDTH elements at a time: along B's close dimension first. Every address is a few steps from the lane's
+// first one, since a warp has time for few instructions beside its copies.
+template <class Config, int WIDTH, bool IS_WHOLE>
+TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int64_t k, int left_k) {
   constexpr bool kIsKMajor = Config::kIsKMajor;
   constexpr int kClose = kIsKMajor ? Config::kBlockK : Config::kCols,
                 kFar = kIsKMajor ? Config::kCols : Config::kBlockK;
@@ -43,6 +43,8 @@ TILEDMM_DEVICE void copy_whole_b(const Operand<float>& operand, float* stage, in
   constexpr int kSmemClose = kIsKMajor ? Config::kStrideK : Config::kStrideMn;
   constexpr int kSmemFar = kIsKMajor ? Config::kStrideMn : Config::kStrideK;
   const int lane = thread_idx() % 32, close = lane % kLanesClose * WIDTH, far = lane / kLanesClose;
+  const int left_n = int(min_of(operand.size_mn - col, Config::kCols));
+  const int left_close = (kIsKMajor ? left_k : left_n) - close, left_far = (kIsKMajor ? left_n : left_k) - far;
   const int64_t stride_close = kIsKMajor ? operand.stride_k : operand.stride_mn;
   const int64_t stride_far = kIsKMajor ? operand.stride_mn : operand.stride_k;
   const float* from =
@@ -50,23 +52,12 @@ TILEDMM_DEVICE void copy_whole_b(const Operand<float>& operand, float* stage, in
   stage += close * kSmemClose + far * kSmemFar;
   TILEDMM_UNROLL for (int f = 0; f < kFar; f += kLanesFar) {
     TILEDMM_UNROLL for (int c = 0; c < kClose; c += kLanesClose * WIDTH) {
-      copy_async_once<4 * WIDTH>(stage + f * kSmemFar + c * kSmemClose, from + (WIDTH == 4 ? c : c * stride_close),
-                                 4 * WIDTH);
+      if (IS_WHOLE || (f < left_far && c < left_close)) {
+        copy_async_once<4 * WIDTH>(stage + f * kSmemFar + c * kSmemClose, from + (WIDTH == 4 ? c : c * stride_close),
+                                   4 * (IS_WHOLE ? WIDTH : int(min_of(left_close - c, WIDTH))));
+      }
     }
     from += kLanesFar * stride_far;
-  }
-}
-
-// Any part of a tile.
-template <class Config>
-TILEDMM_DEVICE void copy_part_of_b(const Operand<float>& operand, float* stage, int64_t col, int64_t k, int left_k) {
-  constexpr int kClose = Config::kIsKMajor ? Config::kBlockK : Config::kCols;
-  TILEDMM_NO_UNROLL for (int idx = thread_idx() % 32; idx < Config::kCols * Config::kBlockK; idx += 32) {
-    const int n = Config::kIsKMajor ? idx / kClose : idx % kClose, p = Config::kIsKMajor ? idx % kClose : idx / kClose;
-    if (col + n < operand.size_mn && p < left_k) {
-      copy_async<4>(stage + n * Config::kStrideMn + p * Config::kStrideK,
-                    operand.base + (col + n) * operand.stride_mn + (k + p) * operand.stride_k, 4);
-    }
   }
 }
 
@@ -125,19 +116,19 @@ few_rows(GpuProblem problem, int32_t num_warps) {
     const Operand<float> a = operand_a<float>(gemm), b = operand_b<float>(gemm);
     // The next tile to copy, and the ends of its chunk.
     int64_t load_begin = warp * chunk_k, load_k = load_begin, load_end = min_of(k, load_k + chunk_k);
-    const int64_t left_n = gemm.n - col;
     int write_stage = 0, read_stage = 0;
     const auto load_tile = [&] {
       if (load_k < k) {
         const int left_k = int(min_of(load_end - load_k, kBlockK));
         copy_a<Config>(a, smem.stages[write_stage].a, load_k, left_k);
         float* const to = smem.stages[write_stage].b;
-        if (left_k < kBlockK || left_n < Config::kCols) {
-          copy_part_of_b<Config>(b, to, col, load_k, left_k);
-        } else if (b.is_vectorised) {
-          copy_whole_b<Config, 4>(b, to, col, load_k);
+        const bool is_whole = left_k == kBlockK && col + Config::kCols <= gemm.n;
+        if (b.is_vectorised) {
+          is_whole ? copy_b<Config, 4, true>(b, to, col, load_k, left_k)
+                   : copy_b<Config, 4, false>(b, to, col, load_k, left_k);
         } else {
-          copy_whole_b<Config, 1>(b, to, col, load_k);
+          is_whole ? copy_b<Config, 1, true>(b, to, col, load_k, left_k)
+                   : copy_b<Config, 1, false>(b, to, col, load_k, left_k);
         }
         load_k += kBlockK;
         if (load_k >= load_end) {
@@ -193,28 +184,34 @@ few_rows(GpuProblem problem, int32_t num_warps) {
 
 template <class Config>
 Status launch_few_rows(const GpuProblem& problem, int num_warps, const Executor& executor) {
-  static_assert(sizeof(FewRowsShared<Config>) == few_rows_shared_bytes(Config::kRows, Config::kCols));
+  static_assert(sizeof(FewRowsShared<Config>) ==
+                few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
   return launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols), num_batch_blocks(problem),
                        32 * num_warps, num_warps * sizeof(FewRowsShared<Config>), executor, problem, num_warps);
 }
 
-template <int ROWS, int COLS>
-Status launch_few_rows(const GpuProblem& problem, int num_warps, const Executor& executor) {
-  if (is_k_major(problem.gemm.stride_bn, problem.gemm.stride_bk)) {
-    return launch_few_rows<FewRowsConfig<ROWS, COLS, true>>(problem, num_warps, executor);
+template <int COLS, int NUM_STAGES>
+Status launch_few_rows(const FewRowsPlan& plan, const GpuProblem& problem, const Executor& executor) {
+  const auto launch = [&](auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    if (is_k_major(problem.gemm.stride_bn, problem.gemm.stride_bk)) {
+      return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, true>>(problem, plan.num_warps, executor);
+    }
+    return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, false>>(problem, plan.num_warps, executor);
+  };
+  if (plan.rows == 1) return launch(std::integral_constant<int, 1>{});
+  if (plan.rows == 4) return launch(std::integral_constant<int, 4>{});
+  if constexpr (COLS == kFewCols) {
+    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});
+    if (plan.rows == 8) return launch(std::integral_constant<int, 8>{});
   }
-  return launch_few_rows<FewRowsConfig<ROWS, COLS, false>>(problem, num_warps, executor);
+  return Status::unsupported;
 }
 
 Status launch_few_rows(const FewRowsPlan& plan, const GpuProblem& problem, const Executor& executor) {
-  const auto is = [&](int rows, int cols) { return plan.rows == rows && plan.cols == cols; };
-  if (is(1, 32)) return launch_few_rows<1, 32>(problem, plan.num_warps, executor);
-  if (is(2, 32)) return launch_few_rows<2, 32>(problem, plan.num_warps, executor);
-  if (is(4, 32)) return launch_few_rows<4, 32>(problem, plan.num_warps, executor);
-  if (is(8, 32)) return launch_few_rows<8, 32>(problem, plan.num_warps, executor);
-  if (is(1, 8)) return launch_few_rows<1, 8>(problem, plan.num_warps, executor);
-  if (is(4, 8)) return launch_few_rows<4, 8>(problem, plan.num_warps, executor);
-  return Status::unsupported;
+  if (plan.cols == kFewColsNarrow) return launch_few_rows<kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
+  return plan.num_stages == kFewStagesDeep ? launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)
+                                           : launch_few_rows<kFewCols, kFewStages>(plan, problem, executor);
 }
 
 }  // namespace
