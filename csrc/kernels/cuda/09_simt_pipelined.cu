@@ -448,7 +448,7 @@ struct PartialSums {
   int64_t ld;
   int32_t num_chunks;
 };
-constexpr int kAddThreads = 128;
+constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
 
 TILEDMM_KERNEL(kAddThreads, 4)
 add_chunks(GpuProblem problem, PartialSums partial) {
@@ -462,20 +462,23 @@ add_chunks(GpuProblem problem, PartialSums partial) {
                   col = idx - row * partial.ld;
     const float* from = partial.sums + batch_idx * partial.num_chunks * size + idx;
     FloatVector<4> total = {};
-    constexpr int kAhead = 8;
-    for (int first = 0; first < partial.num_chunks; first += kAhead) {
-      FloatVector<4> sums[kAhead] = {};
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        const float* chunk = from + (first + i) * size;
-        if (first + i >= partial.num_chunks) continue;
-        if (col + 4 <= gemm.n) {
-          sums[i] = load_global(reinterpret_cast<const FloatVector<4>*>(chunk));
-        } else {
-          for (int e = 0; col + e < gemm.n; ++e) sums[i].elements[e] = load_global(chunk + e);
+    if (col + 4 <= gemm.n) {
+      constexpr int kAhead = 16;  // loads on their way
+      for (int first = 0; first < partial.num_chunks; first += kAhead) {
+        FloatVector<4> sums[kAhead] = {};
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + (first + i) * size);
+          if (first + i < partial.num_chunks) sums[i] = load_global(chunk);
+        }
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
         }
       }
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
+    } else {
+      for (int chunk = 0; chunk < partial.num_chunks; ++chunk) {
+        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
+          if (col + e < gemm.n) total.elements[e] += load_global(from + chunk * size + e);
+        }
       }
     }
     TILEDMM_UNROLL for (int e = 0; e < 4; ++e) store_element<float>(gemm, row, col + e, total.elements[e]);
