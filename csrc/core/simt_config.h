@@ -24,13 +24,13 @@ struct SimtShape {
 
 // Cycles measured on an H200.
 inline constexpr SimtShape kSimtShapes[] = {
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 309.3, 309.3}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 134.4, 122.4},
-    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 89.2, 80.6},     {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 69.4, 63.8},
-    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 51.1, 44.2},     {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 63.4, 57.9},
-    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 41.1, 37.3},     {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 29.2, 26.2},
-    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 29.5, 25.5},     {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 18.1, 16.2},
-    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 11.7, 10.3},     {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 10.7, 9.4},
-    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 9.3, 8},
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 309.9, 310.5}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 135.1, 122.7},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 90.1, 80.9},     {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 70, 64.3},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 52, 44.5},       {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 64, 57.4},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 42.8, 38.7},     {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 28.5, 26.4},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 30, 25.3},       {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 18.2, 16.4},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 13.5, 10.6},     {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 10.7, 9.8},
+    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 10.3, 7.9},
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
 
@@ -78,11 +78,15 @@ struct SimtTask {
   int64_t max_shared_bytes;  // of a block
 };
 
+constexpr int64_t num_simt_tiles(const SimtShape& shape, const SimtTask& task) {
+  return ceil_div(task.m, shape.block_m) * ceil_div(task.n, shape.block_n);
+}
+
 // How it is computed.
 struct SimtPlan {
   int shape;
   bool is_transposed;     // C^T = B^T A^T; what follows is of that product
-  bool is_split;          // the chunks of k are computed by blocks of their own
+  int64_t num_whole;      // tiles, of each product; the chunks of the others are computed by blocks of their own
   bool packs_a, packs_b;  // copied first: m (n) close, aligned
   FewRowsPlan few_rows;   // rows > 0: no tiles
 };
@@ -112,10 +116,10 @@ constexpr FewRowsPlan plan_few_rows(const SimtTask& task) {
   return {rows, cols, num_stages, num_warps(num_stages)};
 }
 
-inline constexpr double kSimtFixed = 5.3, kSimtCyclesPerUs = 1980, kSimtBytesPerUs = 3.6e6;
+inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980, kSimtBytesPerUs = 3.7e6;
 
 inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& plan) {
-  constexpr double kLatency = 1, kChain = 5, kLoad = 1.3;  // cycles for each k: of a chain; of a fragment
+  constexpr double kLatency = 1, kChain = 5, kLoad = 1.15;  // cycles for each k: of a chain; of a fragment
   const double elements = double(task.n) * double(task.k) * double(task.batch);
   const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch;
@@ -133,11 +137,11 @@ inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& pla
 // last one is not full; or what moves the operands and C, if longer. kNever: the plan cannot be carried out.
 inline constexpr double kNever = 1e30;
 inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
-  constexpr double kRound = 1.7, kTile = 9e-5, kStaged = 7e-4, kAddition = 2.3, kPack = 3.6;
-  constexpr double kAddedBytesPerUs = 3e6, kPackedBytesPerUs = 4.4e6;
-  constexpr double kTransposed = 0.064;  // cycles for each k and element of a tile copied by 4 bytes
+  constexpr double kRound = 1.76, kTile = 5.6e-5, kStaged = 7e-4, kAddition = 3, kPack = 3.9;
+  constexpr double kAddedBytesPerUs = 3e6, kPackedBytesPerUs = 4.2e6;
+  constexpr double kTransposed = 0.067;  // cycles for each k and element of a tile copied by 4 bytes
   constexpr double kUnaligned = 0.17;
-  constexpr double kFold = 0.063;  // cycles for each element of a tile at the end of a chunk
+  constexpr double kFold = 0.05;  // cycles for each element of a tile at the end of a chunk
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return few_rows_microseconds(task, plan.few_rows);
@@ -147,16 +151,13 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
   if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return kNever;
-  const bool is_folding = !plan.is_split && task.chunk_k < task.k;
+  const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
   const int64_t per_cu = shared > task.max_shared_bytes
                              ? 0
                              : min_of(shape.blocks_per_cu, (task.max_shared_bytes + 1024) / (shared + 1024));
   if (per_cu == 0) return kNever;
 
-  const int64_t num_chunks = plan.is_split ? ceil_div(task.k, task.chunk_k) : 1;
-  const int64_t tiles = ceil_div(task.m, shape.block_m) * ceil_div(task.n, shape.block_n);
-  const double blocks = double(tiles) * double(task.batch) * double(num_chunks);
   double copies = 0, slower = 1;
   for (const bool is_a : {true, false}) {
     const SimtOperand& operand = is_a ? task.a : task.b;
@@ -168,20 +169,42 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   }
   if (is_folding) copies += kFold * double(shape.area()) / double(task.chunk_k);
   const double alone = slower * (shape.alone + copies), crowded = slower * (shape.crowded + copies);
-  const double slots = double(task.num_cus * per_cu), rounds = double(int64_t(blocks / slots));
-  const auto rest = double(ceil_div(int64_t(blocks - rounds * slots), task.num_cus));
   const auto longer = [](double a, double b) { return a > b ? a : b; };
-  const double cycles =
-      rounds * longer(alone, double(per_cu) * crowded) + (rest > 0 ? longer(alone, rest * crowded) : 0);
+  // Of `blocks`, so many share a multiprocessor at a time.
+  double cycles = 0, num_rounds = 0, most_blocks = 0;
+  const auto run = [&](int64_t blocks, int64_t k) {
+    const int64_t slots = task.num_cus * per_cu, rounds = blocks / slots;
+    const int64_t rest = ceil_div(blocks - rounds * slots, task.num_cus);
+    const double full = longer(alone, double(per_cu) * crowded), last = longer(alone, double(rest) * crowded);
+    cycles += double(k) * (double(rounds) * full + (rest > 0 ? last : 0));
+    num_rounds += double(rounds + (rest > 0));
+    most_blocks += double(rounds * per_cu + rest);
+  };
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
+  const int64_t num_split = num_simt_tiles(shape, task) - plan.num_whole;
+  const bool is_mixed = num_split > 0 && plan.num_whole > 0;
+  if (is_mixed) {
+    // Blocks of both kinds side by side: whole tiles that fill the chip at first, so that the others balance the end.
+    if (plan.num_whole < task.num_cus * per_cu) return kNever;
+    const double whole = double(plan.num_whole / task.num_cus),
+                 parts = double(ceil_div(num_split * num_chunks, task.num_cus));
+    most_blocks = whole + parts + 0.5;  // an end that is not quite even
+    num_rounds = double(ceil_div(int64_t(most_blocks), per_cu));
+    cycles = (per_cu == 1 ? alone : crowded) * (whole * double(task.k) + (parts + 0.5) * double(task.chunk_k));
+  } else if (num_split > 0) {
+    run(num_split * num_chunks * task.batch, task.chunk_k);
+  } else {
+    run(plan.num_whole * task.batch, task.k);
+  }
   // Columns of large thread tiles that cannot be stored 16 bytes at a time go through shared memory.
   const bool is_staged =
-      plan.is_transposed && !plan.is_split && asked.n % 4 != 0 && shape.thread_m * shape.thread_n > 48;
+      plan.is_transposed && plan.num_whole > 0 && asked.n % 4 != 0 && shape.thread_m * shape.thread_n > 48;
   const double store = is_staged ? kStaged : kTile;
-  const double work = cycles * double(plan.is_split ? task.chunk_k : task.k) / kSimtCyclesPerUs +
-                      store * double(shape.area()) * (rounds * double(per_cu) + rest) + kRound * (rounds + (rest > 0));
+  const double work = cycles / kSimtCyclesPerUs + store * double(shape.area()) * most_blocks + kRound * num_rounds;
   const double elements = double(task.m + task.n) * double(task.k) * double(task.batch) + elements_c;
   const double memory = 4 * elements / kSimtBytesPerUs;
-  const double addition = plan.is_split ? kAddition + 8 * elements_c * double(num_chunks) / kAddedBytesPerUs : 0;
+  const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
+  const double addition = num_split > 0 ? kAddition + 8 * partial / kAddedBytesPerUs : 0;
   return fixed + longer(work, memory) + 0.1 * (work + memory - longer(work, memory)) + addition;
 }
 
@@ -189,9 +212,8 @@ inline SimtPlan choose_simt_plan(const SimtTask& task) {
   constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const bool is_chunked = task.chunk_k < task.k;
-  const double elements_c = double(task.m) * double(task.n) * double(task.batch);
-  const double workspace = is_chunked ? 4 * elements_c * double(ceil_div(task.k, task.chunk_k)) : 0;
-  const bool may_pack = elements_c * double(task.k) >= kMinPackedFlops;
+  const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
+  const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
   SimtPlan best{};
   double best_time = kNever;
   const auto consider = [&](const SimtPlan& plan) {
@@ -200,15 +222,21 @@ inline SimtPlan choose_simt_plan(const SimtTask& task) {
   };
   for (const bool is_transposed : {false, true}) {
     const SimtTask oriented = is_transposed ? transposed(task) : task;
-    if (oriented.m <= kMaxFewRows) consider({0, is_transposed, false, false, false, plan_few_rows(oriented)});
+    if (oriented.m <= kMaxFewRows) consider({0, is_transposed, 0, false, false, plan_few_rows(oriented)});
     for (int shape = 0; shape < kNumSimtShapes; ++shape) {
-      for (const bool is_split : {false, true}) {
-        if (is_split && (!is_chunked || workspace > kMaxWorkspace)) continue;
+      const int64_t tiles = num_simt_tiles(kSimtShapes[shape], oriented);
+      // All tiles whole; all split; those beyond the last full wave split.
+      const int64_t full_waves = tiles / task.num_cus * task.num_cus;
+      for (int way = 0; way < (is_chunked ? 3 : 1); ++way) {
+        if (way == 2 && (task.batch > 1 || full_waves == 0 || full_waves == tiles)) continue;
+        const int64_t num_whole = way == 0 ? tiles : way == 1 ? 0 : full_waves;
+        const double partial = double(tiles - num_whole) * double(num_chunks * kSimtShapes[shape].area());
+        if (4 * partial * double(task.batch) > kMaxWorkspace) continue;
         for (int packs = 0; packs < (may_pack && kSimtShapes[shape].k_step == 1 ? 4 : 1); ++packs) {
           const bool packs_a = packs & 1, packs_b = packs & 2;
           if (packs_a && !oriented.a.is_k_major && oriented.a.is_aligned) continue;
           if (packs_b && !oriented.b.is_k_major && oriented.b.is_aligned) continue;
-          consider({shape, is_transposed, is_split, packs_a, packs_b, {}});
+          consider({shape, is_transposed, num_whole, packs_a, packs_b, {}});
         }
       }
     }

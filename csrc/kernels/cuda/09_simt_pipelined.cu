@@ -180,17 +180,30 @@ struct Side {
   }
 };
 
+struct SimtWork {
+  // Tiles of each product whose chunks of k one block computes each. Those of the others are shared out: each block
+  // stores its sums to a tile of its own, [item][tile][chunk][row][col].
+  int64_t num_whole;
+  int32_t num_split, num_chunks;
+  float* partial;
+  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
+};
+
 // Where a block's tile lies, and which chunk of k it sums up.
 struct BlockPlace {
-  int64_t row, col, split;
+  int64_t row, col;
+  int32_t split_tile, chunk;  // split_tile -1: all chunks
 };
 
 template <class Config>
-TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, const SimtWork& work) {
   const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
-  const uint32_t tile = num_splits == 1 ? block : block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  const auto num_whole = uint32_t(work.num_whole), num_chunks = uint32_t(work.num_chunks);
+  const bool is_split = block >= num_whole;
+  const uint32_t split_tile = is_split ? (block - num_whole) / num_chunks : 0;
+  const uint32_t tile = is_split ? num_whole + split_tile : block, tile_m = tile / tiles_n;
   return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
-          block - tile * uint32_t(num_splits)};
+          is_split ? int32_t(split_tile) : -1, is_split ? int32_t(block - num_whole - split_tile * num_chunks) : 0};
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -329,17 +342,10 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
   store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
 
-struct SimtWork {
-  // Blocks that share the chunks of a tile: 1, or as many as there are. Those of a split problem store their sums one C
-  // behind the other.
-  int32_t num_splits;
-  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
-};
-
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
 simt_pipelined(GpuProblem problem, SimtWork work) {
-  if (work.num_splits > 1) let_later_kernels_start();  // add_chunks
+  if (work.num_split > 0) let_later_kernels_start();  // add_chunks
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
@@ -347,7 +353,6 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
   constexpr int kNumFrags = Config::kNumFrags;
   auto& smem = block_shared<Shared>();
   auto& totals = *reinterpret_cast<SimtTotals<Config>*>(&smem + 1);
-  const int32_t num_splits = work.num_splits;
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
   const int lane_m = Config::lane_m(lane), lane_n = Config::lane_n(lane);
   const int warp_row = warp / Config::kWarpsN * Config::kWarpM, warp_col = warp % Config::kWarpsN * Config::kWarpN;
@@ -356,16 +361,24 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     GemmProblem gemm = item_of(problem, batch_idx);
-    const BlockPlace place = block_place<Config>(gemm, num_splits);
-    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.stride_cm;
+    const BlockPlace place = block_place<Config>(gemm, work);
+    const bool is_split = place.split_tile >= 0;
+    if (is_split) {
+      const int64_t tile = (batch_idx * work.num_split + place.split_tile) * work.num_chunks + place.chunk;
+      gemm.c = work.partial + tile * Config::kShape.area() - place.row * Config::kBlockN - place.col;
+      gemm.stride_cm = Config::kBlockN;
+      gemm.stride_cn = 1;
+      gemm.bias = nullptr;
+      gemm.activation = Activation::none;
+    }
     if (thread_idx() == 0) {
       smem.gemm = gemm;
       smem.place = place;
     }
-    const int64_t k = place.split * problem.chunk_k;
-    const int64_t end_k = num_splits == 1 ? gemm.k : min_of(gemm.k, k + problem.chunk_k);
+    const int64_t k = place.chunk * problem.chunk_k;
+    const int64_t end_k = is_split ? min_of(gemm.k, k + problem.chunk_k) : gemm.k;
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
-    const bool is_folding = num_splits == 1 && problem.chunk_k < gemm.k;
+    const bool is_folding = !is_split && problem.chunk_k < gemm.k;
     if (is_folding) {
       TILEDMM_UNROLL for (int v = 0; v < SimtTotals<Config>::kVectors; ++v) {
         store_shared(&totals.vectors[v][thread_idx()], {});
@@ -381,7 +394,7 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
         side_a.load_block_tile(smem.tiles.a[write_stage]);
         side_b.load_block_tile(smem.tiles.b[write_stage]);
       } else if (k_tile < num_k_tiles) {
-        const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+        const int64_t at_k = place.chunk * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
         A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
         B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
       }
@@ -442,42 +455,45 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
   }
 }
 
-// ---- Split k: the chunks' sums, added up in their order. [chunk][row][col], rows of `ld` floats, a multiple of 4.
-struct PartialSums {
-  float* sums;
-  int64_t ld;
-  int32_t num_chunks;
+// ---- Split k: the chunks' sums, added up in their order, four columns a thread.
+struct SplitTiles {
+  const float* partial;
+  int64_t num_whole;
+  int32_t num_split, num_chunks, block_m, block_n;
 };
 constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
 
 TILEDMM_KERNEL(kAddThreads, 4)
-add_chunks(GpuProblem problem, PartialSums partial) {
+add_chunks(GpuProblem problem, SplitTiles tiles) {
   wait_for_earlier_kernels();
+  const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, 4 * kAddThreads));
+  const auto tile = int32_t(block_idx() / blocks_per_tile);
+  const int idx = (int(block_idx() - int64_t(tile) * blocks_per_tile) * kAddThreads + thread_idx()) * 4;
+  const int tile_row = idx / tiles.block_n, tile_col = idx - tile_row * tiles.block_n;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t size = gemm.m * partial.ld, idx = (block_idx() * kAddThreads + thread_idx()) * 4;
-    if (idx >= size) continue;
-    const bool is_small = size < int64_t(1) << 32;
-    const int64_t row = is_small ? uint32_t(idx) / uint32_t(partial.ld) : idx / partial.ld,
-                  col = idx - row * partial.ld;
-    const float* from = partial.sums + batch_idx * partial.num_chunks * size + idx;
+    const int64_t tiles_n = ceil_div(gemm.n, tiles.block_n), tile_m = (tiles.num_whole + tile) / tiles_n;
+    const int64_t row = tile_m * tiles.block_m + tile_row;
+    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
+    if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
+    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
     FloatVector<4> total = {};
     if (col + 4 <= gemm.n) {
       constexpr int kAhead = 16;  // loads on their way
-      for (int first = 0; first < partial.num_chunks; first += kAhead) {
+      for (int first = 0; first < tiles.num_chunks; first += kAhead) {
         FloatVector<4> sums[kAhead] = {};
         TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + (first + i) * size);
-          if (first + i < partial.num_chunks) sums[i] = load_global(chunk);
+          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + int64_t(first + i) * area);
+          if (first + i < tiles.num_chunks) sums[i] = load_global(chunk);
         }
         TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
           TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
         }
       }
     } else {
-      for (int chunk = 0; chunk < partial.num_chunks; ++chunk) {
+      for (int chunk = 0; chunk < tiles.num_chunks; ++chunk) {
         TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
-          if (col + e < gemm.n) total.elements[e] += load_global(from + chunk * size + e);
+          if (col + e < gemm.n) total.elements[e] += load_global(from + int64_t(chunk) * area + e);
         }
       }
     }
@@ -489,11 +505,11 @@ template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_layout(const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   static_assert(sizeof(Shared) <= simt_shared_bytes(Config::kShape, IS_A_K_MAJOR, IS_B_K_MAJOR, false));
-  const bool is_folding = work.num_splits == 1 && problem.chunk_k < problem.gemm.k;
+  const bool is_folding = work.num_whole > 0 && problem.chunk_k < problem.gemm.k;
   const size_t bytes = sizeof(Shared) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
   return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>,
-                       num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN) * work.num_splits,
-                       num_batch_blocks(problem), Config::kNumThreads, bytes, executor, problem, work);
+                       work.num_whole + int64_t(work.num_split) * work.num_chunks, num_batch_blocks(problem),
+                       Config::kNumThreads, bytes, executor, problem, work);
 }
 
 template <int SHAPE = 0>
@@ -522,30 +538,22 @@ SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned)
   return {is_k_close, are_items_aligned && is_base_aligned && close == 1 && far % 4 == 0};
 }
 
-Status launch_split(int shape, const GpuProblem& problem, SimtWork work, const Executor& executor) {
-  const GemmProblem& gemm = problem.gemm;
-  PartialSums partial{nullptr, round_up(gemm.n, 4), int32_t(ceil_div(gemm.k, problem.chunk_k))};
-  const int64_t item = partial.num_chunks * gemm.m * partial.ld;
-  partial.sums = static_cast<float*>(executor.allocate(executor.self, size_t(item * problem.batch_size) * 4));
-  if (!partial.sums) return Status::out_of_memory;
-  work.num_splits = partial.num_chunks;
-  GpuProblem chunks = problem;
-  chunks.gemm.c = partial.sums;
-  chunks.gemm.stride_cm = partial.ld;
-  chunks.gemm.stride_cn = 1;
-  chunks.gemm.bias = nullptr;
-  chunks.gemm.activation = Activation::none;
-  int64_t stride = item;
-  for (int d = gemm.num_batch_dims - 1; d >= 0; --d) {
-    chunks.batch_dims[d].stride_c = stride;
-    stride *= chunks.batch_dims[d].size;
-  }
-  Status status = launch_shape(shape, chunks, work, executor);
+Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Executor& executor) {
+  const SimtShape& shape = kSimtShapes[plan.shape];
+  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, max_of(problem.chunk_k, 1)));
+  const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
+  SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
+  if (num_split == 0) return launch_shape(plan.shape, problem, work, executor);
+  const int64_t elements = problem.batch_size * num_split * num_chunks * shape.area();
+  work.partial = static_cast<float*>(executor.allocate(executor.self, size_t(elements) * sizeof(float)));
+  if (!work.partial) return Status::out_of_memory;
+  Status status = launch_shape(plan.shape, problem, work, executor);
   if (status == Status::ok) {
-    status = launch_early(add_chunks, ceil_div(gemm.m * partial.ld, 4 * kAddThreads), num_batch_blocks(problem),
-                          kAddThreads, 0, executor, problem, partial);
+    const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
+    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), 4 * kAddThreads), num_batch_blocks(problem),
+                          kAddThreads, 0, executor, problem, tiles);
   }
-  executor.release(executor.self, partial.sums);
+  executor.release(executor.self, work.partial);
   return status;
 }
 
@@ -571,9 +579,7 @@ Status launch_simt_pipelined(const GpuProblem& asked, const Executor& executor) 
     status = pack.add(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
   if (status == Status::ok) status = pack.launch();
   if (status != Status::ok) return status;
-  const SimtWork work{1, plan.packs_a, plan.packs_b};
-  return plan.is_split ? launch_split(plan.shape, problem, work, executor)
-                       : launch_shape(plan.shape, problem, work, executor);
+  return launch_tiles(plan, problem, executor);
 }
 
 }  // namespace tiledmm::gpu
