@@ -138,6 +138,7 @@ inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& pla
 inline constexpr double kNever = 1e30;
 inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kRound = 1.76, kTile = 5.6e-5, kStaged = 7e-4, kAddition = 3, kPack = 3.9;
+  constexpr double kMaxPackedBytes = 1 << 30;
   constexpr double kAddedBytesPerUs = 3e6, kPackedBytesPerUs = 4.2e6;
   constexpr double kTransposed = 0.067;  // cycles for each k and element of a tile copied by 4 bytes
   constexpr double kUnaligned = 0.17;
@@ -149,6 +150,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   double packed = 0, fixed = kSimtFixed;
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
+  if (4 * packed > kMaxPackedBytes) return kNever;
   if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return kNever;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;

@@ -1,13 +1,14 @@
 // Rung 09, simt_pipelined: fp32 multiply-adds on sm_80 and later. Since rung 04: asynchronous copies fill a ring of
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
-// from shared memory while these are multiplied; one barrier for each k tile; tiles from 128 x 128 down to 4 x 32.
-//
-// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles:
-// as they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k
-// beyond the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds
-// for each output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total;
-// where the tiles of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
-// Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
+// from shared memory while these are multiplied; one barrier for each k tile; tiles from 256 x 128 down to 4 x 32.
+// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes, or before by
+// a kernel (simt_pack.h). Small ones: as in global memory, 4 elements of k a fragment. k beyond the operand is 0 for A
+// and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
+// the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
+// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up. Few rows:
+// simt_few_rows.h.
+// Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
+// Osama et al., "Stream-K": parts of tiles for the last wave.
 #include "core/simt_config.h"
 #include "core/summation.h"
 #include "core/transposed.h"
