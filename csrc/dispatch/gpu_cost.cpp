@@ -48,10 +48,16 @@ double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const Gp
   const Lie a(problem, true), b(problem, false);
   switch (kernel.rung) {
     case 9: {
-      SimtTask task{m, n, k, batch, chunk, {a.is_k_major, a.is_aligned}, {b.is_k_major, b.is_aligned}, chip.num_cus};
-      const SimtPlan plan = choose_simt_plan(task);
-      if (plan.is_transposed) task = {n, m, k, batch, chunk, task.b, task.a, chip.num_cus};
-      return simt_microseconds(kSimtShapes[plan.shape], task, plan.is_split);
+      const SimtTask task{m,
+                          n,
+                          k,
+                          batch,
+                          chunk,
+                          {a.is_k_major, a.is_aligned},
+                          {b.is_k_major, b.is_aligned},
+                          chip.num_cus,
+                          chip.max_shared_bytes};
+      return simt_microseconds(task, choose_simt_plan(task));
     }
     case 10: {
       const bool is_vectorised = a.is_aligned && b.is_aligned;

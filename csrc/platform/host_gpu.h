@@ -166,7 +166,8 @@ class Block {
     int writer = -1, reader = -1;
   };
 
-  static constexpr int kSeveral = -2;  // threads
+  // Readers: threads of several warps; threads of warp w, kSeveralOfWarp - w.
+  static constexpr int kSeveral = -2, kSeveralOfWarp = -3;
 
   // Not inlined: getcontext returns twice, as far as the compiler knows.
   __attribute__((noinline)) void start(size_t thread) {
@@ -207,18 +208,23 @@ class Block {
         shadow.write_warp_epoch = warp_epochs_[size_t(thread_ / warp_size_)];
         shadow.writer = thread_;
       } else {
-        shadow.reader = is_read && shadow.reader != thread_ ? kSeveral : thread_;
+        const bool is_of_warp = warp_of(shadow.reader) == warp_of(thread_);
+        shadow.reader = !is_read ? thread_ : is_of_warp ? kSeveralOfWarp - warp_of(thread_) : kSeveral;
         shadow.read_epoch = epoch_;
         shadow.read_warp_epoch = warp_epochs_[size_t(thread_ / warp_size_)];
       }
     }
   }
 
+  // -1: of none, or of several.
+  int warp_of(int threads) const {
+    return threads <= kSeveralOfWarp ? kSeveralOfWarp - threads : threads < 0 ? -1 : threads / warp_size_;
+  }
+
   // Whether an access of `other` since the last block barrier has no barrier between it and the calling thread.
   bool is_unordered(int other, uint32_t warp_epoch) const {
     if (other == thread_) return false;
-    const bool is_same_warp = other != kSeveral && other / warp_size_ == thread_ / warp_size_;
-    return !is_same_warp || warp_epoch == warp_epochs_[size_t(thread_ / warp_size_)];
+    return warp_of(other) != warp_of(thread_) || warp_epoch == warp_epochs_[size_t(thread_ / warp_size_)];
   }
 
   // Runs every ready thread up to its next barrier or its end, then opens barriers. False: the block is done.

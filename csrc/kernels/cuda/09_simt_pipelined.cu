@@ -1,16 +1,19 @@
 // Rung 09, simt_pipelined: fp32 multiply-adds on sm_80 and later. Since rung 04: asynchronous copies fill a ring of
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
-// from shared memory while these are multiplied; one barrier for each k tile; tiles from 128 x 128 down to 4 x 32.
-//
-// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes. Small tiles:
-// as they lie in global memory; a fragment holds 4 elements of k, so that a k-major tile is read by 16 bytes, too. k
-// beyond the operand is filled with 0 for A and -0 for B: their product -0 changes no sum. One chain of multiply-adds
-// for each output, in the order of k, and at the end of each chunk of k (core/summation.h) an addition to a total;
-// where the tiles of C do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up.
-// Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop.
+// from shared memory while these are multiplied; one barrier for each k tile; tiles from 256 x 128 down to 4 x 32.
+// Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes, or before by
+// a kernel (simt_pack.h). Small ones: as in global memory, 4 elements of k a fragment. k beyond the operand is 0 for A
+// and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
+// the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
+// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up. Few rows:
+// simt_few_rows.h.
+// Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
+// Osama et al., "Stream-K": parts of tiles for the last wave.
 #include "core/simt_config.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/simt_few_rows.h"
+#include "kernels/cuda/simt_pack.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -90,9 +93,10 @@ struct Side {
     return IS_A ? operand_a<float>(gemm) : operand_b<float>(gemm);
   }
 
-  TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k) {
+  TILEDMM_DEVICE Side(const GemmProblem& gemm, int64_t mn, int64_t k, bool is_padded) {
     const Operand<float> operand = operand_of(gemm);
-    const int rows = int(min_of(operand.size_mn - mn, kBlockMn));
+    int rows = int(min_of(operand.size_mn - mn, kBlockMn));
+    if (is_padded) rows = (rows + 3) / 4 * 4;
     is_vectorised = !kIsTransposing && operand.is_vectorised && (IS_K_MAJOR || rows % 4 == 0);
     const int threads = is_vectorised ? kVectorThreads : kElementThreads, width = is_vectorised ? 4 : 1;
     const int close = thread_idx() % threads * width, far = thread_idx() / threads;
@@ -177,17 +181,30 @@ struct Side {
   }
 };
 
+struct SimtWork {
+  // Tiles of each product whose chunks of k one block computes each. Those of the others are shared out: each block
+  // stores its sums to a tile of its own, [item][tile][chunk][row][col].
+  int64_t num_whole;
+  int32_t num_split, num_chunks;
+  float* partial;
+  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
+};
+
 // Where a block's tile lies, and which chunk of k it sums up.
 struct BlockPlace {
-  int64_t row, col, split;
+  int64_t row, col;
+  int32_t split_tile, chunk;  // split_tile -1: all chunks
 };
 
 template <class Config>
-TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, int32_t num_splits) {
+TILEDMM_DEVICE BlockPlace block_place(const GemmProblem& gemm, const SimtWork& work) {
   const auto tiles_n = uint32_t(ceil_div(gemm.n, Config::kBlockN)), block = uint32_t(block_idx());
-  const uint32_t tile = num_splits == 1 ? block : block / uint32_t(num_splits), tile_m = tile / tiles_n;
+  const auto num_whole = uint32_t(work.num_whole), num_chunks = uint32_t(work.num_chunks);
+  const bool is_split = block >= num_whole;
+  const uint32_t split_tile = is_split ? (block - num_whole) / num_chunks : 0;
+  const uint32_t tile = is_split ? num_whole + split_tile : block, tile_m = tile / tiles_n;
   return {int64_t(tile_m) * Config::kBlockM, int64_t(tile - tile_m * tiles_n) * Config::kBlockN,
-          block - tile * uint32_t(num_splits)};
+          is_split ? int32_t(split_tile) : -1, is_split ? int32_t(block - num_whole - split_tile * num_chunks) : 0};
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -208,7 +225,11 @@ struct SimtShared {
 };
 // Behind it, where a block computes several chunks: their total.
 template <class Config>
-using SimtTotals = float[Config::kThreadM * Config::kThreadN][Config::kNumThreads];
+struct SimtTotals {
+  static constexpr int kWidth = Config::kThreadM * Config::kThreadN % 4 == 0 ? 4 : 1;
+  static constexpr int kVectors = Config::kThreadM * Config::kThreadN / kWidth;
+  FloatVector<kWidth> vectors[kVectors][Config::kNumThreads];
+};
 
 template <class Config>
 using Accumulators = float[Config::kThreadM][Config::kThreadN];
@@ -228,16 +249,20 @@ TILEDMM_DEVICE void multiply(const float (&frag_a)[Config::kStep][Config::kThrea
   }
 }
 
-// acc += total, or total += acc. The 0 is what a partial sum meets on its way through memory, too.
+// acc += total, or total += acc.
 template <class Config, bool IS_LAST>
 TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>& acc) {
-  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
-      float* total = &totals[i * Config::kThreadN + j][thread_idx()];
-      const float sum = load_shared(total) + (acc[i][j] + 0.0f);
-      if constexpr (!IS_LAST) store_shared(total, sum);
-      acc[i][j] = IS_LAST ? sum : 0;
+  using Totals = SimtTotals<Config>;
+  TILEDMM_UNROLL for (int v = 0; v < Totals::kVectors; ++v) {
+    auto* to = &totals.vectors[v][thread_idx()];
+    auto sums = load_shared(to);
+    TILEDMM_UNROLL for (int e = 0; e < Totals::kWidth; ++e) {
+      const int idx = v * Totals::kWidth + e;
+      float& element = acc[idx / Config::kThreadN][idx % Config::kThreadN];
+      sums.elements[e] += element;
+      element = IS_LAST ? sums.elements[e] : 0;
     }
+    if constexpr (!IS_LAST) store_shared(to, sums);
   }
 }
 
@@ -249,9 +274,9 @@ TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t c
   constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
   constexpr int kWidthM = IS_C_TRANSPOSED ? WIDTH : 1, kWidthN = IS_C_TRANSPOSED ? 1 : WIDTH;
   const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
-  const int64_t stride = IS_C_TRANSPOSED ? gemm.stride_cn : gemm.stride_cm;
+  const int64_t stride_m = IS_C_TRANSPOSED ? 1 : gemm.stride_cm, stride_n = IS_C_TRANSPOSED ? gemm.stride_cn : 1;
   const bool is_bias_along_m = gemm.stride_bias_m != 0;
-  float* c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
+  float* c = static_cast<float*>(gemm.c) + row * stride_m + col * stride_n;
   float bias_m[kThreadM], bias_n[kThreadN];
   TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
     bias_m[i] = is_bias_along_m ? load_bias<float>(gemm, row + A::place(0, i), col) : 0;
@@ -267,7 +292,7 @@ TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t c
         const int at_i = IS_C_TRANSPOSED ? i + e : i, at_j = IS_C_TRANSPOSED ? j : j + e;
         sums.elements[e] = acc[at_i][at_j] + (is_bias_along_m ? bias_m[at_i] : bias_n[at_j]);
       }
-      float* to = c + (IS_C_TRANSPOSED ? place_m + place_n * stride : place_m * stride + place_n);
+      float* to = c + place_m * stride_m + place_n * stride_n;
       if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<WIDTH>*>(to), sums);
     }
   }
@@ -298,26 +323,30 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
   using B = typename Shared::SideB;
   const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
   const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
-  if (gemm.activation != Activation::none) {
-    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
-  } else if (gemm.stride_cn == 1) {
+  // Of large thread tiles, rows along n alone: the code for columns, too, would cost registers in the main loop.
+  constexpr bool kStoresColumns = Config::kThreadM * Config::kThreadN <= 48;
+  if (gemm.activation == Activation::none && gemm.stride_cn == 1) {
     if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
       if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
     } else {
       store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
     }
-  } else if (A::kGroup == 4 && gemm.stride_cm == 1 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
-    if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
-  } else {
-    store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
+    return;
   }
+  if (gemm.activation == Activation::none && gemm.stride_cm == 1) {
+    if (A::kGroup == 4 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
+      if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
+      return;
+    }
+    if constexpr (kStoresColumns) return store_direct<Shared, Config, true, 1>(gemm, thread_row, thread_col, acc);
+  }
+  store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
 
-// `num_splits` blocks share the chunks of a tile: 1, or as many as there are. Those of a split problem store their
-// sums one C behind the other.
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
-simt_pipelined(GpuProblem problem, int32_t num_splits) {
+simt_pipelined(GpuProblem problem, SimtWork work) {
+  if (work.num_split > 0) let_later_kernels_start();  // add_chunks
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
@@ -333,23 +362,31 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     GemmProblem gemm = item_of(problem, batch_idx);
-    const BlockPlace place = block_place<Config>(gemm, num_splits);
-    gemm.c = static_cast<float*>(gemm.c) + place.split * gemm.m * gemm.n;
+    const BlockPlace place = block_place<Config>(gemm, work);
+    const bool is_split = place.split_tile >= 0;
+    if (is_split) {
+      const int64_t tile = (batch_idx * work.num_split + place.split_tile) * work.num_chunks + place.chunk;
+      gemm.c = work.partial + tile * Config::kShape.area() - place.row * Config::kBlockN - place.col;
+      gemm.stride_cm = Config::kBlockN;
+      gemm.stride_cn = 1;
+      gemm.bias = nullptr;
+      gemm.activation = Activation::none;
+    }
     if (thread_idx() == 0) {
       smem.gemm = gemm;
       smem.place = place;
     }
-    const int64_t k = place.split * problem.chunk_k;
-    const int64_t end_k = num_splits == 1 ? gemm.k : min_of(gemm.k, k + problem.chunk_k);
+    const int64_t k = place.chunk * problem.chunk_k;
+    const int64_t end_k = is_split ? min_of(gemm.k, k + problem.chunk_k) : gemm.k;
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
-    const bool is_folding = num_splits == 1 && problem.chunk_k < gemm.k;
+    const bool is_folding = !is_split && problem.chunk_k < gemm.k;
     if (is_folding) {
-      TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM * Config::kThreadN; ++i) {
-        store_shared(&totals[i][thread_idx()], -0.0f);
+      TILEDMM_UNROLL for (int v = 0; v < SimtTotals<Config>::kVectors; ++v) {
+        store_shared(&totals.vectors[v][thread_idx()], {});
       }
     }
-    A side_a(gemm, place.row, k);
-    B side_b(gemm, place.col, k);
+    A side_a(gemm, place.row, k, work.is_a_padded);
+    B side_b(gemm, place.col, k, work.is_b_padded);
     const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
     const int num_regular_tiles = side_a.is_regular && side_b.is_regular ? num_whole_tiles : 0;
     int write_stage = 0, read_stage = 0;
@@ -358,7 +395,7 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
         side_a.load_block_tile(smem.tiles.a[write_stage]);
         side_b.load_block_tile(smem.tiles.b[write_stage]);
       } else if (k_tile < num_k_tiles) {
-        const int64_t at_k = place.split * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
+        const int64_t at_k = place.chunk * problem.chunk_k + int64_t(k_tile) * Config::kBlockK;
         A::copy_edge(A::operand_of(gemm), smem.tiles.a[write_stage], place.row, at_k);
         B::copy_edge(B::operand_of(gemm), smem.tiles.b[write_stage], place.col, at_k);
       }
@@ -405,18 +442,7 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
     };
     const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
     const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
-    // A warp beyond the end of C copies alone.
-    const bool is_idle = place.row + warp_row >= gemm.m || place.col + warp_col >= gemm.n;
-    if (is_idle) {
-      TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
-        load_tiles(k_tile + kNumStages - 1, smem.gemm, smem.place);
-        commit_copies();
-        write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
-        wait_copies<kNumStages - 2>();
-        block_barrier();  // as below
-      }
-    }
-    for (int end = is_idle ? num_k_tiles : 0; end < num_k_tiles;) {
+    for (int end = 0; end < num_k_tiles;) {
       if (end > 0) fold_chunk<Config, false>(totals, acc);
       end = int(min_of(num_k_tiles, end + tiles_per_chunk));
       multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
@@ -430,55 +456,79 @@ simt_pipelined(GpuProblem problem, int32_t num_splits) {
   }
 }
 
-// ---- Split k: the chunks' sums, added up in their order.
-constexpr int kAddThreads = 128;
+// ---- Split k: the chunks' sums, added up in their order, four columns a thread.
+struct SplitTiles {
+  const float* partial;
+  int64_t num_whole;
+  int32_t num_split, num_chunks, block_m, block_n;
+};
+constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
 
 TILEDMM_KERNEL(kAddThreads, 4)
-add_chunks(GpuProblem problem, const float* partial, int32_t num_chunks) {
+add_chunks(GpuProblem problem, SplitTiles tiles) {
+  wait_for_earlier_kernels();
+  const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, 4 * kAddThreads));
+  const auto tile = int32_t(block_idx() / blocks_per_tile);
+  const int idx = (int(block_idx() - int64_t(tile) * blocks_per_tile) * kAddThreads + thread_idx()) * 4;
+  const int tile_row = idx / tiles.block_n, tile_col = idx - tile_row * tiles.block_n;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t size = gemm.m * gemm.n, idx = block_idx() * kAddThreads + thread_idx();
-    if (idx >= size) continue;
-    const float* from = partial + batch_idx * num_chunks * size + idx;
-    float sum = load_global(from);
-    constexpr int kAhead = 16;
-    int chunk = 1;
-    for (; chunk + kAhead <= num_chunks; chunk += kAhead) {
-      float sums[kAhead];
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) sums[i] = load_global(from + (chunk + i) * size);
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) sum += sums[i];
+    const int64_t tiles_n = ceil_div(gemm.n, tiles.block_n), tile_m = (tiles.num_whole + tile) / tiles_n;
+    const int64_t row = tile_m * tiles.block_m + tile_row;
+    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
+    if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
+    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
+    FloatVector<4> total = {};
+    if (col + 4 <= gemm.n) {
+      constexpr int kAhead = 16;  // loads on their way
+      for (int first = 0; first < tiles.num_chunks; first += kAhead) {
+        FloatVector<4> sums[kAhead] = {};
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + int64_t(first + i) * area);
+          if (first + i < tiles.num_chunks) sums[i] = load_global(chunk);
+        }
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
+        }
+      }
+    } else {
+      for (int chunk = 0; chunk < tiles.num_chunks; ++chunk) {
+        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
+          if (col + e < gemm.n) total.elements[e] += load_global(from + int64_t(chunk) * area + e);
+        }
+      }
     }
-    for (; chunk < num_chunks; ++chunk) sum += load_global(from + chunk * size);
-    store_element<float>(gemm, idx / gemm.n, idx % gemm.n, sum);
+    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) store_element<float>(gemm, row, col + e, total.elements[e]);
   }
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_layout(const GpuProblem& problem, int32_t num_splits, const Executor& executor) {
-  const bool is_folding = num_splits == 1 && problem.chunk_k < problem.gemm.k;
-  const size_t bytes =
-      sizeof(SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
+Status launch_layout(const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
+  using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  static_assert(sizeof(Shared) <= simt_shared_bytes(Config::kShape, IS_A_K_MAJOR, IS_B_K_MAJOR, false));
+  const bool is_folding = work.num_whole > 0 && problem.chunk_k < problem.gemm.k;
+  const size_t bytes = sizeof(Shared) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
   return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>,
-                       num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN) * num_splits,
-                       num_batch_blocks(problem), Config::kNumThreads, bytes, executor, problem, num_splits);
+                       work.num_whole + int64_t(work.num_split) * work.num_chunks, num_batch_blocks(problem),
+                       Config::kNumThreads, bytes, executor, problem, work);
 }
 
 template <int SHAPE = 0>
-Status launch_shape(int shape, const GpuProblem& problem, int32_t num_splits, const Executor& executor) {
+Status launch_shape(int shape, const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
   if constexpr (SHAPE < kNumSimtShapes) {
-    if (shape != SHAPE) return launch_shape<SHAPE + 1>(shape, problem, num_splits, executor);
+    if (shape != SHAPE) return launch_shape<SHAPE + 1>(shape, problem, work, executor);
     using Config = SimtConfig<SHAPE>;
     const GemmProblem& gemm = problem.gemm;
+    const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
     const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
-    if (is_k_major(gemm.stride_am, gemm.stride_ak)) {
-      return is_b_k_major ? launch_layout<Config, true, true>(problem, num_splits, executor)
-                          : launch_layout<Config, true, false>(problem, num_splits, executor);
+    if (is_a_k_major && is_b_k_major) return launch_layout<Config, true, true>(problem, work, executor);
+    if (is_b_k_major) return launch_layout<Config, false, true>(problem, work, executor);
+    if (!is_a_k_major) return launch_layout<Config, false, false>(problem, work, executor);
+    if constexpr (is_built(Config::kShape, true, false)) {
+      return launch_layout<Config, true, false>(problem, work, executor);
     }
-    return is_b_k_major ? launch_layout<Config, false, true>(problem, num_splits, executor)
-                        : launch_layout<Config, false, false>(problem, num_splits, executor);
-  } else {
-    return Status::unsupported;
   }
+  return Status::unsupported;  // choose_simt_plan takes another one
 }
 
 SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned) {
@@ -489,45 +539,48 @@ SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned)
   return {is_k_close, are_items_aligned && is_base_aligned && close == 1 && far % 4 == 0};
 }
 
-Status launch_split(int shape, const GpuProblem& problem, const Executor& executor) {
-  const GemmProblem& gemm = problem.gemm;
-  const int64_t num_chunks = ceil_div(gemm.k, problem.chunk_k), size = gemm.m * gemm.n;
-  void* workspace = executor.allocate(executor.self, size_t(num_chunks * size * problem.batch_size) * sizeof(float));
-  if (!workspace) return Status::out_of_memory;
-  GpuProblem partial = problem;
-  partial.gemm.c = workspace;
-  partial.gemm.stride_cm = gemm.n;
-  partial.gemm.stride_cn = 1;
-  partial.gemm.bias = nullptr;
-  partial.gemm.activation = Activation::none;
-  int64_t stride = num_chunks * size;
-  for (int d = gemm.num_batch_dims - 1; d >= 0; --d) {
-    partial.batch_dims[d].stride_c = stride;
-    stride *= partial.batch_dims[d].size;
-  }
-  Status status = launch_shape(shape, partial, int32_t(num_chunks), executor);
+Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Executor& executor) {
+  const SimtShape& shape = kSimtShapes[plan.shape];
+  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, max_of(problem.chunk_k, 1)));
+  const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
+  SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
+  if (num_split == 0) return launch_shape(plan.shape, problem, work, executor);
+  const int64_t elements = problem.batch_size * num_split * num_chunks * shape.area();
+  work.partial = static_cast<float*>(executor.allocate(executor.self, size_t(elements) * sizeof(float)));
+  if (!work.partial) return Status::out_of_memory;
+  Status status = launch_shape(plan.shape, problem, work, executor);
   if (status == Status::ok) {
-    status = launch_kernel(add_chunks, ceil_div(size, kAddThreads), num_batch_blocks(problem), kAddThreads, 0, executor,
-                           problem, static_cast<const float*>(workspace), int32_t(num_chunks));
+    const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
+    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), 4 * kAddThreads), num_batch_blocks(problem),
+                          kAddThreads, 0, executor, problem, tiles);
   }
-  executor.release(executor.self, workspace);
+  executor.release(executor.self, work.partial);
   return status;
 }
 
 }  // namespace
 
-Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor) {
-  const GemmProblem& gemm = problem.gemm;
+Status launch_simt_pipelined(const GpuProblem& asked, const Executor& executor) {
   bool is_a_aligned = true, is_b_aligned = true;
-  for (int d = 0; d < gemm.num_batch_dims; ++d) {
-    is_a_aligned = is_a_aligned && problem.batch_dims[d].stride_a % 4 == 0;
-    is_b_aligned = is_b_aligned && problem.batch_dims[d].stride_b % 4 == 0;
+  for (int d = 0; d < asked.gemm.num_batch_dims; ++d) {
+    is_a_aligned = is_a_aligned && asked.batch_dims[d].stride_a % 4 == 0;
+    is_b_aligned = is_b_aligned && asked.batch_dims[d].stride_b % 4 == 0;
   }
   const SimtPlan plan =
-      choose_simt_plan({gemm.m, gemm.n, gemm.k, problem.batch_size, problem.chunk_k, describe(gemm, true, is_a_aligned),
-                        describe(gemm, false, is_b_aligned), executor.num_cus});
-  const GpuProblem taken = plan.is_transposed ? transposed(problem) : problem;
-  return plan.is_split ? launch_split(plan.shape, taken, executor) : launch_shape(plan.shape, taken, 1, executor);
+      choose_simt_plan({asked.gemm.m, asked.gemm.n, asked.gemm.k, asked.batch_size, asked.chunk_k,
+                        describe(asked.gemm, true, is_a_aligned), describe(asked.gemm, false, is_b_aligned),
+                        executor.num_cus, max_shared_bytes(executor)});
+  GpuProblem problem = plan.is_transposed ? transposed(asked) : asked;
+  if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
+  GemmProblem& gemm = problem.gemm;
+  Pack pack(executor);
+  Status status = Status::ok;
+  if (plan.packs_a) status = pack.add(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
+  if (status == Status::ok && plan.packs_b)
+    status = pack.add(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
+  if (status == Status::ok) status = pack.launch();
+  if (status != Status::ok) return status;
+  return launch_tiles(plan, problem, executor);
 }
 
 }  // namespace tiledmm::gpu

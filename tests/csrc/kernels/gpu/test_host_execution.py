@@ -116,6 +116,20 @@ MUTANTS = {
         "",
         "simt_pipelined",
     ),
+    "09 few rows: a stage that is still read": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/simt_few_rows.h",
+        "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
+        "",
+        "simt_pipelined",
+    ),
+    "09 few rows: sums that are not there yet": (
+        "09_simt_pipelined.cu",
+        "kernels/cuda/simt_few_rows.h",
+        "block_barrier();  // the chunks' sums are there",
+        "",
+        "simt_pipelined",
+    ),
     "10 copies not waited for": (
         "10_mma_async.cu",
         "kernels/cuda/10_mma_async.cu",
