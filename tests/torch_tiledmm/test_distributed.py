@@ -174,15 +174,17 @@ def run_cases(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(built_once):
     """Per process a dictionary from the case's name to "ok" or a traceback."""
-    folder = tmp_path_factory.mktemp("gloo")
-    context = torch.multiprocessing.spawn(run_cases, (str(folder),), nprocs=WORLD_SIZE, join=False)
-    deadline = time.monotonic() + SECONDS
-    for process in context.processes:
-        process.join(timeout=max(deadline - time.monotonic(), 0))
-        process.kill()
-    files = [folder / f"{rank}.jsonl" for rank in range(WORLD_SIZE)]
+
+    def spawn(folder) -> None:
+        context = torch.multiprocessing.spawn(run_cases, (str(folder),), nprocs=WORLD_SIZE, join=False)
+        deadline = time.monotonic() + SECONDS
+        for process in context.processes:
+            process.join(timeout=max(deadline - time.monotonic(), 0))
+            process.kill()
+
+    files = [built_once("gloo", spawn) / f"{rank}.jsonl" for rank in range(WORLD_SIZE)]
     return [dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {} for file in files]
 
 
