@@ -123,6 +123,13 @@ def placements() -> None:
     assert torch.ops.tiledmm.matmul(broadcast, batch_sharded).placements == (Shard(1),)
 
 
+def matmul_out() -> None:
+    """Refused, not computed into a copy of out."""
+    a, b, out = (spread(randn(*shape))[0] for shape in ((4, 6), (6, 8), (4, 8)))
+    with pytest.raises(NotImplementedError, match="matmul_out"):
+        torch.ops.tiledmm.matmul_out(a, b, out)
+
+
 CASES = {
     "-".join((kind, str(shape), "bias" if bias else "no_bias", backend or "eager")): functools.partial(
         train, kind, shape, bias, backend
@@ -139,6 +146,7 @@ CASES = {
 }
 CASES["inductor"] = functools.partial(train, "tensor_parallel", (4, 5), True, "inductor")
 CASES["placements"] = placements
+CASES["matmul_out"] = matmul_out
 for a_shape, b_shape in (
     ((6, 4), (4, 8)),
     ((2, 1, 6, 4), (3, 4, 8)),
