@@ -2,7 +2,7 @@
 
 Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
 check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, with one
-that takes beside each other for overlapping, with one that skips solutions, and with one that knows whole elements only,
+that takes beside each other for overlapping, with one that skips solutions, and with one that sees whole elements only,
 a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed.
 """
 
