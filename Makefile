@@ -9,6 +9,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_FLAGS ?=
+# A test takes up to 3 GB, where nvcc is found.
+PYTEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 VENV_PYTHON := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 VENV_STAMP := $(if $(VENV),$(VENV)/.torch_is_installed)
@@ -39,7 +41,7 @@ demo: build
 	$(VENV_PYTHON) examples/train_digits.py
 
 test: build
-	$(VENV_PYTHON) -m pytest $(PYTEST_FLAGS)
+	$(VENV_PYTHON) -m pytest -n $(PYTEST_PROCESSES) --maxschedchunk 1 $(PYTEST_FLAGS)
 
 bench: build
 	$(VENV_PYTHON) -m torch_tiledmm bench

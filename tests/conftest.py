@@ -1,7 +1,25 @@
-"""For all tests: every test starts from one seed and leaves the number of threads as it was."""
+"""For all tests: every test starts from one seed and leaves the number of threads as it was.
 
-import pytest
-import torch
+What several tests need compiled is compiled once, in whichever of pytest-xdist's processes asks for it first.
+"""
+
+import os
+
+# An idle thread of OpenMP sleeps. By default it spins until the next parallel loop: beside other processes on the same
+# cores the sweeps then take ten times as long. Read when torch is imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from filelock import FileLock  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import gpu_objects  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +30,55 @@ def same_start():
     if torch.get_num_threads() != num_threads:  # setting it starts the pool anew
         torch.set_num_threads(num_threads)
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def num_jobs() -> int:
+    """Compilations at a time, so that all processes of pytest-xdist together have one for each core."""
+    return max(1, min(os.cpu_count() or 1, 8) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory):
+    """built_once(name, build) -> the folder of this name, filled by build(folder) in whichever process came first."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def find(name: str, build) -> Path:
+        folder, is_whole = base / name, base / f"{name}.is_whole"
+        with FileLock(base / f"{name}.lock"):
+            if not is_whole.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                build(folder)
+                is_whole.touch()
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def amd_object(built_once):
+    """compile(arch, source) -> the device code that clang makes of a rung, and its resource report."""
+    clang = next((found for name in ("clang++-22", "clang++-21", "clang++-20") if (found := shutil.which(name))), None)
+    if clang is None or not shutil.which(Path(clang).name.replace("clang++", "llvm-objdump")):
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang 20 or later with llvm-objdump")
+
+    def compile_once(arch: str, source: Path) -> tuple[Path, str]:
+        def build(folder: Path) -> None:
+            command = [*gpu_objects.hip_command(clang, [arch], standalone=True, werror=True), "--cuda-device-only"]
+            command += ["--no-gpu-bundle-output", "-Rpass-analysis=kernel-resource-usage", f"-I{gpu_objects.CSRC}"]
+            done = subprocess.run([*command, "-c", source, "-o", folder / "code"], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            (folder / "report").write_text(done.stderr)
+
+        folder = built_once(f"{source.stem}.{arch}", build)
+        return folder / "code", (folder / "report").read_text()
+
+    return compile_once
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first: at the end no process of pytest-xdist waits for another."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)

@@ -2,6 +2,9 @@
 
 `import torch_tiledmm` is enough: the rules are registered when torch.distributed.tensor is imported, be it
 before or after. Importing it here would add a second to `import torch_tiledmm` for those who do not need it.
+
+matmul_out has no rule, and DTensor says so (NotImplementedError): to satisfy one, DTensor may compute into a copy of
+`out` with another placement, and the result would be lost without a word.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@
 #include <algorithm>
 
 #include "core/api.h"
+#include "torch/overlap.h"
 
 #include <dlfcn.h>
 #if defined(__linux__)
@@ -282,48 +283,6 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
   return out;
 }
 
-// Each stride steps over everything that the smaller ones reach, so no two elements have one address.
-bool has_own_element_each(const Tensor& tensor) {
-  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims;  // stride, size
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) == 0) return true;
-    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reach) return false;
-    reach += stride * (size - 1);
-  }
-  return true;
-}
-
-// Whether two tensors of one dtype have a byte in common. at::get_overlap_status does not answer for views with gaps.
-// Blocks of columns of one base are told apart: modulo the base's row length each stays in a window of its own.
-bool shares_memory(const Tensor& out, const Tensor& operand) {
-  if (out.numel() == 0 || operand.numel() == 0) return false;
-  const int64_t element_size = out.element_size();
-  // Bytes from the first to behind the last element, steps by multiples of the period left out.
-  const auto reach = [&](const Tensor& tensor, int64_t period) {
-    int64_t last = 0;
-    for (int64_t d = 0; d < tensor.dim(); ++d) {
-      const int64_t stride = tensor.stride(d) * element_size;
-      if (period == 0 || stride % period != 0) last += stride * (tensor.size(d) - 1);
-    }
-    return last + element_size;
-  };
-  const int64_t distance =
-      static_cast<const char*>(operand.const_data_ptr()) - static_cast<const char*>(out.const_data_ptr());
-  if (distance >= reach(out, 0) || -distance >= reach(operand, 0)) return false;
-  for (int64_t d = 0; d < out.dim(); ++d) {
-    const int64_t period = out.stride(d) * element_size;
-    if (period == 0) continue;
-    const int64_t start = (distance % period + period) % period;
-    if (reach(out, period) <= start && start + reach(operand, period) <= period) return false;
-  }
-  return true;
-}
-
 void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_view algorithm) {
   check_operand("a", a);
   check_operand("b", b);
@@ -333,12 +292,16 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   const MatmulShape shape(a, b);
   TORCH_CHECK(out.sizes() == c10::IntArrayRef(shape.out), "tiledmm: out has shape ", out.sizes(), "; the result has ",
               c10::IntArrayRef(shape.out));
-  TORCH_CHECK(has_own_element_each(out), "tiledmm: elements of out share memory, its shape is ", out.sizes(),
-              " and its strides are ", out.strides(),
-              "; accepted are strides each of which steps over all smaller ones");
+  const Answer itself = overlaps_itself(out);
+  TORCH_CHECK(itself == Answer::no, "tiledmm: ", itself == Answer::yes ? "" : "it takes too long to find out whether ",
+              "elements of out share memory, its shape is ", out.sizes(), " and its strides are ", out.strides(),
+              "; accepted are strides that give each element a place of its own",
+              itself == Answer::yes ? "" : ", which is plain where each of them steps over all smaller ones");
   for (const Tensor* operand : {&a, &b}) {
-    TORCH_CHECK(!shares_memory(out, *operand), "tiledmm: out shares memory with ", operand == &a ? "a" : "b",
-                "; accepted is a tensor of its own");
+    const Answer answer = overlap(out, *operand);
+    TORCH_CHECK(answer == Answer::no,
+                "tiledmm: ", answer == Answer::yes ? "" : "it takes too long to find out whether ",
+                "out shares memory with ", operand == &a ? "a" : "b", "; accepted is a tensor of its own");
   }
   matmul_into(a, b, out, shape, to_dtype("a", a), to_algorithm(algorithm));
 }

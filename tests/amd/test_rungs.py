@@ -3,9 +3,9 @@ and compared with float64. Memory outside of the operands is an error, and so is
 """
 
 import ctypes
+import functools
 import os
 import shutil
-import subprocess
 import sys
 from math import ceil
 from pathlib import Path
@@ -20,8 +20,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
-CLANG = shutil.which("clang++-22")
-IN_CI = os.environ.get("CI") == "true"
 # The small tile of rungs 06 to 08 in a mangled name, and the letters of the dtype.
 SMALL = {
     dtype: f"9MmaConfigILi64ELi64ELi{k}ELi128ELi2ELi1EE" for dtype, k in (("fp64", 16), ("fp32", 32), ("fp16", 64))
@@ -49,20 +47,14 @@ class _GpuProblem(ctypes.Structure):  # csrc/core/problem.h
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    if CLANG is None:
-        assert not IN_CI, "CI needs clang-22, lld-22 and llvm-22"
+def compiled(amd_object):
+    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
         pytest.skip("there is no clang++-22")
-    folder, objects = tmp_path_factory.mktemp("rungs"), {}
 
+    @functools.cache
     def code_of(name: str):
-        if name not in objects:
-            command = gpu_objects.hip_command(CLANG, ["gfx942"], standalone=True)
-            command += ["--cuda-device-only", "--no-gpu-bundle-output", f"-I{gpu_objects.CSRC}", "-c"]
-            target = folder / f"{name}.co"
-            subprocess.run([*command, gpu_objects.CSRC / "kernels/gpu" / name, "-o", target], check=True, timeout=600)
-            objects[name] = load(target)
-        return objects[name]
+        return load(amd_object("gfx942", gpu_objects.CSRC / "kernels/gpu" / name)[0])
 
     return code_of
 

@@ -123,6 +123,13 @@ def placements() -> None:
     assert torch.ops.tiledmm.matmul(broadcast, batch_sharded).placements == (Shard(1),)
 
 
+def matmul_out() -> None:
+    """Refused, not computed into a copy of out."""
+    a, b, out = (spread(randn(*shape))[0] for shape in ((4, 6), (6, 8), (4, 8)))
+    with pytest.raises(NotImplementedError, match="matmul_out"):
+        torch.ops.tiledmm.matmul_out(a, b, out)
+
+
 CASES = {
     "-".join((kind, str(shape), "bias" if bias else "no_bias", backend or "eager")): functools.partial(
         train, kind, shape, bias, backend
@@ -139,6 +146,7 @@ CASES = {
 }
 CASES["inductor"] = functools.partial(train, "tensor_parallel", (4, 5), True, "inductor")
 CASES["placements"] = placements
+CASES["matmul_out"] = matmul_out
 for a_shape, b_shape in (
     ((6, 4), (4, 8)),
     ((2, 1, 6, 4), (3, 4, 8)),
@@ -174,15 +182,17 @@ def run_cases(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(built_once):
     """Per process a dictionary from the case's name to "ok" or a traceback."""
-    folder = tmp_path_factory.mktemp("gloo")
-    context = torch.multiprocessing.spawn(run_cases, (str(folder),), nprocs=WORLD_SIZE, join=False)
-    deadline = time.monotonic() + SECONDS
-    for process in context.processes:
-        process.join(timeout=max(deadline - time.monotonic(), 0))
-        process.kill()
-    files = [folder / f"{rank}.jsonl" for rank in range(WORLD_SIZE)]
+
+    def spawn(folder) -> None:
+        context = torch.multiprocessing.spawn(run_cases, (str(folder),), nprocs=WORLD_SIZE, join=False)
+        deadline = time.monotonic() + SECONDS
+        for process in context.processes:
+            process.join(timeout=max(deadline - time.monotonic(), 0))
+            process.kill()
+
+    files = [built_once("gloo", spawn) / f"{rank}.jsonl" for rank in range(WORLD_SIZE)]
     return [dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {} for file in files]
 
 

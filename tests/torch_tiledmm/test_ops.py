@@ -1,12 +1,13 @@
 """Semantics of torch.matmul and F.linear, and every error. Values in bulk: test_property.py.
 
 Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
-check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, and with
-one that takes beside each other for overlapping, a contiguous copy of an operand, the bias of a vector as weight
-unchecked where a gradient is needed.
+check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, with one
+that takes beside each other for overlapping, with one that skips solutions, and with one that sees whole elements only,
+a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed.
 """
 
 import platform
+import random
 
 import pytest
 import torch
@@ -217,6 +218,77 @@ def test_matmul_out_refuses_an_out_whose_elements_share_memory(strides):
         OPS.matmul_out(randn(len(out), 2), randn(2, out.shape[1]), out)
 
 
+def draw_view(rng: random.Random, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor:
+    """A view of this shape and of random strides into the middle of `base`."""
+    strides = [rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 18, 30)) for _ in shape]
+    return base.as_strided(shape, strides, rng.randrange(5, 40))
+
+
+def elements_of(view: torch.Tensor) -> torch.Tensor:
+    """Where in its base the elements lie."""
+    return torch.arange(view.untyped_storage().nbytes() // view.element_size()).as_strided(
+        view.shape, view.stride(), view.storage_offset()
+    )
+
+
+def test_matmul_out_takes_just_the_strides_that_give_each_element_a_place_of_its_own():
+    rng, taken, interleaved = random.Random(4), 0, 0
+    for _ in range(1500):
+        shape = (rng.randrange(1, 3), rng.randrange(1, 4), rng.randrange(1, 7), rng.randrange(1, 7))
+        base = torch.full((400,), torch.nan)
+        out = draw_view(rng, shape, base)
+        a, b = randn(*shape[:3], 2), randn(2, shape[3])
+        places = elements_of(out).flatten()
+        if len(places.unique()) == len(places):
+            OPS.matmul_out(a, b, out)
+            assert_close(out, expect_matmul(a, b))
+            assert base.isnan().sum() == base.numel() - out.numel()
+            taken += 1
+            reach = 0
+            for stride, size in sorted(zip(out.stride(), shape, strict=True)):
+                interleaved += size > 1 and stride <= reach
+                reach += stride * (size - 1)
+        else:
+            with pytest.raises(RuntimeError, match="tiledmm: elements of out share memory"):
+                OPS.matmul_out(a, b, out)
+    assert taken > 200 and interleaved > 50
+
+
+@pytest.mark.parametrize("odd_bytes", [0, 1, 3])
+def test_matmul_out_takes_just_the_operands_that_share_no_byte_with_out(odd_bytes):
+    rng, taken = random.Random(5), 0
+    for _ in range(1500):
+        m, k, n = (rng.randrange(1, 6) for _ in range(3))
+        memory = torch.ones(400).view(torch.uint8)
+        base, shifted = memory.view(torch.float32), memory.numpy()[odd_bytes:][:1596].view("float32")
+        a, out = draw_view(rng, (m, k), torch.from_numpy(shifted)), draw_view(rng, (m, n), base)
+        places = elements_of(out).flatten()
+        if len(places.unique()) < len(places):
+            continue
+        bytes_of_out = {4 * int(place) + byte for place in places for byte in range(4)}
+        bytes_of_a = {4 * int(place) + odd_bytes + byte for place in elements_of(a).flatten() for byte in range(4)}
+        if bytes_of_out & bytes_of_a:
+            with pytest.raises(RuntimeError, match="tiledmm: out shares memory with a"):
+                OPS.matmul_out(a, randn(k, n), out)
+        elif odd_bytes == 0:
+            OPS.matmul_out(a, torch.ones(k, n), out)
+            assert (out == k).all() and (a == 1).all()
+            taken += 1
+        else:  # the next check, since nobody computes with such an operand
+            with pytest.raises(ValueError, match="algorithm 'fast'"):
+                OPS.matmul_out(a, randn(k, n), out, algorithm="fast")
+            taken += 1
+    assert taken > 50
+
+
+def test_matmul_out_says_when_it_cannot_find_out():
+    strides = (1000003, 1100009, 1210021, 1331033, 1464139, 1610557, 1771613, 1948789)
+    out = torch.empty(4 * sum(strides) + 1, dtype=torch.bfloat16).as_strided((5,) * 8, strides)
+    a, b = torch.ones((5,) * 7 + (1,), dtype=torch.bfloat16), torch.ones((1, 5), dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="it takes too long to find out whether elements of out share memory"):
+        OPS.matmul_out(a, b, out)
+
+
 def test_matmul_out_counts_as_a_change_of_out():
     x = randn(3, 3).requires_grad_()
     out = torch.empty(3, 3)
@@ -296,5 +368,5 @@ def test_too_large_a_result_is_an_exception():
 def test_more_than_two_to_the_31_elements():
     """More elements than 31 bits count, without the memory: one element repeated through a stride of 0."""
     k = (1 << 31) + 8
-    row = torch.zeros(1, dtype=torch.float16).expand(1, k)
-    assert matmul(row, torch.ones(1, dtype=torch.float16).expand(k, 1)).item() == 0
+    one = torch.ones(1, dtype=torch.bfloat16)  # the dtype that takes least time
+    assert matmul(one.expand(1, k), one.expand(k, 1)).item() == 1 << 31

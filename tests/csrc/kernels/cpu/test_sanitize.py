@@ -1,9 +1,11 @@
 """The CPU kernels without torch, compiled with the address and undefined behaviour sanitizers (sanitize.cpp).
 
-The mutants say that the program can fail: each is one guard of an edge taken away.
+The mutants say that the program can fail: each is one guard of an edge taken away. They are compiled with the rest and
+switched on by an environment variable, as in ../gpu/test_host_execution.py.
 """
 
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,56 +14,61 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
-MUTATED = "kernels/cpu/04_register_tiled_portable.cpp"
 TILE, EPILOGUE = "kernels/cpu/04_register_tiled.h", "platform/epilogue.h"
+# name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
-    "columns": (TILE, "tile_cols = min_of(kThreadN, block_cols - jr)", "tile_cols = kThreadN"),
-    "epilogue": (EPILOGUE, "const int64_t count = min_of(kLanes, cols - j);", "const int64_t count = kLanes;"),
-    "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = true,"),
+    "columns": (
+        TILE,
+        "tile_cols = min_of(kThreadN, block_cols - jr)",
+        "tile_cols = {on} ? kThreadN : min_of(kThreadN, block_cols - jr)",
+    ),
+    "epilogue": (
+        EPILOGUE,
+        "const int64_t count = min_of(kLanes, cols - j);",
+        "const int64_t count = {on} ? kLanes : min_of(kLanes, cols - j);",
+    ),
+    "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
 
-def compile_source(source: Path, to: Path, csrc: Path) -> Path:
-    command = [
-        os.environ.get("CXX", "g++"),
-        "-std=c++17",
-        "-O1",
-        "-g0",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Wextra",
-    ]
+def compile_program(folder: Path, num_jobs: int) -> None:
+    csrc = folder / "csrc"
+    shutil.copytree(CSRC, csrc)
+    for number, (name, (changed, text, replacement)) in enumerate(MUTANTS.items(), 1):
+        source = (csrc / changed).read_text()
+        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
+        replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
+        (csrc / changed).write_text(source.replace(text, replacement))
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra"]
     command += ["-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{csrc}"]
-    done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
-    return to
+    command += ["-include", str(HERE.parent / "mutant.h")]
 
+    def compile_source(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.name}.o"
+        done = subprocess.run([*command, "-c", source, "-o", target], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        return target
 
-def link(objects: list[Path], to: Path) -> Path:
-    command = [os.environ.get("CXX", "g++"), "-fsanitize=address,undefined", "-pthread"]
-    subprocess.run([*command, *objects, "-o", to], check=True, timeout=120)
-    return to
+    sources = [HERE / "sanitize.cpp", *sorted(csrc.glob("kernels/cpu/*.cpp")), *sorted(csrc.glob("dispatch/*.cpp"))]
+    with ThreadPoolExecutor(num_jobs) as pool:
+        objects = list(pool.map(compile_source, sources))
+    link = [os.environ.get("CXX", "g++"), "-fsanitize=address,undefined", "-pthread"]
+    subprocess.run([*link, *objects, "-o", folder / "sanitize"], check=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sanitize")
-    sources = [
-        HERE / "sanitize.cpp",
-        *sorted(CSRC.glob("kernels/cpu/*.cpp")),
-        *sorted(CSRC.glob("dispatch/*.cpp")),
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda s: compile_source(s, folder / f"{s.parent.name}_{s.name}.o", CSRC), sources)
-        return dict(zip(sources, compiled, strict=True))
+def program(built_once, num_jobs):
+    return built_once("sanitize", lambda folder: compile_program(folder, num_jobs)) / "sanitize"
 
 
-def run(program: Path, num_cases: int) -> subprocess.CompletedProcess:
-    return subprocess.run([program, str(num_cases)], capture_output=True, text=True, timeout=300)
+def run(program: Path, num_cases: int, mutant: int = 0) -> subprocess.CompletedProcess:
+    env = os.environ | {"TILEDMM_MUTANT": str(mutant)}
+    return subprocess.run([program, str(num_cases)], capture_output=True, text=True, timeout=300, env=env)
 
 
-def test_no_case_is_wrong_and_no_sanitizer_complains(objects, tmp_path):
-    done = run(link(list(objects.values()), tmp_path / "sanitize"), 400)
+@pytest.mark.takes_long
+def test_no_case_is_wrong_and_no_sanitizer_complains(program):
+    done = run(program, 400)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
@@ -70,17 +77,7 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(objects, tmp_path):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutant_is_found(mutant, objects, tmp_path):
-    header, guard, without = MUTANTS[mutant]
-    text = (CSRC / header).read_text()
-    assert text.count(guard) == 1, f"the mutant '{mutant}' needs a new place in {header}"
-    # All of csrc in links, but for the header.
-    for path in CSRC.rglob("*.h"):
-        copy = tmp_path / "csrc" / path.relative_to(CSRC)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(text.replace(guard, without) if path == CSRC / header else path.read_text())
-    compiled = compile_source(CSRC / MUTATED, tmp_path / "mutant.o", tmp_path / "csrc")
-    parts = [compiled if source == CSRC / MUTATED else path for source, path in objects.items()]
-    done = run(link(parts, tmp_path / "mutant"), 400)
+def test_mutant_is_found(mutant, program):
+    done = run(program, 400, list(MUTANTS).index(mutant) + 1)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])

@@ -2,7 +2,9 @@
 the address and undefined behaviour sanitizers (sanitize.cpp).
 
 The mutants say that all this can fail: a barrier removed, an edge guard taken away, a store to the buffer that is still
-being read, each in the rung or the helper that owns it.
+being read, each in the rung or the helper that owns it. They are compiled with the rest, and an environment variable
+switches one of them on: to compile a program for each would take most of the time (mutant schemata; Untch, Offutt and
+Harrold 1993).
 """
 
 import os
@@ -21,193 +23,180 @@ import gpu_objects  # noqa: E402
 
 CSRC = ROOT / "csrc"
 CXX = os.environ.get("CXX", "g++")
-SANITIZE = [
-    "-O0",
-    "-g0",  # compiled a dozen times, run for seconds
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-]
-RUNGS = sorted(path.name for path in CSRC.glob("kernels/gpu/0*.cu"))
+# -O0: compiling takes longer than running.
+SANITIZE = ["-O0", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
-# name: rung to recompile, file, text, its replacement, algorithm that shows it
-BLOCK, RUNG, SKINNY = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/14_skinny.cu"
+# name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
+BLOCK, RUNG, CUDA = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/"
 MUTANTS = {
     "02 first barrier": (
-        "02_block_tiled.cu",
         RUNG + "02_block_tiled.cu",
         "block_barrier();  // the tiles are whole",
-        "",
+        "if (!{on}) block_barrier();",
         "block_tiled",
     ),
     "02 second barrier": (
-        "02_block_tiled.cu",
         RUNG + "02_block_tiled.cu",
         "block_barrier();  // nobody reads them any more",
-        "",
+        "if (!{on}) block_barrier();",
         "block_tiled",
     ),
     "03 barrier": (
-        "03_row_register_tiled.cu",
         RUNG + "03_row_register_tiled.cu",
         "block_barrier();  // the tile is whole",
-        "",
+        "if (!{on}) block_barrier();",
         "row_register_tiled",
     ),
     "edge of the far dimension": (
-        "04_register_tiled.cu",
         BLOCK,
         "far_of(chunk) < inside_far ? opaque(inside_close) : 0",
-        "far_of(chunk) < inside_far + 64 ? opaque(inside_close) : 0",
+        "far_of(chunk) < inside_far + ({on} ? 64 : 0) ? opaque(inside_close) : 0",
         "register_tiled.4x4",
     ),
     "edge of the close dimension": (
-        "08_mma_output_cached.cu",
         BLOCK,
         "e < inside ? load_global(operand.base + offset) : T{}",
-        "load_global(operand.base + offset)",
+        "e < inside || {on} ? load_global(operand.base + offset) : T{}",
         "mma_output_cached",
     ),
     "store guard": (
-        "01_naive.cu",
         RUNG + "01_naive.cu",
         "if (row >= gemm.m || col >= gemm.n) continue;",
-        "if (row >= gemm.m) continue;",
+        "if (row >= gemm.m || (col >= gemm.n && !{on})) continue;",
         "naive",
     ),
     "06 tiles not whole": (
-        "06_mma_cached.cu",
         RUNG + "06_mma_cached.cu",
         "block_barrier();  // the tiles are whole",
-        "",
+        "if (!{on}) block_barrier();",
         "mma_cached",
     ),
     "07 store to the live buffer": (
-        "07_mma_double_buffered.cu",
         RUNG + "07_mma_double_buffered.cu",
         "block_barrier();  // nobody reads the old tiles any more",
-        "",
+        "if (!{on}) block_barrier();",
         "mma_double_buffered",
     ),
     "08 store to the live buffer": (
-        "08_mma_output_cached.cu",
         RUNG + "08_mma_output_cached.cu",
         "block_barrier();  // nobody reads the old tiles any more",
-        "",
+        "if (!{on}) block_barrier();",
         "mma_output_cached",
     ),
     "stage without a barrier": (
-        "08_mma_output_cached.cu",
         BLOCK,
         "const {\n    warp_barrier();\n",
-        "const {\n",
+        "const {\n    if (!{on}) warp_barrier();\n",
         "mma_output_cached",
     ),
     "09 copies not waited for": (
-        "09_simt_pipelined.cu",
-        "kernels/cuda/09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined.cu",
         "wait_copies<kNumStages - 2>();  // those of the next tiles",
-        "",
+        "if (!{on}) wait_copies<kNumStages - 2>();",
         "simt_pipelined",
     ),
     "09 barrier": (
-        "09_simt_pipelined.cu",
-        "kernels/cuda/09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined.cu",
         "block_barrier();                // the next tiles are whole, and nobody reads these any more",
-        "",
+        "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: a stage that is still read": (
-        "09_simt_pipelined.cu",
-        "kernels/cuda/simt_few_rows.h",
+        CUDA + "simt_few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
-        "",
+        "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: sums that are not there yet": (
-        "09_simt_pipelined.cu",
-        "kernels/cuda/simt_few_rows.h",
+        CUDA + "simt_few_rows.h",
         "block_barrier();  // the chunks' sums are there",
-        "",
+        "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
     "10 copies not waited for": (
-        "10_mma_async.cu",
-        "kernels/cuda/10_mma_async.cu",
+        CUDA + "10_mma_async.cu",
         "wait_copies<kStages - 2>();\n            block_barrier();",
-        "block_barrier();",
+        "if (!{on}) wait_copies<kStages - 2>();\n            block_barrier();",
         "mma_async",
     ),
     "10 barrier": (
-        "10_mma_async.cu",
-        "kernels/cuda/10_mma_async.cu",
+        CUDA + "10_mma_async.cu",
         "block_barrier();  // the next tiles are whole, and nobody reads these any more",
-        "",
+        "if (!{on}) block_barrier();",
         "mma_async",
     ),
     "14 copy to the live stage": (
-        "14_skinny.cu",
-        SKINNY,
+        CUDA + "14_skinny.cu",
         "int lead = plan.num_stages - 1;",
-        "int lead = plan.num_stages;",
+        "int lead = plan.num_stages - ({on} ? 0 : 1);",
         "skinny",
     ),
-    "14 beyond the end of k": ("14_skinny.cu", SKINNY, "k < left_k ? 16 : 0", "k < left_k ? 16 : 16", "skinny"),
+    "14 beyond the end of k": (CUDA + "14_skinny.cu", "k < left_k ? 16 : 0", "k < left_k || {on} ? 16 : 0", "skinny"),
 }
+# One warp size shows each of them, but for the one that is about warps.
+CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
 
 
-def compile_source(source: Path, to: Path, csrc: Path, warp_size: int) -> Path:
+def mutable_sources(folder: Path) -> Path:
+    """A copy of csrc with all mutants in it, switched off."""
+    shutil.copytree(CSRC, folder / "csrc")
+    for number, (name, (changed, text, replacement, _)) in enumerate(MUTANTS.items(), 1):
+        path = folder / "csrc" / changed
+        source = path.read_text()
+        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
+        path.write_text(source.replace(text, replacement.replace("{on}", f"(tiledmm_mutant == {number})")))
+    return folder / "csrc"
+
+
+def compile_program(folder: Path, warp_size: int, num_jobs: int) -> None:
+    csrc = mutable_sources(folder)
     command = [*gpu_objects.host_command(CXX, warp_size, werror=True), *SANITIZE, "-DTILEDMM_WITH_GPU", f"-I{csrc}"]
+    command += ["-include", str(HERE.parent / "mutant.h")]
+    gpu_sources = gpu_objects.gpu_sources()
     if warp_size == 32:
+        gpu_sources = gpu_objects.cuda_sources() + gpu_sources
         command.append("-DTILEDMM_WITH_CUDA")
-    done = subprocess.run([*command, "-c", source, "-o", to], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
-    return to
+    others = [CSRC / name for name in ("dispatch/gpu.cpp", "dispatch/gpu_cost.cpp", "host_gpu/api.cpp")]
+    sources = [HERE / "sanitize.cpp", *(csrc / path.relative_to(CSRC) for path in gpu_sources + others)]
+
+    def compile_source(source: Path) -> Path:
+        target = folder / f"{source.name}.o"
+        done = subprocess.run([*command, "-c", source, "-o", target], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        return target
+
+    with ThreadPoolExecutor(num_jobs) as pool:
+        objects = list(pool.map(compile_source, sources))
+    link = [CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
+    subprocess.run(link, check=True, timeout=120)
 
 
-def link(objects, to: Path) -> Path:
-    subprocess.run([CXX, "-fsanitize=address,undefined", *objects, "-o", to], check=True, timeout=120)
-    return to
+def run(program: Path, *arguments: str, mutant: int = 0) -> subprocess.CompletedProcess:
+    env = os.environ | {"TILEDMM_MUTANT": str(mutant)}
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
 
 
-def run(program: Path, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def program(built_once, num_jobs):
+    def of_warp_size(warp_size: int) -> Path:
+        def build(folder: Path) -> None:
+            compile_program(folder, warp_size, num_jobs)
+
+        return built_once(f"host_execution_{warp_size}", build) / "sanitize"
+
+    return of_warp_size
 
 
-@pytest.fixture(scope="module", params=gpu_objects.WARP_SIZES, ids=lambda size: f"wave{size}")
-def objects(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("host_execution")
-    sources = [
-        HERE / "sanitize.cpp",
-        CSRC / "dispatch/gpu.cpp",
-        CSRC / "dispatch/gpu_cost.cpp",
-        CSRC / "host_gpu/api.cpp",
-        *gpu_objects.gpu_sources(),
-        *(gpu_objects.cuda_sources() if request.param == 32 else []),
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda s: compile_source(s, folder / f"{s.name}.o", CSRC, request.param), sources)
-        return request.param, dict(zip((source.name for source in sources), compiled, strict=True))
-
-
-def test_no_case_is_wrong_and_no_sanitizer_complains(objects, tmp_path):
-    done = run(link(objects[1].values(), tmp_path / "sanitize"), "168")
+@pytest.mark.takes_long
+@pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
+def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
+    done = run(program(warp_size), "168")
     assert done.returncode == 0 and "168 cases are right" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutant_is_found(mutant, objects, tmp_path):
-    warp_size, compiled = objects
-    rung, changed, text, replacement, algorithm = MUTANTS[mutant]
-    if warp_size == 64 and mutant != "stage without a barrier":
-        pytest.skip("one warp size shows it")
-    shutil.copytree(CSRC, tmp_path / "csrc")
-    path = tmp_path / "csrc" / changed
-    source = path.read_text()
-    assert source.count(text) == 1, f"the mutant '{mutant}' needs a new place in {changed}"
-    path.write_text(source.replace(text, replacement))
-    (mutated,) = (tmp_path / "csrc/kernels").glob(f"*/{rung}")
-    target = compile_source(mutated, tmp_path / "mutant.o", tmp_path / "csrc", warp_size)
-    parts = [target if name == rung else path for name, path in compiled.items()]
-    done = run(link(parts, tmp_path / "mutant"), "40", algorithm)
+@pytest.mark.parametrize("warp_size, mutant", CASES)
+def test_mutant_is_found(warp_size, mutant, program):
+    number, algorithm = list(MUTANTS).index(mutant) + 1, MUTANTS[mutant][3]
+    done = run(program(warp_size), "40", algorithm, mutant=number)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:300])
