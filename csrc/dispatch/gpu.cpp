@@ -127,7 +127,6 @@ const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   if (problem.m >= kLimit || problem.n >= kLimit || problem.k >= kLimit) return "a size is 2^30 or more";
   if (problem.stride_cm != 1 && problem.stride_cn != 1 && problem.m != 1 && problem.n != 1)
     return "C has no unit stride";
-  if (problem.bias && problem.stride_bias_m + problem.stride_bias_n > 1) return "the bias has no unit stride";
   // Tiles, each for every chunk of k, are counted in 32 bits; the smallest are of 64 x 32.
   double num_tiles = double(ceil_div(problem.m, 64)) * double(ceil_div(problem.n, 32));
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) num_tiles *= double(problem.batch_dims[d].size);

@@ -395,8 +395,8 @@ Arguments arguments_of(const Task& task) {
   args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
   args.batch_step_c = task.c.batch_step;
   args.bias = p.bias;
-  args.stride_bias_m = int(p.stride_bias_m);
-  args.stride_bias_n = int(p.stride_bias_n);
+  args.stride_bias_m = p.stride_bias_m;
+  args.stride_bias_n = p.stride_bias_n;
   args.row_sums = p.row_sums;
   args.partial = task.partial;
   args.ld_partial = ld_partial(Cfg::kAFromRegisters ? p.m : p.n);

@@ -56,7 +56,7 @@ struct Arguments {
   void* c;
   int64_t ldc, batch_step_c;
   const void* bias;
-  int stride_bias_m, stride_bias_n;
+  int64_t stride_bias_m, stride_bias_n;
   void* row_sums;
   float* partial;
   int64_t ld_partial;
@@ -103,7 +103,7 @@ __device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& 
   const bool is_of_columns = args.stride_bias_n != 0;
   const int first = is_of_columns ? col + threadIdx.x % kWarpgroup : row;
   const int second = first + (is_of_columns ? kWarpgroup : row_step), end = is_of_columns ? args.n : args.m;
-  const int stride = args.stride_bias_n + args.stride_bias_m;
+  const int64_t stride = args.stride_bias_n + args.stride_bias_m;
   if (first < end) bias.first = from[first * stride];
   if (second < end) bias.second = from[second * stride];
   return bias;
