@@ -113,6 +113,7 @@ def test_nvidia(source, tmp_path):
         pytest.skip("there is no nvcc")
     archs = ["9.0a"] if source in gpu_objects.hopper_sources() else ["8.0", "9.0a"]
     command = [*gpu_objects.nvcc_command(NVCC, archs, werror=True), "-Xptxas", "-v", "-DTILEDMM_WITH_GPU"]
+    command += ["-Xcompiler", "-O0"]  # of the host's part
     command += [f"-I{gpu_objects.CSRC}", "-c", source, "-o", tmp_path / "object.o"]
     done = subprocess.run(command, capture_output=True, text=True)
     report = done.stdout + done.stderr
