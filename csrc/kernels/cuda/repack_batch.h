@@ -3,6 +3,7 @@
 // it is copied once.
 #pragma once
 
+#include "kernels/cuda/copied_batch.h"
 #include "platform/block_tile.h"
 
 namespace tiledmm::gpu {
@@ -12,9 +13,7 @@ struct Repack {
   const uint16_t* from;
   uint16_t* to;
   int64_t stride_inner, stride_outer, inner, outer, ld;
-  int64_t num_items;
-  int num_dims;
-  BatchDim dims[kMaxGpuBatchDims];  // stride_a of the source; size 1 where it is 0
+  CopiedBatch batch;
 };
 
 // Rows of aligned length, zeros behind each: 16 bytes a thread.
@@ -23,13 +22,8 @@ repack_operand(Repack repack) {
   const int64_t vectors_per_row = repack.ld / 8, idx = block_idx() * 256 + thread_idx();
   const int64_t row = idx / vectors_per_row, first = (idx - row * vectors_per_row) * 8;
   if (row >= repack.outer) return;
-  for (int64_t item = block_idx_y(); item < repack.num_items; item += num_blocks_y()) {
-    int64_t rest = item, offset = row * repack.stride_outer + first * repack.stride_inner;
-    for (int d = repack.num_dims - 1; d >= 0; --d) {
-      const int64_t outer = rest / repack.dims[d].size;
-      offset += (rest - outer * repack.dims[d].size) * repack.dims[d].stride_a;
-      rest = outer;
-    }
+  for (int64_t item = block_idx_y(); item < repack.batch.num_items; item += num_blocks_y()) {
+    const int64_t offset = repack.batch.offset(item) + row * repack.stride_outer + first * repack.stride_inner;
     Vector16 vector;
     TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
       uint32_t halves[2];
@@ -81,21 +75,14 @@ Status repack_if_unaligned(GpuProblem& problem, int64_t BatchDim::* stride, cons
   repack.stride_inner = is_close_k ? stride_k : stride_mn;
   repack.stride_outer = is_close_k ? stride_mn : stride_k;
   repack.ld = round_up(repack.inner, 8);
-  repack.num_items = 1;
-  repack.num_dims = problem.gemm.num_batch_dims;
-  for (int d = repack.num_dims - 1; d >= 0; --d) {
-    BatchDim& dim = problem.batch_dims[d];
-    repack.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
-    if (dim.*stride != 0) dim.*stride = repack.num_items * repack.outer * repack.ld;
-    repack.num_items *= repack.dims[d].size;
-  }
-  if (!workspace.allocate(repack.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
+  repack.batch = plan_copied_batch(problem, stride, repack.outer * repack.ld);
+  if (!workspace.allocate(repack.batch.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
   repack.to = static_cast<uint16_t*>(workspace.memory);
   data = workspace.memory;
   (is_close_k ? stride_k : stride_mn) = 1;
   (is_close_k ? stride_mn : stride_k) = repack.ld;
-  return launch_kernel(repack_operand, ceil_div(repack.outer * repack.ld / 8, 256), min_of(repack.num_items, 65535),
-                       256, 0, workspace.executor, repack);
+  return launch_kernel(repack_operand, ceil_div(repack.outer * repack.ld / 8, 256),
+                       min_of(repack.batch.num_items, 65535), 256, 0, workspace.executor, repack);
 }
 
 }  // namespace

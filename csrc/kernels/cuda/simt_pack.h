@@ -2,20 +2,20 @@
 // copied into memory lent by the caller: m (n) close, aligned, rows padded with zeros. A and B in one launch.
 #pragma once
 
+#include "kernels/cuda/copied_batch.h"
 #include "platform/block_tile.h"
 
 namespace tiledmm::gpu {
 namespace {
 
-// One operand of `num_items` matrices, to rows of `ld` elements for each k.
+// One operand, to rows of `ld` elements for each k.
 struct PackJob {
   const float* from;
   int64_t stride_mn, stride_k, size_mn, size_k;
   float* to;
   int64_t ld;
-  int64_t tiles_mn, num_tiles, num_items;
-  int num_dims;
-  BatchDim dims[kMaxGpuBatchDims];  // stride_a of the source; size 1 where it is 0
+  int64_t tiles_mn, num_tiles;
+  CopiedBatch batch;
 };
 struct PackJobs {
   PackJob jobs[2];
@@ -39,14 +39,8 @@ TILEDMM_DEVICE void pack_tile(const PackJob& job, int64_t tile, PackShared& smem
             left_k = int(min_of(job.size_k - first_k, kPackTile));
   const int left_far = close < (is_k_close ? left_k : left_mn) ? (is_k_close ? left_mn : left_k) - far : 0;
   const int left_rows = first_mn + close < job.ld ? left_k - far : 0;
-  for (int64_t item = block_idx_y(); item < job.num_items; item += num_blocks_y()) {
-    const float* from = job.from;
-    int64_t rest = item;
-    for (int d = job.num_dims - 1; d >= 0; --d) {
-      const int64_t outer = rest / job.dims[d].size;
-      from += (rest - outer * job.dims[d].size) * job.dims[d].stride_a;
-      rest = outer;
-    }
+  for (int64_t item = block_idx_y(); item < job.batch.num_items; item += num_blocks_y()) {
+    const float* from = job.from + job.batch.offset(item);
     from +=
         (first_mn + (is_k_close ? far : close)) * job.stride_mn + (first_k + (is_k_close ? close : far)) * job.stride_k;
     const int64_t step = (is_k_close ? job.stride_mn : job.stride_k) * kStep;
@@ -98,15 +92,8 @@ class Pack {
     job.ld = round_up(size_mn, 32);  // rows that begin at multiples of 128 bytes are read fastest
     job.tiles_mn = ceil_div(job.ld, kPackTile);
     job.num_tiles = job.tiles_mn * ceil_div(job.size_k, kPackTile);
-    job.num_items = 1;
-    job.num_dims = problem.gemm.num_batch_dims;
-    for (int d = job.num_dims - 1; d >= 0; --d) {
-      BatchDim& dim = problem.batch_dims[d];
-      job.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
-      if (dim.*stride != 0) dim.*stride = job.num_items * job.size_k * job.ld;
-      job.num_items *= job.dims[d].size;
-    }
-    const int64_t elements = job.num_items * job.size_k * job.ld;
+    job.batch = plan_copied_batch(problem, stride, job.size_k * job.ld);
+    const int64_t elements = job.batch.num_items * job.size_k * job.ld;
     job.to = static_cast<float*>(executor_.allocate(executor_.self, size_t(elements) * sizeof(float)));
     if (!job.to) return Status::out_of_memory;
     jobs_.jobs[count_++] = job;
@@ -118,7 +105,7 @@ class Pack {
 
   Status launch() const {
     if (count_ == 0) return Status::ok;
-    const int64_t items = max_of(jobs_.jobs[0].num_items, jobs_.jobs[1].num_items);
+    const int64_t items = max_of(jobs_.jobs[0].batch.num_items, jobs_.jobs[1].batch.num_items);
     return launch_kernel(pack_operands, jobs_.jobs[0].num_tiles + jobs_.jobs[1].num_tiles, min_of(items, 65535),
                          kPackThreads, sizeof(PackShared), executor_, jobs_);
   }
