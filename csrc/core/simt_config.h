@@ -98,7 +98,7 @@ constexpr SimtTask transposed(const SimtTask& task) {
 }
 
 constexpr FewRowsPlan plan_few_rows(const SimtTask& task) {
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
   const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < 2 * task.num_cus;
   const int rows = task.m == 1 ? 1 : is_narrow || task.m == 3 || task.m == 4 ? 4 : task.m == 2 ? 2 : 8;
@@ -121,7 +121,7 @@ inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980, kSimtBytesPer
 inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& plan) {
   constexpr double kLatency = 1, kChain = 5, kLoad = 1.15;  // cycles for each k: of a chain; of a fragment
   const double elements = double(task.n) * double(task.k) * double(task.batch);
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch;
   const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages) * plan.num_warps;
   const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
@@ -182,7 +182,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
     num_rounds += double(rounds + (rest > 0));
     most_blocks += double(rounds * per_cu + rest);
   };
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, max_of(task.chunk_k, 1)));
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t num_split = num_simt_tiles(shape, task) - plan.num_whole;
   const bool is_mixed = num_split > 0 && plan.num_whole > 0;
   if (is_mixed) {

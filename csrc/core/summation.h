@@ -2,6 +2,7 @@
 // not depend on m, on the batch or on the kernel that computed it (docs/NUMERICS.md).
 #pragma once
 
+#include "core/math.h"
 #include "core/problem.h"
 
 namespace tiledmm {
@@ -11,13 +12,13 @@ inline constexpr int64_t kChunkK = 1024;
 inline constexpr int64_t kLongK = 1 << 17, kLongChunkK = 1 << 14;
 
 // k is summed in chunks of so many elements: each chunk from zero on, in the order of k, then the chunks' sums in their
-// order. One chunk, but
+// order. One chunk (of one element where k is 0), but
 // - where n is small and k is long: there chunks are computed side by side (split k of fixed size);
 // - by multiply-adds in fp32 (`is_simt`), whose tiles hold few sums: chunks cost them little, whatever n;
 // - where k is so long that one chain's error would exceed that of a product whose k is split.
 constexpr int64_t chunk_k(int64_t n, int64_t k, bool is_simt) {
   if (is_simt ? k >= 2 * kChunkK : n <= kMaxChunkedN && k >= 4 * kChunkK) return kChunkK;
-  return k >= kLongK ? kLongChunkK : k;
+  return k >= kLongK ? kLongChunkK : max_of(k, 1);
 }
 
 // Of the caller's problem, before a batch is folded into n or C is transposed.

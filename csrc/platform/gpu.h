@@ -129,6 +129,15 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
+// The same for all warps of a block wherever each of them arrives; block_barrier wants one place in the program for all.
+TILEDMM_DEVICE void block_barrier_of_roles([[maybe_unused]] int num_threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cta.sync 1, %0;" ::"r"(num_threads) : "memory");
+#else
+  block_barrier();
+#endif
+}
+
 // The same number, about which the compiler knows nothing: what is derived from it is computed where it is used,
 // instead of being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a pointer
 // would forget that it points to global memory.)

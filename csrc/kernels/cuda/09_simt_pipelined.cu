@@ -541,7 +541,7 @@ SimtOperand describe(const GemmProblem& gemm, bool is_a, bool are_items_aligned)
 
 Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Executor& executor) {
   const SimtShape& shape = kSimtShapes[plan.shape];
-  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, max_of(problem.chunk_k, 1)));
+  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
   SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
   if (num_split == 0) return launch_shape(plan.shape, problem, work, executor);

@@ -25,6 +25,9 @@ constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
 static_assert(kChunkK % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
 
+// Of a block.
+constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
+
 struct Work {
   SkinnyPlan plan;
   float* partials;  // as ChunkSums has them, null where a block computes all of k
@@ -47,13 +50,13 @@ struct Unit {
   }
 };
 
-// One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes.
+// One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes, each inside or
+// outside.
 template <int WIDTH, class T>
 TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) {
   constexpr int kElements = Chunk<T>::kElements, kPiece = WIDTH / int(sizeof(T));
   TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
-    const int valid = inside < e ? 0 : inside - e < kPiece ? inside - e : kPiece;
-    copy_async<WIDTH>(to + e * sizeof(T), from + e, valid * int(sizeof(T)));
+    copy_async<WIDTH>(to + e * sizeof(T), from + e, e < inside ? WIDTH : 0);
   }
 }
 
@@ -170,7 +173,9 @@ struct TileCopier {
       const int left = left_close - close;
       const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
       const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
-      copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, width);
+      // No copy ends within the operand's memory: memcheck does not see that it reads no further.
+      const int whole_width = inside % (width / int(sizeof(T))) == 0 ? width : 2;
+      copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, whole_width);
     }
     from += tile_step;
   }
@@ -320,6 +325,7 @@ struct WarpSums {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  const int num_threads = num_skinny_threads(plan);
   constexpr int kMaxChunksA = 8 * FRAGS * kBlockK / 8 / kCopyThreads;
   constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / 8 / kCopyThreads + 1;
   static_assert(kMaxChunksA * kCopyThreads * 8 == 8 * FRAGS * kBlockK, "every thread copies as much of the few rows");
@@ -338,7 +344,7 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
       if (num_ahead == 0) break;
       --num_ahead;
       wait_for_stage(plan.num_stages);
-      block_barrier();  // the oldest tile is whole, and nobody reads the one before it any more
+      block_barrier_of_roles(num_threads);  // the oldest tile is whole, and nobody reads the one before it any more
     }
     if (unit_idx < plan.num_units) {
       if (tile == 0) {
@@ -369,6 +375,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
   using Sums = WarpSums<T, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
+  const int num_threads = num_skinny_threads(plan);
   const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
   auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
@@ -382,7 +389,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
     const char* stage = stages + ring.stage * plan.stage_bytes;
     sums.load_fragments(stage, stage + tile_a_bytes, part, frags[part % 2]);
   };
-  block_barrier();  // the first tile is whole
+  block_barrier_of_roles(num_threads);  // the first tile is whole
   load_part(0);
   for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
     const Unit unit(problem, plan, idx, kBlockK);
@@ -395,7 +402,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
           load_part(part + 1);
         } else if (tile + 1 < unit.num_tiles || !is_last_unit) {
           ring.advance();
-          block_barrier();  // the next tile is whole, all of this one in registers
+          block_barrier_of_roles(num_threads);  // the next tile is whole, all of this one in registers
           load_part(0);
         }
         sums.multiply(frags[part % 2]);
@@ -431,7 +438,7 @@ skinny(GpuProblem problem, Work work, int64_t num_blocks) {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-  return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, kCopyThreads + 32 * work.plan.groups,
+  return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
                       size_t(work.plan.shared_bytes), executor, problem, work, blocks);
 }
 

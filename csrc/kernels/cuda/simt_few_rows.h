@@ -109,7 +109,7 @@ few_rows(GpuProblem problem, int32_t num_warps) {
   // Lanes beyond the rows repeat the last one's work.
   const int lane_col = lane % Config::kCols, lane_row = int(min_of(lane / Config::kCols, Config::kRows - 1));
   const int64_t col = block_idx() * Config::kCols, k = problem.gemm.k;
-  const int64_t chunk_k = max_of(problem.chunk_k, 1);
+  const int64_t chunk_k = problem.chunk_k;
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
