@@ -7,18 +7,21 @@
 
 namespace tiledmm {
 
-inline constexpr int64_t kMaxChunkedN = 256;
+inline constexpr int64_t kMaxChunkedN = 256, kMaxDividedN = 768;
 inline constexpr int64_t kChunkK = 1024;
 inline constexpr int64_t kLongK = 1 << 17, kLongChunkK = 1 << 14;
 
 // k is summed in chunks of so many elements: each chunk from zero on, in the order of k, then the chunks' sums in their
 // order. One chunk (of one element where k is 0), but
 // - where n is small and k is long: there chunks are computed side by side (split k of fixed size);
+// - where n is of medium size and k much longer: four of them;
 // - by multiply-adds in fp32 (`is_simt`), whose tiles hold few sums: chunks cost them little, whatever n;
 // - where k is so long that one chain's error would exceed that of a product whose k is split.
 constexpr int64_t chunk_k(int64_t n, int64_t k, bool is_simt) {
   if (is_simt ? k >= 2 * kChunkK : n <= kMaxChunkedN && k >= 4 * kChunkK) return kChunkK;
-  return k >= kLongK ? kLongChunkK : max_of(k, 1);
+  if (k >= kLongK) return kLongChunkK;
+  if (n > kMaxChunkedN && n <= kMaxDividedN && k >= 16 * n) return round_up(ceil_div(k, 4), kChunkK);
+  return max_of(k, 1);
 }
 
 // Of the caller's problem, before a batch is folded into n or C is transposed.

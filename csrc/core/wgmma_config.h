@@ -34,7 +34,7 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
-constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 128; }
+constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 192; }
 
 // Of the chunks' sums in memory.
 inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
@@ -100,7 +100,7 @@ inline double model_microseconds(const TileShape& shape, bool splits_chunks, boo
     const double read = 2.0 * kWgmmaBlockK * double(tile.block_m / 64) * (64 + tile.block_n);
     const double unaligned = (p.is_a_aligned ? 0 : a_bytes) + (p.is_b_aligned && starts_in_lines ? 0 : b_bytes);
     double k_tile = 0.105;
-    for (const double bound : {area * 19.8e-6, unaligned * double(count) / 6.1e6, (a_bytes + b_bytes + read) / 250e3})
+    for (const double bound : {area * 19.8e-6, unaligned * double(count) / 7e6, (a_bytes + b_bytes + read) / 250e3})
       if (bound > k_tile) k_tile = bound;
     return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
   };
@@ -131,7 +131,7 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     };
     consider(false, false);
     // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-    if (may_split && shape.block_n >= 64) consider(true, false);
+    if (may_split && shape.block_n >= 64 && !problem.needs_row_sums) consider(true, false);
     const int64_t cluster = ceil_div(problem.k, problem.chunk_k);
     const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
     if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))

@@ -134,13 +134,12 @@ const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   return nullptr;
 }
 
-// Only rung 11 sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product in one chunk.
+// Only rung 11 sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product.
 const char* refuse_row_sums(const GpuKernel& kernel, const GemmProblem& problem) {
   if (!problem.row_sums) return nullptr;
   const bool is_served = kernel.rung == 11 && size_of(problem.dtype) == 2 && problem.m > 1 && problem.n > 1 &&
                          problem.k > 1 && problem.stride_am == 1 && problem.stride_ak != 1 && problem.stride_bn == 1 &&
-                         problem.stride_bk != 1 && problem.stride_cn == 1 && problem.num_batch_dims == 0 &&
-                         chunk_k(problem) == problem.k;
+                         problem.stride_bk != 1 && problem.stride_cn == 1 && problem.num_batch_dims == 0;
   return is_served ? nullptr : "it does not sum rows";
 }
 
@@ -164,13 +163,20 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   return refuse_tf32(problem, chip);
 }
 
+// The native kernels have one order of summation for each precision. Where fp32 may round to tf32, that is the matrix
+// instructions': what multiplies in fp32 serves those who ask for it by name.
+static bool is_of_another_order(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  return kernel.rung == 9 && problem.allow_tf32 && chip.is_mma_fp32_tf32;
+}
+
 int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates) {
   int32_t choice = -1;
   double choice_cost = 0;
   for (int32_t idx = 0; idx < kNumGpuKernels; ++idx) {
     const GpuKernel& kernel = kKernels[idx];
-    const bool is_admitted = algorithm == kAuto || (algorithm == kNative && kernel.is_native) ||
-                             std::strcmp(algorithm_name(algorithm), kernel.name) == 0;
+    const bool is_named = std::strcmp(algorithm_name(algorithm), kernel.name) == 0;
+    const bool is_admitted = is_named || ((algorithm == kAuto || (algorithm == kNative && kernel.is_native)) &&
+                                          !is_of_another_order(kernel, problem, chip));
     if (!candidates && !is_admitted) continue;
     const char* reason = refuse_gpu(kernel, problem, chip);
     if (candidates) candidates[idx] = {&kernel, reason, reason ? 0 : gpu_cost_us(kernel, problem, chip)};

@@ -3,6 +3,7 @@ import torch
 
 import torch_tiledmm
 from torch_tiledmm.dispatch import DTYPES, LAYOUTS, build_info
+from torch_tiledmm.testing.timing import matmul_precision
 
 
 def test_algorithms_name_the_cpu_rungs_and_say_why_one_is_missing():
@@ -105,3 +106,13 @@ def test_explain_refuses_wrong_arguments(change, error, message):
     arguments = {"m": 4, "n": 5, "k": 6, "dtype": "fp32", **change}
     with pytest.raises(error, match=message):
         torch_tiledmm.explain(**arguments)
+
+
+@pytest.mark.parametrize("shape", [(8, 301, 7016), (1, 264, 15856), (3000, 301, 7016), (64, 64, 64), (5, 8, 0)])
+def test_tf32_is_summed_by_matrix_instructions_whatever_m_is(shape):
+    with matmul_precision("tf32"):
+        for layout in LAYOUTS:
+            answer = torch_tiledmm.explain(*shape, "fp32", layout=layout, device="cuda:sm_90")
+            assert answer.choice in ("mma_async", "wgmma"), answer
+            legal = {c.algorithm for c in answer.candidates if c.legal}
+            assert "simt_pipelined" in legal or not any(c.algorithm == "simt_pipelined" for c in answer.candidates)

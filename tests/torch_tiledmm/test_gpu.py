@@ -227,16 +227,17 @@ def test_an_item_of_a_batch_is_the_same_alone(dtype, m, n, k):
         assert torch.equal(together[idx], matmul(a[idx], b[idx]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [*DTYPE_NAMES, "tf32"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("n, k", [(129, 515), (128, 512), (1000, 64), (64, 8200)])
-def test_a_row_is_the_same_whatever_m_is(dtype, layout, n, k):
-    a, b = operand(2000, k, dtype, layout[0] == "T"), operand(k, n, dtype, layout[1] == "T")
-    whole = matmul(a, b)
-    assert torch.equal(whole, matmul(a, b))
-    for m in [*range(1, 301), 777, 1024]:
-        assert torch.equal(matmul(a[:m], b), whole[:m]), m
-        assert torch.equal(matmul(a[2000 - m :], b), whole[2000 - m :]), m
+@pytest.mark.parametrize("n, k", [(129, 515), (128, 512), (1000, 64), (64, 8200), (257, 4200)])
+def test_a_row_is_the_same_whatever_m_is(name, layout, n, k):
+    with matmul_precision(name) as dtype:
+        a, b = operand(2000, k, dtype, layout[0] == "T"), operand(k, n, dtype, layout[1] == "T")
+        whole = matmul(a, b)
+        assert torch.equal(whole, matmul(a, b))
+        for m in [*range(1, 301), 777, 1024]:
+            assert torch.equal(matmul(a[:m], b), whole[:m]), m
+            assert torch.equal(matmul(a[2000 - m :], b), whole[2000 - m :]), m
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 45e9, reason="needs 45 GB of memory")
@@ -286,7 +287,9 @@ def test_gradients():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(512, 256, 128), (300, 131, 70), (1, 5, 3), (8192, 64, 200)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(512, 256, 128), (300, 131, 70), (1, 5, 3), (8192, 64, 200), (8192, 70, 300)], ids=str
+)
 def test_gradients_of_weight_and_bias_in_one_pass(shape, dtype):
     rows, out_features, in_features = shape
     grad = operand(rows, out_features, dtype, margin=8)

@@ -31,6 +31,11 @@ struct Shared {
   char* c;  // of this consumer
 };
 
+// A warp has read a stage.
+__device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+}
+
 // Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
 struct Accumulators {
@@ -45,7 +50,8 @@ struct StageAddress {
 };
 
 template <class Cfg, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
+__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first,
+                                         bool is_first_of_rows) {
   using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
@@ -60,17 +66,16 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     if constexpr (SUMS_ROWS)
       wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
-                                                    step > 0 || !is_first);
+                                                    step > 0 || !is_first_of_rows);
   }
 }
 
-// The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end. `meanwhile` is
-// called while the first is.
+// The next k tiles of the ring, multiplied into accumulators from zero on, the sums of rows if `is_first`; none is in
+// flight at the end. `meanwhile` is called while the first is.
 template <class Cfg, class Piece, bool SUMS_ROWS, class Function>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                 const Function& meanwhile) {
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
+                                                 bool is_first, const Function& meanwhile) {
   int previous = -1;
   for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -79,30 +84,32 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
-      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
+      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0,
+                                 is_first && k_tile + i == 0);
     }
     wgmma_commit_group();
     if (k_tile == 0) meanwhile();
     // The stage before this one is multiplied and free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    if (previous >= 0) release_stage(shared, previous);
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait_group<0>();
   fence_registers(acc.c);
   if constexpr (SUMS_ROWS) fence_registers(acc.row_sums);
-  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+  release_stage(shared, previous);
 }
 
 // One chunk of a tile.
 template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunk(Accumulators<Piece>& acc, const StageAddress& first_stage,
-                                               const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
+                                               const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
+                                               bool is_first = true) {
   if constexpr (Cfg::kAFromRegisters)
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
-    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, [] {});
+    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, is_first, [] {});
 }
 
 // At this place of the program, not where the compiler would rather have it.
@@ -112,33 +119,35 @@ __device__ __forceinline__ void add(float (&total)[COUNT], const float (&sums)[C
   for (int i = 0; i < COUNT; ++i) asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total[i]) : "f"(sums[i]));
 }
 
-// All chunks of a tile, added in their order: two sets of accumulators take turns, so that a chunk's sums are added
-// while the next one is multiplied.
-template <class Cfg>
+// All chunks of a tile, added in their order. Where a thread has the registers for it, two sets of accumulators take
+// turns, so that a chunk's sums are added while the next one is multiplied.
+template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
                                                 int chunk_tiles) {
-  if (num_k_tiles <= chunk_tiles) return multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, num_k_tiles);
+  if (num_k_tiles <= chunk_tiles)
+    return multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles);
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
-  if constexpr (Cfg::kAFromRegisters) {
-    for (; num_k_tiles > 0; num_k_tiles -= chunk_tiles) {
-      multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
+  if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128) {
+#pragma unroll 1
+    for (bool is_first = true; num_k_tiles > 0; num_k_tiles -= chunk_tiles, is_first = false) {
+      multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), is_first);
       add(total, acc.c);
     }
   } else {
     Accumulators<Cfg> other;
     forget_registers(other.c);
-    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, chunk_tiles, [] {});
+    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, chunk_tiles, true, [] {});
     while ((num_k_tiles -= chunk_tiles) > 0) {
-      multiply_k_tiles<Cfg, Cfg, false>(other, first_stage, shared, ring, min(num_k_tiles, chunk_tiles),
+      multiply_k_tiles<Cfg, Cfg, false>(other, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), true,
                                         [&] { add(total, acc.c); });
       if ((num_k_tiles -= chunk_tiles) <= 0) {
         add(total, other.c);
         break;
       }
-      multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles),
+      multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), true,
                                         [&] { add(total, other.c); });
       if (num_k_tiles <= chunk_tiles) {
         add(total, acc.c);

@@ -95,7 +95,6 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   constexpr int kSteps = Cfg::kBlockK / Cfg::kMmaK;
   const int first_row = first_row_of_fragment();
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
-  const bool is_lane_0 = threadIdx.x % 32 == 0;
   uint32_t fragments[2][kSteps][4];
   const auto load_next = [&](uint32_t (&to)[kSteps][4]) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -114,7 +113,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0 && is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+    if (previous >= 0) release_stage(shared, previous);
     previous = ring.stage;
     ring.advance();
     if (k_tile + 1 < num_k_tiles) load_next(next);
@@ -128,7 +127,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   }
   wgmma_wait_group<0>();
   fence_registers(acc);
-  if (is_lane_0) mbarrier_arrive(shared.empty + previous * 8);
+  release_stage(shared, previous);
 }
 
 // 64 rows of C from the accumulators of one warpgroup, through shared memory to C, 64 lines of 32 neighbours at a time.

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from summation import count_chunks
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
@@ -60,7 +61,7 @@ def test_every_plan_fits_and_covers_its_problem(plan):
             streamed = m if m > 64 or (n <= 64 and n < m) else n
             assert blocks_n * groups * 16 >= streamed > (blocks_n - 1) * groups * 16, (m, n, k)
             assert units == blocks_n * chunks * batch
-            assert chunks in (1, -(-k // 1024)) and (chunks == 1 or n <= 256), (m, n, k)
+            assert chunks in (1, count_chunks(n, k)), (m, n, k)
 
 
 def test_time_is_near_what_was_measured(plan):

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from summation import count_chunks
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
@@ -79,11 +80,6 @@ def plan(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plan_tf32(tmp_path_factory):
     return build("wgmma_tf32_config.cpp", tmp_path_factory.mktemp("config"))
-
-
-def count_chunks(n, k):
-    chunk_k = 1024 if n <= 256 and k >= 4096 else 1 << 14 if k >= 1 << 17 else k
-    return -(-k // chunk_k)
 
 
 def test_every_plan_is_legal(plan):
