@@ -45,8 +45,13 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
   return chunk_k < k && 4 * sums <= double(kWgmmaMaxPartialBytes);
 }
 
-// Whether there is a kernel of this tile for a B in this layout. Along n, tiles of another width than a multiple of a
-// line of the second-level cache begin within one, which costs requests: of use for large tiles and half lines only.
+// Whether its tiles begin with a line of the second-level cache, if the rows of B do.
+constexpr bool starts_in_lines(const TileShape& shape, bool is_b_k_major) {
+  return is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
+}
+
+// Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests:
+// of use for large tiles only.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
   return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
 }
@@ -55,6 +60,12 @@ constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
   return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
+}
+
+// Whether the two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
+// multiply: its copies must begin where the pattern of the swizzle does. Smaller tiles gain nothing.
+constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
+  return shape.block_m == 128 && (!is_b_k_major || shape.block_n % 16 == 0);
 }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
@@ -70,6 +81,7 @@ struct TilePlan {
   TileShape shape;
   bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
   bool shares_tiles;   // each chunk of a tile is for a block of a cluster
+  bool pairs;          // of blocks fetch B for each other
   double microseconds;
 };
 
@@ -85,36 +97,39 @@ struct WgmmaProblem {
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where requests are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
-inline double model_microseconds(const TileShape& shape, bool splits_chunks, bool shares, const WgmmaProblem& p,
-                                 int num_sms) {
+inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
+  const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
-  const int64_t num_splits = splits_chunks || shares ? num_chunks : 1;
-  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
+  const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
+  const int blocks = plan.pairs ? 2 : 1, at_once = num_sms / blocks;
+  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m * blocks) * ceil_div(p.n, shape.block_n);
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  const bool starts_in_lines = p.is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
-  // `count` tiles at a time, as many as there are multiprocessors at most.
+  const bool is_b_aligned = p.is_b_aligned && starts_in_lines(shape, p.is_b_k_major);
+  // `count` tiles or pairs of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n;
     const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(tile.block_m, p.m));
     const double b_bytes = 2.0 * kWgmmaBlockK * tile.block_n;
     const double read = 2.0 * kWgmmaBlockK * double(tile.block_m / 64) * (64 + tile.block_n);
-    const double unaligned = (p.is_a_aligned ? 0 : a_bytes) + (p.is_b_aligned && starts_in_lines ? 0 : b_bytes);
+    const double unaligned = (p.is_a_aligned ? 0 : blocks * a_bytes) + (is_b_aligned ? 0 : b_bytes);
     double k_tile = 0.105;
     for (const double bound : {area * 19.8e-6, unaligned * double(count) / 7e6, (a_bytes + b_bytes + read) / 250e3})
       if (bound > k_tile) k_tile = bound;
     return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
   };
-  const int64_t rest = num_tiles % num_sms;
-  double tiles = num_tiles < num_sms ? 0 : double(num_tiles / num_sms) * wave(shape, num_sms);
-  if (splits_tail(shape, num_tiles, num_sms))
+  const int64_t rest = num_tiles % at_once;
+  double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
+  if (splits_tail(shape, num_tiles, at_once))
     tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + 0.4;
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   const double memory = bytes / 3.8e6 + (bytes < 20e6 ? bytes / 10e6 : 2);
-  const double sums = shares ? 2.7 : splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n : 0;
-  return 5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  const double sums = plan.shares_tiles    ? 2.7
+                      : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
+                                           : 0;
+  return 5 + (plan.pairs ? 0.5 : 0) + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
 inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
@@ -125,17 +140,22 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
-    const auto consider = [&](bool splits, bool shares) {
-      const double time = model_microseconds(shape, splits, shares, problem, num_sms);
-      if (best.microseconds == 0 || time < best.microseconds) best = {i, shape, splits, shares, time};
+    const bool is_b_aligned = problem.is_b_aligned && starts_in_lines(shape, problem.is_b_k_major);
+    const bool may_pair =
+        problem.batch == 1 && problem.m > shape.block_m && pairs(shape, problem.is_b_k_major) && !is_b_aligned;
+    const auto consider = [&](bool splits, bool shares, bool in_pairs) {
+      TilePlan plan{i, shape, splits, shares, in_pairs, 0};
+      plan.microseconds = model_microseconds(plan, problem, num_sms);
+      if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
     };
-    consider(false, false);
+    consider(false, false, false);
+    if (may_pair) consider(false, false, true);
     // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-    if (may_split && shape.block_n >= 64 && !problem.needs_row_sums) consider(true, false);
+    if (may_split && shape.block_n >= 64 && !problem.needs_row_sums) consider(true, false, false);
     const int64_t cluster = ceil_div(problem.k, problem.chunk_k);
     const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
     if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
-      consider(false, true);
+      consider(false, true, false);
   }
   return best;
 }

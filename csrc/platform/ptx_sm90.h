@@ -35,6 +35,12 @@ TILEDMM_PTX void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// At an address that map_shared_cluster gave. A release at the cluster's scope would wait for all memory accesses of
+// the thread each time (MEMBAR.ALL.GPU).
+TILEDMM_PTX void mbarrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 TILEDMM_PTX bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
   uint32_t is_done;
   asm volatile(
@@ -72,6 +78,16 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem),
       "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// The same to both blocks of a cluster of two, at the same places of their shared memory, and on their barriers.
+TILEDMM_PTX void cp_async_bulk_tensor_3d_to_pair(uint32_t smem, const CUtensorMap* map, int inner, int outer, int item,
+                                                 uint32_t barrier, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(smem),
+      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(uint16_t(3)), "l"(policy)
       : "memory");
 }
 

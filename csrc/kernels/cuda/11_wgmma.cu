@@ -5,10 +5,10 @@
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles; operands that stream evict themselves from the second-level cache. fp32 needs operands along k: the
-// other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the copy engine cannot take
-// (strides and addresses in units of 16 bytes) is repacked first. Measured without gain: multicast in clusters of two,
-// tiles of 256 rows, fetching the epilogue's code ahead.
+// of half tiles; operands that stream evict themselves from the second-level cache; pairs of blocks that fetch half of
+// a B each whose rows cross lines of that cache (multicast, which gains nothing otherwise). fp32 needs operands along
+// k: the other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the copy engine
+// cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -53,6 +53,11 @@ struct Config {
   // B along n arrives in boxes as wide as the swizzle.
   static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
+  // The part of B that each block of a pair fetches: half of the rows or, of a B along n, half of k.
+  static constexpr int kPairBoxRows = BLOCK_N == 256 ? 64 : BLOCK_N / 2;
+  static constexpr int kPairBytes = B_IS_N_MAJOR ? kBlockK / 2 * kBoxN * int(sizeof(T)) : BLOCK_N / 2 * 128;
+  static constexpr bool kPairs = tiledmm::pairs({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
+  static_assert(!kPairs || kPairBytes % 1024 == 0, "half of B begins where the pattern of the swizzle does");
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
@@ -111,7 +116,9 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   const bool is_last = args.tiles_m - first < args.group_m;
   const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
   const int col = rows.quotient(within);
-  at.row = (first + within - col * rows.value) * Cfg::kBlockM;
+  const int row = first + within - col * rows.value;
+  const int pair = Cfg::kPairs ? args.pair : 0;
+  at.row = ((row << pair) + (blockIdx.x & pair)) * Cfg::kBlockM;
   at.col = col * Cfg::kBlockN;
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
@@ -143,7 +150,21 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier, args.policy_a);
   }
-  if constexpr (Cfg::kBIsNMajor) {
+  if (Cfg::kPairs && args.pair) {
+    const int rank = blockIdx.x & 1;
+    const uint32_t half = smem_b + rank * Cfg::kPairBytes;
+    if constexpr (Cfg::kBIsNMajor) {
+#pragma unroll
+      for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
+        cp_async_bulk_tensor_3d_to_pair(half + j * 128, map_b, at.col + j, k + rank * Cfg::kBlockK / 2, at.batch_b,
+                                        barrier, args.policy_b);
+    } else {
+#pragma unroll
+      for (int j = 0; j < Cfg::kBlockN / 2; j += Cfg::kPairBoxRows)
+        cp_async_bulk_tensor_3d_to_pair(half + j * 128, map_b, k, at.col + rank * Cfg::kBlockN / 2 + j, at.batch_b,
+                                        barrier, args.policy_b);
+    }
+  } else if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
     for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
       cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier, args.policy_b);
@@ -161,7 +182,8 @@ enum class Columns { all, first, others };
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  for (int i = blockIdx.x; i < (end - first) * kPieces; i += gridDim.x) {
+  const int pair = Cfg::kPairs ? args.pair : 0, step = int(gridDim.x) >> pair;
+  for (int i = int(blockIdx.x) >> pair; i < (end - first) * kPieces; i += step) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     if (COLUMNS == Columns::all || (at.col == 0) == (COLUMNS == Columns::first)) function(at);
@@ -286,6 +308,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
   shared.transposed = shared.empty + kNumStages * 8;
+  shared.pair = Cfg::kPairs ? args.pair : 0;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
 
   const int warp = threadIdx.x / 32;
@@ -301,7 +324,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 #pragma unroll
     for (int stage = first; stage < kNumStages; stage += 4) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers << shared.pair);  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
@@ -313,6 +336,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
+  if (shared.pair) cluster_sync();  // the other block's barriers are initialised as well
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -362,6 +386,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
+  if (shared.pair) cluster_sync();  // so must it outlive the other block's copies to it and arrivals at its barriers
 }
 
 // ---- host ----
@@ -373,14 +398,15 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
+  args.pair = task.plan.pairs;
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.pair));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.cluster = task.plan.shares_tiles ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int remaining = args.num_tiles % task.num_sms;
-  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, task.num_sms) ? remaining : 0);
+  const int at_once = task.num_sms >> args.pair, remaining = args.num_tiles % at_once;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -407,11 +433,12 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_blocks = args.cluster * min_of(2 * args.num_tiles - args.full_tiles, task.num_sms);
+  const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms >> args.pair);
+  const int64_t num_blocks = args.cluster * (num_units << args.pair);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_groups = max_of(1, (args.tiles_m + square / 2) / square);
+  const int64_t num_groups = max_of(1, ((args.tiles_m << args.pair) + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
@@ -426,7 +453,7 @@ const char* launch_config(const Task& task) {
     return is_of_one_item && is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
                                                                                      : CachePolicy::evict_normal;
   };
-  args.policy_a = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_blocks, args.tiles_n);
+  args.policy_a = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_units, args.tiles_n);
   args.policy_b = policy(task.b, num_groups == 1, args.tiles_m);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
@@ -436,13 +463,16 @@ const char* launch_config(const Task& task) {
   bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
                                       task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
                     encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
-                                      Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows, Cfg::kIsTf32);
+                                      Cfg::kBIsNMajor ? Cfg::kBlockK >> args.pair
+                                      : args.pair     ? Cfg::kPairBoxRows
+                                                      : Cfg::kBoxRows,
+                                      Cfg::kIsTf32);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(args.cluster, num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
-                                                map_b, map_c, args);
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(args.cluster << args.pair, num_blocks, Cfg::kThreads, Cfg::kSmem,
+                                                task.stream, map_a, map_b, map_c, args);
 }
 
 template <class T, int TILE>

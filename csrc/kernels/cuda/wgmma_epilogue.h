@@ -39,13 +39,15 @@ struct BatchSteps {
 
 struct Arguments {
   int m, n, num_k_tiles;
-  int tiles_m, tiles_n, num_tiles;  // num_tiles: of the whole batch, each as often as num_splits says
+  int tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch, each as often as
+                                    // num_splits says
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int group_m;
   Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
   int chunk_tiles;  // k tiles of a chunk
   int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
   int cluster;      // 1, or the number of chunks: each is for a block of a cluster
+  int pair;         // 1: the two blocks of a cluster have tiles below each other, and each fetches half of B for both
   int a_bytes;      // of A that arrive for one k tile
   CachePolicy policy_a, policy_b;
   int num_batch_dims;
@@ -70,6 +72,18 @@ struct Place {
   int slab;  // of `partial`: item and chunk
   int first_k_tile, num_k_tiles;
 };
+
+// A warp has read a stage: it is free for the copies of this block, or of both blocks of a pair.
+template <class Cfg, class Shared>
+__device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
+  const uint32_t barrier = shared.empty + stage * 8;
+  const int lane = threadIdx.x % 32;
+  if (Cfg::kPairs && shared.pair) {
+    if (lane < 2) mbarrier_arrive_cluster(map_shared_cluster(barrier, lane));
+  } else if (lane == 0) {
+    mbarrier_arrive(barrier);
+  }
+}
 
 // Two values as 16-bit elements, rounded to nearest even; the first in the low half.
 template <class T>

@@ -28,13 +28,9 @@ struct Ring {
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
-  char* c;  // of this consumer
+  int pair;  // as in Arguments
+  char* c;   // of this consumer
 };
-
-// A warp has read a stage.
-__device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
-}
 
 // Accumulators of a consumer: of C, and of the sums of A's rows.
 template <class Cfg>
@@ -91,14 +87,14 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     if (k_tile == 0) meanwhile();
     // The stage before this one is multiplied and free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0) release_stage(shared, previous);
+    if (previous >= 0) release_stage<Cfg>(shared, previous);
     previous = ring.stage;
     ring.advance();
   }
   wgmma_wait_group<0>();
   fence_registers(acc.c);
   if constexpr (SUMS_ROWS) fence_registers(acc.row_sums);
-  release_stage(shared, previous);
+  release_stage<Cfg>(shared, previous);
 }
 
 // One chunk of a tile.

@@ -113,7 +113,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();
-    if (previous >= 0) release_stage(shared, previous);
+    if (previous >= 0) release_stage<Cfg>(shared, previous);
     previous = ring.stage;
     ring.advance();
     if (k_tile + 1 < num_k_tiles) load_next(next);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
   }
   wgmma_wait_group<0>();
   fence_registers(acc);
-  release_stage(shared, previous);
+  release_stage<Cfg>(shared, previous);
 }
 
 // 64 rows of C from the accumulators of one warpgroup, through shared memory to C, 64 lines of 32 neighbours at a time.

@@ -86,14 +86,18 @@ def test_every_plan_is_legal(plan):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
     problems = [(*shape, 1, 0) for shape in itertools.product(sizes, repeat=3)]
     problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
-    for problem, (_, _, splits, sums_chunks, _, shares, time, whole) in zip(problems, plan(problems), strict=True):
+    for problem, (block_m, _, splits, sums_chunks, _, shares, pairs, time, whole) in zip(
+        problems, plan(problems), strict=True
+    ):
         m, n, k, *_ = problem
         num_chunks = count_chunks(n, k)
         assert sums_chunks or num_chunks == 1, problem
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
+        assert not pairs or (block_m == 128 < m and k % 32 and not splits and not shares), problem
         assert 0 < time and 0 < whole
+    assert any(row[6] for row in plan([(5000, 5000, 5000, 1, 0), (3000, 3000, 3000, 1, 0)]))
     for row in plan([(m, n, k, 1, 1) for m, n, k, *_ in problems if n > 256]):
         assert row[4]
 
