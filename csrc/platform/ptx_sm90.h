@@ -132,6 +132,11 @@ TILEDMM_PTX void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The same without making visible what was written, which waits for all of it.
+TILEDMM_PTX void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".

@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
-  if (shared.pair) cluster_sync();  // the other block's barriers are initialised as well
+  if (shared.pair) cluster_sync_relaxed();  // the other block's barriers are initialised as well
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -386,7 +386,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (shared.pair) cluster_sync();  // so must it outlive the other block's copies to it and arrivals at its barriers
+  if (shared.pair)
+    cluster_sync_relaxed();  // so must it outlive the other block's copies to it and arrivals at its barriers
 }
 
 // ---- host ----
