@@ -209,7 +209,7 @@ def test_wgmma_batches_are_their_items(dtype):
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("m, n, k", [(500, 3000, 1000), (700, 5000, 200), (1000, 2008, 504), (1300, 1000, 1000)])
 def test_wgmma_pairs_of_blocks(m, n, k, layout):
-    """Rows of 16 bytes times an odd number: where the model lets pairs of blocks share B, and for fewer rows does not."""
+    """Rows of 16 bytes times an odd number: the model lets pairs of blocks share B, but not for few rows."""
     a = operand(m, k, torch.bfloat16, layout[0] == "T")
     b = operand(k, n, torch.bfloat16, layout[1] == "T")
     whole = matmul(a, b, algorithm="wgmma")
