@@ -24,8 +24,18 @@ constexpr int64_t chunk_k(int64_t n, int64_t k, bool is_simt) {
   return max_of(k, 1);
 }
 
+// In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the
+// more chunks it takes to give every multiprocessor work. Where there are many rows, each chunk but the last costs a
+// tile a visit to its total: about as much as 64 elements of k.
+constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
+  constexpr int64_t kUnit = 32, kLeast = 512, kMost = 8192, kMany = 64;
+  const int64_t least = min_of(max_of(max_of(9 * n / 4, kLeast), k / kMany), kMost);
+  return k < 2 * least ? max_of(k, 1) : round_up(ceil_div(k, k / least), kUnit);
+}
+
 // Of the caller's problem, before a batch is folded into n or C is transposed.
 inline int64_t chunk_k(const GemmProblem& problem) {
+  if (problem.dtype == DType::f64) return chunk_k_f64(problem.n, problem.k);
   return chunk_k(problem.n, problem.k, problem.dtype == DType::f32 && !problem.allow_tf32);
 }
 

@@ -11,29 +11,22 @@
 
 namespace tiledmm::gpu {
 
-// Which dimension of an operand is the close one in memory: `any` is found out by the kernel, at the cost of computed
-// addresses where the others have constants.
-enum class Major { k, mn, any };
-
 // Tiles as they lie in memory: [mn][k] or [k][mn].
-template <class T, int BLOCK_MN, int BLOCK_K, Major MAJOR, int NUM_THREADS>
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS>
 struct AsyncTile {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
   static constexpr int kVector = 16 / int(sizeof(T)), kWordElements = WordOf<T>::kElements;
   static constexpr int kRowK = BLOCK_K + (sizeof(T) == 8 ? 4 : kVector), kRowMn = BLOCK_MN + (sizeof(T) == 8 ? 4 : 8);
   static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;  // copies of a thread
-  static constexpr bool kUsesLdmatrix = kHasLdmatrix && (sizeof(T) == 2 || (sizeof(T) == 4 && MAJOR == Major::k));
+  static constexpr bool kUsesLdmatrix = kHasLdmatrix && (sizeof(T) == 2 || (sizeof(T) == 4 && IS_K_MAJOR));
   static_assert(kVectors * kVector * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread copies as much");
-  static_assert(MAJOR != Major::any || sizeof(T) == 8, "fragments of smaller elements are loaded in another way each");
 
   struct Shared {
-    static constexpr int kK = BLOCK_MN * kRowK, kMn = BLOCK_K * kRowMn;
-    alignas(16) T elements[MAJOR == Major::k ? kK : MAJOR == Major::mn ? kMn : kK > kMn ? kK : kMn];
+    alignas(16) T elements[IS_K_MAJOR ? BLOCK_MN * kRowK : BLOCK_K * kRowMn];
   };
 
   Operand<T> operand;
-  bool is_k_major_here;
   int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
   int left_mn;               // of the operand, from the tile on
   const T* from;             // this thread's first element at k = 0
@@ -41,8 +34,7 @@ struct AsyncTile {
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
-    is_k_major_here = gpu::is_k_major(operand.stride_mn, operand.stride_k);
-    const int copies_per_row = (is_k_major() ? BLOCK_K : BLOCK_MN) / (operand.is_vectorised ? kVector : 1);
+    const int copies_per_row = (IS_K_MAJOR ? BLOCK_K : BLOCK_MN) / (operand.is_vectorised ? kVector : 1);
     far = thread_idx() / copies_per_row;
     close = (thread_idx() - far * copies_per_row) * (operand.is_vectorised ? kVector : 1);
     far_step = NUM_THREADS / copies_per_row;
@@ -51,20 +43,19 @@ struct AsyncTile {
     next = from;
   }
 
-  TILEDMM_DEVICE bool is_k_major() const { return MAJOR == Major::any ? is_k_major_here : MAJOR == Major::k; }
-  TILEDMM_DEVICE int64_t stride_close() const { return is_k_major() ? operand.stride_k : operand.stride_mn; }
-  TILEDMM_DEVICE int64_t stride_far() const { return is_k_major() ? operand.stride_mn : operand.stride_k; }
+  TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
+  TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
   // Of elements in shared memory.
-  TILEDMM_DEVICE int smem_stride_mn() const { return is_k_major() ? kRowK : 1; }
-  TILEDMM_DEVICE int smem_stride_k() const { return is_k_major() ? 1 : kRowMn; }
+  TILEDMM_DEVICE int smem_stride_mn() const { return IS_K_MAJOR ? kRowK : 1; }
+  TILEDMM_DEVICE int smem_stride_k() const { return IS_K_MAJOR ? 1 : kRowMn; }
 
   // Starts the copies of the tile at k, of which left_k > 0 are to be taken.
   TILEDMM_DEVICE void copy_block_tile(int64_t k, int64_t left_k, Shared& shared) const {
     const T* source = from + k * operand.stride_k;
     const int inside_k = int(min_of(left_k, BLOCK_K));
-    const int inside_close = (is_k_major() ? inside_k : left_mn) - close;
-    const int inside_far = (is_k_major() ? left_mn : inside_k) - far;
-    T* to = &shared.elements[far * (is_k_major() ? kRowK : kRowMn) + close];
+    const int inside_close = (IS_K_MAJOR ? inside_k : left_mn) - close;
+    const int inside_far = (IS_K_MAJOR ? left_mn : inside_k) - far;
+    T* to = &shared.elements[far * (IS_K_MAJOR ? kRowK : kRowMn) + close];
     if (sizeof(T) == 2 || operand.is_vectorised) {
       copy_rows<kVector, kVectors>(to, source, int(max_of(0, min_of(inside_close, kVector))), inside_far);
     } else {
@@ -78,7 +69,7 @@ struct AsyncTile {
     constexpr int kBytes = WIDTH * int(sizeof(T));
     if constexpr (kBytes >= 4) {
       const int64_t step = far_step * stride_far();
-      const int smem_step = far_step * (is_k_major() ? kRowK : kRowMn), valid_bytes = inside_close * int(sizeof(T));
+      const int smem_step = far_step * (IS_K_MAJOR ? kRowK : kRowMn), valid_bytes = inside_close * int(sizeof(T));
       TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
         copy_async<kBytes>(to + i * smem_step, source, i * far_step < inside_far ? valid_bytes : 0);
         source += step;
@@ -97,10 +88,10 @@ struct AsyncTile {
   TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
-      const int row = is_k_major() ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (is_k_major() ? BLOCK_K : BLOCK_MN);
+      const int row = IS_K_MAJOR ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (IS_K_MAJOR ? BLOCK_K : BLOCK_MN);
       const int64_t step = rows * stride_far(), tile_step = BLOCK_K * operand.stride_k - (kCount - 1) * step;
-      const int inside_close = is_k_major() ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
-      const int inside_far = (is_k_major() ? left_mn : BLOCK_K) - far;
+      const int inside_close = IS_K_MAJOR ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
+      const int inside_far = (IS_K_MAJOR ? left_mn : BLOCK_K) - far;
       TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
         if (i * parts / kCount != part) continue;
         // Opaque: what is the same in every tile would take registers from the sums.
@@ -149,7 +140,7 @@ struct AsyncTile {
     const int lane = thread_idx() % 32, matrix = lane / 8, row = lane % 8;
     const int group_mn = IS_A ? matrix % 2 : matrix / 2, group_k = IS_A ? matrix / 2 : matrix % 2;
     const int k = word * kWordElements;
-    if constexpr (MAJOR == Major::k) {
+    if constexpr (IS_K_MAJOR) {
       ldmatrix<false>(&shared.elements[(mn + 8 * group_mn + row) * kRowK + k + 4 * kWordElements * group_k], w0, w1, w2,
                       w3);
     } else {
@@ -161,7 +152,7 @@ struct AsyncTile {
     const T* from = &shared.elements[mn * smem_stride_mn() + word * kWordElements * smem_stride_k()];
     if constexpr (kWordElements == 1) {
       return load_shared(from);
-    } else if (is_k_major()) {
+    } else if (IS_K_MAJOR) {
       return load_shared(reinterpret_cast<const Word*>(from));
     } else {
       return uint32_t(load_shared(from).bits) | uint32_t(load_shared(from + kRowMn).bits) << 16;

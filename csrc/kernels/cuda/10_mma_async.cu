@@ -4,13 +4,15 @@
 // Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
-// of FMAs in the order of k: cuBLAS's speed. Where n is small and k long, chunks of k go to blocks of their own, and
-// their sums are added in order. Limits: mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit
-// operands that are not aligned to 16 bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
+// of FMAs in the order of k: cuBLAS's speed. Where k is long, chunks of it go to blocks of their own, whose sums are
+// added in order, or a block adds one after the other to a total. Limits: mma.sync reaches 62 % of what wgmma does on
+// sm_90, other than in fp64. 16-bit operands that are not aligned to 16 bytes are repacked first. Pipeline after
+// NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
 #include "core/transposed.h"
 #include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/repack_batch.h"
+#include "kernels/cuda/total_in_c.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_tile.h"
 #include "platform/mma.h"
@@ -31,6 +33,9 @@ struct Config {
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
   static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
+  // The total of the chunks before this one is in C, which has fp64's accumulators; else in registers.
+  static constexpr bool kTotalInC = kShape.sums_chunks && sizeof(T) == 8;
+  static constexpr bool kTotalInRegisters = kShape.sums_chunks && sizeof(T) < 8;
   // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
   static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
@@ -61,12 +66,6 @@ TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&
     Mma<T>::multiply(acc, a, b);
   }
 }
-
-// Two neighbours in a row of C.
-template <class A>
-struct alignas(2 * sizeof(A)) Pair {
-  A first, second;
-};
 
 // 16 bytes as elements of V.
 template <class V>
@@ -133,10 +132,10 @@ struct Work {
   int tiles_m, tiles_n;
   int group_m;      // tiles go through groups of so many rows of tiles, so that those in flight share operands in cache
   int num_splits;   // blocks that compute chunks of one tile side by side
-  int64_t split_k;  // the chunk of each, or k
-  int64_t chunk_k;  // of chunks summed one after the other
-  void* partial;    // as ChunkSums has them; null where there is one split
-  int zero;         // always
+  int64_t split_k;  // chunk_k, or k
+  int64_t chunk_k;
+  void* partial;  // as ChunkSums has them; null where there is one split
+  int zero;       // always
 };
 
 struct TileIndex {
@@ -159,9 +158,10 @@ struct WarpSums {
   static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
 
   A acc[kFragsM][kFragsN][4];
-  A total[Cfg::kShape.sums_chunks ? kFragsM : 1][kFragsN][4];  // of the chunks before this one
+  A total[Cfg::kTotalInRegisters ? kFragsM : 1][kFragsN][4];
   static constexpr int kWordsA = L::kWordsA, kWordsB = L::kWordsB;
   static constexpr int kSetsA = Cfg::kSetsA;
+  static constexpr int kAtOnce = kFragsM % 4 == 0 ? 2 : 1;  // rows of fragments whose totals are on their way at a time
   Word frag_a[kSetsA][kFragsM][kWordsA], frag_b[2][kFragsN][kWordsB];
   int lane, warp_row, warp_col;
 
@@ -201,15 +201,51 @@ struct WarpSums {
   TILEDMM_DEVICE void clear() {
     for_each([&](int i, int j, int e) { acc[i][j][e] = 0; });
   }
-  // The first chunk's sums, and those of the others added to them.
+  // The first chunk's sums, and those of the others added to them, in registers.
   TILEDMM_DEVICE void end_chunk(bool is_first) {
-    if constexpr (Cfg::kShape.sums_chunks) {
+    if constexpr (Cfg::kTotalInRegisters) {
       for_each([&](int i, int j, int e) { total[i][j][e] = is_first ? acc[i][j][e] : total[i][j][e] + acc[i][j][e]; });
       clear();
     }
   }
   TILEDMM_DEVICE void take_total() {
     for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
+  }
+  // Calls visit(i, j, e, total) for pairs of this lane's sums, those of FRAGS rows of fragments from `first` on, with
+  // C's elements added, unless there are none yet.
+  template <bool ARE_WHOLE, int FRAGS, class Visit>
+  TILEDMM_DEVICE void for_each_total(const TotalInC<A>& c, bool is_first_chunk, int first, const Visit& visit) {
+    Pair<A> totals[FRAGS][2][kFragsN];
+    TILEDMM_UNROLL for (int i = 0; i < FRAGS; ++i) {
+      TILEDMM_UNROLL for (int h = 0; h < 2; ++h) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+          totals[i][h][j] = {A(-0.0), A(-0.0)};  // changes nothing
+          if (!is_first_chunk) totals[i][h][j] = c.template load<ARE_WHOLE>((first + i) * 16 + h * 8, j * 8);
+        }
+      }
+    }
+    TILEDMM_UNROLL for (int i = 0; i < FRAGS; ++i) {
+      TILEDMM_UNROLL for (int h = 0; h < 2; ++h) {
+        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+          const A* sums = &acc[first + i][j][2 * h];
+          visit(i, j, 2 * h, Pair<A>{totals[i][h][j].first + sums[0], totals[i][h][j].second + sums[1]});
+        }
+      }
+    }
+  }
+  // The same with C's elements in place of `total`.
+  TILEDMM_DEVICE void end_chunk(const GemmProblem& gemm, int64_t row, int64_t col, bool is_first) {
+    const TotalInC<A> c(gemm, row, col, Cfg::kBlockM, Cfg::kBlockN, warp_row + L::c_row(lane, 0),
+                        warp_col + L::c_col(lane, 0));
+    const auto add = [&](auto are_whole) {
+      TILEDMM_UNROLL for (int first = 0; first < kFragsM; first += kAtOnce) {
+        for_each_total<are_whole.value, kAtOnce>(c, is_first, first, [&](int i, int j, int e, Pair<A> total) {
+          c.template store<are_whole.value>((first + i) * 16 + e / 2 * 8, j * 8, total);
+        });
+      }
+    };
+    c.are_pairs_whole ? add(std::true_type{}) : add(std::false_type{});
+    clear();  // the next chunk begins at zero
   }
   TILEDMM_DEVICE void load_fragment_a(const TileA& tile_a, const typename TileA::Shared& smem_a, int step, int i) {
     tile_a.load_fragment_a(smem_a, warp_row + i * 16, step * L::kWordsK, frag_a[step % kSetsA][i]);
@@ -239,14 +275,29 @@ struct WarpSums {
 
   using StripOf = Strip<A, Cfg::kStripRows, Cfg::kWarpN>;
   template <class Out>
-  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, StripOf& strip) {
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, bool has_total, StripOf& strip) {
     constexpr int kFrags = Cfg::kStripRows / 16;
     TILEDMM_UNROLL for (int first = 0; first < kFragsM; first += kFrags) {
-      TILEDMM_UNROLL for (int i = 0; i < kFrags; ++i) {
-        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-          TILEDMM_UNROLL for (int e = 0; e < 4; e += 2) {
-            store_shared(reinterpret_cast<Pair<A>*>(&strip.acc[i * 16 + L::c_row(lane, e)][j * 8 + L::c_col(lane, e)]),
-                         Pair<A>{acc[first + i][j][e], acc[first + i][j][e + 1]});
+      const auto put = [&](int i, int j, int e, Pair<A> sums) {
+        store_shared(reinterpret_cast<Pair<A>*>(&strip.acc[i * 16 + L::c_row(lane, e)][j * 8 + L::c_col(lane, e)]),
+                     sums);
+      };
+      if (Cfg::kTotalInC && has_total) {
+        const TotalInC<A> c(problem, row, col, Cfg::kBlockM, Cfg::kBlockN, warp_row + L::c_row(lane, 0),
+                            warp_col + L::c_col(lane, 0));
+        const auto put_totals = [&](auto are_whole) {
+          TILEDMM_UNROLL for (int i = 0; i < kFrags; i += kAtOnce) {
+            for_each_total<are_whole.value, kAtOnce>(
+                c, false, first + i, [&](int within, int j, int e, Pair<A> total) { put(i + within, j, e, total); });
+          }
+        };
+        c.are_pairs_whole ? put_totals(std::true_type{}) : put_totals(std::false_type{});
+      } else {
+        TILEDMM_UNROLL for (int i = 0; i < kFrags; ++i) {
+          TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+            TILEDMM_UNROLL for (int e = 0; e < 4; e += 2) {
+              put(i, j, e, Pair<A>{acc[first + i][j][e], acc[first + i][j][e + 1]});
+            }
           }
         }
       }
@@ -255,11 +306,11 @@ struct WarpSums {
   }
 };
 
-template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct Tiles {
   using T = typename Cfg::T;
-  using TileA = AsyncTile<T, Cfg::kBlockM, Cfg::kBlockK, MAJOR_A, Cfg::kThreads>;
-  using TileB = AsyncTile<T, Cfg::kBlockN, Cfg::kBlockK, MAJOR_B, Cfg::kThreads>;
+  using TileA = AsyncTile<T, Cfg::kBlockM, Cfg::kBlockK, IS_A_K_MAJOR, Cfg::kThreads>;
+  using TileB = AsyncTile<T, Cfg::kBlockN, Cfg::kBlockK, IS_B_K_MAJOR, Cfg::kThreads>;
   struct Stage {
     typename TileA::Shared a;
     typename TileB::Shared b;
@@ -281,16 +332,17 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, const Work& 
   return partial;
 }
 
-template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mma_async(GpuProblem problem, Work work) {
   using T = typename Cfg::T;
-  using TileA = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::TileA;
-  using TileB = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::TileB;
+  using TileA = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileA;
+  using TileB = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileB;
   constexpr int kStages = Cfg::kStages, kSteps = Cfg::kSteps, kBlockK = Cfg::kBlockK;
-  auto& smem = block_shared<typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared>();
+  auto& smem = block_shared<typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared>();
   const int num_tiles = work.tiles_m * work.tiles_n, split = int(block_idx()) / num_tiles;
   const TileIndex tile = tile_at(int(block_idx()) - split * num_tiles, work);
+  if (work.partial) let_later_kernels_start();  // add_chunks
   const int64_t row = int64_t(tile.m) * Cfg::kBlockM, col = int64_t(tile.n) * Cfg::kBlockN;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of(problem, batch_idx);
@@ -336,8 +388,11 @@ mma_async(GpuProblem problem, Work work) {
     }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
-    sums.load_fragments_b(tile_b, smem.stages[0].b, 0);
-    TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) sums.load_fragment_a(tile_a, smem.stages[0].a, 0, i);
+    const auto load_first_fragments = [&](int stage) {
+      sums.load_fragments_b(tile_b, smem.stages[stage].b, 0);
+      TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) sums.load_fragment_a(tile_a, smem.stages[stage].a, 0, i);
+    };
+    load_first_fragments(0);
 
     // Multiplies the k tile in `stage`, while copy(step) copies a part of the tile that comes kStages - 1 later.
     const auto multiply_k_tile = [&](int stage, const auto& copy) {
@@ -378,23 +433,28 @@ mma_async(GpuProblem problem, Work work) {
       }
     };
 
+    const bool has_chunks = Cfg::kShape.sums_chunks && chunk_k_tiles < num_k_tiles;
     const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     bool is_first = true;
-    do {
-      int end = num_k_tiles;
-      if (Cfg::kShape.sums_chunks && k_tile + chunk_k_tiles < end) end = k_tile + chunk_k_tiles;
+    for (;;) {
+      const int end = has_chunks && k_tile + chunk_k_tiles < num_k_tiles ? k_tile + chunk_k_tiles : num_k_tiles;
       const int end_here = end_whole < end ? end_whole : end;
       if (is_inside) {
-        // Once around the ring: then every stage has its address while compiling.
-        for (; !Cfg::kShape.sums_chunks && k_tile + kStages <= end_here; k_tile += kStages) {
-          TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
-            multiply_k_tile(stage,
-                            [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+        do {
+          // Once around the ring: then every stage has its address while compiling.
+          for (; !Cfg::kTotalInRegisters && (!Cfg::kTotalInC || stage == 0) && k_tile + kStages <= end_here;
+               k_tile += kStages) {
+            TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
+              multiply_k_tile(
+                  stage, [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+            }
+            sums.wait_for_sums(&smem, work.zero);
           }
-          sums.wait_for_sums(&smem, work.zero);
-        }
-        multiply_k_tiles(end_here,
-                         [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+          // The tiles behind the last full turn, or those of a chunk before its first one.
+          const int first_turn = k_tile + kStages - stage;
+          multiply_k_tiles(Cfg::kTotalInC && stage > 0 && first_turn < end_here ? first_turn : end_here,
+                           [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
+        } while (Cfg::kTotalInC && k_tile < end_here);
       } else if (sizeof(T) == 2 || is_vectorised) {
         multiply_k_tiles(end_here,
                          [&](int step) { copy_part(Vectors{}, std::false_type{}, before(stage), step, kSteps - 1); });
@@ -405,10 +465,16 @@ mma_async(GpuProblem problem, Work work) {
       multiply_k_tiles(end, [&](int step) {
         if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
-      sums.end_chunk(is_first);
+      if constexpr (Cfg::kTotalInRegisters) sums.end_chunk(is_first);
+      if (!Cfg::kShape.sums_chunks || k_tile == num_k_tiles) break;
+      if constexpr (Cfg::kTotalInC) {
+        sums.end_chunk(item_of(problem, opaque_uniform(batch_idx)), row, col, is_first);
+        warp_barrier();  // else ptxas takes the warps for divergent in the loop from now on, and gives up its order
+        load_first_fragments(stage);  // anew, so that meanwhile the total has their registers
+      }
       is_first = false;
-    } while (Cfg::kShape.sums_chunks && k_tile < num_k_tiles);
-    if constexpr (Cfg::kShape.sums_chunks) sums.take_total();
+    }
+    if constexpr (Cfg::kTotalInRegisters) sums.take_total();
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
@@ -417,19 +483,19 @@ mma_async(GpuProblem problem, Work work) {
     GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
     if (work.partial) gemm = partial_problem<Acc<T>>(gemm, work, batch_idx * work.num_splits + split);
     if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
-      sums.template store<T>(gemm, row, col, strip);
+      sums.template store<T>(gemm, row, col, has_chunks, strip);
     } else {
-      sums.template store<Acc<T>>(gemm, row, col, strip);
+      sums.template store<Acc<T>>(gemm, row, col, false, strip);
     }
   }
 }
 
 // ---- Launch
 
-template <class Cfg, Major MAJOR_A, Major MAJOR_B>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_config(const GpuProblem& problem, const Executor& executor) {
   using T = typename Cfg::T;
-  using Shared = typename Tiles<Cfg, MAJOR_A, MAJOR_B>::Shared;
+  using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
                 "the choice of a shape knows what fits");
   const GemmProblem& gemm = problem.gemm;
@@ -450,23 +516,18 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
   const Status status =
-      launch_kernel(mma_async<Cfg, MAJOR_A, MAJOR_B>, tiles_m * tiles_n * work.num_splits, num_batch_blocks(problem),
-                    Cfg::kThreads, sizeof(Shared), executor, problem, work);
+      launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, tiles_m * tiles_n * work.num_splits,
+                    num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, problem, work);
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
 template <class T, int SHAPE>
 Status launch_layout(const GpuProblem& problem, const Executor& executor) {
   using Cfg = Config<T, SHAPE>;
-  if constexpr (!Cfg::kShape.has_layouts) {
-    return launch_config<Cfg, Major::any, Major::any>(problem, executor);
-  } else {
-    return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
-      constexpr Major kMajorA = decltype(is_a_k_major)::value ? Major::k : Major::mn;
-      constexpr Major kMajorB = decltype(is_b_k_major)::value ? Major::k : Major::mn;
-      return launch_config<Cfg, kMajorA, kMajorB>(problem, executor);
-    });
-  }
+  return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+    constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, executor);
+  });
 }
 
 template <class T, int SHAPE = 0>

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "core/api.h"
+#include "core/math.h"
+#include "kernels/gpu/kernels.h"
 #include "platform/element.h"
 #include "platform/host_gpu.h"
 
@@ -39,6 +41,7 @@ constexpr const char* kAlgorithms[] = {
 #if TILEDMM_WARP_SIZE == 32  // kernels/cuda
     "simt_pipelined",
     "mma_async",
+    "mma_async in short chunks",
     "skinny",
 #endif
 };
@@ -74,6 +77,32 @@ struct Matrix {
   }
 };
 
+#if TILEDMM_WARP_SIZE == 32
+// mma_async with chunks so short that small products have several, which one block sums in fp64 where C has more tiles
+// than these multiprocessors.
+int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed, char* reason, size_t capacity) {
+  host_gpu::Session session;
+  session.seed = seed;
+  Executor executor{};
+  executor.self = &session;
+  executor.num_cus = 4;
+  executor.warp_size = TILEDMM_WARP_SIZE;
+  executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
+  executor.release = [](void*, void* memory) { std::free(memory); };
+  GpuProblem whole{};
+  whole.gemm = problem;
+  whole.gemm.batch_dims = nullptr;
+  whole.batch_dims[0] = problem.batch_dims[0];
+  whole.batch_size = problem.batch_dims[0].size;
+  whole.chunk_k = chunk_k;
+  const Status status = gpu::launch_mma_async(whole, executor);
+  std::snprintf(reason, capacity, "%s", session.error.c_str());
+  return status == Status::ok && session.error.empty() ? 0 : -1;
+}
+#else
+int32_t run_in_chunks(const GemmProblem&, int64_t, uint64_t, char*, size_t) { return -1; }
+#endif
+
 template <class T>
 bool run_case(DType dtype, const char* algorithm, bool is_empty) {
   const int64_t limit = random_int(0, 5) == 0 ? 270 : 70;
@@ -88,6 +117,12 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
     if (kind == 2 && is("skinny")) k = random_int(200, 600);
     batch = random_int(1, 2);
   }
+  const bool is_in_chunks = is("mma_async in short chunks");
+  if (is_in_chunks) {
+    m = random_int(65, 80), n = random_int(65, 80), k = random_int(65, 130);
+    batch = 2;
+  }
+  const int64_t chunk_k = is_in_chunks ? 32 * random_int(1, 2) : max_of(k, 1);
   if (is_empty) k = 0;
   const bool has_bias = random_int(0, 1), is_a_transposed = random_int(0, 1), is_b_transposed = random_int(0, 1);
   const int64_t margins[] = {0, 1, 8};
@@ -112,7 +147,8 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
     problem.c = to->memory.get();
     char reason[256] = "";
     const uint64_t seed = to == &c ? 0 : uint64_t(random_int(1, 1000000));
-    if (tiledmm_host_gemm(&problem, algorithm, seed, nullptr, reason, sizeof reason) != 0) {
+    if ((is_in_chunks ? run_in_chunks(problem, chunk_k, seed, reason, sizeof reason)
+                      : tiledmm_host_gemm(&problem, algorithm, seed, nullptr, reason, sizeof reason)) != 0) {
       std::printf("%s m %ld n %ld k %ld: %s\n", algorithm, long(m), long(n), long(k), reason);
       return false;
     }
@@ -121,15 +157,23 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
   for (int64_t i = 0; i < batch * m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      double sum = has_bias ? value_of(bias.at(0, j)) : 0, size = std::fabs(sum);
-      for (int64_t p = 0; p < k; ++p) {
-        const double product = value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
-        sum += product;
-        size += std::fabs(product);
+      const double added = has_bias ? value_of(bias.at(0, j)) : 0;
+      double sum = 0, size = std::fabs(added);
+      for (int64_t first = 0; first < k; first += chunk_k) {
+        double of_chunk = 0;
+        for (int64_t p = first; p < min_of(k, first + chunk_k); ++p) {
+          const double product = value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
+          of_chunk += product;
+          size += std::fabs(product);
+        }
+        sum = first == 0 ? of_chunk : sum + of_chunk;
       }
+      sum += added;
       if (problem.activation == Activation::relu) sum = std::max(sum, 0.0);
       const double difference = std::fabs(value_of(c.at(i, j)) - sum);
-      const double bound = double(k + 2) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
+      // Of chunks, the order is tested, too.
+      const double bound =
+          is_in_chunks ? 0 : double(k + 2) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
       if (!(difference <= bound) || std::memcmp(&c.at(i, j), &again.at(i, j), sizeof(T)) != 0) {
         std::printf("%s dtype %d m %ld n %ld k %ld layout %d%d: C[%ld, %ld] = %g, in another order %g, expected %g\n",
                     algorithm, int(dtype), long(m), long(n), long(k), is_a_transposed, is_b_transposed, long(i),
@@ -150,7 +194,8 @@ int main(int argc, char** argv) {
     const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
     const bool is_simt = std::strcmp(algorithm, "simt_pipelined") == 0;  // fp32 alone
     const int first = std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0;
-    const DType dtype = is_simt ? DType::f32 : DType(random_int(first, kNumDTypes - 1));
+    const bool is_in_chunks = std::strcmp(algorithm, "mma_async in short chunks") == 0;  // fp64 alone
+    const DType dtype = is_simt ? DType::f32 : is_in_chunks ? DType::f64 : DType(random_int(first, kNumDTypes - 1));
     const bool is_first = idx < (argc > 2 ? 1 : int(std::size(kAlgorithms)));
     const bool is_right = visit_dtype(dtype, [&](auto* element) {
       return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm, is_first);

@@ -126,9 +126,10 @@ def test_nvidia(source, tmp_path):
     for arch, kernel in kernels:
         assert re.search(r"Used \d+ registers", kernel), kernel
         # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md); mma_async spills
-        # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments.
+        # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
+        # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64.
-        allowed = {"02": 16, "04": 128, "10": 288}.get(source.name[:2], 0)
+        allowed = {"02": 16, "04": 128, "10": 448}.get(source.name[:2], 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and max(spilled) <= allowed, f"sm_{arch}: {kernel}"
 

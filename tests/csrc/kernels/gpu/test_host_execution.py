@@ -28,7 +28,7 @@ SANITIZE = {
     32: ["-O0", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     64: ["-O0", "-g0", "-fsanitize=address"],
 }
-NUM_CASES = {32: 14 * 12, 64: 11 * 12}  # twelve of each algorithm
+NUM_CASES = {32: 15 * 12, 64: 11 * 12}  # twelve of each algorithm
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
 BLOCK, RUNG, CUDA = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/"
@@ -128,6 +128,18 @@ MUTANTS = {
         "block_barrier();  // the next tiles are whole, and nobody reads these any more",
         "if (!{on}) block_barrier();",
         "mma_async",
+    ),
+    "10 a total that is forgotten": (
+        CUDA + "10_mma_async.cu",
+        "if (!is_first_chunk) totals",
+        "if (!is_first_chunk && !{on}) totals",
+        "mma_async in short chunks",
+    ),
+    "10 chunks that are one chain": (
+        CUDA + "10_mma_async.cu",
+        "    clear();  // the next chunk begins at zero",
+        "    if (!{on}) clear();",
+        "mma_async in short chunks",
     ),
     "14 copy to the live stage": (
         CUDA + "14_skinny.cu",
