@@ -219,8 +219,10 @@ struct SimtShared {
       alignas(16) float a[Config::kNumStages][SideA::kStageElements];
       alignas(16) float b[Config::kNumStages][SideB::kStageElements];
     } tiles;
-    // After the last k tile: one row of each thread of a warp.
+    // After the last k tile, of each warp: one row (column) of each thread.
     WarpStage<float, Config::kLanesM, Config::kWarpN> stages[Config::kNumThreads / 32];
+    float rows[Config::kNumThreads / 32][Config::kLanesM][Config::kWarpN + 4];
+    float cols[Config::kNumThreads / 32][Config::kLanesN][Config::kWarpM + 4];
   };
 };
 // Behind it, where a block computes several chunks: their total.
@@ -249,13 +251,14 @@ TILEDMM_DEVICE void multiply(const float (&frag_a)[Config::kStep][Config::kThrea
   }
 }
 
-// acc += total, or total += acc.
+// The end of a chunk: total += acc, or acc += total at that of the last one. The first chunk's sum is the total.
 template <class Config, bool IS_LAST>
-TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>& acc) {
+TILEDMM_DEVICE void fold_chunk(bool is_first, SimtTotals<Config>& totals, Accumulators<Config>& acc) {
   using Totals = SimtTotals<Config>;
   TILEDMM_UNROLL for (int v = 0; v < Totals::kVectors; ++v) {
     auto* to = &totals.vectors[v][thread_idx()];
-    auto sums = load_shared(to);
+    FloatVector<Totals::kWidth> sums = {};
+    if (!is_first) sums = load_shared(to);
     TILEDMM_UNROLL for (int e = 0; e < Totals::kWidth; ++e) {
       const int idx = v * Totals::kWidth + e;
       float& element = acc[idx / Config::kThreadN][idx % Config::kThreadN];
@@ -266,37 +269,80 @@ TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>&
   }
 }
 
-// C = acc + bias straight from the registers, WIDTH neighbours at a time: along m, if IS_C_TRANSPOSED, else along n.
-template <class Shared, class Config, bool IS_C_TRANSPOSED, int WIDTH>
-TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
-  using A = typename Shared::SideA;
-  using B = typename Shared::SideB;
-  constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
-  constexpr int kWidthM = IS_C_TRANSPOSED ? WIDTH : 1, kWidthN = IS_C_TRANSPOSED ? 1 : WIDTH;
-  const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
-  const int64_t stride_m = IS_C_TRANSPOSED ? 1 : gemm.stride_cm, stride_n = IS_C_TRANSPOSED ? gemm.stride_cn : 1;
-  const bool is_bias_along_m = gemm.stride_bias_m != 0;
-  float* c = static_cast<float*>(gemm.c) + row * stride_m + col * stride_n;
-  float bias_m[kThreadM], bias_n[kThreadN];
-  TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-    bias_m[i] = is_bias_along_m ? load_bias<float>(gemm, row + A::place(0, i), col) : 0;
+template <class Shared, class Config>
+TILEDMM_DEVICE void add_bias(const GemmProblem& gemm, int64_t row, int64_t col, Accumulators<Config>& acc) {
+  const bool is_along_m = gemm.stride_bias_m != 0;
+  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+    const float bias = is_along_m ? load_bias<float>(gemm, row + Shared::SideA::place(0, i), col) : 0;
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) acc[i][j] += bias;
   }
-  TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
-    bias_n[j] = is_bias_along_m ? 0 : load_bias<float>(gemm, row, col + B::place(0, j));
-  }
-  TILEDMM_UNROLL for (int i = 0; i < kThreadM; i += kWidthM) {
-    TILEDMM_UNROLL for (int j = 0; j < kThreadN; j += kWidthN) {
-      const int place_m = A::place(0, i), place_n = B::place(0, j);
-      FloatVector<WIDTH> sums;
-      TILEDMM_UNROLL for (int e = 0; e < WIDTH; ++e) {
-        const int at_i = IS_C_TRANSPOSED ? i + e : i, at_j = IS_C_TRANSPOSED ? j : j + e;
-        sums.elements[e] = acc[at_i][at_j] + (is_bias_along_m ? bias_m[at_i] : bias_n[at_j]);
-      }
-      float* to = c + place_m * stride_m + place_n * stride_n;
-      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<WIDTH>*>(to), sums);
-    }
+  if (is_along_m) return;
+  TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+    const float bias = load_bias<float>(gemm, row, col + Shared::SideB::place(0, j));
+    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) acc[i][j] += bias;
   }
 }
+
+// What a warp stores at a time: groups of neighbours in C, along m, if IS_C_TRANSPOSED, else along n.
+template <class Shared, class Config, bool IS_C_TRANSPOSED>
+struct WarpRows {
+  using Close = std::conditional_t<IS_C_TRANSPOSED, typename Shared::SideA, typename Shared::SideB>;
+  using Far = std::conditional_t<IS_C_TRANSPOSED, typename Shared::SideB, typename Shared::SideA>;
+  static constexpr int kWidth = IS_C_TRANSPOSED ? Config::kWarpM : Config::kWarpN, kGroup = Close::kGroup;
+  using Group = FloatVector<kGroup>;
+
+  int lane_close, lane_far;
+  int left_close, left_far;  // of C, from the warp tile on
+  int64_t stride_far;
+  float* c;
+
+  TILEDMM_DEVICE WarpRows(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n) {
+    lane_close = IS_C_TRANSPOSED ? lane_m : lane_n, lane_far = IS_C_TRANSPOSED ? lane_n : lane_m;
+    const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
+    left_close = IS_C_TRANSPOSED ? left_m : left_n, left_far = IS_C_TRANSPOSED ? left_n : left_m;
+    stride_far = IS_C_TRANSPOSED ? gemm.stride_cn : gemm.stride_cm;
+    c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
+  }
+
+  static TILEDMM_DEVICE Group group_of(const Accumulators<Config>& acc, int close, int far) {
+    Group group;
+    TILEDMM_UNROLL for (int e = 0; e < kGroup; ++e) {
+      group.elements[e] = IS_C_TRANSPOSED ? acc[close + e][far] : acc[far][close + e];
+    }
+    return group;
+  }
+
+  // Straight from the registers, 16 bytes at a time.
+  TILEDMM_DEVICE void store_vectors(const Accumulators<Config>& acc) const {
+    TILEDMM_UNROLL for (int far = 0; far < Far::kSize; ++far) {
+      TILEDMM_UNROLL for (int close = 0; close < Close::kSize; close += kGroup) {
+        const int at_far = Far::place(lane_far, far), at_close = Close::place(lane_close, close);
+        auto* to = reinterpret_cast<Group*>(c + at_far * stride_far + at_close);
+        if (at_far < left_far && at_close < left_close) store_global(to, group_of(acc, close, far));
+      }
+    }
+  }
+
+  // Through shared memory, so that the lanes store neighbours: to the second-level cache, a sector that is written in
+  // part costs as much as a whole one.
+  TILEDMM_DEVICE void store_elements(const Accumulators<Config>& acc, float (&stage)[Far::kLanes][kWidth + 4]) const {
+    TILEDMM_UNROLL for (int far = 0; far < Far::kSize; ++far) {
+      TILEDMM_UNROLL for (int close = 0; close < Close::kSize; close += kGroup) {
+        auto* to = reinterpret_cast<Group*>(&stage[lane_far][Close::place(lane_close, close)]);
+        store_shared(to, group_of(acc, close, far));
+      }
+      warp_barrier();  // the rows are there
+      TILEDMM_UNROLL for (int first = 0; first < Far::kLanes * kWidth; first += 32) {
+        const int idx = first + thread_idx() % 32, lane = idx / kWidth, close = idx - lane * kWidth;
+        const int at_far = Far::place(lane, far);
+        if (at_far < left_far && close < left_close) {
+          store_global(c + at_far * stride_far + close, load_shared(&stage[lane][close]));
+        }
+      }
+      warp_barrier();  // nobody reads them any more
+    }
+  }
+};
 
 // Row by row of the threads through shared memory: any strides, any activation. The next row is moved to the front, so
 // that the code of the activations exists once.
@@ -315,32 +361,29 @@ TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t c
   }
 }
 
-// (row, col): of the warp tile.
+// (row, col): of the warp tile. `is_whole`: of memory where all of the tile has its place.
 template <class Shared, class Config>
 TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
-                                     Accumulators<Config>& acc, Shared& smem) {
+                                     bool is_whole, Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
-  const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
-  // Of large thread tiles, rows along n alone: the code for columns, too, would cost registers in the main loop.
-  constexpr bool kStoresColumns = Config::kThreadM * Config::kThreadN <= 48;
-  if (gemm.activation == Activation::none && gemm.stride_cn == 1) {
-    if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
-      if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
-    } else {
-      store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
-    }
-    return;
+  if (gemm.activation != Activation::none || (gemm.stride_cn != 1 && gemm.stride_cm != 1)) {
+    return store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
   }
-  if (gemm.activation == Activation::none && gemm.stride_cm == 1) {
-    if (A::kGroup == 4 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
-      if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
-      return;
+  add_bias<Shared, Config>(gemm, row + A::place(lane_m, 0), col + B::place(lane_n, 0), acc);
+  const auto store = [&](const auto& rows, auto& stages, int64_t size_close) {
+    using Rows = std::remove_reference_t<decltype(rows)>;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0 && rows.stride_far % 4 == 0;
+    if constexpr (Rows::kGroup == 4) {
+      if (is_aligned && (is_whole || size_close % 4 == 0)) return rows.store_vectors(acc);
     }
-    if constexpr (kStoresColumns) return store_direct<Shared, Config, true, 1>(gemm, thread_row, thread_col, acc);
+    rows.store_elements(acc, stages[thread_idx() / 32]);
+  };
+  if (gemm.stride_cn == 1) {
+    store(WarpRows<Shared, Config, false>(gemm, row, col, lane_m, lane_n), smem.rows, gemm.n);
+  } else {
+    store(WarpRows<Shared, Config, true>(gemm, row, col, lane_m, lane_n), smem.cols, gemm.m);
   }
-  store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -380,11 +423,6 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
     const int64_t end_k = is_split ? min_of(gemm.k, k + problem.chunk_k) : gemm.k;
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
     const bool is_folding = !is_split && problem.chunk_k < gemm.k;
-    if (is_folding) {
-      TILEDMM_UNROLL for (int v = 0; v < SimtTotals<Config>::kVectors; ++v) {
-        store_shared(&totals.vectors[v][thread_idx()], {});
-      }
-    }
     A side_a(gemm, place.row, k, work.is_a_padded);
     B side_b(gemm, place.col, k, work.is_b_padded);
     const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
@@ -443,62 +481,66 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
     const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
     const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
     for (int end = 0; end < num_k_tiles;) {
-      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      if (end > 0) fold_chunk<Config, false>(end == tiles_per_chunk, totals, acc);
       end = int(min_of(num_k_tiles, end + tiles_per_chunk));
       multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
       multiply_tiles(std::false_type{}, end);
     }
-    if (is_folding) fold_chunk<Config, true>(totals, acc);
+    if (is_folding) fold_chunk<Config, true>(false, totals, acc);
     block_barrier();  // nobody reads the tiles any more
     store_block_tile<Shared, Config>(smem.gemm, smem.place.row + warp_row, smem.place.col + warp_col, lane_m, lane_n,
-                                     acc, smem);
+                                     smem.place.split_tile >= 0, acc, smem);
     block_barrier();  // nor the stages
   }
 }
 
-// ---- Split k: the chunks' sums, added up in their order, four columns a thread.
+// ---- Split k: the chunks' sums, added up in their order, four elements a thread.
 struct SplitTiles {
   const float* partial;
   int64_t num_whole;
   int32_t num_split, num_chunks, block_m, block_n;
 };
 constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
+constexpr int kAddElements = 4;
 
 TILEDMM_KERNEL(kAddThreads, 4)
 add_chunks(GpuProblem problem, SplitTiles tiles) {
   wait_for_earlier_kernels();
-  const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, 4 * kAddThreads));
+  constexpr int kAhead = 16;  // loads on their way, of each element
+  const int area = tiles.block_m * tiles.block_n;
+  const int blocks_per_tile = int(ceil_div(area, kAddElements * kAddThreads));
   const auto tile = int32_t(block_idx() / blocks_per_tile);
-  const int idx = (int(block_idx() - int64_t(tile) * blocks_per_tile) * kAddThreads + thread_idx()) * 4;
-  const int tile_row = idx / tiles.block_n, tile_col = idx - tile_row * tiles.block_n;
+  const int first_idx = int(block_idx() - int64_t(tile) * blocks_per_tile) * (kAddElements * kAddThreads);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const int64_t tiles_n = ceil_div(gemm.n, tiles.block_n), tile_m = (tiles.num_whole + tile) / tiles_n;
-    const int64_t row = tile_m * tiles.block_m + tile_row;
-    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
-    if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
-    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
-    FloatVector<4> total = {};
-    if (col + 4 <= gemm.n) {
-      constexpr int kAhead = 16;  // loads on their way
-      for (int first = 0; first < tiles.num_chunks; first += kAhead) {
-        FloatVector<4> sums[kAhead] = {};
-        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + int64_t(first + i) * area);
-          if (first + i < tiles.num_chunks) sums[i] = load_global(chunk);
-        }
-        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-          TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
+    const int64_t row = tile_m * tiles.block_m;
+    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n;
+    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area;
+    float totals[kAddElements] = {};
+    int64_t rows[kAddElements], cols[kAddElements];
+    bool is_inside[kAddElements];
+    const auto index = [&](int e) { return first_idx + e * kAddThreads + thread_idx(); };
+    TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
+      const int tile_row = index(e) / tiles.block_n;
+      rows[e] = row + tile_row, cols[e] = col + index(e) - tile_row * tiles.block_n;
+      is_inside[e] = index(e) < area && rows[e] < gemm.m && cols[e] < gemm.n;
+    }
+    for (int first = 0; first < tiles.num_chunks; first += kAhead) {
+      float sums[kAhead][kAddElements] = {};
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+        TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
+          const float* chunk = from + int64_t(first + i) * area + index(e);
+          if (first + i < tiles.num_chunks && is_inside[e]) sums[i][e] = load_global(chunk);
         }
       }
-    } else {
-      for (int chunk = 0; chunk < tiles.num_chunks; ++chunk) {
-        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
-          if (col + e < gemm.n) total.elements[e] += load_global(from + int64_t(chunk) * area + e);
-        }
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+        TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) totals[e] += sums[i][e];
       }
     }
-    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) store_element<float>(gemm, row, col + e, total.elements[e]);
+    TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
+      if (is_inside[e]) store_element<float>(gemm, rows[e], cols[e], totals[e]);
+    }
   }
 }
 
@@ -551,8 +593,8 @@ Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Execu
   Status status = launch_shape(plan.shape, problem, work, executor);
   if (status == Status::ok) {
     const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
-    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), 4 * kAddThreads), num_batch_blocks(problem),
-                          kAddThreads, 0, executor, problem, tiles);
+    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddElements * kAddThreads),
+                          num_batch_blocks(problem), kAddThreads, 0, executor, problem, tiles);
   }
   executor.release(executor.self, work.partial);
   return status;
