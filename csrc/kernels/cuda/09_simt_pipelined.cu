@@ -211,18 +211,21 @@ template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct SimtShared {
   using SideA = Side<Config, true, IS_A_K_MAJOR>;
   using SideB = Side<Config, false, IS_B_K_MAJOR>;
+  struct Tiles {
+    alignas(16) float a[Config::kNumStages][SideA::kStageElements];
+    alignas(16) float b[Config::kNumStages][SideB::kStageElements];
+  };
+  // Rows of a warp tile that are stored at a time: as many as find room where the tiles were.
+  static constexpr int kPieces = (Config::kBlockM * (Config::kWarpN + 4) * Config::kWarpsN * 4 - 1) / sizeof(Tiles) + 1;
+  static constexpr int kStageRows = Config::kWarpM / round_up_to_power(kPieces);
+  static_assert(kStageRows % (Config::kLanesM * SideA::kGroup) == 0, "whole groups of all lanes");
+
   // What the ends of the operands and the stores need, kept out of the main loop's registers.
   GemmProblem gemm;
   BlockPlace place;
   union {
-    struct {
-      alignas(16) float a[Config::kNumStages][SideA::kStageElements];
-      alignas(16) float b[Config::kNumStages][SideB::kStageElements];
-    } tiles;
-    // After the last k tile, of each warp: one row (column) of each thread.
-    WarpStage<float, Config::kLanesM, Config::kWarpN> stages[Config::kNumThreads / 32];
-    float rows[Config::kNumThreads / 32][Config::kLanesM][Config::kWarpN + 4];
-    float cols[Config::kNumThreads / 32][Config::kLanesN][Config::kWarpM + 4];
+    Tiles tiles;
+    alignas(16) float stages[Config::kNumThreads / 32][kStageRows][Config::kWarpN + 4];  // after the last k tile
   };
 };
 // Behind it, where a block computes several chunks: their total.
@@ -232,6 +235,8 @@ struct SimtTotals {
   static constexpr int kVectors = Config::kThreadM * Config::kThreadN / kWidth;
   FloatVector<kWidth> vectors[kVectors][Config::kNumThreads];
 };
+
+constexpr int kMinFastTiles = 10;
 
 template <class Config>
 using Accumulators = float[Config::kThreadM][Config::kThreadN];
@@ -283,81 +288,78 @@ TILEDMM_DEVICE void add_bias(const GemmProblem& gemm, int64_t row, int64_t col, 
   }
 }
 
-// What a warp stores at a time: groups of neighbours in C, along m, if IS_C_TRANSPOSED, else along n.
+// C = acc straight from the registers, 16 bytes at a time: along m, if IS_C_TRANSPOSED, else along n.
 template <class Shared, class Config, bool IS_C_TRANSPOSED>
-struct WarpRows {
-  using Close = std::conditional_t<IS_C_TRANSPOSED, typename Shared::SideA, typename Shared::SideB>;
-  using Far = std::conditional_t<IS_C_TRANSPOSED, typename Shared::SideB, typename Shared::SideA>;
-  static constexpr int kWidth = IS_C_TRANSPOSED ? Config::kWarpM : Config::kWarpN, kGroup = Close::kGroup;
-  using Group = FloatVector<kGroup>;
-
-  int lane_close, lane_far;
-  int left_close, left_far;  // of C, from the warp tile on
-  int64_t stride_far;
-  float* c;
-
-  TILEDMM_DEVICE WarpRows(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n) {
-    lane_close = IS_C_TRANSPOSED ? lane_m : lane_n, lane_far = IS_C_TRANSPOSED ? lane_n : lane_m;
-    const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
-    left_close = IS_C_TRANSPOSED ? left_m : left_n, left_far = IS_C_TRANSPOSED ? left_n : left_m;
-    stride_far = IS_C_TRANSPOSED ? gemm.stride_cn : gemm.stride_cm;
-    c = static_cast<float*>(gemm.c) + row * gemm.stride_cm + col * gemm.stride_cn;
-  }
-
-  static TILEDMM_DEVICE Group group_of(const Accumulators<Config>& acc, int close, int far) {
-    Group group;
-    TILEDMM_UNROLL for (int e = 0; e < kGroup; ++e) {
-      group.elements[e] = IS_C_TRANSPOSED ? acc[close + e][far] : acc[far][close + e];
-    }
-    return group;
-  }
-
-  // Straight from the registers, 16 bytes at a time.
-  TILEDMM_DEVICE void store_vectors(const Accumulators<Config>& acc) const {
-    TILEDMM_UNROLL for (int far = 0; far < Far::kSize; ++far) {
-      TILEDMM_UNROLL for (int close = 0; close < Close::kSize; close += kGroup) {
-        const int at_far = Far::place(lane_far, far), at_close = Close::place(lane_close, close);
-        auto* to = reinterpret_cast<Group*>(c + at_far * stride_far + at_close);
-        if (at_far < left_far && at_close < left_close) store_global(to, group_of(acc, close, far));
-      }
-    }
-  }
-
-  // Through shared memory, so that the lanes store neighbours: to the second-level cache, a sector that is written in
-  // part costs as much as a whole one.
-  TILEDMM_DEVICE void store_elements(const Accumulators<Config>& acc, float (&stage)[Far::kLanes][kWidth + 4]) const {
-    TILEDMM_UNROLL for (int far = 0; far < Far::kSize; ++far) {
-      TILEDMM_UNROLL for (int close = 0; close < Close::kSize; close += kGroup) {
-        auto* to = reinterpret_cast<Group*>(&stage[lane_far][Close::place(lane_close, close)]);
-        store_shared(to, group_of(acc, close, far));
-      }
-      warp_barrier();  // the rows are there
-      TILEDMM_UNROLL for (int first = 0; first < Far::kLanes * kWidth; first += 32) {
-        const int idx = first + thread_idx() % 32, lane = idx / kWidth, close = idx - lane * kWidth;
-        const int at_far = Far::place(lane, far);
-        if (at_far < left_far && close < left_close) {
-          store_global(c + at_far * stride_far + close, load_shared(&stage[lane][close]));
-        }
-      }
-      warp_barrier();  // nobody reads them any more
-    }
-  }
-};
-
-// Row by row of the threads through shared memory: any strides, any activation. The next row is moved to the front, so
-// that the code of the activations exists once.
-template <class Shared, class Config>
-TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
-                                 Accumulators<Config>& acc, Shared& smem) {
+TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  auto& stage = smem.stages[thread_idx() / 32];
-  TILEDMM_NO_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
-      store_shared(&stage.acc[lane_m][B::place(lane_n, j)], acc[0][j]);
-      TILEDMM_UNROLL for (int above = 1; above < Config::kThreadM; ++above) acc[above - 1][j] = acc[above][j];
+  constexpr int kStepM = IS_C_TRANSPOSED ? 4 : 1, kStepN = IS_C_TRANSPOSED ? 1 : 4;
+  const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
+  const int64_t stride_m = IS_C_TRANSPOSED ? 1 : gemm.stride_cm, stride_n = IS_C_TRANSPOSED ? gemm.stride_cn : 1;
+  float* c = static_cast<float*>(gemm.c) + row * stride_m + col * stride_n;
+  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; i += kStepM) {
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += kStepN) {
+      const int place_m = A::place(0, i), place_n = B::place(0, j);
+      FloatVector<4> sums;
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) { sums.elements[e] = IS_C_TRANSPOSED ? acc[i + e][j] : acc[i][j + e]; }
+      float* to = c + place_m * stride_m + place_n * stride_n;
+      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<4>*>(to), sums);
     }
-    stage.store(gemm, row + A::place(0, i), A::kGroup, col);
+  }
+}
+
+// Any C, any activation: through shared memory, so that the lanes store neighbours. To the second-level cache a sector
+// that is written in part costs as much as a whole one. Loops, not unrolled: where k is small, the kernel takes as long
+// as its instructions take to come from memory.
+template <class Shared, class Config>
+TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
+                                 const Accumulators<Config>& acc, Shared& smem) {
+  using A = typename Shared::SideA;
+  using B = typename Shared::SideB;
+  constexpr int kRows = Shared::kStageRows, kCols = Config::kWarpN, kThreadRows = kRows / Config::kLanesM;
+  constexpr int kAhead = 4;  // loads on their way
+  auto& stage = smem.stages[thread_idx() / 32];
+  const int lane = thread_idx() % 32;
+  const bool is_along_m = gemm.stride_cm == 1 && gemm.stride_cn != 1;
+  const int64_t stride_close = is_along_m ? gemm.stride_cm : gemm.stride_cn;
+  const int64_t stride_far = is_along_m ? gemm.stride_cn : gemm.stride_cm;
+  const int step_close = is_along_m ? kCols + 4 : 1, step_far = is_along_m ? 1 : kCols + 4;
+  TILEDMM_UNROLL for (int first = 0; first < Config::kThreadM; first += kThreadRows) {
+    const int first_row = first * Config::kLanesM;
+    TILEDMM_UNROLL for (int i = 0; i < kThreadRows; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += B::kGroup) {
+        FloatVector<B::kGroup> sums;
+        TILEDMM_UNROLL for (int e = 0; e < B::kGroup; ++e) sums.elements[e] = acc[first + i][j + e];
+        float* to = &stage[A::place(lane_m, first + i) - first_row][B::place(lane_n, j)];
+        store_shared(reinterpret_cast<FloatVector<B::kGroup>*>(to), sums);
+      }
+    }
+    warp_barrier();  // the rows are there
+    const int rows = int(min_of(gemm.m - row - first_row, kRows)), cols = int(min_of(gemm.n - col, kCols));
+    const int num_close = is_along_m ? rows : cols, num_far = is_along_m ? cols : rows;
+    float* const c = static_cast<float*>(gemm.c) + (row + first_row) * gemm.stride_cm + col * gemm.stride_cn;
+    TILEDMM_NO_UNROLL for (int close = lane; close < num_close; close += 32) {
+      const float* from = &stage[0][0] + close * step_close;
+      float* to = c + close * stride_close;
+      TILEDMM_NO_UNROLL for (int far = 0; far < num_far; far += kAhead) {
+        float sums[kAhead];
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          sums[i] = far + i < num_far ? load_shared(from + (far + i) * step_far) : 0;
+        }
+        if (gemm.activation != Activation::none) {
+          TILEDMM_NO_UNROLL for (int i = 0; i < kAhead; ++i) {
+            const float sum = activated(gemm.activation, sums[0]);
+            TILEDMM_UNROLL for (int next = 1; next < kAhead; ++next) sums[next - 1] = sums[next];
+            sums[kAhead - 1] = sum;
+          }
+        }
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          if (far + i < num_far) store_global(to, sums[i]);
+          to += stride_far;
+        }
+      }
+    }
+    warp_barrier();  // nobody reads them any more
   }
 }
 
@@ -367,23 +369,21 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
                                      bool is_whole, Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  if (gemm.activation != Activation::none || (gemm.stride_cn != 1 && gemm.stride_cm != 1)) {
-    return store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
-  }
-  add_bias<Shared, Config>(gemm, row + A::place(lane_m, 0), col + B::place(lane_n, 0), acc);
-  const auto store = [&](const auto& rows, auto& stages, int64_t size_close) {
-    using Rows = std::remove_reference_t<decltype(rows)>;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0 && rows.stride_far % 4 == 0;
-    if constexpr (Rows::kGroup == 4) {
-      if (is_aligned && (is_whole || size_close % 4 == 0)) return rows.store_vectors(acc);
+  const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
+  if (gemm.bias) add_bias<Shared, Config>(gemm, thread_row, thread_col, acc);
+  if (gemm.activation == Activation::none && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
+    if constexpr (B::kGroup == 4) {
+      if (gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0 && (is_whole || gemm.n % 4 == 0)) {
+        return store_vectors<Shared, Config, false>(gemm, thread_row, thread_col, acc);
+      }
     }
-    rows.store_elements(acc, stages[thread_idx() / 32]);
-  };
-  if (gemm.stride_cn == 1) {
-    store(WarpRows<Shared, Config, false>(gemm, row, col, lane_m, lane_n), smem.rows, gemm.n);
-  } else {
-    store(WarpRows<Shared, Config, true>(gemm, row, col, lane_m, lane_n), smem.cols, gemm.m);
+    if constexpr (A::kGroup == 4) {
+      if (gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
+        return store_vectors<Shared, Config, true>(gemm, thread_row, thread_col, acc);
+      }
+    }
   }
+  store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -478,7 +478,9 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
         }
       }
     };
-    const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
+    // Where k is short, one loop instead of two: the instructions of each come from memory.
+    const bool is_fast = side_a.is_fast() && side_b.is_fast() && num_whole_tiles >= kMinFastTiles;
+    const int num_fast_tiles = is_fast ? num_whole_tiles - (kNumStages - 1) : 0;
     const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
     for (int end = 0; end < num_k_tiles;) {
       if (end > 0) fold_chunk<Config, false>(end == tiles_per_chunk, totals, acc);
@@ -494,53 +496,39 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
   }
 }
 
-// ---- Split k: the chunks' sums, added up in their order, four elements a thread.
+// ---- Split k: the chunks' sums, added up in their order, an element a thread.
 struct SplitTiles {
   const float* partial;
   int64_t num_whole;
   int32_t num_split, num_chunks, block_m, block_n;
 };
 constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
-constexpr int kAddElements = 4;
 
-TILEDMM_KERNEL(kAddThreads, 4)
+TILEDMM_KERNEL(kAddThreads, 16)
 add_chunks(GpuProblem problem, SplitTiles tiles) {
   wait_for_earlier_kernels();
-  constexpr int kAhead = 16;  // loads on their way, of each element
-  const int area = tiles.block_m * tiles.block_n;
-  const int blocks_per_tile = int(ceil_div(area, kAddElements * kAddThreads));
+  constexpr int kAhead = 16;  // loads on their way
+  const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, kAddThreads));
   const auto tile = int32_t(block_idx() / blocks_per_tile);
-  const int first_idx = int(block_idx() - int64_t(tile) * blocks_per_tile) * (kAddElements * kAddThreads);
+  const int idx = int(block_idx() - int64_t(tile) * blocks_per_tile) * kAddThreads + thread_idx();
+  const int tile_row = idx / tiles.block_n, tile_col = idx - tile_row * tiles.block_n;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const int64_t tiles_n = ceil_div(gemm.n, tiles.block_n), tile_m = (tiles.num_whole + tile) / tiles_n;
-    const int64_t row = tile_m * tiles.block_m;
-    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n;
-    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area;
-    float totals[kAddElements] = {};
-    int64_t rows[kAddElements], cols[kAddElements];
-    bool is_inside[kAddElements];
-    const auto index = [&](int e) { return first_idx + e * kAddThreads + thread_idx(); };
-    TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
-      const int tile_row = index(e) / tiles.block_n;
-      rows[e] = row + tile_row, cols[e] = col + index(e) - tile_row * tiles.block_n;
-      is_inside[e] = index(e) < area && rows[e] < gemm.m && cols[e] < gemm.n;
-    }
-    for (int first = 0; first < tiles.num_chunks; first += kAhead) {
-      float sums[kAhead][kAddElements] = {};
+    const int64_t row = tile_m * tiles.block_m + tile_row;
+    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
+    if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
+    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
+    float total = 0;
+    for (int left = tiles.num_chunks; left > 0; left -= kAhead) {
+      float sums[kAhead];
       TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
-          const float* chunk = from + int64_t(first + i) * area + index(e);
-          if (first + i < tiles.num_chunks && is_inside[e]) sums[i][e] = load_global(chunk);
-        }
+        sums[i] = i < left ? load_global(from) : 0;
+        from += area;
       }
-      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-        TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) totals[e] += sums[i][e];
-      }
+      TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) total += sums[i];
     }
-    TILEDMM_UNROLL for (int e = 0; e < kAddElements; ++e) {
-      if (is_inside[e]) store_element<float>(gemm, rows[e], cols[e], totals[e]);
-    }
+    store_element<float>(gemm, row, col, total);
   }
 }
 
@@ -593,8 +581,8 @@ Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Execu
   Status status = launch_shape(plan.shape, problem, work, executor);
   if (status == Status::ok) {
     const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
-    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddElements * kAddThreads),
-                          num_batch_blocks(problem), kAddThreads, 0, executor, problem, tiles);
+    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
+                          kAddThreads, 0, executor, problem, tiles);
   }
   executor.release(executor.self, work.partial);
   return status;
