@@ -36,7 +36,7 @@ struct SimtConfig {
   static_assert(kLanesM * kLanesN == 32, "a warp's lanes share out its tile");
   static_assert(kNumSteps % kNumFrags == 0, "the fragments take turns");
   static_assert(kStep == 1 || kStep == 4, "16 bytes along m and n, or along k");
-  static_assert(kChunkK % kBlockK == 0, "a chunk ends with a k tile");
+  static_assert(kMinSimtChunkK % kBlockK == 0, "a chunk ends with a k tile");
 
   // Neighbours share a row or a column, so that a half-warp's 16-byte accesses are 8 different ones at most.
   static TILEDMM_DEVICE int lane_m(int lane) {
@@ -317,7 +317,7 @@ TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t c
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
   constexpr int kRows = Shared::kStageRows, kCols = Config::kWarpN, kThreadRows = kRows / Config::kLanesM;
-  constexpr int kAhead = 4;  // loads on their way
+  constexpr int kAhead = 8;  // loads on their way
   auto& stage = smem.stages[thread_idx() / 32];
   const int lane = thread_idx() % 32;
   const bool is_along_m = gemm.stride_cm == 1 && gemm.stride_cn != 1;
