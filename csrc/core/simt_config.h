@@ -24,13 +24,13 @@ struct SimtShape {
 
 // Cycles measured on an H200.
 inline constexpr SimtShape kSimtShapes[] = {
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 309.9, 310.5}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 135.1, 122.7},
-    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 90.1, 80.9},     {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 70, 64.3},
-    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 52, 44.5},       {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 64, 57.4},
-    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 42.8, 38.7},     {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 28.5, 26.4},
-    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 30, 25.3},       {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 18.2, 16.4},
-    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 13.5, 10.6},     {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 10.7, 9.8},
-    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 10.3, 7.9},
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 318, 318}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 149, 125.2},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 90.7, 81.4}, {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 74.3, 63},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 53, 43.9},   {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 73.9, 64},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 47.8, 39.8}, {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 31.8, 27.1},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 31.4, 25.8}, {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 22.5, 17.3},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 14, 11.7},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 12.5, 11},
+    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 11.1, 8.4},
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
 
@@ -116,10 +116,10 @@ constexpr FewRowsPlan plan_few_rows(const SimtTask& task) {
   return {rows, cols, num_stages, num_warps(num_stages)};
 }
 
-inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980, kSimtBytesPerUs = 3.7e6;
+inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;
 
 inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& plan) {
-  constexpr double kLatency = 1, kChain = 5, kLoad = 1.15;  // cycles for each k: of a chain; of a fragment
+  constexpr double kLatency = 1, kLoad = 1.15, kBytesPerUs = 3.7e6;  // cycles for each k of a fragment
   const double elements = double(task.n) * double(task.k) * double(task.batch);
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch;
@@ -127,9 +127,10 @@ inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& pla
   const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * ceil_div(num_chunks, plan.num_warps);
   const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
+  const double chain = 8 + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
   const double work =
-      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > kChain ? loads : kChain) / kSimtCyclesPerUs;
-  const double memory = 4 * elements / kSimtBytesPerUs;
+      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kSimtCyclesPerUs;
+  const double memory = 4 * elements / kBytesPerUs;
   return kSimtFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work);
 }
 
@@ -137,12 +138,15 @@ inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& pla
 // last one is not full; or what moves the operands and C, if longer. kNever: the plan cannot be carried out.
 inline constexpr double kNever = 1e30;
 inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
-  constexpr double kRound = 1.76, kTile = 5.6e-5, kStaged = 7e-4, kAddition = 3, kPack = 3.9;
+  constexpr double kRound = 1.3, kTile = 1.4e-5, kStaged = 9.4e-5, kAddition = 2.7, kPack = 4.3;
   constexpr double kMaxPackedBytes = 1 << 30;
-  constexpr double kAddedBytesPerUs = 3e6, kPackedBytesPerUs = 4.2e6;
-  constexpr double kTransposed = 0.067;  // cycles for each k and element of a tile copied by 4 bytes
-  constexpr double kUnaligned = 0.17;
-  constexpr double kFold = 0.05;  // cycles for each element of a tile at the end of a chunk
+  constexpr double kAddedBytesPerUs = 4.5e6, kPackedBytesPerUs = 3.8e6;
+  constexpr double kReadBytesPerUs = 2.8e6, kStoredBytesPerUs = 1.75e6;  // caches full of dirty lines, as a rule
+  constexpr double kTransposed = 0.071;  // cycles for each k and element of a tile copied by 4 bytes
+  constexpr double kUnaligned = 0.18;
+  constexpr double kFold = 0.07;   // cycles for each element of a tile between chunks
+  constexpr double kLoop = 3.5;    // cycles for each multiply-add of the main loop: its instructions come from memory
+  constexpr double kEdge = 0.038;  // microseconds for each element that a thread copies where k ends within a tile
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return few_rows_microseconds(task, plan.few_rows);
@@ -169,8 +173,10 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
       slower = 1 + kUnaligned;
     }
   }
-  if (is_folding) copies += kFold * double(shape.area()) / double(task.chunk_k);
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
+  if (is_folding) copies += kFold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
   const double alone = slower * (shape.alone + copies), crowded = slower * (shape.crowded + copies);
+  const double loop = kLoop * double(shape.thread_m * shape.thread_n * shape.block_k);
   const auto longer = [](double a, double b) { return a > b ? a : b; };
   // Of `blocks`, so many share a multiprocessor at a time.
   double cycles = 0, num_rounds = 0, most_blocks = 0;
@@ -182,7 +188,6 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
     num_rounds += double(rounds + (rest > 0));
     most_blocks += double(rounds * per_cu + rest);
   };
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t num_split = num_simt_tiles(shape, task) - plan.num_whole;
   const bool is_mixed = num_split > 0 && plan.num_whole > 0;
   if (is_mixed) {
@@ -198,13 +203,16 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   } else {
     run(plan.num_whole * task.batch, task.k);
   }
-  // Columns of large thread tiles that cannot be stored 16 bytes at a time go through shared memory.
-  const bool is_staged =
-      plan.is_transposed && plan.num_whole > 0 && asked.n % 4 != 0 && shape.thread_m * shape.thread_n > 48;
-  const double store = is_staged ? kStaged : kTile;
-  const double work = cycles / kSimtCyclesPerUs + store * double(shape.area()) * most_blocks + kRound * num_rounds;
-  const double elements = double(task.m + task.n) * double(task.k) * double(task.batch) + elements_c;
-  const double memory = 4 * elements / kSimtBytesPerUs;
+  cycles += loop * num_rounds;
+  // C straight from the registers needs 4 neighbours in a thread, and rows of a multiple of 16 bytes.
+  const int thread_close = plan.is_transposed && plan.num_whole > 0 ? shape.thread_m : shape.thread_n;
+  const bool is_staged = shape.k_step == 4 || thread_close % 4 != 0 || (asked.n % 4 != 0 && plan.num_whole > 0);
+  const double copied_by_thread = double((shape.block_m + shape.block_n) * shape.block_k / shape.num_threads());
+  const double store = (is_staged ? kStaged : kTile) * double(shape.area());
+  const double edge = task.k % shape.block_k != 0 ? kEdge * copied_by_thread : 0;
+  const double work = cycles / kSimtCyclesPerUs + (store + edge) * most_blocks + kRound * num_rounds;
+  const double read = double(task.m + task.n) * double(task.k) * double(task.batch);
+  const double memory = 4 * read / kReadBytesPerUs + 4 * elements_c / kStoredBytesPerUs;
   const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
   const double addition = num_split > 0 ? kAddition + 8 * partial / kAddedBytesPerUs : 0;
   return fixed + longer(work, memory) + 0.1 * (work + memory - longer(work, memory)) + addition;

@@ -5,13 +5,14 @@
 // a kernel (simt_pack.h). Small ones: as in global memory, 4 elements of k a fragment. k beyond the operand is 0 for A
 // and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
 // the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
-// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel adds them up. Few rows:
-// simt_few_rows.h.
+// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel (simt_add_chunks.h) adds them
+// up. Few rows: simt_few_rows.h.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
 // Osama et al., "Stream-K": parts of tiles for the last wave.
 #include "core/simt_config.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/simt_add_chunks.h"
 #include "kernels/cuda/simt_few_rows.h"
 #include "kernels/cuda/simt_pack.h"
 #include "kernels/gpu/kernels.h"
@@ -36,7 +37,7 @@ struct SimtConfig {
   static_assert(kLanesM * kLanesN == 32, "a warp's lanes share out its tile");
   static_assert(kNumSteps % kNumFrags == 0, "the fragments take turns");
   static_assert(kStep == 1 || kStep == 4, "16 bytes along m and n, or along k");
-  static_assert(kChunkK % kBlockK == 0, "a chunk ends with a k tile");
+  static_assert(kMinSimtChunkK % kBlockK == 0, "a chunk ends with a k tile");
 
   // Neighbours share a row or a column, so that a half-warp's 16-byte accesses are 8 different ones at most.
   static TILEDMM_DEVICE int lane_m(int lane) {
@@ -211,16 +212,21 @@ template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct SimtShared {
   using SideA = Side<Config, true, IS_A_K_MAJOR>;
   using SideB = Side<Config, false, IS_B_K_MAJOR>;
+  struct Tiles {
+    alignas(16) float a[Config::kNumStages][SideA::kStageElements];
+    alignas(16) float b[Config::kNumStages][SideB::kStageElements];
+  };
+  // Rows of a warp tile that are stored at a time: as many as find room where the tiles were.
+  static constexpr int kPieces = (Config::kBlockM * (Config::kWarpN + 4) * Config::kWarpsN * 4 - 1) / sizeof(Tiles) + 1;
+  static constexpr int kStageRows = Config::kWarpM / round_up_to_power(kPieces);
+  static_assert(kStageRows % (Config::kLanesM * SideA::kGroup) == 0, "whole groups of all lanes");
+
   // What the ends of the operands and the stores need, kept out of the main loop's registers.
   GemmProblem gemm;
   BlockPlace place;
   union {
-    struct {
-      alignas(16) float a[Config::kNumStages][SideA::kStageElements];
-      alignas(16) float b[Config::kNumStages][SideB::kStageElements];
-    } tiles;
-    // After the last k tile: one row of each thread of a warp.
-    WarpStage<float, Config::kLanesM, Config::kWarpN> stages[Config::kNumThreads / 32];
+    Tiles tiles;
+    alignas(16) float stages[Config::kNumThreads / 32][kStageRows][Config::kWarpN + 4];  // after the last k tile
   };
 };
 // Behind it, where a block computes several chunks: their total.
@@ -230,6 +236,8 @@ struct SimtTotals {
   static constexpr int kVectors = Config::kThreadM * Config::kThreadN / kWidth;
   FloatVector<kWidth> vectors[kVectors][Config::kNumThreads];
 };
+
+constexpr int kMinFastTiles = 10;
 
 template <class Config>
 using Accumulators = float[Config::kThreadM][Config::kThreadN];
@@ -249,13 +257,14 @@ TILEDMM_DEVICE void multiply(const float (&frag_a)[Config::kStep][Config::kThrea
   }
 }
 
-// acc += total, or total += acc.
+// The end of a chunk: total += acc, or acc += total at that of the last one. The first chunk's sum is the total.
 template <class Config, bool IS_LAST>
-TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>& acc) {
+TILEDMM_DEVICE void fold_chunk(bool is_first, SimtTotals<Config>& totals, Accumulators<Config>& acc) {
   using Totals = SimtTotals<Config>;
   TILEDMM_UNROLL for (int v = 0; v < Totals::kVectors; ++v) {
     auto* to = &totals.vectors[v][thread_idx()];
-    auto sums = load_shared(to);
+    FloatVector<Totals::kWidth> sums = {};
+    if (!is_first) sums = load_shared(to);
     TILEDMM_UNROLL for (int e = 0; e < Totals::kWidth; ++e) {
       const int idx = v * Totals::kWidth + e;
       float& element = acc[idx / Config::kThreadN][idx % Config::kThreadN];
@@ -266,79 +275,116 @@ TILEDMM_DEVICE void fold_chunk(SimtTotals<Config>& totals, Accumulators<Config>&
   }
 }
 
-// C = acc + bias straight from the registers, WIDTH neighbours at a time: along m, if IS_C_TRANSPOSED, else along n.
-template <class Shared, class Config, bool IS_C_TRANSPOSED, int WIDTH>
-TILEDMM_DEVICE void store_direct(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
+template <class Shared, class Config>
+TILEDMM_DEVICE void add_bias(const GemmProblem& gemm, int64_t row, int64_t col, Accumulators<Config>& acc) {
+  const bool is_along_m = gemm.stride_bias_m != 0;
+  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+    const float bias = is_along_m ? load_bias<float>(gemm, row + Shared::SideA::place(0, i), col) : 0;
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) acc[i][j] += bias;
+  }
+  if (is_along_m) return;
+  TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+    const float bias = load_bias<float>(gemm, row, col + Shared::SideB::place(0, j));
+    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) acc[i][j] += bias;
+  }
+}
+
+// C = acc straight from the registers, 16 bytes at a time: along m, if IS_C_TRANSPOSED, else along n.
+template <class Shared, class Config, bool IS_C_TRANSPOSED>
+TILEDMM_DEVICE void store_vectors(const GemmProblem& gemm, int64_t row, int64_t col, const Accumulators<Config>& acc) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
-  constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
-  constexpr int kWidthM = IS_C_TRANSPOSED ? WIDTH : 1, kWidthN = IS_C_TRANSPOSED ? 1 : WIDTH;
+  constexpr int kStepM = IS_C_TRANSPOSED ? 4 : 1, kStepN = IS_C_TRANSPOSED ? 1 : 4;
   const int left_m = int(min_of(gemm.m - row, Config::kBlockM)), left_n = int(min_of(gemm.n - col, Config::kBlockN));
   const int64_t stride_m = IS_C_TRANSPOSED ? 1 : gemm.stride_cm, stride_n = IS_C_TRANSPOSED ? gemm.stride_cn : 1;
-  const bool is_bias_along_m = gemm.stride_bias_m != 0;
   float* c = static_cast<float*>(gemm.c) + row * stride_m + col * stride_n;
-  float bias_m[kThreadM], bias_n[kThreadN];
-  TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-    bias_m[i] = is_bias_along_m ? load_bias<float>(gemm, row + A::place(0, i), col) : 0;
-  }
-  TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
-    bias_n[j] = is_bias_along_m ? 0 : load_bias<float>(gemm, row, col + B::place(0, j));
-  }
-  TILEDMM_UNROLL for (int i = 0; i < kThreadM; i += kWidthM) {
-    TILEDMM_UNROLL for (int j = 0; j < kThreadN; j += kWidthN) {
+  TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; i += kStepM) {
+    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += kStepN) {
       const int place_m = A::place(0, i), place_n = B::place(0, j);
-      FloatVector<WIDTH> sums;
-      TILEDMM_UNROLL for (int e = 0; e < WIDTH; ++e) {
-        const int at_i = IS_C_TRANSPOSED ? i + e : i, at_j = IS_C_TRANSPOSED ? j : j + e;
-        sums.elements[e] = acc[at_i][at_j] + (is_bias_along_m ? bias_m[at_i] : bias_n[at_j]);
-      }
+      FloatVector<4> sums;
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) { sums.elements[e] = IS_C_TRANSPOSED ? acc[i + e][j] : acc[i][j + e]; }
       float* to = c + place_m * stride_m + place_n * stride_n;
-      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<WIDTH>*>(to), sums);
+      if (place_m < left_m && place_n < left_n) store_global(reinterpret_cast<FloatVector<4>*>(to), sums);
     }
   }
 }
 
-// Row by row of the threads through shared memory: any strides, any activation. The next row is moved to the front, so
-// that the code of the activations exists once.
+// Any C, any activation: through shared memory, so that the lanes store neighbours. To the second-level cache a sector
+// that is written in part costs as much as a whole one. Loops, not unrolled: where k is small, the kernel takes as long
+// as its instructions take to come from memory.
 template <class Shared, class Config>
 TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
-                                 Accumulators<Config>& acc, Shared& smem) {
+                                 const Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
+  constexpr int kRows = Shared::kStageRows, kCols = Config::kWarpN, kThreadRows = kRows / Config::kLanesM;
+  constexpr int kAhead = 8;  // loads on their way
   auto& stage = smem.stages[thread_idx() / 32];
-  TILEDMM_NO_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
-    TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
-      store_shared(&stage.acc[lane_m][B::place(lane_n, j)], acc[0][j]);
-      TILEDMM_UNROLL for (int above = 1; above < Config::kThreadM; ++above) acc[above - 1][j] = acc[above][j];
+  const int lane = thread_idx() % 32;
+  const bool is_along_m = gemm.stride_cm == 1 && gemm.stride_cn != 1;
+  const int64_t stride_close = is_along_m ? gemm.stride_cm : gemm.stride_cn;
+  const int64_t stride_far = is_along_m ? gemm.stride_cn : gemm.stride_cm;
+  const int step_close = is_along_m ? kCols + 4 : 1, step_far = is_along_m ? 1 : kCols + 4;
+  TILEDMM_UNROLL for (int first = 0; first < Config::kThreadM; first += kThreadRows) {
+    const int first_row = first * Config::kLanesM;
+    TILEDMM_UNROLL for (int i = 0; i < kThreadRows; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; j += B::kGroup) {
+        FloatVector<B::kGroup> sums;
+        TILEDMM_UNROLL for (int e = 0; e < B::kGroup; ++e) sums.elements[e] = acc[first + i][j + e];
+        float* to = &stage[A::place(lane_m, first + i) - first_row][B::place(lane_n, j)];
+        store_shared(reinterpret_cast<FloatVector<B::kGroup>*>(to), sums);
+      }
     }
-    stage.store(gemm, row + A::place(0, i), A::kGroup, col);
+    warp_barrier();  // the rows are there
+    const int rows = int(min_of(gemm.m - row - first_row, kRows)), cols = int(min_of(gemm.n - col, kCols));
+    const int num_close = is_along_m ? rows : cols, num_far = is_along_m ? cols : rows;
+    float* const c = static_cast<float*>(gemm.c) + (row + first_row) * gemm.stride_cm + col * gemm.stride_cn;
+    TILEDMM_NO_UNROLL for (int close = lane; close < num_close; close += 32) {
+      const float* from = &stage[0][0] + close * step_close;
+      float* to = c + close * stride_close;
+      TILEDMM_NO_UNROLL for (int far = 0; far < num_far; far += kAhead) {
+        float sums[kAhead];
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          sums[i] = far + i < num_far ? load_shared(from + (far + i) * step_far) : 0;
+        }
+        if (gemm.activation != Activation::none) {
+          TILEDMM_NO_UNROLL for (int i = 0; i < kAhead; ++i) {
+            const float sum = activated(gemm.activation, sums[0]);
+            TILEDMM_UNROLL for (int next = 1; next < kAhead; ++next) sums[next - 1] = sums[next];
+            sums[kAhead - 1] = sum;
+          }
+        }
+        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
+          if (far + i < num_far) store_global(to, sums[i]);
+          to += stride_far;
+        }
+      }
+    }
+    warp_barrier();  // nobody reads them any more
   }
 }
 
-// (row, col): of the warp tile.
+// (row, col): of the warp tile. `is_whole`: of memory where all of the tile has its place.
 template <class Shared, class Config>
 TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64_t col, int lane_m, int lane_n,
-                                     Accumulators<Config>& acc, Shared& smem) {
+                                     bool is_whole, Accumulators<Config>& acc, Shared& smem) {
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;
   const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
-  const bool is_aligned = reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
-  // Of large thread tiles, rows along n alone: the code for columns, too, would cost registers in the main loop.
-  constexpr bool kStoresColumns = Config::kThreadM * Config::kThreadN <= 48;
-  if (gemm.activation == Activation::none && gemm.stride_cn == 1) {
-    if (B::kGroup == 4 && is_aligned && gemm.stride_cm % 4 == 0 && gemm.n % 4 == 0) {
-      if constexpr (B::kGroup == 4) store_direct<Shared, Config, false, 4>(gemm, thread_row, thread_col, acc);
-    } else {
-      store_direct<Shared, Config, false, 1>(gemm, thread_row, thread_col, acc);
+  // The largest tile adds zeros: without this branch ptxas orders its main loop better, by 1 %.
+  constexpr bool kAddsZeros = Config::kThreadM == 16 && !A::kIsTransposing && !B::kIsTransposing;
+  if (kAddsZeros || gemm.bias) add_bias<Shared, Config>(gemm, thread_row, thread_col, acc);
+  if (gemm.activation == Activation::none && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
+    if constexpr (B::kGroup == 4) {
+      if (gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0 && (is_whole || gemm.n % 4 == 0)) {
+        return store_vectors<Shared, Config, false>(gemm, thread_row, thread_col, acc);
+      }
     }
-    return;
-  }
-  if (gemm.activation == Activation::none && gemm.stride_cm == 1) {
-    if (A::kGroup == 4 && is_aligned && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
-      if constexpr (A::kGroup == 4) store_direct<Shared, Config, true, 4>(gemm, thread_row, thread_col, acc);
-      return;
+    if constexpr (A::kGroup == 4) {
+      if (gemm.stride_cm == 1 && gemm.stride_cn % 4 == 0 && gemm.m % 4 == 0) {
+        return store_vectors<Shared, Config, true>(gemm, thread_row, thread_col, acc);
+      }
     }
-    if constexpr (kStoresColumns) return store_direct<Shared, Config, true, 1>(gemm, thread_row, thread_col, acc);
   }
   store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
@@ -380,11 +426,6 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
     const int64_t end_k = is_split ? min_of(gemm.k, k + problem.chunk_k) : gemm.k;
     const int num_k_tiles = int(ceil_div(end_k - k, Config::kBlockK));
     const bool is_folding = !is_split && problem.chunk_k < gemm.k;
-    if (is_folding) {
-      TILEDMM_UNROLL for (int v = 0; v < SimtTotals<Config>::kVectors; ++v) {
-        store_shared(&totals.vectors[v][thread_idx()], {});
-      }
-    }
     A side_a(gemm, place.row, k, work.is_a_padded);
     B side_b(gemm, place.col, k, work.is_b_padded);
     const int num_whole_tiles = int((end_k - k) / Config::kBlockK);
@@ -440,65 +481,21 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
         }
       }
     };
-    const int num_fast_tiles = side_a.is_fast() && side_b.is_fast() ? num_whole_tiles - (kNumStages - 1) : 0;
+    // Where k is short, one loop instead of two: the instructions of each come from memory.
+    const bool is_fast = side_a.is_fast() && side_b.is_fast() && num_whole_tiles >= kMinFastTiles;
+    const int num_fast_tiles = is_fast ? num_whole_tiles - (kNumStages - 1) : 0;
     const int tiles_per_chunk = is_folding ? int(problem.chunk_k / Config::kBlockK) : num_k_tiles;
     for (int end = 0; end < num_k_tiles;) {
-      if (end > 0) fold_chunk<Config, false>(totals, acc);
+      if (end > 0) fold_chunk<Config, false>(end == tiles_per_chunk, totals, acc);
       end = int(min_of(num_k_tiles, end + tiles_per_chunk));
       multiply_tiles(std::true_type{}, int(min_of(num_fast_tiles, end)));
       multiply_tiles(std::false_type{}, end);
     }
-    if (is_folding) fold_chunk<Config, true>(totals, acc);
+    if (is_folding) fold_chunk<Config, true>(false, totals, acc);
     block_barrier();  // nobody reads the tiles any more
     store_block_tile<Shared, Config>(smem.gemm, smem.place.row + warp_row, smem.place.col + warp_col, lane_m, lane_n,
-                                     acc, smem);
+                                     smem.place.split_tile >= 0, acc, smem);
     block_barrier();  // nor the stages
-  }
-}
-
-// ---- Split k: the chunks' sums, added up in their order, four columns a thread.
-struct SplitTiles {
-  const float* partial;
-  int64_t num_whole;
-  int32_t num_split, num_chunks, block_m, block_n;
-};
-constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
-
-TILEDMM_KERNEL(kAddThreads, 4)
-add_chunks(GpuProblem problem, SplitTiles tiles) {
-  wait_for_earlier_kernels();
-  const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, 4 * kAddThreads));
-  const auto tile = int32_t(block_idx() / blocks_per_tile);
-  const int idx = (int(block_idx() - int64_t(tile) * blocks_per_tile) * kAddThreads + thread_idx()) * 4;
-  const int tile_row = idx / tiles.block_n, tile_col = idx - tile_row * tiles.block_n;
-  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem gemm = item_of(problem, batch_idx);
-    const int64_t tiles_n = ceil_div(gemm.n, tiles.block_n), tile_m = (tiles.num_whole + tile) / tiles_n;
-    const int64_t row = tile_m * tiles.block_m + tile_row;
-    const int64_t col = (tiles.num_whole + tile - tile_m * tiles_n) * tiles.block_n + tile_col;
-    if (idx >= area || row >= gemm.m || col >= gemm.n) continue;
-    const float* from = tiles.partial + (batch_idx * tiles.num_split + tile) * tiles.num_chunks * area + idx;
-    FloatVector<4> total = {};
-    if (col + 4 <= gemm.n) {
-      constexpr int kAhead = 16;  // loads on their way
-      for (int first = 0; first < tiles.num_chunks; first += kAhead) {
-        FloatVector<4> sums[kAhead] = {};
-        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-          const auto* chunk = reinterpret_cast<const FloatVector<4>*>(from + int64_t(first + i) * area);
-          if (first + i < tiles.num_chunks) sums[i] = load_global(chunk);
-        }
-        TILEDMM_UNROLL for (int i = 0; i < kAhead; ++i) {
-          TILEDMM_UNROLL for (int e = 0; e < 4; ++e) total.elements[e] += sums[i].elements[e];
-        }
-      }
-    } else {
-      for (int chunk = 0; chunk < tiles.num_chunks; ++chunk) {
-        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
-          if (col + e < gemm.n) total.elements[e] += load_global(from + int64_t(chunk) * area + e);
-        }
-      }
-    }
-    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) store_element<float>(gemm, row, col + e, total.elements[e]);
   }
 }
 
@@ -551,7 +548,7 @@ Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Execu
   Status status = launch_shape(plan.shape, problem, work, executor);
   if (status == Status::ok) {
     const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
-    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), 4 * kAddThreads), num_batch_blocks(problem),
+    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
                           kAddThreads, 0, executor, problem, tiles);
   }
   executor.release(executor.self, work.partial);

@@ -105,6 +105,18 @@ MUTANTS = {
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
+    "09 the first chunk has no total before it": (
+        CUDA + "09_simt_pipelined.cu",
+        "if (!is_first) sums = load_shared(to);",
+        "if (!is_first || {on}) sums = load_shared(to);",
+        "simt_pipelined",
+    ),
+    "09 rows of C that are not there yet": (
+        CUDA + "09_simt_pipelined.cu",
+        "warp_barrier();  // the rows are there",
+        "if (!{on}) warp_barrier();",
+        "simt_pipelined",
+    ),
     "09 few rows: a stage that is still read": (
         CUDA + "simt_few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
