@@ -2,6 +2,7 @@
 library), layers in training against nn.Linear, the calling thread's cost, and what `explain` predicted.
 
     python benchmarks/bench_gpu.py --json benchmarks/results/gpu/nvidia_h200.json
+    python benchmarks/bench_gpu.py --random 500      shapes that nobody chose instead of the table
 
 Products: single calls, caches of the GPU emptied before each, arms interleaved, medians, random data in [-1, 1], the
 output allocated by each call. A goal is the least ratio of the vendor's time to ours that a kind of shape should reach.
@@ -9,10 +10,12 @@ output allocated by each call. A goal is the least ratio of the vendor's time to
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -21,7 +24,7 @@ import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.dispatch import build_info
 from torch_tiledmm.testing.bench import OURS
-from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape
+from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_gpu_shapes
 from torch_tiledmm.testing.timing import (
     PRECISIONS,
     gpu_copy_rate,
@@ -38,6 +41,7 @@ VENDOR = "vendor"
 # in_features, out_features of a layer; rows of its input
 LAYERS = ((768, 3072), (3072, 768), (4096, 4096), (4096, 11008), (11008, 4096))
 LAYER_ROWS = (32, 512, 8192)
+MOST_RANDOM_FLOPS = {"fp16": 1e12, "bf16": 1e12, "tf32": 5e11, "fp32": 6e10, "fp64": 6e10}
 # Widths of an MLP's layers with rows of its input; width and heads of a transformer block with batch and length.
 MLPS = (((1024, 4096, 4096, 1024), 512), ((1024, 4096, 4096, 1024), 8192))
 BLOCKS = ((768, 12, 8, 512), (768, 12, 16, 1024), (4096, 32, 2, 2048))
@@ -240,11 +244,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="all measurements on a GPU")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16", "fp16", "tf32", "fp32", "fp64"))
     parser.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random ones in each precision")
+    parser.add_argument("--seed", type=int, default=0, help="of --random")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
-    shapes = gpu_shapes() if args.rows is None else [parse_shape(text) for text in args.rows]
+    is_table = args.rows is None and not args.random
+
+    def shapes_of(precision: str) -> Iterable[Shape]:
+        if args.random:
+            return itertools.islice(random_gpu_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
+        return gpu_shapes() if args.rows is None else map(parse_shape, args.rows)
+
     results = {
         "benchmark": "gpu",
         "device": torch.cuda.get_device_name(),
@@ -261,7 +273,7 @@ def main() -> None:
         "products": [],
     }
     print("us of the calling thread:", json.dumps(results["host_us"]), flush=True)
-    if args.rows is None:
+    if is_table:
         for rows in LAYER_ROWS:
             for layer in LAYERS:
                 results["layers"].append(row := measure_layer(*layer, rows, "bf16"))
@@ -270,7 +282,7 @@ def main() -> None:
             results["training"].append(row := measure_training(*model))
             print(row["model"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
     for precision in args.precisions:
-        for shape in shapes:
+        for shape in shapes_of(precision):
             results["products"].append(row := measure_product(shape, precision))
             print(*product_line(row), sep="  ", flush=True)
         results["summary"] = summarize(results["products"])

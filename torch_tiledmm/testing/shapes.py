@@ -8,8 +8,11 @@ backward is NN for the input and TN for the weight.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 import torch
 
@@ -225,6 +228,38 @@ def gpu_shapes() -> tuple[Shape, ...]:
         *_gpu("batch", "one launch for all", "32x256x256x256:NN", "16x512x512x512:NN", "8x1024x1024x1024:NN"),
         *_gpu("batch", "one launch for all", "64x1024x1024x1024:NT"),
     )
+
+
+def random_gpu_shapes(seed: int, max_flops: float) -> Iterator[Shape]:
+    """Rows without end that nobody chose: what a table of shapes hides. Sizes are spread evenly over their logarithms.
+
+    A row's kind says what it was drawn as; rows of more than ``max_flops`` are left out.
+    """
+    random = Random(seed)
+
+    def draw(least: int, most: int, multiple: int = 1) -> int:
+        size = int(math.exp(random.uniform(math.log(least), math.log(most + 1))))
+        return max(multiple, size // multiple * multiple)
+
+    sizes_of_layers = (512, 768, 1024, 1280, 2048, 3072, 3584, 4096, 5120, 8192)
+    draws = {
+        "any": lambda: (0, draw(32, 8192), draw(32, 8192), draw(32, 8192)),
+        "even": lambda: (0, *(draw(32, 8192, 2) for _ in range(3))),
+        "multiple_of_8": lambda: (0, *(draw(32, 8192, 8) for _ in range(3))),
+        "multiple_of_64": lambda: (0, *(draw(32, 8192, 64) for _ in range(3))),
+        "cube": lambda: (0, *(draw(100, 6000, 4),) * 3),
+        "layer": lambda: (0, draw(16, 10000), random.choice(sizes_of_layers), random.choice(sizes_of_layers)),
+        "few_rows": lambda: (0, draw(1, 64), draw(256, 30000, 8), draw(256, 16384, 8)),
+        "long_k": lambda: (0, draw(8, 512), draw(8, 512), draw(4096, 200000, 8)),
+        "batch": lambda: (draw(2, 200), *(draw(24, 600, 8) for _ in range(3))),
+    }
+    while True:
+        kind = random.choice(list(draws))
+        batch, m, n, k = draws[kind]()
+        layout = random.choice(("NT", "NN", "TN", "NT", "NN", "TN", "TT"))
+        shape = Shape(kind, m, n, k, layout, kind, "drawn at random", batch)
+        if shape.flops <= max_flops:
+            yield shape
 
 
 def select_shapes(names: list[str]) -> list[Shape]:

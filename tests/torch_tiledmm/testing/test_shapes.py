@@ -1,8 +1,10 @@
+import itertools
+
 import pytest
 import torch
 
 from torch_tiledmm.testing import LAYOUTS, SHAPES, make_operands, parse_shape, select_shapes
-from torch_tiledmm.testing.shapes import KINDS
+from torch_tiledmm.testing.shapes import KINDS, random_gpu_shapes
 
 
 def test_names_are_unique_and_every_row_says_why():
@@ -32,6 +34,15 @@ def test_operands_have_the_shape_and_layout_of_the_row(layout, batch):
     assert a.min() < -0.5 and 0.5 < a.max() <= 1
     again, _ = make_operands(shape, torch.float16)
     assert torch.equal(a, again)
+
+
+def test_random_rows_are_those_of_their_seed_and_small_enough():
+    rows = list(itertools.islice(random_gpu_shapes(1, 1e9), 300))
+    assert rows == list(itertools.islice(random_gpu_shapes(1, 1e9), 300))
+    assert rows != list(itertools.islice(random_gpu_shapes(2, 1e9), 300))
+    assert all(row.flops <= 1e9 and min(row.m, row.n, row.k) > 0 for row in rows)
+    assert {row.layout for row in rows} == set(LAYOUTS) and len({row.kind for row in rows}) == 9
+    assert all(row.batch == 0 or row.kind == "batch" for row in rows)
 
 
 def test_flops_and_bytes_count_the_batch():
