@@ -242,8 +242,8 @@ def _run_once(shape: Shape, precision: str) -> None:
 
 
 def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
-    """Bytes read and written by each rung, from Nsight Compute; empty if it is not there, if it may not read counters, or
-    if a rung launches more than one kernel.
+    """Bytes read and written by each rung, from Nsight Compute; empty if it is not there, if it may not read counters,
+    or if a rung launches more than one kernel.
     """
     command = [
         "ncu",
