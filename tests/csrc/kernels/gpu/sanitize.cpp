@@ -115,7 +115,9 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
     if (kind == 0) k = random_int(4096, 4200);  // in chunks
     if (kind == 1) k = random_int(2400, 2600);  // more tiles than stages
     if (kind == 2 && is("skinny")) k = random_int(200, 600);
-    if (kind == 2 && is("simt_pipelined")) k = random_int(512, 800);  // chunks of tiles
+    if (kind == 2 && is("simt_pipelined")) {  // chunks of tiles
+      m = min_of(m, 100), n = min_of(n, 100), k = random_int(512, 600);
+    }
     batch = random_int(1, 2);
   }
   const bool is_in_chunks = is("mma_async in short chunks");
