@@ -41,6 +41,7 @@ VENDOR = "vendor"
 # in_features, out_features of a layer; rows of its input
 LAYERS = ((768, 3072), (3072, 768), (4096, 4096), (4096, 11008), (11008, 4096))
 LAYER_ROWS = (32, 512, 8192)
+# Random shapes of more take too long.
 MOST_RANDOM_FLOPS = {"fp16": 1e12, "bf16": 1e12, "tf32": 5e11, "fp32": 6e10, "fp64": 6e10}
 # Widths of an MLP's layers with rows of its input; width and heads of a transformer block with batch and length.
 MLPS = (((1024, 4096, 4096, 1024), 512), ((1024, 4096, 4096, 1024), 8192))
@@ -243,19 +244,21 @@ PRODUCT_HEAD = ("precision", "kind", "shape", "algorithm", "us", "vendor us", "p
 def main() -> None:
     parser = argparse.ArgumentParser(description="all measurements on a GPU")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16", "fp16", "tf32", "fp32", "fp64"))
-    parser.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random ones in each precision")
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
+    shapes.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random ones in each precision")
     parser.add_argument("--seed", type=int, default=0, help="of --random")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
     is_table = args.rows is None and not args.random
+    chosen = gpu_shapes() if args.rows is None else [parse_shape(text) for text in args.rows]
 
     def shapes_of(precision: str) -> Iterable[Shape]:
         if args.random:
             return itertools.islice(random_gpu_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
-        return gpu_shapes() if args.rows is None else map(parse_shape, args.rows)
+        return chosen
 
     results = {
         "benchmark": "gpu",

@@ -93,6 +93,11 @@ struct WgmmaProblem {
   bool needs_row_sums;
 };
 
+// Whether B's part of such a tile takes as few requests to the second-level cache as it can.
+constexpr bool reads_b_in_lines(const TileShape& shape, const WgmmaProblem& p) {
+  return p.is_b_aligned && starts_in_lines(shape, p.is_b_k_major);
+}
+
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where requests are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
@@ -104,7 +109,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int blocks = plan.pairs ? 2 : 1, at_once = num_sms / blocks;
   const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m * blocks) * ceil_div(p.n, shape.block_n);
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  const bool is_b_aligned = p.is_b_aligned && starts_in_lines(shape, p.is_b_k_major);
+  const bool is_b_aligned = reads_b_in_lines(shape, p);
   // `count` tiles or pairs of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n;
@@ -140,9 +145,8 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
-    const bool is_b_aligned = problem.is_b_aligned && starts_in_lines(shape, problem.is_b_k_major);
-    const bool may_pair =
-        problem.batch == 1 && problem.m > shape.block_m && pairs(shape, problem.is_b_k_major) && !is_b_aligned;
+    const bool may_pair = problem.batch == 1 && problem.m > shape.block_m && pairs(shape, problem.is_b_k_major) &&
+                          !reads_b_in_lines(shape, problem);
     const auto consider = [&](bool splits, bool shares, bool in_pairs) {
       TilePlan plan{i, shape, splits, shares, in_pairs, 0};
       plan.microseconds = model_microseconds(plan, problem, num_sms);

@@ -134,6 +134,12 @@ const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   return nullptr;
 }
 
+// The native kernels have one order of summation for each precision. Where fp32 may round to tf32, that is the matrix
+// instructions': what multiplies in fp32 serves those who ask for it by name.
+bool is_of_another_order(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
+  return kernel.rung == 9 && problem.allow_tf32 && chip.is_mma_fp32_tf32;
+}
+
 // Only rung 11 sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product.
 const char* refuse_row_sums(const GpuKernel& kernel, const GemmProblem& problem) {
   if (!problem.row_sums) return nullptr;
@@ -161,12 +167,6 @@ const char* refuse_gpu(const GpuKernel& kernel, const GemmProblem& problem, cons
   if (!kernel.is_mma) return nullptr;
   if (chip.mma_tflops[int(problem.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem, chip);
-}
-
-// The native kernels have one order of summation for each precision. Where fp32 may round to tf32, that is the matrix
-// instructions': what multiplies in fp32 serves those who ask for it by name.
-static bool is_of_another_order(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
-  return kernel.rung == 9 && problem.allow_tf32 && chip.is_mma_fp32_tf32;
 }
 
 int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates) {

@@ -129,7 +129,7 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
-// The same for all warps of a block wherever each of them arrives; block_barrier wants one place in the program for all.
+// block_barrier for warps that arrive at different places of the program; that one wants a single place for all.
 TILEDMM_DEVICE void block_barrier_of_roles([[maybe_unused]] int num_threads) {
 #if defined(__CUDA_ARCH__)
   asm volatile("barrier.cta.sync 1, %0;" ::"r"(num_threads) : "memory");
