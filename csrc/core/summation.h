@@ -7,27 +7,33 @@
 
 namespace tiledmm {
 
-inline constexpr int64_t kMaxChunkedN = 256, kMaxDividedN = 768;
-inline constexpr int64_t kChunkK = 1024;
-inline constexpr int64_t kMinSimtChunkK = 256;
+inline constexpr int64_t kChunkK = 1024;  // of 16-bit elements
 inline constexpr int64_t kLongK = 1 << 17, kLongChunkK = 1 << 14;
+inline constexpr int64_t kChunkUnit = 256;  // chunks of matrix instructions end with a stage of every kernel
 
 // k is summed in chunks of so many elements: each chunk from zero on, in the order of k, then the chunks' sums in their
 // order. One chunk (of one element where k is 0), but
 // - where n is small and k is long: there chunks are computed side by side (split k of fixed size);
-// - where n is of medium size and k much longer: four of them;
 // - by multiply-adds in fp32 (`is_simt`), whose tiles hold few sums: chunks cost them little, whatever n, and are the
 //   shorter the less there is to do besides;
 // - where k is so long that one chain's error would exceed that of a product whose k is split.
-constexpr int64_t chunk_k(int64_t n, int64_t k, bool is_simt) {
-  if (is_simt) {
-    const int64_t chunk = k >= 1 << 15 ? kChunkK : n <= 1024 && k < 1 << 13 ? kMinSimtChunkK : kChunkK / 2;
-    return k >= 2 * chunk ? chunk : max_of(k, 1);
+constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
+  const int64_t chunk = k >= 1 << 15 ? 1024 : n <= 1024 && k < 1 << 13 ? 256 : 512;
+  return k >= 2 * chunk ? chunk : max_of(k, 1);
+}
+
+// By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements. Tiles that sum chunks are
+// 192 columns wide at most, which costs large products 2 to 12 %: so not where k is shorter than 5 n.
+constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
+  constexpr int64_t kNarrow = 256, kWide = 4096, kMost = 8;
+  const int64_t least = is_tf32 ? kChunkK / 2 : kChunkK;
+  int64_t chunk = max_of(k, 1);
+  if (k >= 4 * least && n <= kNarrow) {
+    chunk = least;
+  } else if (k >= 4 * least && k >= (is_tf32 ? 5 * n / 2 : 5 * n) && 2 * n <= kWide) {
+    chunk = round_up(ceil_div(k, min_of(min_of(kWide / n, k / least), kMost)), kChunkUnit);
   }
-  if (n <= kMaxChunkedN && k >= 4 * kChunkK) return kChunkK;
-  if (k >= kLongK) return kLongChunkK;
-  if (n > kMaxChunkedN && n <= kMaxDividedN && k >= 16 * n) return round_up(ceil_div(k, 4), kChunkK);
-  return max_of(k, 1);
+  return k >= kLongK ? min_of(chunk, kLongChunkK) : chunk;
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the
@@ -41,8 +47,10 @@ constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
 
 // Of the caller's problem, before a batch is folded into n or C is transposed.
 inline int64_t chunk_k(const GemmProblem& problem) {
-  if (problem.dtype == DType::f64) return chunk_k_f64(problem.n, problem.k);
-  return chunk_k(problem.n, problem.k, problem.dtype == DType::f32 && !problem.allow_tf32);
+  const int64_t n = problem.n, k = problem.k;
+  if (problem.dtype == DType::f64) return chunk_k_f64(n, k);
+  const bool is_f32 = problem.dtype == DType::f32;
+  return is_f32 && !problem.allow_tf32 ? simt_chunk_k(n, k) : mma_chunk_k(n, k, is_f32);
 }
 
 }  // namespace tiledmm

@@ -63,10 +63,10 @@ inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, boo
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
   const double tiles = waves * (num_k_tiles * k_tile + 0.3 + area * 1e-5);
-  const double elements = double(p.batch) * (double(p.m) * double(p.k) + double(p.k) * double(p.n) +
-                                             double(p.m) * double(p.n) * (splits_chunks ? double(2 * num_chunks) : 1));
+  const double results = double(p.batch) * double(p.m) * double(p.n);
+  const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
   const double memory = 4 * elements / 3.3e6;
-  const double sums = splits_chunks ? 2 + double(num_chunks) * 0.02 : 0;
+  const double sums = splits_chunks ? 2 + double(num_chunks) * (0.02 + 5e-6 * results) : 0;
   return 5.5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 

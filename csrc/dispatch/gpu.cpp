@@ -130,7 +130,7 @@ const char* refuse_wgmma(const GemmProblem& problem, const GpuChip& chip) {
   // Tiles, each for every chunk of k, are counted in 32 bits; the smallest are of 64 x 32.
   double num_tiles = double(ceil_div(problem.m, 64)) * double(ceil_div(problem.n, 32));
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) num_tiles *= double(problem.batch_dims[d].size);
-  if (num_tiles * double(ceil_div(problem.k, kChunkK)) >= double(kLimit)) return "it has 2^30 tiles or more";
+  if (num_tiles * double(ceil_div(problem.k, kChunkUnit)) >= double(kLimit)) return "it has 2^30 tiles or more";
   return nullptr;
 }
 

@@ -219,7 +219,7 @@ def test_wgmma_pairs_of_blocks(m, n, k, layout):
 
 @pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
 @pytest.mark.parametrize("layout", ["NN", "TT"])
-@pytest.mark.parametrize("n, k", [(64, 4096), (200, 5001)])
+@pytest.mark.parametrize("n, k", [(64, 4096), (200, 5001), (1030, 5200)])
 def test_wgmma_chunks_of_k(layout, n, k):
     """Few rows: the chunks are computed side by side. Many: one after the other."""
     a = operand(9000, k, torch.bfloat16, layout[0] == "T")

@@ -88,7 +88,7 @@ struct Config {
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
-  static_assert(kChunkK % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
+  static_assert(kChunkUnit % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
 
   // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].

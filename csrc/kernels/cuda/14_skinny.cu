@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
-static_assert(kChunkK % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
+static_assert(kChunkUnit % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
 
 // Of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }

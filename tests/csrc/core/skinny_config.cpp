@@ -15,11 +15,11 @@ int main() {
     for (int layout = 0; layout < 2; ++layout) {
       const bool is_k_major = layout == 0;
       const SkinnyProblem problem{
-          is_transposed ? n : m, is_transposed ? m : n, k, chunk_k(n, k, false), batch, is_k_major, is_k_major};
+          is_transposed ? n : m, is_transposed ? m : n, k, mma_chunk_k(n, k, false), batch, is_k_major, is_k_major};
       const SkinnyPlan plan = choose_skinny_plan(problem, 132, shared);
       std::printf("%d %d %d %ld %ld %ld %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes, long(plan.num_units),
                   long(plan.blocks_n), long(plan.num_chunks),
-                  skinny_microseconds(m, n, k, chunk_k(n, k, false), batch, 132));
+                  skinny_microseconds(m, n, k, mma_chunk_k(n, k, false), batch, 132));
     }
   }
 }

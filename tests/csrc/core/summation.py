@@ -1,14 +1,16 @@
 """The order of summation as docs/NUMERICS.md tells it, in Python: csrc/core/summation.h is to agree."""
 
 
-def count_chunks(n, k):
+def count_chunks(n, k, is_tf32=False):
     """Chunks of k where matrix instructions multiply 16-bit elements or tf32."""
-    if n <= 256 and k >= 4096:
-        chunk_k = 1024
-    elif k >= 1 << 17:
-        chunk_k = 1 << 14
-    elif 256 < n <= 768 and k >= 16 * n:
-        chunk_k = -(-k // 4096) * 1024
-    else:
-        chunk_k = max(k, 1)
+    least = 512 if is_tf32 else 1024
+    chunk_k = max(k, 1)
+    if k >= 4 * least:
+        if n <= 256:
+            chunk_k = least
+        elif n <= 2048 and k >= 5 * n // (2 if is_tf32 else 1):
+            chunks = min(4096 // n, k // least, 8)
+            chunk_k = -(-k // chunks // 256) * 256
+    if k >= 1 << 17:
+        chunk_k = min(chunk_k, 1 << 14)
     return -(-k // chunk_k)

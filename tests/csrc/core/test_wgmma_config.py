@@ -115,7 +115,7 @@ def test_every_tf32_plan_is_legal(plan_tf32):
     for problem, row in zip(problems, plan_tf32(problems), strict=True):
         m, n, k, _, layout = problem
         path, copies_a, copies_b, _, _, splits, serves_path, sums_chunks, time = row
-        num_chunks = count_chunks(n, k)
+        num_chunks = count_chunks(n, k, is_tf32=True)
         assert serves_path and time > 0, problem
         assert sums_chunks or num_chunks == 1, problem
         assert num_chunks > 1 or not splits, problem

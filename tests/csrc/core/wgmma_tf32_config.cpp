@@ -20,7 +20,7 @@ int main() {
     problem.dtype = DType::f32;
     const Tf32Operand operand_a = classify_operand(nullptr, m, k, problem.stride_am, problem.stride_ak, true);
     const Tf32Operand operand_b = classify_operand(nullptr, n, k, problem.stride_bn, problem.stride_bk, true);
-    const Tf32Plan plan = plan_tf32({m, n, k, chunk_k(n, k, false), batch, operand_a, operand_b}, 132);
+    const Tf32Plan plan = plan_tf32({m, n, k, mma_chunk_k(n, k, true), batch, operand_a, operand_b}, 132);
     std::printf("%d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),
                 int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)),
