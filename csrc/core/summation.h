@@ -7,33 +7,34 @@
 
 namespace tiledmm {
 
-inline constexpr int64_t kChunkK = 1024;  // of 16-bit elements
-inline constexpr int64_t kLongK = 1 << 17, kLongChunkK = 1 << 14;
-inline constexpr int64_t kChunkUnit = 256;  // chunks of matrix instructions end with a stage of every kernel
-
 // k is summed in chunks of so many elements: each chunk from zero on, in the order of k, then the chunks' sums in their
-// order. One chunk (of one element where k is 0), but
-// - where n is small and k is long: there chunks are computed side by side (split k of fixed size);
-// - by multiply-adds in fp32 (`is_simt`), whose tiles hold few sums: chunks cost them little, whatever n, and are the
-//   shorter the less there is to do besides;
-// - where k is so long that one chain's error would exceed that of a product whose k is split.
+// order. Short k is one chunk (of one element where it is 0). The chunks of a tile can be computed side by side, and
+// their sums round less than one long chain.
+//
+// Chunks are multiples of this, so that each ends with a stage of every kernel; in fp64 of its own unit.
+inline constexpr int64_t kChunkUnit = 256;
+
+// By multiply-adds in fp32, whose tiles hold few sums: chunks cost them little, whatever n, and are the shorter the
+// less there is to do besides.
 constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
-  const int64_t chunk = k >= 1 << 15 ? 1024 : n <= 1024 && k < 1 << 13 ? 256 : 512;
+  const int64_t chunk = k >= 1 << 15 ? 4 * kChunkUnit : n <= 1024 && k < 1 << 13 ? kChunkUnit : 2 * kChunkUnit;
   return k >= 2 * chunk ? chunk : max_of(k, 1);
 }
 
-// By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements. Tiles that sum chunks are
-// 192 columns wide at most, which costs large products 2 to 12 %: so not where k is shorter than 5 n.
+// By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements: as many chunks as give the
+// multiprocessors work if there are few rows. Tiles that sum chunks are 192 columns wide at most, which costs many rows
+// 2 to 12 %: not where k is shorter than 5 n. For any n where one chain's error would exceed that of cuBLAS, which
+// splits k.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
-  constexpr int64_t kNarrow = 256, kWide = 4096, kMost = 8;
-  const int64_t least = is_tf32 ? kChunkK / 2 : kChunkK;
+  constexpr int64_t kNarrow = 256, kWide = 2048, kMost = 8, kLong = 1 << 17, kMostOfLong = 1 << 14;
+  const int64_t least = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
   if (k >= 4 * least && n <= kNarrow) {
     chunk = least;
-  } else if (k >= 4 * least && k >= (is_tf32 ? 5 * n / 2 : 5 * n) && 2 * n <= kWide) {
-    chunk = round_up(ceil_div(k, min_of(min_of(kWide / n, k / least), kMost)), kChunkUnit);
+  } else if (k >= 4 * least && n <= kWide && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
+    chunk = round_up(ceil_div(k, min_of(min_of(2 * kWide / n, k / least), kMost)), kChunkUnit);
   }
-  return k >= kLongK ? min_of(chunk, kLongChunkK) : chunk;
+  return k >= kLong ? min_of(chunk, kMostOfLong) : chunk;
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the

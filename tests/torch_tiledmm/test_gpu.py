@@ -252,6 +252,17 @@ def test_a_row_is_the_same_whatever_m_is(name, layout, n, k):
             assert torch.equal(matmul(a[2000 - m :], b), whole[2000 - m :]), m
 
 
+@pytest.mark.parametrize("name", DTYPE_NAMES)
+def test_a_zero_keeps_its_sign_whatever_m_is(name):
+    """Where every product underflows, a tile that adds a zero for want of a bias would turn it around."""
+    dtype = getattr(torch, name)
+    tiny = torch.finfo(dtype).tiny
+    a, b = torch.full((2048, 40), tiny, dtype=dtype, device="cuda"), torch.full((40, 512), -tiny, device="cuda").to(dtype)
+    for m in (1, 40, 300, 2048):
+        out = matmul(a[:m], b)
+        assert torch.equal(torch.signbit(out), torch.signbit(matmul(a, b))[:m]), m
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 45e9, reason="needs 45 GB of memory")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_more_than_2_31_elements(dtype):

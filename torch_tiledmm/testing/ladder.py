@@ -237,13 +237,14 @@ def _run_once(shape: Shape, precision: str) -> None:
     with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
         for name in _rungs_of(shape, precision):
-            torch.ops.tiledmm.matmul(a, b, algorithm=name)
+            with torch.cuda.nvtx.range(name):
+                torch.ops.tiledmm.matmul(a, b, algorithm=name)
         torch.cuda.synchronize()
 
 
 def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
-    """Bytes read and written by each rung, from Nsight Compute; empty if it is not there, if it may not read counters,
-    or if a rung launches more than one kernel.
+    """Bytes read and written by all kernels of each rung, from Nsight Compute, which names a kernel after the range it was
+    launched in; empty if it is not there or may not read counters.
     """
     command = [
         "ncu",
@@ -255,7 +256,8 @@ def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
         "--kernel-name",
         "regex:tiledmm",
     ]
-    command += ["--kernel-name-base", "mangled", sys.executable, "-m", "torch_tiledmm", "ladder", "--once"]
+    command += ["--kernel-name-base", "mangled", "--nvtx", "--print-nvtx-rename", "kernel"]
+    command += [sys.executable, "-m", "torch_tiledmm", "ladder", "--once"]
     command += ["--rows", f"{shape.m}x{shape.n}x{shape.k}:{shape.layout}", "--dtype", precision]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -263,12 +265,11 @@ def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
         return {}
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     scale = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
-    values = [
-        int(float(row["Metric Value"].replace(",", "")) * scale[row["Metric Unit"]])
-        for row in csv.DictReader(io.StringIO("\n".join(lines)))
-    ]
-    names = _rungs_of(shape, precision)
-    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+    dram: dict[str, int] = {}
+    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+        name = row["Kernel Name"].split("/")[0]
+        dram[name] = dram.get(name, 0) + int(float(row["Metric Value"].replace(",", "")) * scale[row["Metric Unit"]])
+    return dram if set(dram) == set(_rungs_of(shape, precision)) else {}
 
 
 def plot_measured(results: dict, path: Path) -> None:

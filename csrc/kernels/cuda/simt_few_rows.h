@@ -19,7 +19,7 @@ struct FewRowsConfig {
   static constexpr int kStrideMn = IS_B_K_MAJOR ? kBlockK + 4 : 1, kStrideK = IS_B_K_MAJOR ? 1 : COLS;
   static constexpr int kLanesM = 32 / COLS, kThreadM = (ROWS + kLanesM - 1) / kLanesM;
   static_assert(kLanesM * COLS == 32, "a warp's lanes share out its tile");
-  static_assert(kMinSimtChunkK % kBlockK == 0, "a chunk ends with a k tile");
+  static_assert(kChunkUnit % kBlockK == 0, "a chunk ends with a k tile");
 };
 
 // Of one warp.
