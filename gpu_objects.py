@@ -32,6 +32,12 @@ def hopper_sources() -> list[Path]:
     return [CSRC / "kernels/cuda/11_wgmma.cu"]
 
 
+def host_sources(warp_size: int) -> list[Path]:
+    """What the host executor runs at this warp size, and the executor itself."""
+    others = ("dispatch/gpu.cpp", "dispatch/gpu_cost.cpp", "host_gpu/api.cpp", "host_gpu/executor.cpp")
+    return (cuda_sources() if warp_size == 32 else []) + gpu_sources() + [CSRC / name for name in others]
+
+
 def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[str]:
     """``archs`` as in "8.0", "9.0a", "9.0+PTX" (TORCH_CUDA_ARCH_LIST)."""
     codes = []
@@ -60,6 +66,7 @@ def hip_command(clang: str, archs: list[str], *, standalone: bool = False, werro
 def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]:
     command = [*cxx.split(), "-std=c++17", "-x", "c++", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
     command += ["-Wall", "-Wextra", "-DTILEDMM_HOST_GPU", f"-DTILEDMM_WARP_SIZE={warp_size}"]
+    command += ["-DTILEDMM_WITH_CUDA"] if warp_size == 32 else []
     return command + (["-Werror"] if werror else [])
 
 
@@ -91,12 +98,7 @@ def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs:
 def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:
     """The rungs on the host executor, as one library."""
     command = host_command(cxx, warp_size, werror=werror)
-    others = ("dispatch/gpu.cpp", "dispatch/gpu_cost.cpp", "host_gpu/api.cpp")
-    sources = gpu_sources() + [CSRC / name for name in others]
-    if warp_size == 32:
-        sources += cuda_sources()
-        command += ["-DTILEDMM_WITH_CUDA"]
-    objects = compile_objects(sources, command, objects_folder, jobs)
+    objects = compile_objects(host_sources(warp_size), command, objects_folder, jobs)
     subprocess.run([*cxx.split(), "-shared", "-Wl,--no-undefined", "-o", target, *objects], check=True)
 
 

@@ -35,11 +35,7 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
   host_gpu::Session session;
   session.seed = seed;
   session.is_counting = counts != nullptr;
-  Executor executor{};
-  executor.self = &session;
-  executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
-  executor.release = [](void*, void* memory) { std::free(memory); };
-  const Status status = launch_gpu(*problem, idx, executor, reason, capacity);
+  const Status status = launch_gpu(*problem, idx, host_gpu::executor_of(session), reason, capacity);
   if (status != Status::ok) return int32_t(status);
   if (!session.error.empty()) {
     std::snprintf(reason, capacity, "%s", session.error.c_str());

@@ -73,7 +73,7 @@ void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA], cons
   struct Operands {
     Word a[L::kM][L::kWordsK], b[L::kN][L::kWordsK];
   };
-  static_assert(sizeof(Operands) <= host_gpu::Block::kScratchBytes);
+  static_assert(sizeof(Operands) <= host_gpu::kScratchBytes);
   auto& operands = *reinterpret_cast<Operands*>(host_gpu::warp_scratch());
   const int lane = thread_idx() % kWarpSize;
   for (int w = 0; w < L::kWordsA; ++w) operands.a[L::a_row(lane, w)][L::a_word(lane, w)] = a[w];

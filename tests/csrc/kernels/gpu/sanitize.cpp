@@ -83,19 +83,13 @@ struct Matrix {
 int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed, char* reason, size_t capacity) {
   host_gpu::Session session;
   session.seed = seed;
-  Executor executor{};
-  executor.self = &session;
-  executor.num_cus = 4;
-  executor.warp_size = TILEDMM_WARP_SIZE;
-  executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
-  executor.release = [](void*, void* memory) { std::free(memory); };
   GpuProblem whole{};
   whole.gemm = problem;
   whole.gemm.batch_dims = nullptr;
   whole.batch_dims[0] = problem.batch_dims[0];
   whole.batch_size = problem.batch_dims[0].size;
   whole.chunk_k = chunk_k;
-  const Status status = gpu::launch_mma_async(whole, executor);
+  const Status status = gpu::launch_mma_async(whole, host_gpu::executor_of(session));
   std::snprintf(reason, capacity, "%s", session.error.c_str());
   return status == Status::ok && session.error.empty() ? 0 : -1;
 }
