@@ -72,12 +72,15 @@ double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const Gp
       return simt_microseconds(task, choose_simt_plan(task));
     }
     case 10: {
-      const bool is_vectorised = a.is_aligned && b.is_aligned;
-      const int64_t rows = n < m && n <= 64 ? n : m, cols = n < m && n <= 64 ? m : n;
-      const int shape = choose_mma_async_shape(problem.dtype, is_vectorised, rows, cols, k, batch, chunk, chip.num_cus,
-                                               chip.max_shared_bytes);
-      return mma_async_us(mma_async_shape(problem.dtype, shape), problem.dtype, is_vectorised, rows, cols, k, batch,
-                          chunk, chip.num_cus) +
+      const bool is_transposed = n < m && n <= 64;
+      const bool splits_a = splits_sectors(problem.dtype, problem.stride_am, problem.stride_ak);
+      const bool splits_b = splits_sectors(problem.dtype, problem.stride_bn, problem.stride_bk);
+      const MmaAsyncCopies copies{a.is_aligned && b.is_aligned, is_transposed ? splits_b : splits_a,
+                                  is_transposed ? splits_a : splits_b};
+      const int64_t rows = is_transposed ? n : m, cols = is_transposed ? m : n;
+      const MmaAsyncChoice choice =
+          choose_mma_async(problem.dtype, copies, rows, cols, k, batch, chunk, chip.num_cus, chip.max_shared_bytes);
+      return mma_async_us(choice, problem.dtype, copies, rows, cols, k, batch, chunk, chip.num_cus) +
              (size_of(problem.dtype) == 2 ? unaligned_us(problem, a, b, double(batch)) : 0);
     }
     case 11:

@@ -34,10 +34,11 @@ struct AsyncTile {
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
-    const int copies_per_row = (IS_K_MAJOR ? BLOCK_K : BLOCK_MN) / (operand.is_vectorised ? kVector : 1);
-    far = thread_idx() / copies_per_row;
-    close = (thread_idx() - far * copies_per_row) * (operand.is_vectorised ? kVector : 1);
-    far_step = NUM_THREADS / copies_per_row;
+    // Two divisions by constants, of which one counts, take less than one by a number that is not known before.
+    constexpr int kRow = IS_K_MAJOR ? BLOCK_K : BLOCK_MN;
+    far = operand.is_vectorised ? thread_idx() / (kRow / kVector) : thread_idx() / kRow;
+    close = operand.is_vectorised ? thread_idx() % (kRow / kVector) * kVector : thread_idx() % kRow;
+    far_step = operand.is_vectorised ? NUM_THREADS / (kRow / kVector) : NUM_THREADS / kRow;
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
     next = from;

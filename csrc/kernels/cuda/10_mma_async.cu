@@ -5,12 +5,13 @@
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
 // of FMAs in the order of k: cuBLAS's speed. Where k is long, chunks of it go to blocks of their own, whose sums are
-// added in order, or a block adds one after the other to a total. Limits: mma.sync reaches 62 % of what wgmma does on
-// sm_90, other than in fp64. 16-bit operands that are not aligned to 16 bytes are repacked first. Pipeline after
-// NVIDIA's CUTLASS 2 (efficient_gemm.md).
+// added in order, or a block adds one after the other to a total, in registers or, of the largest tile, in C. Limits:
+// mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that are not aligned to 16
+// bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
 #include "core/mma_async_config.h"
 #include "core/transposed.h"
 #include "kernels/cuda/chunk_sums.h"
+#include "kernels/cuda/divisor.h"
 #include "kernels/cuda/repack_batch.h"
 #include "kernels/cuda/total_in_c.h"
 #include "kernels/gpu/kernels.h"
@@ -33,9 +34,12 @@ struct Config {
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
   static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
-  // The total of the chunks before this one is in C, which has fp64's accumulators; else in registers.
-  static constexpr bool kTotalInC = kShape.sums_chunks && sizeof(T) == 8;
-  static constexpr bool kTotalInRegisters = kShape.sums_chunks && sizeof(T) < 8;
+  static constexpr bool kSumsChunks = kShape.total != ChunkTotal::none;
+  static constexpr bool kTotalInC = kShape.total == ChunkTotal::in_c;
+  static constexpr bool kTotalInRegisters = kShape.total == ChunkTotal::in_registers;
+  // Once around the ring of stages is one iteration of the main loop, so that each stage has its address while
+  // compiling.
+  static constexpr bool kGoesAround = sizeof(T) == 8 || !kSumsChunks;
   // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
   static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
@@ -87,10 +91,10 @@ struct Strip {
     using Values = VectorOf<A>;
     using Outs = VectorOf<Out>;
     constexpr int kVector = Outs::kElements;
-    const int lane = thread_idx() % kWarpSize;
+    const int lane = opaque(thread_idx() % kWarpSize);  // else the addresses are computed ahead of the first copy
     warp_barrier();
     if (problem.bias || problem.activation != Activation::none) {
-      for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = idx / COLS, c = idx % COLS;
         const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
         store_shared(&acc[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
@@ -102,7 +106,7 @@ struct Strip {
     Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
     if (is_vectorised) {
       constexpr int kVectorsPerRow = COLS / kVector;
-      for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
         const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
         if (row + r >= problem.m) continue;
         Outs outs;
@@ -117,7 +121,7 @@ struct Strip {
       }
     } else {
       const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
-      for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
         if (row + r >= problem.m || col + c >= problem.n) continue;
         store_global(to + r * problem.stride_cm + c * problem.stride_cn, rounded_to<Out>(load_shared(&acc[r][c])));
@@ -129,10 +133,12 @@ struct Strip {
 
 // How the blocks share out the problem.
 struct Work {
-  int tiles_m, tiles_n;
-  int group_m;      // tiles go through groups of so many rows of tiles, so that those in flight share operands in cache
-  int num_splits;   // blocks that compute chunks of one tile side by side
-  int64_t split_k;  // chunk_k, or k
+  Divisor num_tiles, tiles_of_group;
+  int group_m;  // tiles go through groups of so many rows of tiles, so that those in flight share operands in cache
+  int first_of_last_group;                    // row of tiles
+  Divisor rows_of_group, rows_of_last_group;  // rows of tiles
+  int num_splits;                             // blocks that compute chunks of one tile side by side
+  int64_t split_k;                            // chunk_k, or k
   int64_t chunk_k;
   void* partial;  // as ChunkSums has them; null where there is one split
   int zero;       // always
@@ -142,10 +148,11 @@ struct TileIndex {
   int m, n;
 };
 TILEDMM_DEVICE TileIndex tile_at(int idx, const Work& work) {
-  const int group_size = work.group_m * work.tiles_n, group = idx / group_size, within = idx - group * group_size;
-  const int first = group * work.group_m, left = work.tiles_m - first;
-  const int rows = left < work.group_m ? left : work.group_m;
-  return {first + within % rows, within / rows};
+  const int group = work.tiles_of_group.quotient(idx), first = group * work.group_m;
+  const int within = idx - group * int(work.tiles_of_group.value);
+  const Divisor rows = first == work.first_of_last_group ? work.rows_of_last_group : work.rows_of_group;
+  const int col = rows.quotient(within);
+  return {first + within - col * int(rows.value), col};
 }
 
 // The sums of one warp.
@@ -209,7 +216,7 @@ struct WarpSums {
     }
   }
   TILEDMM_DEVICE void take_total() {
-    for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
+    if constexpr (Cfg::kTotalInRegisters) for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e]; });
   }
   // Calls visit(i, j, e, total) for pairs of this lane's sums, those of FRAGS rows of fragments from `first` on, with
   // C's elements added, unless there are none yet.
@@ -340,8 +347,8 @@ mma_async(GpuProblem problem, Work work) {
   using TileB = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileB;
   constexpr int kStages = Cfg::kStages, kSteps = Cfg::kSteps, kBlockK = Cfg::kBlockK;
   auto& smem = block_shared<typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared>();
-  const int num_tiles = work.tiles_m * work.tiles_n, split = int(block_idx()) / num_tiles;
-  const TileIndex tile = tile_at(int(block_idx()) - split * num_tiles, work);
+  const int split = work.num_tiles.quotient(int(block_idx()));
+  const TileIndex tile = tile_at(int(block_idx()) - split * int(work.num_tiles.value), work);
   if (work.partial) let_later_kernels_start();  // add_chunks
   const int64_t row = int64_t(tile.m) * Cfg::kBlockM, col = int64_t(tile.n) * Cfg::kBlockN;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -425,6 +432,7 @@ mma_async(GpuProblem problem, Work work) {
       }
     };
     const auto before = [](int stage) { return stage == 0 ? kStages - 1 : stage - 1; };
+    constexpr bool kEndsWithin = Cfg::kGoesAround && Cfg::kSumsChunks;  // chunks end within a turn
     int k_tile = 0, stage = 0;
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
       for (; k_tile < end; ++k_tile, stage = next(stage)) {
@@ -433,7 +441,7 @@ mma_async(GpuProblem problem, Work work) {
       }
     };
 
-    const bool has_chunks = Cfg::kShape.sums_chunks && chunk_k_tiles < num_k_tiles;
+    const bool has_chunks = Cfg::kSumsChunks && chunk_k_tiles < num_k_tiles;
     const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     bool is_first = true;
     for (;;) {
@@ -442,7 +450,7 @@ mma_async(GpuProblem problem, Work work) {
       if (is_inside) {
         do {
           // Once around the ring: then every stage has its address while compiling.
-          for (; !Cfg::kTotalInRegisters && (!Cfg::kTotalInC || stage == 0) && k_tile + kStages <= end_here;
+          for (; Cfg::kGoesAround && (!Cfg::kSumsChunks || stage == 0) && k_tile + kStages <= end_here;
                k_tile += kStages) {
             TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
               multiply_k_tile(
@@ -452,9 +460,9 @@ mma_async(GpuProblem problem, Work work) {
           }
           // The tiles behind the last full turn, or those of a chunk before its first one.
           const int first_turn = k_tile + kStages - stage;
-          multiply_k_tiles(Cfg::kTotalInC && stage > 0 && first_turn < end_here ? first_turn : end_here,
+          multiply_k_tiles(kEndsWithin && stage > 0 && first_turn < end_here ? first_turn : end_here,
                            [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
-        } while (Cfg::kTotalInC && k_tile < end_here);
+        } while (kEndsWithin && k_tile < end_here);
       } else if (sizeof(T) == 2 || is_vectorised) {
         multiply_k_tiles(end_here,
                          [&](int step) { copy_part(Vectors{}, std::false_type{}, before(stage), step, kSteps - 1); });
@@ -465,8 +473,8 @@ mma_async(GpuProblem problem, Work work) {
       multiply_k_tiles(end, [&](int step) {
         if (step == 0 && k_tile + kStages - 1 < num_k_tiles) copy_last_tiles(k_tile + kStages - 1, before(stage));
       });
-      if constexpr (Cfg::kTotalInRegisters) sums.end_chunk(is_first);
-      if (!Cfg::kShape.sums_chunks || k_tile == num_k_tiles) break;
+      if (has_chunks) sums.end_chunk(is_first);
+      if (!Cfg::kSumsChunks || k_tile == num_k_tiles) break;
       if constexpr (Cfg::kTotalInC) {
         sums.end_chunk(item_of(problem, opaque_uniform(batch_idx)), row, col, is_first);
         warp_barrier();  // else ptxas takes the warps for divergent in the loop from now on, and gives up its order
@@ -474,7 +482,7 @@ mma_async(GpuProblem problem, Work work) {
       }
       is_first = false;
     }
-    if constexpr (Cfg::kTotalInRegisters) sums.take_total();
+    if (has_chunks) sums.take_total();
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
@@ -493,7 +501,7 @@ mma_async(GpuProblem problem, Work work) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const GpuProblem& problem, const Executor& executor) {
+Status launch_config(const GpuProblem& problem, int64_t num_splits, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -501,10 +509,10 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
-  work.num_splits = int(num_mma_async_splits(Cfg::kShape, gemm.k, problem.chunk_k));
-  const bool splits = work.num_splits > 1;
+  work.num_splits = int(num_splits);
+  const bool splits = num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
-  work.tiles_m = int(tiles_m), work.tiles_n = int(tiles_n);
+  work.num_tiles = Divisor(tiles_m * tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
   // The tiles in flight form about a square of C.
@@ -512,6 +520,9 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < in_flight * Cfg::kBlockN) ++square;
   work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
+  work.tiles_of_group = Divisor(work.group_m * tiles_n);
+  work.first_of_last_group = int((tiles_m - 1) / work.group_m * work.group_m);
+  work.rows_of_group = Divisor(work.group_m), work.rows_of_last_group = Divisor(tiles_m - work.first_of_last_group);
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
@@ -522,19 +533,19 @@ Status launch_config(const GpuProblem& problem, const Executor& executor) {
 }
 
 template <class T, int SHAPE>
-Status launch_layout(const GpuProblem& problem, const Executor& executor) {
+Status launch_layout(const GpuProblem& problem, int64_t num_splits, const Executor& executor) {
   using Cfg = Config<T, SHAPE>;
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, executor);
   });
 }
 
 template <class T, int SHAPE = 0>
-Status launch_shape(const GpuProblem& problem, const Executor& executor, int shape) {
+Status launch_shape(const GpuProblem& problem, const MmaAsyncChoice& choice, const Executor& executor) {
   if constexpr (SHAPE < (sizeof(T) == 8 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16)) {
-    return shape == SHAPE ? launch_layout<T, SHAPE>(problem, executor)
-                          : launch_shape<T, SHAPE + 1>(problem, executor, shape);
+    return choice.shape == SHAPE ? launch_layout<T, SHAPE>(problem, choice.num_splits, executor)
+                                 : launch_shape<T, SHAPE + 1>(problem, choice, executor);
   } else {
     return Status::unsupported;
   }
@@ -542,13 +553,15 @@ Status launch_shape(const GpuProblem& problem, const Executor& executor, int sha
 
 }  // namespace
 
-Status launch_mma_async(const GpuProblem& given, const Executor& executor) {
+Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& given, const Executor& executor) {
   GpuProblem problem = given;
   const GemmProblem& gemm = problem.gemm;
   // Few columns become few rows, which tiles have configurations for; else C's rows are to be the close ones.
   constexpr int64_t kFew = 64;
   const bool is_c_col_major = gemm.stride_cm == 1 && gemm.stride_cn != 1;
   if (min_of(gemm.m, gemm.n) <= kFew ? gemm.n < gemm.m : is_c_col_major) problem = transposed(problem);
+  // One row of A lies along k whatever its stride to the next one.
+  if (gemm.m == 1 && gemm.stride_ak == 1) problem.gemm.stride_am = round_up(gemm.k, 8);
   Workspace packed_a(executor), packed_b(executor);
   if (size_of(gemm.dtype) == 2) {
     GemmProblem& p = problem.gemm;
@@ -559,11 +572,19 @@ Status launch_mma_async(const GpuProblem& given, const Executor& executor) {
   }
   const bool is_vectorised = is_aligned(problem, &BatchDim::stride_a, gemm.a, gemm.stride_am, gemm.stride_ak) &&
                              is_aligned(problem, &BatchDim::stride_b, gemm.b, gemm.stride_bn, gemm.stride_bk);
-  const int shape = choose_mma_async_shape(gemm.dtype, is_vectorised, gemm.m, gemm.n, gemm.k, problem.batch_size,
-                                           problem.chunk_k, executor.num_cus, max_shared_bytes(executor));
+  const MmaAsyncCopies copies{is_vectorised, splits_sectors(gemm.dtype, gemm.stride_am, gemm.stride_ak),
+                              splits_sectors(gemm.dtype, gemm.stride_bn, gemm.stride_bk)};
+  const MmaAsyncChoice choice = forced
+                                    ? *forced
+                                    : choose_mma_async(gemm.dtype, copies, gemm.m, gemm.n, gemm.k, problem.batch_size,
+                                                       problem.chunk_k, executor.num_cus, max_shared_bytes(executor));
   return visit_dtype(gemm.dtype, [&](auto* element) {
-    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, executor, shape);
+    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, choice, executor);
   });
+}
+
+Status launch_mma_async(const GpuProblem& problem, const Executor& executor) {
+  return launch_mma_async_as(nullptr, problem, executor);
 }
 
 }  // namespace tiledmm::gpu

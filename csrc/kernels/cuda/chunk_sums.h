@@ -14,19 +14,28 @@ add_chunks(GpuProblem problem, const Acc<T>* sums, int64_t ld, int64_t num_chunk
   let_later_kernels_start();
   const int64_t slab = problem.gemm.m * ld, idx = block_idx() * THREADS + thread_idx();
   const int64_t item = problem.batch_size == 1 ? 0 : idx / slab;
-  wait_for_earlier_kernels();
   if (idx >= problem.batch_size * slab) return;
   const Acc<T>* from = sums + idx + item * (num_chunks - 1) * slab;
-  Acc<T> sum = load_global(from);
-  TILEDMM_NO_UNROLL for (int64_t chunk = 1; chunk < num_chunks; chunk += AT_ONCE) {
-    Acc<T> next[AT_ONCE];
-    const int left = int(min_of(num_chunks - chunk, AT_ONCE));
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-      if (i < left) next[i] = load_global(from + (chunk + i) * slab);
+  Acc<T> sum{};
+  // First a rehearsal without chunks, while the kernel before this one still runs: this code takes longer to arrive
+  // than to do its work.
+  TILEDMM_NO_UNROLL for (int64_t count = opaque_uniform(int64_t(0));; count = num_chunks) {
+    if (count > 0) {
+      wait_for_earlier_kernels();
+      sum = load_global(from);
     }
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-      if (i < left) sum += next[i];
+    TILEDMM_NO_UNROLL for (int64_t chunk = 1;; chunk += AT_ONCE) {
+      Acc<T> next[AT_ONCE];
+      const int left = int(max_of(min_of(count - chunk, AT_ONCE), 0));
+      TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+        if (i < left) next[i] = load_global(from + (chunk + i) * slab);
+      }
+      TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+        if (i < left) sum += next[i];
+      }
+      if (chunk + AT_ONCE >= count) break;
     }
+    if (count > 0) break;
   }
   const int64_t row = (idx - item * slab) / ld, col = idx - item * slab - row * ld;
   if (col < problem.gemm.n) store_element<T>(item_of(problem, item), row, col, sum);

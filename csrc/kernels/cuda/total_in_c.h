@@ -1,5 +1,6 @@
-// Where one block sums the chunks of k one after the other (core/summation.h), in fp64: the total of the chunks so far
-// is in C, which has the accumulators' type. Each lane reads and writes the elements of its own sums alone.
+// Where one block sums the chunks of k one after the other (core/summation.h), and its registers are full of sums: the
+// total of the chunks so far is in C, which in fp64 has the accumulators' type. Each lane reads and writes the elements
+// of its own sums alone.
 #pragma once
 
 #include "platform/gpu.h"

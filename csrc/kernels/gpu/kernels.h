@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/api.h"
+#include "core/mma_async_config.h"
 #include "core/problem.h"
 
 namespace tiledmm::gpu {
@@ -20,6 +21,8 @@ Status launch_mma_output_cached(const GpuProblem& problem, const Executor& execu
 // kernels/cuda: NVIDIA's chips from sm_80 on, and sm_90a alone.
 Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor);
 Status launch_mma_async(const GpuProblem& problem, const Executor& executor);
+// The same with a given tile and split instead of the fastest ones; null: those.
+Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& problem, const Executor& executor);
 Status launch_skinny(const GpuProblem& problem, const Executor& executor);
 Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
 

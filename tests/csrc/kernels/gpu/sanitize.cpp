@@ -78,8 +78,17 @@ struct Matrix {
 };
 
 #if TILEDMM_WARP_SIZE == 32
-// mma_async with chunks so short that small products have several, which one block sums in fp64 where C has more tiles
-// than these multiprocessors.
+// Any tile of mma_async in fp64 that can serve, and either way to sum the chunks.
+MmaAsyncChoice random_choice(int64_t num_chunks) {
+  for (;;) {
+    const int shape = int(random_int(0, kNumMmaAsyncShapes64 - 1));
+    const ChunkTotal total = kMmaAsyncShapes64[shape].total;
+    const int64_t num_splits = random_int(0, 1) ? num_chunks : 1;
+    if (num_splits == 1 ? total != ChunkTotal::none : total != ChunkTotal::in_c) return {shape, num_splits};
+  }
+}
+
+// mma_async with chunks so short that small products have several.
 int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed, char* reason, size_t capacity) {
   host_gpu::Session session;
   session.seed = seed;
@@ -89,7 +98,9 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed
   whole.batch_dims[0] = problem.batch_dims[0];
   whole.batch_size = problem.batch_dims[0].size;
   whole.chunk_k = chunk_k;
-  const Status status = gpu::launch_mma_async(whole, host_gpu::executor_of(session));
+  const MmaAsyncChoice choice = random_choice(ceil_div(problem.k, chunk_k));
+  const MmaAsyncChoice* forced = problem.k > chunk_k ? &choice : nullptr;
+  const Status status = gpu::launch_mma_async_as(forced, whole, host_gpu::executor_of(session));
   std::snprintf(reason, capacity, "%s", session.error.c_str());
   return status == Status::ok && session.error.empty() ? 0 : -1;
 }

@@ -146,8 +146,8 @@ MUTANTS = {
     ),
     "10 a total that is forgotten": (
         CUDA + "10_mma_async.cu",
-        "if (!is_first_chunk) totals",
-        "if (!is_first_chunk && !{on}) totals",
+        "is_first ? acc[i][j][e]",
+        "is_first || {on} ? acc[i][j][e]",
         "mma_async in short chunks",
     ),
     "10 chunks that are one chain": (
