@@ -88,10 +88,10 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
   const double split_k = double(ceil_div(k, splits)), steps = split_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
   const double more = most > 1 ? (most * shape.busy_us - shape.alone_us) / (most - 1) : 0;  // for another block
   const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
-  const double visit = shape.total == ChunkTotal::in_c ? 3.3e-4 : 0.0001;
+  const double visit = shape.total == ChunkTotal::in_c ? 3.3e-4 : 1e-4;
   const auto round_us = [&](double blocks_per_cu) {
     return steps * (shape.alone_us + (blocks_per_cu - 1) * more) + shape.round_us +
-           (0.00035 + visit * visits) * area * blocks_per_cu;
+           (3.5e-4 + visit * visits) * area * blocks_per_cu;
   };
   double multiply = double(rounds) * round_us(most);
   if (left > 0) {

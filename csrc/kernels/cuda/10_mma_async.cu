@@ -131,14 +131,14 @@ struct Strip {
   }
 };
 
-// How the blocks share out the problem.
+// How the blocks share out the problem. Tiles go through groups of rows of tiles, so that those in flight share
+// operands in cache.
 struct Work {
   Divisor num_tiles, tiles_of_group;
-  int group_m;  // tiles go through groups of so many rows of tiles, so that those in flight share operands in cache
-  int first_of_last_group;                    // row of tiles
-  Divisor rows_of_group, rows_of_last_group;  // rows of tiles
-  int num_splits;                             // blocks that compute chunks of one tile side by side
-  int64_t split_k;                            // chunk_k, or k
+  Divisor rows_of_group, rows_of_last_group;
+  int first_of_last_group;  // row of tiles
+  int num_splits;           // blocks that compute chunks of one tile side by side
+  int64_t split_k;          // chunk_k, or k
   int64_t chunk_k;
   void* partial;  // as ChunkSums has them; null where there is one split
   int zero;       // always
@@ -148,7 +148,7 @@ struct TileIndex {
   int m, n;
 };
 TILEDMM_DEVICE TileIndex tile_at(int idx, const Work& work) {
-  const int group = work.tiles_of_group.quotient(idx), first = group * work.group_m;
+  const int group = work.tiles_of_group.quotient(idx), first = group * int(work.rows_of_group.value);
   const int within = idx - group * int(work.tiles_of_group.value);
   const Divisor rows = first == work.first_of_last_group ? work.rows_of_last_group : work.rows_of_group;
   const int col = rows.quotient(within);
@@ -519,10 +519,10 @@ Status launch_config(const GpuProblem& problem, int64_t num_splits, const Execut
   const int64_t in_flight = executor.num_cus * Cfg::kShape.blocks_per_cu;
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < in_flight * Cfg::kBlockN) ++square;
-  work.group_m = int(ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square)));
-  work.tiles_of_group = Divisor(work.group_m * tiles_n);
-  work.first_of_last_group = int((tiles_m - 1) / work.group_m * work.group_m);
-  work.rows_of_group = Divisor(work.group_m), work.rows_of_last_group = Divisor(tiles_m - work.first_of_last_group);
+  const int64_t group_m = ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square));
+  work.tiles_of_group = Divisor(group_m * tiles_n);
+  work.first_of_last_group = int((tiles_m - 1) / group_m * group_m);
+  work.rows_of_group = Divisor(group_m), work.rows_of_last_group = Divisor(tiles_m - work.first_of_last_group);
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
