@@ -257,7 +257,8 @@ def test_a_zero_keeps_its_sign_whatever_m_is(name):
     """Where every product underflows, a tile that adds a zero for want of a bias would turn it around."""
     dtype = getattr(torch, name)
     tiny = torch.finfo(dtype).tiny
-    a, b = torch.full((2048, 40), tiny, dtype=dtype, device="cuda"), torch.full((40, 512), -tiny, device="cuda").to(dtype)
+    a = torch.full((2048, 40), tiny, dtype=dtype, device="cuda")
+    b = torch.full((40, 512), -tiny, dtype=dtype, device="cuda")
     for m in (1, 40, 300, 2048):
         out = matmul(a[:m], b)
         assert torch.equal(torch.signbit(out), torch.signbit(matmul(a, b))[:m]), m

@@ -243,8 +243,8 @@ def _run_once(shape: Shape, precision: str) -> None:
 
 
 def _dram_bytes(shape: Shape, precision: str) -> dict[str, int]:
-    """Bytes read and written by all kernels of each rung, from Nsight Compute, which names a kernel after the range it was
-    launched in; empty if it is not there or may not read counters.
+    """Bytes read and written by all kernels of each rung, from Nsight Compute, which names a kernel after the range it
+    was launched in; empty if it is not there or may not read counters.
     """
     command = [
         "ncu",
