@@ -183,12 +183,12 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
       if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
     };
     const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
-    const bool may_pair_m =
-        may_pair && problem.m > shape.block_m && !(is_aligned(problem) && starts_in_lines(shape, problem.is_b_k_major));
-    const bool may_pair_n = may_pair && problem.n > shape.block_n && !is_aligned(problem) && !problem.needs_row_sums;
     for (const bool splits : {false, true}) {
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
       if (splits && (!may_split || shape.block_n < 64 || problem.needs_row_sums)) continue;
+      const bool gains_m = !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
+      const bool may_pair_m = may_pair && problem.m > shape.block_m && gains_m;
+      const bool may_pair_n = may_pair && problem.n > shape.block_n && !is_aligned(problem) && !problem.needs_row_sums;
       consider(splits, false, false, false);
       if (may_pair_m) consider(splits, false, true, false);
       if (may_pair_n) consider(splits, false, false, true);
