@@ -62,11 +62,14 @@ constexpr bool sums_rows(const TileShape& shape) {
   return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
-// Whether the two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
-// multiply: its copies must begin where the pattern of the swizzle does. Smaller tiles gain nothing.
+// Whether two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
+// multiply, or beside each other, with half of A: copies must begin where the pattern of the swizzle does.
 constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
-  return shape.block_m == 128 && (!is_b_k_major || shape.block_n % 16 == 0);
+  return shape.block_m == 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
 }
+// Whether all kernels of this tile can do it. The code costs small tiles 2 to 7 %: they have kernels of their own for
+// it.
+constexpr bool pairs_by_the_way(const TileShape& shape) { return shape.block_m == 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.
@@ -79,46 +82,74 @@ constexpr int64_t clusters_at_once(int64_t cluster, int num_sms) { return num_sm
 struct TilePlan {
   int tile;
   TileShape shape;
-  bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
-  bool shares_tiles;   // each chunk of a tile is for a block of a cluster
-  bool pairs;          // of blocks fetch B for each other
+  bool splits_chunks;     // each chunk of k is a tile of its own, their sums are added by a second kernel
+  bool shares_tiles;      // each chunk of a tile is for a block of a cluster
+  bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
   double microseconds;
 };
+
+// How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as
+// not every GPC has a multiple of four (an H200 runs 30 of them).
+constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
+  const int at_once =
+      plan.pairs_m && plan.pairs_n ? num_sms / 4 - num_sms / 44 : num_sms >> int(plan.pairs_m || plan.pairs_n);
+  return int(max_of(at_once, 1));
+}
 
 // What decides how long it takes.
 struct WgmmaProblem {
   int64_t m, n, k, chunk_k, batch;
   bool is_b_k_major;
-  bool is_a_aligned, is_b_aligned;  // rows begin at multiples of 64 bytes: fewer requests to the second-level cache
+  int a_alignment, b_alignment;  // rows begin at multiples of 16, 32 or 64 bytes
   bool needs_row_sums;
 };
 
-// Whether B's part of such a tile takes as few requests to the second-level cache as it can.
-constexpr bool reads_b_in_lines(const TileShape& shape, const WgmmaProblem& p) {
-  return p.is_b_aligned && starts_in_lines(shape, p.is_b_k_major);
+constexpr int row_alignment(uint64_t address, int64_t ld) {
+  const uint64_t bits = address | uint64_t(ld) * 2;
+  return bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
+}
+
+constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment == 64 && p.b_alignment == 64; }
+
+// Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
+// sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
+// a time if rows are aligned.
+constexpr double row_nanoseconds(int alignment, double blocks) {
+  return alignment == 16 ? 1.25 + 0.0087 * blocks : alignment == 32 ? 0.8 + 0.0077 * blocks : 0.93 + 0.0003 * blocks;
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
-// where requests are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
+// where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
 inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
-  const int blocks = plan.pairs ? 2 : 1, at_once = num_sms / blocks;
-  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m * blocks) * ceil_div(p.n, shape.block_n);
+  const int num_pairs = int(plan.pairs_m) + int(plan.pairs_n), at_once = tiles_at_once(plan, num_sms);
+  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m << int(plan.pairs_m)) *
+                            ceil_div(p.n, shape.block_n << int(plan.pairs_n));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  const bool is_b_aligned = reads_b_in_lines(shape, p);
+  const bool in_lines = starts_in_lines(shape, p.is_b_k_major);
+  const int b_alignment = int(min_of(p.b_alignment, in_lines ? 64 : 32));
+  const bool crosses_sectors = p.a_alignment == 16 || b_alignment == 16;
+  // A copy to two or four blocks takes longer than one to a single block.
+  const double copy = num_pairs == 0    ? 1
+                      : num_pairs == 1  ? (crosses_sectors ? 1.1 : 1.4)
+                      : crosses_sectors ? 1.3
+                                        : 1.75;
   // `count` tiles or pairs of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
-    const double area = double(tile.block_m) * tile.block_n;
-    const double a_bytes = 2.0 * kWgmmaBlockK * double(min_of(tile.block_m, p.m));
-    const double b_bytes = 2.0 * kWgmmaBlockK * tile.block_n;
-    const double read = 2.0 * kWgmmaBlockK * double(tile.block_m / 64) * (64 + tile.block_n);
-    const double unaligned = (p.is_a_aligned ? 0 : blocks * a_bytes) + (is_b_aligned ? 0 : b_bytes);
+    const double area = double(tile.block_m) * tile.block_n, blocks = double(count << num_pairs);
+    const double a_rows = double(min_of(tile.block_m, p.m));
+    const double b_rows = double(p.is_b_k_major ? tile.block_n : round_up(tile.block_n, kWgmmaBlockK));
+    double copies = copy * 1e-3 *
+                    (row_nanoseconds(p.a_alignment, blocks) * a_rows / (plan.pairs_n ? 2 : 1) +
+                     row_nanoseconds(b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
+    if (is_aligned(p)) copies = in_lines ? 0 : 18e-6 * tile.block_n * double(count);
+    const double read = double(tile.block_m / 64) * (64 + tile.block_n);
     double k_tile = 0.105;
-    for (const double bound : {area * 19.8e-6, unaligned * double(count) / 7e6, (a_bytes + b_bytes + read) / 250e3})
+    for (const double bound : {area * 19.8e-6, copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})
       if (bound > k_tile) k_tile = bound;
     return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
   };
@@ -134,7 +165,8 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const double sums = plan.shares_tiles    ? 2.7
                       : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
                                            : 0;
-  return 5 + (plan.pairs ? 0.5 : 0) + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  return 5 + (is_aligned(p) ? 0 : 0.7) + (num_pairs == 0 ? 0 : 0.4 + 0.1 * num_pairs) + sums +
+         (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
 inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
@@ -145,21 +177,27 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
-    const bool may_pair = problem.batch == 1 && problem.m > shape.block_m && pairs(shape, problem.is_b_k_major) &&
-                          !reads_b_in_lines(shape, problem);
-    const auto consider = [&](bool splits, bool shares, bool in_pairs) {
-      TilePlan plan{i, shape, splits, shares, in_pairs, 0};
+    const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
+      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0};
       plan.microseconds = model_microseconds(plan, problem, num_sms);
       if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
     };
-    consider(false, false, false);
-    if (may_pair) consider(false, false, true);
-    // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-    if (may_split && shape.block_n >= 64 && !problem.needs_row_sums) consider(true, false, false);
+    const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
+    for (const bool splits : {false, true}) {
+      // Side by side, the narrowest tiles are slower than the model says: they read A once more.
+      if (splits && (!may_split || shape.block_n < 64 || problem.needs_row_sums)) continue;
+      const bool gains_m = !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
+      const bool may_pair_m = may_pair && problem.m > shape.block_m && gains_m;
+      const bool may_pair_n = may_pair && problem.n > shape.block_n && !is_aligned(problem) && !problem.needs_row_sums;
+      consider(splits, false, false, false);
+      if (may_pair_m) consider(splits, false, true, false);
+      if (may_pair_n) consider(splits, false, false, true);
+      if (may_pair_m && may_pair_n) consider(splits, false, true, true);
+    }
     const int64_t cluster = ceil_div(problem.k, problem.chunk_k);
     const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
     if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
-      consider(false, true, false);
+      consider(false, true, false, false);
   }
   return best;
 }
@@ -187,16 +225,17 @@ inline double wgmma_microseconds(const GemmProblem& p, int num_sms) {
   takes_a = takes_a && is_legal(p.stride_am, p.stride_ak);
   takes_b = takes_b && is_legal(p.stride_bk, p.stride_bn);
   // A copy's rows are as short as they can be.
-  const auto is_aligned = [](bool is_taken, int64_t stride, int64_t other, int64_t inner) {
-    return (is_taken ? (stride == 1 ? other : stride) : repacked_ld(inner)) % 32 == 0;
+  const auto alignment = [](bool is_taken, const void* data, int64_t stride, int64_t other, int64_t inner) {
+    return is_taken ? row_alignment(reinterpret_cast<uintptr_t>(data), stride == 1 ? other : stride)
+                    : row_alignment(0, repacked_ld(inner));
   };
-  const bool is_a_aligned = is_aligned(takes_a, p.stride_am, p.stride_ak, p.stride_am == 1 ? p.m : p.k);
-  const bool is_b_aligned = is_aligned(takes_b, p.stride_bn, p.stride_bk, p.stride_bn == 1 ? p.n : p.k);
+  const int a_alignment = alignment(takes_a, p.a, p.stride_am, p.stride_ak, p.stride_am == 1 ? p.m : p.k);
+  const int b_alignment = alignment(takes_b, p.b, p.stride_bn, p.stride_bk, p.stride_bn == 1 ? p.n : p.k);
   const bool is_a_k_major = p.stride_ak == 1, is_b_k_major = p.stride_bk == 1;
-  WgmmaProblem problem{p.m,          p.n,          p.k,          chunk_k(p),           int64_t(batch),
-                       is_b_k_major, is_a_aligned, is_b_aligned, p.row_sums != nullptr};
+  WgmmaProblem problem{p.m,          p.n,         p.k,         chunk_k(p),           int64_t(batch),
+                       is_b_k_major, a_alignment, b_alignment, p.row_sums != nullptr};
   if (is_transposed)
-    problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_a_k_major, is_b_aligned, is_a_aligned, false};
+    problem = {p.n, p.m, p.k, problem.chunk_k, problem.batch, is_a_k_major, b_alignment, a_alignment, false};
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   const double copied = (takes_a ? 0 : items_a * m * k) + (takes_b ? 0 : items_b * k * n);
   return plan_tiles(problem, num_sms).microseconds + (copied > 0 ? 2.5 + 4 * copied / 3e6 : 0) +

@@ -81,13 +81,14 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same to both blocks of a cluster of two, at the same places of their shared memory, and on their barriers.
-TILEDMM_PTX void cp_async_bulk_tensor_3d_to_pair(uint32_t smem, const CUtensorMap* map, int inner, int outer, int item,
-                                                 uint32_t barrier, CachePolicy policy) {
+// The same to the blocks of the cluster whose bits are set, at the same places of their shared memory, and on their
+// barriers.
+TILEDMM_PTX void cp_async_bulk_tensor_3d_to_blocks(uint32_t smem, const CUtensorMap* map, int inner, int outer,
+                                                   int item, uint32_t barrier, uint32_t blocks, CachePolicy policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(smem),
-      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(uint16_t(3)), "l"(policy)
+      "l"(map), "r"(inner), "r"(outer), "r"(item), "r"(barrier), "h"(uint16_t(blocks)), "l"(policy)
       : "memory");
 }
 

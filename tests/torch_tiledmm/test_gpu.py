@@ -206,10 +206,23 @@ def test_wgmma_batches_are_their_items(dtype):
 
 
 @pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
-@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
-@pytest.mark.parametrize("m, n, k", [(500, 3000, 1000), (700, 5000, 200), (1000, 2008, 504), (1300, 1000, 1000)])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(
+    "m, n, k",
+    [
+        (500, 3000, 1000),
+        (700, 5000, 200),
+        (1000, 2008, 504),
+        (1300, 1000, 1000),
+        (360, 1568, 4248),
+        (472, 584, 3224),
+        (168, 728, 1832),
+        (168, 728, 4824),
+        (2200, 1224, 2008),
+    ],
+)
 def test_wgmma_pairs_of_blocks(m, n, k, layout):
-    """Rows of 16 bytes times an odd number: the model lets pairs of blocks share B, but not for few rows."""
+    """Rows of 16 bytes times an odd number: the model lets pairs of blocks share operands, but not for few rows."""
     a = operand(m, k, torch.bfloat16, layout[0] == "T")
     b = operand(k, n, torch.bfloat16, layout[1] == "T")
     whole = matmul(a, b, algorithm="wgmma")

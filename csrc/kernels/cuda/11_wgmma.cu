@@ -6,9 +6,9 @@
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
 // of half tiles; operands that stream evict themselves from the second-level cache; pairs of blocks that fetch half of
-// a B each whose rows cross lines of that cache (multicast, which gains nothing otherwise). fp32 needs operands along
-// k: the other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the copy engine
-// cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// an operand each where rows cross sectors of that cache (multicast, which gains nothing otherwise). fp32 needs
+// operands along k: the other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the
+// copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -34,7 +34,8 @@ constexpr int kSmemBytes = 232448;  // of one block on sm_90
 constexpr int kMaxStages = 12;      // more does not hide more
 
 // One block tile: 64 rows to a consumer warpgroup.
-template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false>
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
+          bool PAIRS = pairs_by_the_way({BLOCK_M, BLOCK_N})>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -53,11 +54,9 @@ struct Config {
   // B along n arrives in boxes as wide as the swizzle.
   static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
   static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
-  // The part of B that each block of a pair fetches: half of the rows or, of a B along n, half of k.
-  static constexpr int kPairBoxRows = BLOCK_N == 256 ? 64 : BLOCK_N / 2;
-  static constexpr int kPairBytes = B_IS_N_MAJOR ? kBlockK / 2 * kBoxN * int(sizeof(T)) : BLOCK_N / 2 * 128;
-  static constexpr bool kPairs = tiledmm::pairs({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
-  static_assert(!kPairs || kPairBytes % 1024 == 0, "half of B begins where the pattern of the swizzle does");
+  // Blocks of a pair fetch half of each box.
+  static constexpr bool kPairs = PAIRS && tiledmm::pairs({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
+  static_assert(!kPairs || B_IS_N_MAJOR || kBoxRows % 16 == 0, "half begins where the pattern of the swizzle does");
   static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
@@ -117,9 +116,9 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
   const int col = rows.quotient(within);
   const int row = first + within - col * rows.value;
-  const int pair = Cfg::kPairs ? args.pair : 0;
-  at.row = ((row << pair) + (blockIdx.x & pair)) * Cfg::kBlockM;
-  at.col = col * Cfg::kBlockN;
+  const PairRanks rank = pair_ranks<Cfg>(args);
+  at.row = ((Cfg::kPairs ? row << args.pair_m : row) + rank.m) * Cfg::kBlockM;
+  at.col = ((Cfg::kPairs ? col << args.pair_n : col) + rank.n) * Cfg::kBlockN;
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
   if (args.num_splits > 1) {
@@ -143,26 +142,41 @@ template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Arguments& args, const Place& at, int k, uint32_t barrier) {
   const uint32_t smem_b = smem_a + Cfg::kABytes;
-  if constexpr (Cfg::kAIsMMajor) {
+  const PairRanks rank = pair_ranks<Cfg>(args);
+  if (Cfg::kPairs && args.pair_n) {  // this block's half of each box, to both that have the same rows of C
+    const uint32_t blocks = (1 | 1 << (1 << args.pair_m)) << rank.m;
+    if constexpr (Cfg::kAIsMMajor) {
+      const int half = rank.n * Cfg::kBlockK / 2;
+#pragma unroll
+      for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)
+        cp_async_bulk_tensor_3d_to_blocks(smem_a + (i + half) * 128, map_a, at.row + i, k + half, at.batch_a, barrier,
+                                          blocks, args.policy_a);
+    } else {
+      const int half = rank.n * args.a_bytes / 256;
+      cp_async_bulk_tensor_3d_to_blocks(smem_a + half * 128, map_a, k, at.row + half, at.batch_a, barrier, blocks,
+                                        args.policy_a);
+    }
+  } else if constexpr (Cfg::kAIsMMajor) {
 #pragma unroll
     for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
       cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier, args.policy_a);
   } else {
     cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier, args.policy_a);
   }
-  if (Cfg::kPairs && args.pair) {
-    const int rank = blockIdx.x & 1;
-    const uint32_t half = smem_b + rank * Cfg::kPairBytes;
+  if (Cfg::kPairs && args.pair_m) {  // to both that have the same columns
+    const uint32_t blocks = 3 << 2 * rank.n;
     if constexpr (Cfg::kBIsNMajor) {
+      const int half = rank.m * Cfg::kBlockK / 2;
 #pragma unroll
       for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-        cp_async_bulk_tensor_3d_to_pair(half + j * 128, map_b, at.col + j, k + rank * Cfg::kBlockK / 2, at.batch_b,
-                                        barrier, args.policy_b);
+        cp_async_bulk_tensor_3d_to_blocks(smem_b + j * 128 + half * Cfg::kBoxN * 2, map_b, at.col + j, k + half,
+                                          at.batch_b, barrier, blocks, args.policy_b);
     } else {
+      const int half = rank.m * Cfg::kBoxRows / 2;
 #pragma unroll
-      for (int j = 0; j < Cfg::kBlockN / 2; j += Cfg::kPairBoxRows)
-        cp_async_bulk_tensor_3d_to_pair(half + j * 128, map_b, k, at.col + rank * Cfg::kBlockN / 2 + j, at.batch_b,
-                                        barrier, args.policy_b);
+      for (int j = half; j < Cfg::kBlockN; j += Cfg::kBoxRows)
+        cp_async_bulk_tensor_3d_to_blocks(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier, blocks,
+                                          args.policy_b);
     }
   } else if constexpr (Cfg::kBIsNMajor) {
 #pragma unroll
@@ -182,8 +196,8 @@ enum class Columns { all, first, others };
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  const int pair = Cfg::kPairs ? args.pair : 0, step = int(gridDim.x) >> pair;
-  for (int i = int(blockIdx.x) >> pair; i < (end - first) * kPieces; i += step) {
+  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0, step = int(gridDim.x) >> shift;
+  for (int i = int(blockIdx.x) >> shift; i < (end - first) * kPieces; i += step) {
     Place at = place_of<Cfg>(first + i / kPieces, args);
     at.col += i % kPieces * Piece::kBlockN;
     if (COLUMNS == Columns::all || (at.col == 0) == (COLUMNS == Columns::first)) function(at);
@@ -308,7 +322,15 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
   shared.transposed = shared.empty + kNumStages * 8;
-  shared.pair = Cfg::kPairs ? args.pair : 0;
+  const int num_pairs = Cfg::kPairs ? args.pair_m + args.pair_n : 0;  // that the block belongs to
+  shared.is_paired = num_pairs > 0;
+  if (Cfg::kPairs && shared.is_paired) {
+    // A warp's first lanes tell this block and the others of its pairs.
+    const PairRanks rank = pair_ranks<Cfg>(args);
+    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.pair_m);
+    const int other = lane == 0 ? 0 : lane == 1 && args.pair_m ? 1 : 1 << args.pair_m;
+    shared.releases = lane <= num_pairs ? map_shared_cluster(shared.empty, block ^ other) : 0;
+  }
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
 
   const int warp = threadIdx.x / 32;
@@ -324,7 +346,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 #pragma unroll
     for (int stage = first; stage < kNumStages; stage += 4) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers << shared.pair);  // one arrival per consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + num_pairs));  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
@@ -336,7 +358,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
   }
   __syncthreads();
-  if (shared.pair) cluster_sync_relaxed();  // the other block's barriers are initialised as well
+  if (shared.is_paired) cluster_sync_relaxed();  // the other blocks' barriers are initialised as well
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -386,8 +408,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (shared.pair)
-    cluster_sync_relaxed();  // so must it outlive the other block's copies to it and arrivals at its barriers
+  if (shared.is_paired)
+    cluster_sync_relaxed();  // so must it outlive the other blocks' copies to it and arrivals at its barriers
 }
 
 // ---- host ----
@@ -399,14 +421,15 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.pair = task.plan.pairs;
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.pair));
-  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN));
+  args.pair_m = task.plan.pairs_m;
+  args.pair_n = task.plan.pairs_n;
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.pair_m));
+  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.pair_n));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.cluster = task.plan.shares_tiles ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int at_once = task.num_sms >> args.pair, remaining = args.num_tiles % at_once;
+  const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
@@ -434,12 +457,13 @@ template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, task.num_sms >> args.pair);
-  const int64_t num_blocks = args.cluster * (num_units << args.pair);
+  const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
+  const int cluster = args.cluster << args.pair_m << args.pair_n;
+  const int64_t num_blocks = num_units * cluster;
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_groups = max_of(1, ((args.tiles_m << args.pair) + square / 2) / square);
+  const int64_t num_groups = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
@@ -458,45 +482,52 @@ const char* launch_config(const Task& task) {
   args.policy_b = policy(task.b, num_groups == 1, args.tiles_m);
 
   // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
-  const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8))) : Cfg::kBlockM;
+  const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8 << args.pair_n))) : Cfg::kBlockM;
   args.a_bytes = rows_a * 128;
   CUtensorMap map_a{}, map_b{}, map_c{};
   bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
-                                      task.a.is_k_major ? rows_a : Cfg::kBlockK, Cfg::kIsTf32) &&
+                                      (task.a.is_k_major ? rows_a : Cfg::kBlockK) >> args.pair_n, Cfg::kIsTf32) &&
                     encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
-                                      Cfg::kBIsNMajor ? Cfg::kBlockK >> args.pair
-                                      : args.pair     ? Cfg::kPairBoxRows
-                                                      : Cfg::kBoxRows,
-                                      Cfg::kIsTf32);
+                                      (Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows) >> args.pair_m, Cfg::kIsTf32);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(args.cluster << args.pair, num_blocks, Cfg::kThreads, Cfg::kSmem,
-                                                task.stream, map_a, map_b, map_c, args);
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(cluster, num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
+                                                map_b, map_c, args);
+}
+
+template <class T, int TILE, bool PAIRS>
+const char* launch_layout(const Task& task) {
+  constexpr TileShape kShape = kTileShapes[TILE];
+  constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.b.is_k_major)
+    return task.a.is_k_major ? launch_config<Config<T, M, N, false, false, false, PAIRS>>(task)
+                             : launch_config<Config<T, M, N, true, false, false, PAIRS>>(task);
+  if constexpr (serves_layout(kShape, false))
+    return task.a.is_k_major ? launch_config<Config<T, M, N, false, true, false, PAIRS>>(task)
+                             : launch_config<Config<T, M, N, true, true, false, PAIRS>>(task);
+  return "this tile needs a k-major B";
 }
 
 template <class T, int TILE>
-const char* launch_layout(const Task& task) {
+const char* launch_kind(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.problem.gemm.row_sums) {
     if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
     return "this tile does not sum rows";
   }
-  if (task.b.is_k_major)
-    return task.a.is_k_major ? launch_config<Config<T, M, N, false, false>>(task)
-                             : launch_config<Config<T, M, N, true, false>>(task);
-  if constexpr (serves_layout(kShape, false))
-    return task.a.is_k_major ? launch_config<Config<T, M, N, false, true>>(task)
-                             : launch_config<Config<T, M, N, true, true>>(task);
-  return "this tile needs a k-major B";
+  if constexpr (pairs(kShape, true) && !pairs_by_the_way(kShape)) {
+    if (task.plan.pairs_m || task.plan.pairs_n) return launch_layout<T, TILE, true>(task);
+  }
+  return launch_layout<T, TILE, pairs_by_the_way(kShape)>(task);
 }
 
 template <class T, int TILE = 0>
 const char* launch_tile(const Task& task) {
   if constexpr (TILE < kNumTileShapes)
-    return task.plan.tile == TILE ? launch_layout<T, TILE>(task) : launch_tile<T, TILE + 1>(task);
+    return task.plan.tile == TILE ? launch_kind<T, TILE>(task) : launch_tile<T, TILE + 1>(task);
   else
     return "no such tile";
 }
@@ -544,9 +575,11 @@ Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   task.stores_by_tma =
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
 
-  const auto is_aligned = [](const cuda::Operand& operand) { return operand.ld % (64 / 2) == 0; };
-  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, task.b.is_k_major, is_aligned(task.a),
-                          is_aligned(task.b), p.row_sums != nullptr},
+  const auto alignment = [](const void* data, const cuda::Operand& operand) {
+    return row_alignment(reinterpret_cast<uintptr_t>(data), operand.ld);
+  };
+  task.plan = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, task.b.is_k_major, alignment(p.a, task.a),
+                          alignment(p.b, task.b), p.row_sums != nullptr},
                          executor.num_cus);
   ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
   if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;

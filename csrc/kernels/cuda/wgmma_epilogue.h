@@ -47,8 +47,10 @@ struct Arguments {
   int chunk_tiles;  // k tiles of a chunk
   int num_splits;   // 1, or the number of chunks: each is computed by itself, to `partial`
   int cluster;      // 1, or the number of chunks: each is for a block of a cluster
-  int pair;         // 1: the two blocks of a cluster have tiles below each other, and each fetches half of B for both
-  int a_bytes;      // of A that arrive for one k tile
+  // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
+  // A.
+  int pair_m, pair_n;
+  int a_bytes;  // of A that arrive for one k tile
   CachePolicy policy_a, policy_b;
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
@@ -73,13 +75,24 @@ struct Place {
   int first_k_tile, num_k_tiles;
 };
 
-// A warp has read a stage: it is free for the copies of this block, or of both blocks of a pair.
+// Which one of a pair along m, of a pair along n a block is; both 0 where there are none.
+struct PairRanks {
+  int m, n;
+};
+
+template <class Cfg>
+__device__ __forceinline__ PairRanks pair_ranks(const Arguments& args) {
+  if (!Cfg::kPairs) return {0, 0};
+  return {int(blockIdx.x) & args.pair_m, int(blockIdx.x) >> args.pair_m & args.pair_n};
+}
+
+// A warp has read a stage: it is free for the copies of this block, and of those that share an operand with it.
 template <class Cfg, class Shared>
 __device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
   const uint32_t barrier = shared.empty + stage * 8;
   const int lane = threadIdx.x % 32;
-  if (Cfg::kPairs && shared.pair) {
-    if (lane < 2) mbarrier_arrive_cluster(map_shared_cluster(barrier, lane));
+  if (Cfg::kPairs && shared.is_paired) {
+    if (shared.releases) mbarrier_arrive_cluster(shared.releases + stage * 8);
   } else if (lane == 0) {
     mbarrier_arrive(barrier);
   }

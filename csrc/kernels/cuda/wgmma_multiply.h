@@ -28,8 +28,9 @@ struct Ring {
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
-  int pair;  // as in Arguments
-  char* c;   // of this consumer
+  bool is_paired;
+  uint32_t releases;  // of pairs: `empty` of the block that this thread tells of free stages, or 0
+  char* c;            // of this consumer
 };
 
 // Accumulators of a consumer: of C, and of the sums of A's rows.

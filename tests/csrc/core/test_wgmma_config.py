@@ -86,7 +86,7 @@ def test_every_plan_is_legal(plan):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
     problems = [(*shape, 1, 0) for shape in itertools.product(sizes, repeat=3)]
     problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
-    for problem, (block_m, _, splits, sums_chunks, _, shares, pairs, time, whole) in zip(
+    for problem, (block_m, block_n, splits, sums_chunks, _, shares, pairs_m, pairs_n, time, whole) in zip(
         problems, plan(problems), strict=True
     ):
         m, n, k, *_ = problem
@@ -95,11 +95,15 @@ def test_every_plan_is_legal(plan):
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
-        assert not pairs or (block_m == 128 < m and k % 32 and not splits and not shares), problem
+        assert not pairs_m or (block_m < m and k % 32 and not shares), problem
+        assert not pairs_n or (block_n < n and k % 32 and not shares), problem
         assert 0 < time and 0 < whole
-    assert any(row[6] for row in plan([(5000, 5000, 5000, 1, 0), (3000, 3000, 3000, 1, 0)]))
+    # Pairs, and pairs of them, of small tiles and of large ones.
+    unaligned = [(m, n, k, 1, 0) for m, n, k in itertools.product(range(200, 3000, 400), range(200, 3000, 400), [1208])]
+    chosen = {(block_m, pairs_m, pairs_n) for block_m, _, _, _, _, _, pairs_m, pairs_n, *_ in plan(unaligned)}
+    assert chosen >= {(block_m, 1, pairs_n) for block_m in (64, 128) for pairs_n in (0, 1)}
     for row in plan([(m, n, k, 1, 1) for m, n, k, *_ in problems if n > 256]):
-        assert row[4]
+        assert row[4] and not row[7]
 
 
 def test_time_is_near_what_was_measured(plan):

@@ -17,11 +17,11 @@ int main() {
     problem.stride_cm = n, problem.stride_cn = 1;
     problem.batch_dims = &dim, problem.num_batch_dims = batch > 1;
     problem.dtype = DType::bf16;
-    const bool is_aligned = k % 32 == 0;
+    const int alignment = row_alignment(0, k);
     const TilePlan plan =
-        plan_tiles({m, n, k, mma_chunk_k(n, k, false), batch, true, is_aligned, is_aligned, needs_row_sums != 0}, 132);
-    std::printf("%d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n, int(plan.splits_chunks),
-                int(sums_chunks(plan.shape)), int(sums_rows(plan.shape)), int(plan.shares_tiles), int(plan.pairs),
-                plan.microseconds, wgmma_microseconds(problem, 132));
+        plan_tiles({m, n, k, mma_chunk_k(n, k, false), batch, true, alignment, alignment, needs_row_sums != 0}, 132);
+    std::printf("%d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n, int(plan.splits_chunks),
+                int(sums_chunks(plan.shape)), int(sums_rows(plan.shape)), int(plan.shares_tiles), int(plan.pairs_m),
+                int(plan.pairs_n), plan.microseconds, wgmma_microseconds(problem, 132));
   }
 }
