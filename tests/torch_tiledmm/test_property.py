@@ -367,23 +367,22 @@ def test_sweep_against_guard_pages():
 
 
 def test_guard_pages_kill_the_process_that_touches_them():
+    cases = {(True, 20): -signal.SIGSEGV, (True, 19): 0, (False, -1): -signal.SIGSEGV, (False, 0): 0}
     touch = (
-        "import ctypes, torch, test_property as t\n"
-        "memory = t.guarded_memory(5, torch.float32, {is_at_end})\n"
-        "assert memory.isnan().all()\n"
-        "ctypes.c_char.from_address(memory.data_ptr() + {distance}).value\n"
+        "import ctypes, os, torch, test_property as t\n"
+        f"for is_at_end, distance in {list(cases)}:\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        memory = t.guarded_memory(5, torch.float32, is_at_end)\n"
+        "        assert memory.isnan().all()\n"
+        "        ctypes.c_char.from_address(memory.data_ptr() + distance).value\n"
+        "        os._exit(0)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    for is_at_end, distance, is_killed in (
-        (True, 20, True),
-        (True, 19, False),
-        (False, -1, True),
-        (False, 0, False),
-    ):
-        code = touch.format(is_at_end=is_at_end, distance=distance)
-        child = subprocess.run(
-            [sys.executable, "-c", code], cwd=os.path.dirname(__file__), capture_output=True, timeout=60
-        )
-        assert child.returncode == (-signal.SIGSEGV if is_killed else 0), (is_at_end, distance, child.stderr)
+    done = subprocess.run(
+        [sys.executable, "-c", touch], cwd=os.path.dirname(__file__), capture_output=True, text=True, timeout=60
+    )
+    assert list(map(int, done.stdout.split())) == list(map(int, cases.values())), done.stderr
 
 
 def make_layout(rows: int, columns: int, letter: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
