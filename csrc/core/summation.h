@@ -38,13 +38,13 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the
-// more chunks it takes to give every multiprocessor work: 6144 / n, or four. Where there are many rows, chunks are a
+// more chunks it takes to give every multiprocessor work: 4096 / n, or four. Where there are many rows, chunks are a
 // burden: tiles that hold a total besides their sums take 5 % longer, others visit one in memory.
 constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
-  constexpr int64_t kUnit = 32, kLeast = 320, kMost = 8192, kMany = 64, kFew = 4, kEnough = 6144, kLeastOfFew = 4096;
+  constexpr int64_t kUnit = 32, kLeast = 320, kMost = 8192, kMany = 64, kFew = 4, kEnough = 4096, kLeastOfFew = 4096;
   const int64_t most_chunks = max_of(kEnough / max_of(n, 1), kFew);
   const int64_t least =
-      min_of(max_of(max_of(3 * n / 4, kLeast), max_of(k / kMany, min_of(k / most_chunks, kLeastOfFew))), kMost);
+      min_of(max_of(max_of(n, kLeast), max_of(k / kMany, min_of(k / most_chunks, kLeastOfFew))), kMost);
   return k < 2 * least ? max_of(k, 1) : round_up(ceil_div(k, k / least), kUnit);
 }
 
