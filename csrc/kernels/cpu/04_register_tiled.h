@@ -68,7 +68,9 @@ struct BlockTile {
     return round_up(bytes, 64);
   }
 
-  void run() const {
+  // Inline, with the paths that store C in their innermost loops: else every store makes g++ load the tile's numbers
+  // again (768x768x1: 50 us, called 85).
+  TILEDMM_INLINE void run() const {
     switch (config.path) {
       case CpuPath::packed:
         return run_packed();
@@ -106,7 +108,7 @@ struct BlockTile {
            (k_end - k_begin) % (kIsAlongN ? Op::kPerWord : kStep) == 0;
   }
 
-  void run_packed() const {
+  TILEDMM_INLINE void run_packed() const {
     const bool in_place = is_a_in_place(), is_along_m = kIsAlongN && problem.stride_ak != 1;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupStrips * kThreadN;
@@ -267,7 +269,7 @@ struct BlockTile {
 
   // k of WORDS words, at most one block: C is written row by row and bounds the time. Same chains as run_packed.
   template <int WORDS>
-  void run_short_k() const {
+  TILEDMM_INLINE void run_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
