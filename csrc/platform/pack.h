@@ -96,6 +96,31 @@ TILEDMM_INLINE void store_converted(Half* to, Reg<float> v, int64_t count) {
   store_bits(to, &narrow, count);
 }
 
+#if TILEDMM_VECTOR_BYTES == 64
+// Widening loads of the lanes of eight that are set in `places`; the memory of the others is not touched.
+constexpr int kPlaces = 8;
+TILEDMM_INLINE Reg<float, 32> load_masked(const float* from, __mmask8 places) {
+  return _mm256_maskz_loadu_ps(places, from);
+}
+TILEDMM_INLINE Reg<double> load_masked(const double* from, __mmask8 places) {
+  return _mm512_maskz_loadu_pd(places, from);
+}
+TILEDMM_INLINE Reg<float, 32> load_masked(const BFloat16* from, __mmask8 places) {
+  return (Reg<float, 32>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(places, from)), 16);
+}
+TILEDMM_INLINE Reg<float, 32> load_masked(const Half* from, __mmask8 places) {
+  return _mm256_cvtph_ps(_mm_maskz_loadu_epi16(places, from));
+}
+template <class T, class R>
+TILEDMM_INLINE void store_masked(T* to, R words, __mmask8 places) {
+  if constexpr (sizeof(R) == 32) {
+    _mm256_mask_storeu_epi32(to, places, (__m256i)words);
+  } else {
+    _mm512_mask_storeu_epi64(to, places, (__m512i)words);
+  }
+}
+#endif
+
 // Packed words of one element each, and their fused multiply-add.
 template <class T, class ACC>
 struct Fma {
@@ -122,6 +147,17 @@ struct Fma {
   static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const T* from, int64_t) {
     return load_converted<BYTES>(from);
   }
+  // The same for two vectors of neighbours.
+  static TILEDMM_INLINE void load_two(const T* from, int64_t, Reg<Word> (&words)[2]) {
+    for (int i = 0; i < 2; ++i) words[i] = load_converted<TILEDMM_VECTOR_BYTES>(from + i * Simd<Word>::kLanes);
+  }
+#if TILEDMM_VECTOR_BYTES == 64
+  // The first lanes of eight; the memory of the others is not touched.
+  static TILEDMM_INLINE Reg<Word, kPlaces* int(sizeof(Word))> load_places(const T* from, int64_t, __mmask8 places,
+                                                                          int64_t) {
+    return load_masked(from, places);
+  }
+#endif
   static TILEDMM_INLINE Word load_word(const T* from, int64_t, int64_t) { return to_acc(*from); }
 };
 
@@ -155,9 +191,27 @@ struct DotBf16 {
   static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const BFloat16* from, int64_t stride_k) {
     return load_widened<BYTES>(from) | load_widened<BYTES>(from + stride_k) << 16;
   }
+  static TILEDMM_INLINE void load_two(const BFloat16* from, int64_t stride_k, Reg<Word> (&words)[2]) {
+    const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + stride_k);
+    words[0] = interleave<0>(even, odd, std::make_integer_sequence<int, 32>{});
+    words[1] = interleave<16>(even, odd, std::make_integer_sequence<int, 32>{});
+  }
+  static TILEDMM_INLINE Reg<Word, 32> load_places(const BFloat16* from, int64_t stride_k, __mmask8 places,
+                                                  int64_t depth) {
+    const __m128i even = _mm_maskz_loadu_epi16(places, from);
+    const __m128i odd = _mm_maskz_loadu_epi16(depth > 1 ? places : __mmask8(0), from + stride_k);
+    return (Reg<Word, 32>)_mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
+  }
   // The word at `from`, of which `depth` elements exist.
   static TILEDMM_INLINE Word load_word(const BFloat16* from, int64_t stride_k, int64_t depth) {
     return from->bits | (depth > 1 ? uint32_t(from[stride_k].bits) << 16 : 0);
+  }
+
+ private:
+  template <int FIRST, int... I>
+  static TILEDMM_INLINE Reg<Word> interleave(__m512i even, __m512i odd, std::integer_sequence<int, I...>) {
+    return (Reg<Word>)__builtin_shufflevector((Reg<uint16_t>)even, (Reg<uint16_t>)odd,
+                                              (FIRST + I / 2 + (I % 2 ? 32 : 0))...);
   }
 };
 #endif
@@ -257,54 +311,78 @@ TILEDMM_INLINE void pack_sets(const T* from, int64_t stride_lane, int64_t count,
   }
 }
 
-// Packs `cols` <= STRIP columns of B: [steps of k][sets of kLanes columns][words of a block], each a full vector.
-// IS_ALONG_N: word w of every column of the set. Otherwise a block along k of the columns w, w + kWords, ..., so that
-// sum_blocks leaves the columns in their order. Words beyond the depth are 0, columns beyond the last are any value.
+// Two sets of columns that are neighbours in memory, all of which exist.
+template <class T, class Op, bool IS_ALONG_N>
+TILEDMM_INLINE void pack_two_sets(const T* from, int64_t stride_k, typename Op::Word* const (&to)[2]) {
+  using Word = typename Op::Word;
+  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
+  Reg<Word> words[2][kWords];
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) {
+    Reg<Word> both[2];
+    Op::load_two(from + w * Op::kPerWord * stride_k, stride_k, both);
+    words[0][w] = both[0];
+    words[1][w] = both[1];
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words[i]);
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) store(to[i] + w * Simd<Word>::kLanes, words[i][w]);
+  }
+}
+
+// Packs columns of B in strips of STRIP, strip_words a lane apart, each [steps of k][sets of kLanes columns][words of a
+// block], a word a full vector. IS_ALONG_N: word w of every column of the set. Otherwise a block along k of the columns
+// w, w + kWords, ..., so that sum_blocks leaves the columns in their order. Words beyond the depth are 0, columns
+// beyond the last are any value.
 template <class T, class Op, int STRIP, bool IS_ALONG_N>
-void pack_strip(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t depth,
-                typename Op::Word* to) {
+void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t depth,
+                 typename Op::Word* to, int64_t strip_words) {
   constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
   constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
   const int64_t steps = ceil_div(depth, kStep), step_words = STRIP * kWords;
   const auto corner = [&](int64_t step, int64_t j) { return from + j * stride_lane + step * kStep * stride_k; };
-  const auto set = [&](int64_t step, int64_t j) { return to + step * step_words + j * kWords; };
-  int64_t step = 0;
+  const auto set = [&](int64_t step, int64_t j) {
+    return to + j / STRIP * STRIP * strip_words + step * step_words + j % STRIP * kWords;
+  };
   if (stride_k == 1 && stride_lane != 1) {
-    for (; step < steps; step += kBlocks) {
-      for (int64_t j = 0; j < cols; j += kLanes) {
-        const int64_t count = min_of(kLanes, cols - j), rest = depth - step * kStep;
-        if (count == kLanes && rest >= kBlocks * kStep) {
-          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, kLanes, kBlocks * kStep, kBlocks, set(step, j),
-                                       step_words);
-        } else {
-          pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, count, rest, steps - step, set(step, j),
-                                       step_words);
+    for (int64_t strip = 0; strip < cols; strip += STRIP) {
+      for (int64_t step = 0; step < steps; step += kBlocks) {
+        for (int64_t j = strip; j < min_of(strip + STRIP, cols); j += kLanes) {
+          const int64_t count = min_of(kLanes, cols - j), rest = depth - step * kStep;
+          if (count == kLanes && rest >= kBlocks * kStep) {
+            pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, kLanes, kBlocks * kStep, kBlocks, set(step, j),
+                                         step_words);
+          } else {
+            pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, count, rest, steps - step, set(step, j),
+                                         step_words);
+          }
         }
       }
     }
     return;
   }
-  if (stride_lane == 1 && cols == STRIP) {
-    // As little as possible from load to load, each with one stride: such columns come from far away.
-    for (; step < depth / kStep; ++step) {
-#pragma GCC unroll 4
-      for (int j = 0; j < STRIP; j += kLanes) {
-        pack_set<T, Op, IS_ALONG_N>(corner(step, j), 1, stride_k, kLanes, kStep, set(step, j));
+  const int64_t pairs = stride_lane == 1 ? cols / (2 * kLanes) * (2 * kLanes) : 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    int64_t j = 0;
+    if ((step + 1) * kStep <= depth) {
+      for (; j < pairs; j += 2 * kLanes) {
+        pack_two_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_k, {set(step, j), set(step, j + kLanes)});
       }
     }
-  }
-  for (; step < steps; ++step) {
-    for (int64_t j = 0; j < cols; j += kLanes) {
+    for (; j < cols; j += kLanes) {
       pack_set<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, stride_k, cols - j, depth - step * kStep, set(step, j));
     }
   }
 }
 
-// Packs rows of A: strips of `strip` rows (the last one may have fewer), each [steps of k][rows][block]. Words beyond
+// Packs rows of A: strips of `strip` rows (the last one may have fewer), strip_words a row apart, each
+// [steps of k][rows][block]. Words beyond
 // the depth are 0.
 template <class T, class Op>
 void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
-               typename Op::Word* to) {
+               typename Op::Word* to, int64_t strip_words) {
   using Word = typename Op::Word;
   constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
   constexpr int kStep = kWords * Op::kPerWord;
@@ -317,7 +395,7 @@ void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t row
       for (int64_t line = 0; line < steps; line += kLineSteps) {
         for (int64_t i = 0; i < places; ++i) {
           for (int64_t step = line; step < min_of(line + kLineSteps, steps); ++step) {
-            store(to + (row * steps + step * places + i) * kWords,
+            store(to + row * strip_words + (step * places + i) * kWords,
                   load_words<T, Op, kBlockBytes>(from + (row + i) * stride_lane + step * kStep, depth - step * kStep));
           }
         }
@@ -333,7 +411,7 @@ void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t row
     const int64_t group = min_of(kGroup, rows - row);
     for (int64_t i = 0; i < group; ++i) {
       const int64_t first = (row + i) / strip * strip, places = min_of(strip, rows - first);
-      block_of[i] = to + (first * steps + row + i - first) * kWords;
+      block_of[i] = to + first * strip_words + (row + i - first) * kWords;
       step_of[i] = places * kWords;
     }
     for (int64_t step = 0; step < steps; ++step) {
@@ -358,6 +436,39 @@ void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t row
     }
   }
 }
+
+#if TILEDMM_VECTOR_BYTES == 64
+// The same rows with neighbours in m side by side, as column-major A has them: strips of [words of k][rows].
+template <class T, class Op>
+void pack_rows_along_m(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
+                       typename Op::Word* to, int64_t strip_words) {
+  constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kStep = kWords * Op::kPerWord;
+  const int64_t group = 64 / strip * strip;  // rows that are read as one contiguous run for every k
+  for (int64_t first = 0; first < rows; first += group) {
+    for (int64_t k = 0; k < depth; k += kStep) {
+      for (int64_t row = first; row < min_of(first + group, rows); row += strip) {
+        const int64_t places = min_of(strip, rows - row);
+        const auto mask = __mmask8((1 << places) - 1);
+        const T* corner = from + row * stride_lane + k * stride_k;
+        auto* place = to + row * strip_words + k / Op::kPerWord * places;
+        if (stride_lane == 1 && depth - k >= kStep) {
+#pragma GCC unroll 4
+          for (int w = 0; w < kWords; ++w) {
+            store_masked(place + w * places,
+                         Op::load_places(corner + w * Op::kPerWord * stride_k, stride_k, mask, kStep), mask);
+          }
+          continue;
+        }
+        for (int64_t p = k; p < min_of(k + kStep, depth); p += Op::kPerWord) {
+          for (int64_t i = 0; i < places; ++i) {
+            *place++ = Op::load_word(from + (row + i) * stride_lane + p * stride_k, stride_k, depth - p);
+          }
+        }
+      }
+    }
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace tiledmm

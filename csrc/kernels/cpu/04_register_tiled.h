@@ -11,6 +11,7 @@
 
 #include "core/config.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/long_dot.h"
 #include "kernels/cpu/micro_kernel.h"
 #include "platform/element.h"
 #include "platform/epilogue.h"
@@ -31,8 +32,9 @@ struct BlockTile {
   static constexpr int kWords = Config<Op>::kWords;
   static constexpr int kStep = Config<Op>::kStep;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
-  static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
-  static constexpr int kPassWords = 4 * kWords;   // words of k that one pass of stream_rows takes along
+  static constexpr int64_t kShortColumns = 2048;               // columns of B that short_k packs at a time
+  static constexpr int kPassWords = 4 * kWords;                // words of k that one pass of stream_rows takes along
+  static constexpr int kGroupStrips = sizeof(T) == 2 ? 8 : 4;  // of B, contiguous along n, that are packed at a time
 
   const GemmProblem& problem;
   const CpuConfig& config;
@@ -46,25 +48,30 @@ struct BlockTile {
   bool is_finished;       // the last chunk is followed by the epilogue
 
   static int64_t words_per_lane(int64_t depth) { return ceil_div(depth, kStep) * kWords; }
+  // From strip to strip of a panel, for each lane: a block more, else strips of a whole chunk would begin in one set of
+  // the nearest cache, and they are written side by side.
+  static int64_t strip_words(int64_t depth) { return words_per_lane(depth) + kWords; }
 
   // Bytes that a tile needs for its panels and, in stream_rows, for its sums.
   static int64_t panel_a_bytes(const CpuConfig& config, int64_t k) {
     const int64_t rows = config.path == CpuPath::packed && !config.is_resident ? config.block_m : config.task_m;
     const int64_t chunks = config.is_resident ? max_of(1, ceil_div(k, kChunk)) : 1;
-    return round_up(
-        round_up(rows, config.thread_m) * words_per_lane(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)), 64);
+    return round_up(round_up(rows, config.thread_m) * strip_words(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)),
+                    64);
   }
   static int64_t workspace_bytes(const CpuConfig& config, int64_t k) {
     int64_t bytes = panel_a_bytes(config, k);
     if (config.path == CpuPath::packed)
-      bytes += config.block_n * words_per_lane(min_of(k, kChunk)) * int64_t(sizeof(Word));
+      bytes += config.block_n * strip_words(min_of(k, kChunk)) * int64_t(sizeof(Word));
     if (config.path == CpuPath::short_k) bytes = kWords * kShortColumns * int64_t(sizeof(Word));
     if (config.path == CpuPath::stream_rows)
       bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
 
-  void run() const {
+  // Inline, with the paths that store C in their innermost loops: else every store makes g++ load the tile's numbers
+  // again (768x768x1: 50 us, called 85).
+  TILEDMM_INLINE void run() const {
     switch (config.path) {
       case CpuPath::packed:
         return run_packed();
@@ -78,14 +85,22 @@ struct BlockTile {
   }
 
   // Packs `count` rows of A from `first`, `strip` to a strip, for `depth` of k from k_first.
-  void load_rows_a(int64_t first, int64_t count, int64_t strip, int64_t k_first, int64_t depth, Word* to) const {
-    pack_rows<T, Op>(static_cast<const T*>(problem.a) + first * problem.stride_am + k_first * problem.stride_ak,
-                     problem.stride_am, problem.stride_ak, count, strip, depth, to);
+  void load_rows_a(int64_t first, int64_t count, int64_t strip, int64_t k_first, int64_t depth, Word* to,
+                   [[maybe_unused]] bool is_along_m = false) const {
+    const T* from = static_cast<const T*>(problem.a) + first * problem.stride_am + k_first * problem.stride_ak;
+#if TILEDMM_VECTOR_BYTES == 64
+    if (is_along_m) {
+      return pack_rows_along_m<T, Op>(from, problem.stride_am, problem.stride_ak, count, strip, depth, to,
+                                      strip_words(depth));
+    }
+#endif
+    pack_rows<T, Op>(from, problem.stride_am, problem.stride_ak, count, strip, depth, to, strip_words(depth));
   }
-  // One strip of columns of B.
-  void load_strip_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
+  // Strips of columns of B.
+  void load_strips_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
     const T* from = static_cast<const T*>(problem.b) + first * problem.stride_bn + k_first * problem.stride_bk;
-    pack_strip<T, Op, kThreadN, kIsAlongN>(from, problem.stride_bn, problem.stride_bk, count, depth, to);
+    pack_strips<T, Op, kThreadN, kIsAlongN>(from, problem.stride_bn, problem.stride_bk, count, depth, to,
+                                            strip_words(depth));
   }
 
   // A is used where it lies: words need no conversion, k is contiguous and consists of all that a micro-kernel reads.
@@ -94,30 +109,35 @@ struct BlockTile {
            (k_end - k_begin) % (kIsAlongN ? Op::kPerWord : kStep) == 0;
   }
 
-  void run_packed() const {
-    const bool in_place = is_a_in_place();
+  TILEDMM_INLINE void run_packed() const {
+    const bool in_place = is_a_in_place(), is_along_m = kIsAlongN && problem.stride_ak != 1;
+    // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
+    const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupStrips * kThreadN;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
       const int64_t block_cols = min_of(config.block_n, cols - jc);
       int64_t pc = k_begin;
       do {  // once for k = 0, too
-        const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
+        const int64_t depth = min_of(kChunk, k_end - pc), words = strip_words(depth);
         for (int64_t ic = 0; ic < rows; ic += config.block_m) {
           const int64_t block_rows = min_of(config.block_m, rows - ic);
           Word* block_a = panel_a;
-          if (config.is_resident) block_a += (pc - k_begin) / Op::kPerWord * rows + ic * words;
+          if (config.is_resident) block_a += (pc - k_begin) / kChunk * strip_words(kChunk) * rows + ic * words;
           if (!in_place && (!config.is_resident || jc == 0)) {
-            load_rows_a(row + ic, block_rows, config.thread_m, pc, depth, block_a);
+            load_rows_a(row + ic, block_rows, config.thread_m, pc, depth, block_a, is_along_m);
           }
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* strip_b = panel_b + jr * words;
-            // Packed when it is first needed, so that its first use finds it in the nearest cache.
-            if (ic == 0) load_strip_b(col + jc + jr, tile_cols, pc, depth, strip_b);
+            // Packed when they are first needed, so that their first use finds them in a near cache.
+            if (ic == 0 && jr % group_cols == 0) {
+              load_strips_b(col + jc + jr, min_of(group_cols, block_cols - jr), pc, depth, strip_b);
+            }
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
-              const RowsA rows_a = in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows);
+              const RowsA rows_a =
+                  in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows, is_along_m);
               multiply_tile(ceil_div(depth, Op::kPerWord), rows_a, strip_b, ic + ir, tile_rows, jc, jr, tile_cols, pc);
             }
           }
@@ -129,10 +149,13 @@ struct BlockTile {
 
   RowsA rows_in_place(int64_t i, int64_t pc) const {
     const T* a = static_cast<const T*>(problem.a) + (row + i) * problem.stride_am + pc;
-    return {reinterpret_cast<const char*>(a), problem.stride_am * int64_t(sizeof(T)), kBlockBytes};
+    return {reinterpret_cast<const char*>(a), problem.stride_am * int64_t(sizeof(T)), sizeof(Word), kBlockBytes};
   }
-  static RowsA rows_packed(const Word* strip, int64_t tile_rows) {
-    return {reinterpret_cast<const char*>(strip), kBlockBytes, tile_rows * kBlockBytes};
+  static RowsA rows_packed(const Word* strip, int64_t tile_rows, bool is_along_m) {
+    const char* base = reinterpret_cast<const char*>(strip);
+    constexpr int64_t kWordBytes = sizeof(Word);
+    return is_along_m ? RowsA{base, kWordBytes, tile_rows * kWordBytes, tile_rows * kBlockBytes}
+                      : RowsA{base, kBlockBytes, kWordBytes, tile_rows * kBlockBytes};
   }
 
   void multiply_tile(int64_t words, const RowsA& a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
@@ -247,7 +270,7 @@ struct BlockTile {
 
   // k of WORDS words, at most one block: C is written row by row and bounds the time. Same chains as run_packed.
   template <int WORDS>
-  void run_short_k() const {
+  TILEDMM_INLINE void run_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
@@ -366,15 +389,38 @@ struct BlockTile {
   }
 };
 
+template <class Op>
+CpuConfig adapt_config(const GemmProblem& problem, CpuConfig config) {
+  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
+  // strips of rows on, packing whole lines is as fast as streaming and steady.
+  if (config.path == CpuPath::stream_rows && Op::kPerWord == 2 && config.task_m > kMaxThreadM) {
+    config.path = CpuPath::packed;
+  }
+  // Threads that write the same rows of C at the same pace take each other's cache lines away: whole rows for each.
+  if (config.path == CpuPath::short_k && config.tasks_n > 1) {
+    config.tasks_m *= config.tasks_n;
+    config.task_m = ceil_div(problem.m, config.tasks_m);
+    config.tasks_m = ceil_div(problem.m, config.task_m);
+    config.tasks_n = 1;
+    config.task_n = problem.n;
+  }
+  return config;
+}
+
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const Executor& executor) {
   using Tile = BlockTile<T, Op>;
   using A = typename Op::Acc;
   const bool is_sums_in_c = std::is_same_v<T, A> && problem.stride_cn == 1;
   const int64_t batch = batch_size(problem);
+  if (batch == 1 && problem.m * problem.n <= kMaxDots && problem.k >= kMinDotChunks * Tile::kChunk &&
+      problem.stride_ak == 1 && problem.stride_bk == 1) {
+    return launch_dots<T, Op>(problem, executor);
+  }
   const CpuKernelShape shape{kMaxThreadM, kThreadN, Op::kPerWord, int64_t(sizeof(A)), int64_t(sizeof(A)), is_sums_in_c};
-  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
-                                             problem.stride_bk == 1, executor.num_threads, shape);
+  const CpuConfig config =
+      adapt_config<Op>(problem, choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
+                                                  problem.stride_bk == 1, executor.num_threads, shape));
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
   const int64_t ld_sums =
       round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);

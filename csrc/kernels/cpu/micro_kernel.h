@@ -48,6 +48,7 @@ struct Config {
 struct RowsA {
   const char* base;
   int64_t row_bytes;   // from row to row
+  int64_t word_bytes;  // from word to word of a block; read where the vectors of B lie along n
   int64_t step_bytes;  // from block to block along k
 };
 
@@ -118,6 +119,9 @@ void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word
   const char* row_a[MR];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) row_a[i] = a.base + i * a.row_bytes;
+  int64_t offset[kWords];  // of a block's words from a row's begin; they walk, the rows' begins stay
+#pragma GCC unroll 4
+  for (int w = 0; w < kWords; ++w) offset[w] = w * a.word_bytes;
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);
   const auto multiply_word = [&](int w) {
@@ -126,15 +130,15 @@ void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word
       const auto frag_b = load_as<Reg<Word, kRegBytes>>(b + (v * kWords + w) * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; ++i) {
-        acc[i][v][w] = Op::multiply_word(row_a[i] + w * int(sizeof(Word)), frag_b, acc[i][v][w]);
+        acc[i][v][w] = Op::multiply_word(row_a[i] + offset[w], frag_b, acc[i][v][w]);
       }
     }
   };
   for (; num_words >= kWords; num_words -= kWords) {
 #pragma GCC unroll 4
     for (int w = 0; w < kWords; ++w) multiply_word(w);
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; ++i) row_a[i] += a.step_bytes;
+#pragma GCC unroll 4
+    for (int w = 0; w < kWords; ++w) offset[w] += a.step_bytes;
     b += kThreadN * kWords;
   }
 #pragma GCC unroll 4
