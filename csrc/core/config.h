@@ -58,13 +58,17 @@ struct CpuConfig {
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
   const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
+  const bool is_one_block = k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= 16;
+  const bool is_short_k = is_b_n_major && is_one_block && n >= thread_n;
 
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
   const int64_t threads = min_of(num_threads, int64_t(flops / kTaskFlops) + 1);
   if (threads > 1 && batch < threads) {
     // The grid of block tiles in which the slowest thread has least to do.
+    // With short k, whole rows for each: threads that write the same rows of C side by side would take each other's
+    // cache lines away.
     double best = 0;
-    for (int64_t tasks_m = 1; tasks_m <= threads; ++tasks_m) {
+    for (int64_t tasks_m = is_short_k ? min_of(m, threads) : 1; tasks_m <= threads; ++tasks_m) {
       const int64_t tasks_n = threads / tasks_m;
       const double cost = task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
       if (best == 0 || cost < best) {
@@ -93,9 +97,11 @@ struct CpuConfig {
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
-  const bool is_one_block = k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= 16;
-  config.path = is_b_n_major && is_one_block && n >= thread_n                        ? CpuPath::short_k
-                : is_b_n_major && config.task_m <= kMaxStreamRows && n > thread_n    ? CpuPath::stream_rows
+  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
+  // strips of rows on, packing whole lines is as fast as streaming, and steady.
+  const int64_t stream_rows = shape.k_per_word == 2 ? min_of(kMaxStreamRows, shape.max_thread_m) : kMaxStreamRows;
+  config.path = is_short_k                                                           ? CpuPath::short_k
+                : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
                                                                                      : CpuPath::packed;
   const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;

@@ -389,24 +389,6 @@ struct BlockTile {
   }
 };
 
-template <class Op>
-CpuConfig adapt_config(const GemmProblem& problem, CpuConfig config) {
-  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
-  // strips of rows on, packing whole lines is as fast as streaming and steady.
-  if (config.path == CpuPath::stream_rows && Op::kPerWord == 2 && config.task_m > kMaxThreadM) {
-    config.path = CpuPath::packed;
-  }
-  // Threads that write the same rows of C at the same pace take each other's cache lines away: whole rows for each.
-  if (config.path == CpuPath::short_k && config.tasks_n > 1) {
-    config.tasks_m *= config.tasks_n;
-    config.task_m = ceil_div(problem.m, config.tasks_m);
-    config.tasks_m = ceil_div(problem.m, config.task_m);
-    config.tasks_n = 1;
-    config.task_n = problem.n;
-  }
-  return config;
-}
-
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const Executor& executor) {
   using Tile = BlockTile<T, Op>;
@@ -418,9 +400,8 @@ Status launch_as(const GemmProblem& problem, const Executor& executor) {
     return launch_dots<T, Op>(problem, executor);
   }
   const CpuKernelShape shape{kMaxThreadM, kThreadN, Op::kPerWord, int64_t(sizeof(A)), int64_t(sizeof(A)), is_sums_in_c};
-  const CpuConfig config =
-      adapt_config<Op>(problem, choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
-                                                  problem.stride_bk == 1, executor.num_threads, shape));
+  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
+                                             problem.stride_bk == 1, executor.num_threads, shape);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
   const int64_t ld_sums =
       round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
