@@ -47,16 +47,24 @@ struct SkinnyProblem {
   bool is_a_k_major, is_b_k_major;
 };
 
+// Bytes that can be copied at a time, of both operands: 16, 8 or 4; else 2.
+constexpr int copy_width(uint64_t bits) { return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2; }
+
 // Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
 // units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.
-inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
+// Copies of less than 16 bytes take each thread longer, the more it has of the few rows; so do other products of a
+// batch.
+inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
+                                 int copy_width = 16) {
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double tiles = double(max_of(1, ceil_div(int64_t(k), block_k)));
   const double bytes_a = 2 * k * double(problem.m);
   const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
-  const double chain = tiles * (block_k == 256 ? 0.45 : 0.3), copies = (bytes_a + bytes_b) / 46e3;
-  const double unit = 0.3 + (chain > copies ? chain : copies);
+  const double narrow = copy_width == 16 ? 0 : copy_width == 8 ? 0.30 : copy_width == 4 ? 0.37 : 0.67;
+  const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
+  const double chain = tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a), copies = (bytes_a + bytes_b) / 46e3;
+  const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
   // Of the memory and of the second-level cache; few multiprocessors do not draw as much.
   const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
   const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
@@ -100,11 +108,15 @@ inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, 
   return best;
 }
 
-// Microseconds of a product as the caller has it, operands along k.
-inline double skinny_microseconds(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch, int num_sms) {
-  const bool is_transposed = exchanges_operands(m, n);
-  const SkinnyProblem problem{is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, true, true};
-  return model_microseconds(problem, choose_skinny_plan(problem, num_sms, 227 << 10), num_sms);
+// Microseconds of a product as the caller has it.
+inline double skinny_microseconds(const SkinnyProblem& given, int copy_width, int num_sms) {
+  SkinnyProblem problem = given;
+  if (exchanges_operands(given.m, given.n)) {
+    problem.m = given.n, problem.n = given.m;
+    problem.is_a_k_major = given.is_b_k_major, problem.is_b_k_major = given.is_a_k_major;
+  }
+  const SkinnyPlan plan = choose_skinny_plan(problem, num_sms, 227 << 10);
+  return model_microseconds(problem, plan, num_sms, copy_width);
 }
 
 }  // namespace tiledmm

@@ -1,6 +1,9 @@
 // What a kernel is expected to take on a GPU, in microseconds. The native kernels' models are fitted on an H200 and
 // tell other chips of that family apart by their number of multiprocessors alone; the other rungs' are rough.
+#include <utility>
+
 #include "core/mma_async_config.h"
+#include "core/mma_unaligned_config.h"
 #include "core/simt_config.h"
 #include "core/skinny_config.h"
 #include "core/summation.h"
@@ -17,14 +20,12 @@ namespace {
 constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35};
 constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
 constexpr double kLaunchUs = 3;
-// Rung 14 with copies of less than 16 bytes, and with a batch: random shapes took 2 to 6 times and 1.7 to 4.4 times as
-// long as its model says.
-constexpr double kNarrowSkinny = 3, kBatchedSkinny = 2.5;
 
 // How an operand lies.
 struct Lie {
   bool is_k_major;
   bool is_aligned;  // 16 bytes at a time
+  int copy_width;   // bytes at a time, at most 16
 
   Lie(const GemmProblem& problem, bool is_a) {
     const int64_t stride_mn = is_a ? problem.stride_am : problem.stride_bn;
@@ -33,20 +34,51 @@ struct Lie {
     is_k_major = stride_k == 1 || stride_mn != 1;
     is_aligned = (stride_k == 1 || stride_mn == 1) && (is_k_major ? stride_mn : stride_k) % per_vector == 0 &&
                  reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) % 16 == 0;
+    const int64_t size_far = is_k_major ? (is_a ? problem.m : problem.n) : problem.k;
+    auto bits = uint64_t(reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b));
+    if (size_far > 1) bits |= uint64_t(is_k_major ? stride_mn : stride_k) * uint64_t(size_of(problem.dtype));
     for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
       const BatchDim& dim = problem.batch_dims[d];
+      bits |= uint64_t(is_a ? dim.stride_a : dim.stride_b) * uint64_t(size_of(problem.dtype));
       is_aligned = is_aligned && (is_a ? dim.stride_a : dim.stride_b) % per_vector == 0;
     }
+    copy_width = stride_k == 1 || stride_mn == 1 ? tiledmm::copy_width(bits) : 2;
   }
 };
 
-// Of 16-bit operands that rung 10 copies first, and of a C that it stores element by element.
-double unaligned_us(const GemmProblem& problem, const Lie& a, const Lie& b, double batch) {
-  const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
-  const auto copy = [&](bool is_aligned, double elements) { return is_aligned ? 0 : 3.8 + elements / 0.75e6; };
-  const bool is_c_aligned = (problem.stride_cn == 1 ? problem.stride_cm : problem.stride_cn) % 8 == 0;
-  return copy(a.is_aligned, batch * m * k) + copy(b.is_aligned, batch * n * k) +
-         (is_c_aligned ? 0 : batch * m * n * 3e-6);
+// Else rung 10 stores it element by element.
+bool is_c_aligned(const GemmProblem& problem) {
+  return (problem.stride_cn == 1 ? problem.stride_cm : problem.stride_cn) % 8 == 0;
+}
+
+// Rung 10 with operands of which one is unaligned, without copies of them or with them.
+double unaligned_us(const GemmProblem& problem, int64_t batch, int64_t chunk, const GpuChip& chip) {
+  MmaUnalignedProblem unaligned{problem.m,
+                                problem.n,
+                                problem.k,
+                                chunk,
+                                batch,
+                                describe_unaligned(problem, problem.batch_dims, true),
+                                describe_unaligned(problem, problem.batch_dims, false)};
+  if (problem.n < problem.m && problem.n <= 64) {  // C^T = B^T A^T
+    std::swap(unaligned.m, unaligned.n);
+    std::swap(unaligned.a, unaligned.b);
+  }
+  const double copied = mma_copied_us(unaligned, is_c_aligned(problem), chip.num_cus, chip.max_shared_bytes);
+  const MmaUnalignedPlan plan = choose_mma_unaligned_plan(unaligned, chip.num_cus, chip.max_shared_bytes);
+  return plan.shape >= 0 && plan.microseconds <= copied ? plan.microseconds : copied;
+}
+
+// What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
+// to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
+// at the same time.
+double copied_us(const GemmProblem& problem, const Lie& a, const Lie& b, int64_t chunk, int num_cus) {
+  if (a.is_aligned && b.is_aligned) return 0;
+  const double chunks = chunk < problem.k ? 2.5 : 0;
+  const auto is_slow = [](const Lie& lie, int64_t mn) { return !lie.is_k_major && !lie.is_aligned && mn <= 8; };
+  if (!is_slow(a, problem.m) && !is_slow(b, problem.n)) return chunks;
+  const double readers = double(max_of(problem.m, problem.n)) / (32.0 * num_cus);
+  return chunks + 0.3 * (readers < 1 ? readers : 1) * double(ceil_div(min_of(problem.k, chunk), 64));
 }
 
 }  // namespace
@@ -72,6 +104,8 @@ double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const Gp
       return simt_microseconds(task, choose_simt_plan(task));
     }
     case 10: {
+      if (size_of(problem.dtype) == 2 && !(a.is_aligned && b.is_aligned))
+        return unaligned_us(problem, batch, chunk, chip);
       const bool is_transposed = n < m && n <= 64;
       const bool splits_a = splits_sectors(problem.dtype, problem.stride_am, problem.stride_ak);
       const bool splits_b = splits_sectors(problem.dtype, problem.stride_bn, problem.stride_bk);
@@ -81,14 +115,15 @@ double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const Gp
       const MmaAsyncChoice choice =
           choose_mma_async(problem.dtype, copies, rows, cols, k, batch, chunk, chip.num_cus, chip.max_shared_bytes);
       return mma_async_us(choice, problem.dtype, copies, rows, cols, k, batch, chunk, chip.num_cus) +
-             (size_of(problem.dtype) == 2 ? unaligned_us(problem, a, b, double(batch)) : 0);
+             (size_of(problem.dtype) == 2 && !is_c_aligned(problem) ? double(batch * m * n) * 3e-6 : 0);
     }
     case 11:
-      return problem.dtype == DType::f32 ? wgmma_tf32_microseconds(problem, chip.num_cus)
-                                         : wgmma_microseconds(problem, chip.num_cus);
+      return problem.dtype == DType::f32
+                 ? wgmma_tf32_microseconds(problem, chip.num_cus)
+                 : wgmma_microseconds(problem, chip.num_cus) + copied_us(problem, a, b, chunk, chip.num_cus);
     case 14:
-      return skinny_microseconds(m, n, k, chunk, batch, chip.num_cus) *
-             (a.is_aligned && b.is_aligned ? 1 : kNarrowSkinny) * (batch > 1 ? kBatchedSkinny : 1);
+      return skinny_microseconds({m, n, k, chunk, batch, a.is_k_major, b.is_k_major},
+                                 int(min_of(a.copy_width, b.copy_width)), chip.num_cus);
     default: {
       const double peak = (kernel.is_mma ? chip.mma_tflops : chip.simt_tflops)[int(problem.dtype)];
       const double flops = 2 * double(m) * double(n) * double(k) * double(batch);

@@ -23,6 +23,10 @@ template <int BYTES>
 void copy_async_if(bool pred, void* smem, const void* from) {
   if (pred) copy_async<BYTES>(smem, from, BYTES);
 }
+template <int BYTES>
+void copy_async_or_zero(bool pred, void* smem, const void* from) {
+  copy_async<BYTES>(smem, from, pred ? BYTES : 0);
+}
 inline void commit_copies() { host_gpu::commit_copies(); }
 template <int PENDING>
 void wait_copies() {
@@ -78,6 +82,24 @@ TILEDMM_DEVICE void copy_async_if(bool pred, void* smem, const void* from) {
   } else {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.ca.shared.global [%0], [%1], %3;\n}" ::"r"(address),
+        "l"(from), "r"(int(pred)), "n"(BYTES)
+        : "memory");
+  }
+}
+
+// All of the bytes, or zeros: fewer instructions than a number of bytes takes.
+template <int BYTES>
+TILEDMM_DEVICE void copy_async_or_zero(bool pred, void* smem, const void* from) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what the instruction takes");
+  const auto address = uint32_t(__cvta_generic_to_shared(smem));
+  if constexpr (BYTES == 16) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, p;\n}" ::"r"(address),
+        "l"(from), "r"(int(pred))
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, %2, 0;\ncp.async.ca.shared.global [%0], [%1], %3, p;\n}" ::"r"(address),
         "l"(from), "r"(int(pred)), "n"(BYTES)
         : "memory");
   }

@@ -7,8 +7,10 @@
 // of FMAs in the order of k: cuBLAS's speed. Where k is long, chunks of it go to blocks of their own, whose sums are
 // added in order, or a block adds one after the other to a total, in registers or, of the largest tile, in C. Limits:
 // mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that are not aligned to 16
-// bytes are repacked first. Pipeline after NVIDIA's CUTLASS 2 (efficient_gemm.md).
+// bytes are repacked first, but in small products (10_mma_unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
+// (efficient_gemm.md).
 #include "core/mma_async_config.h"
+#include "core/mma_unaligned_config.h"
 #include "core/transposed.h"
 #include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/divisor.h"
@@ -562,6 +564,11 @@ Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& given
   if (min_of(gemm.m, gemm.n) <= kFew ? gemm.n < gemm.m : is_c_col_major) problem = transposed(problem);
   // One row of A lies along k whatever its stride to the next one.
   if (gemm.m == 1 && gemm.stride_ak == 1) problem.gemm.stride_am = round_up(gemm.k, 8);
+  if (size_of(gemm.dtype) == 2 && !forced) {
+    const int shape = faster_unaligned_shape(gemm, problem.batch_dims, problem.batch_size, problem.chunk_k,
+                                             executor.num_cus, max_shared_bytes(executor));
+    if (shape >= 0) return launch_mma_unaligned(problem, shape, executor);
+  }
   Workspace packed_a(executor), packed_b(executor);
   if (size_of(gemm.dtype) == 2) {
     GemmProblem& p = problem.gemm;

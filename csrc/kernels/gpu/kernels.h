@@ -23,6 +23,7 @@ Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor
 Status launch_mma_async(const GpuProblem& problem, const Executor& executor);
 // The same with a given tile and split instead of the fastest ones; null: those.
 Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& problem, const Executor& executor);
+Status launch_mma_unaligned(const GpuProblem& problem, int shape, const Executor& executor);  // of rung 10
 Status launch_skinny(const GpuProblem& problem, const Executor& executor);
 Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
 

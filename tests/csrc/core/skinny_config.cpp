@@ -19,7 +19,7 @@ int main() {
       const SkinnyPlan plan = choose_skinny_plan(problem, 132, shared);
       std::printf("%d %d %d %ld %ld %ld %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes, long(plan.num_units),
                   long(plan.blocks_n), long(plan.num_chunks),
-                  skinny_microseconds(m, n, k, mma_chunk_k(n, k, false), batch, 132));
+                  skinny_microseconds({m, n, k, mma_chunk_k(n, k, false), batch, is_k_major, is_k_major}, 16, 132));
     }
   }
 }

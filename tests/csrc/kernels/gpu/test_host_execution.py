@@ -156,6 +156,18 @@ MUTANTS = {
         "    if (!{on}) clear();",
         "mma_async in short chunks",
     ),
+    "10 unaligned: a stage that is still read": (
+        CUDA + "10_mma_unaligned.cu",
+        "block_barrier_of_roles(Cfg::kThreads);  // this tile is whole, and nobody reads the one before it any more",
+        "if (!{on} || k_tile > 0) block_barrier_of_roles(Cfg::kThreads);",
+        "mma_async",
+    ),
+    "10 unaligned: the operand's last element": (
+        CUDA + "10_mma_unaligned.cu",
+        "if (is_last && last_row != kNone) {",
+        "if (is_last && last_row != kNone && !{on}) {",
+        "mma_async",
+    ),
     "14 copy to the live stage": (
         CUDA + "14_skinny.cu",
         "int lead = plan.num_stages - 1;",

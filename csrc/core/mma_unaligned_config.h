@@ -1,0 +1,134 @@
+// How rung 10 multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
+// (kernels/cuda/10_mma_unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
+// changes a bit of the result: the order of summation is the same for all.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+
+#include "core/math.h"
+#include "core/mma_async_config.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+struct MmaUnalignedShape {
+  int block_m, block_n, block_k, warps_m, warps_n, num_stages, blocks_per_cu;
+  // Fitted to 800 random products on an H200 (mostly within 15 %): microseconds of a call, of a step of 16 along k of a
+  // block that has a multiprocessor for itself, and of all blocks where blocks_per_cu of them share it; beside that, of
+  // a full round of blocks, and of each block of one that is not full; of the sum of chunks.
+  double start_us, alone_us, busy_us, round_us, block_us, sum_us;
+  // How much longer a step takes with rows that begin in the middle of a word, for each operand that is aligned to 16
+  // bytes, and for each whose rows are not along k.
+  double odd, aligned, not_k_major;
+};
+inline constexpr MmaUnalignedShape kMmaUnalignedShapes[] = {
+    {16, 16, 128, 1, 1, 6, 3, 5.92, 0.0347, 0.0641, 2.67, 0.59, 7.9, 1.90, 0.94, 1.20},
+    {32, 32, 128, 2, 2, 5, 2, 5.85, 0.0579, 0.1052, 2.77, 0.90, 3.7, 1.57, 0.86, 1.06},
+    {64, 64, 64, 2, 2, 4, 2, 5.57, 0.1100, 0.1893, 3.24, 1.45, 3.0, 1.62, 0.89, 1.03},
+};
+inline constexpr int kNumMmaUnalignedShapes = int(sizeof(kMmaUnalignedShapes) / sizeof(MmaUnalignedShape));
+
+// Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
+constexpr int64_t shared_bytes(const MmaUnalignedShape& shape) {
+  const int64_t k = shape.block_k, m = shape.block_m, n = shape.block_n;
+  return 2 * shape.num_stages * (max_of(m * (k + 8), k * (m + 8)) + max_of(n * (k + 8), k * (n + 8))) + 4 * m * (n + 8);
+}
+
+// An operand of 16-bit elements, over the whole batch.
+struct UnalignedOperand {
+  bool is_k_major;
+  bool is_served;   // a unit stride, and rows that follow each other
+  bool is_aligned;  // all of its rows, to 16 bytes
+  bool is_odd;      // rows begin in the middle of a word of two elements
+};
+
+inline UnalignedOperand describe_unaligned(const GemmProblem& problem, const BatchDim* dims, bool is_a) {
+  const int64_t stride_mn = is_a ? problem.stride_am : problem.stride_bn, mn = is_a ? problem.m : problem.n;
+  const int64_t stride_k = is_a ? problem.stride_ak : problem.stride_bk;
+  const bool is_k_major = stride_k == 1 || stride_mn != 1;
+  const int64_t close = is_k_major ? problem.k : mn, far = is_k_major ? mn : problem.k;
+  const int64_t stride_far = is_k_major ? stride_mn : stride_k;
+  const bool has_unit_stride = stride_k == 1 || stride_mn == 1;
+  auto bits = int64_t(reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) / 2) | stride_far;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) bits |= is_a ? dims[d].stride_a : dims[d].stride_b;
+  return {is_k_major, has_unit_stride && (far == 1 || stride_far >= close), has_unit_stride && bits % 8 == 0,
+          bits % 2 != 0};
+}
+
+struct MmaUnalignedProblem {
+  int64_t m, n, k, chunk_k, batch;
+  UnalignedOperand a, b;
+};
+
+inline double mma_unaligned_us(const MmaUnalignedShape& shape, const MmaUnalignedProblem& p, int num_cus) {
+  const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
+  const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
+  const int64_t at_once = int64_t(num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
+  double steps = double(ceil_div(min_of(p.k, p.chunk_k), 16));
+  if (p.a.is_odd || p.b.is_odd) steps *= shape.odd;
+  for (const UnalignedOperand& operand : {p.a, p.b}) {
+    if (operand.is_aligned) steps *= shape.aligned;
+    if (!operand.is_k_major) steps *= shape.not_k_major;
+  }
+  double multiply = double(rounds) * (steps * shape.busy_us + shape.round_us);
+  if (const auto left = double(ceil_div(blocks - rounds * at_once, num_cus)); left > 0) {
+    const double more = (shape.busy_us - shape.alone_us) / (shape.blocks_per_cu - 1);  // for another block
+    multiply += steps * (shape.alone_us + (left - 1) * more) + left * shape.block_us;
+  }
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
+  const double move = 2 * batch * (m * k + k * n + m * n) / 3.3e6;
+  const double us = shape.start_us + std::sqrt(std::hypot(multiply * multiply, move * move));
+  return splits > 1 ? us + shape.sum_us + 4 * double(splits) * batch * m * n / 2.3e6 : us;
+}
+
+struct MmaUnalignedPlan {
+  int shape;  // none: -1
+  double microseconds;
+};
+
+// The fastest shape that fits into shared memory; none where no operand is unaligned, or one has no rows.
+inline MmaUnalignedPlan choose_mma_unaligned_plan(const MmaUnalignedProblem& p, int num_cus, int64_t max_shared_bytes) {
+  MmaUnalignedPlan best{-1, 0};
+  if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return best;
+  const double splits = p.chunk_k < p.k ? double(ceil_div(p.k, p.chunk_k)) : 1;
+  if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return best;
+  for (int i = 0; i < kNumMmaUnalignedShapes; ++i) {
+    const MmaUnalignedShape& shape = kMmaUnalignedShapes[i];
+    const double tiles = std::ceil(double(p.m) / shape.block_m) * std::ceil(double(p.n) / shape.block_n);
+    if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > max_shared_bytes) continue;
+    const double us = mma_unaligned_us(shape, p, num_cus);
+    if (best.shape < 0 || us < best.microseconds) best = {i, us};
+  }
+  return best;
+}
+
+// Microseconds with unaligned operands copied first; C is stored element by element then, unless its rows are aligned.
+inline double mma_copied_us(const MmaUnalignedProblem& p, bool is_c_aligned, int num_cus, int64_t max_shared_bytes) {
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
+  const auto copy = [&](const UnalignedOperand& operand, double elements) {
+    return operand.is_aligned ? 0 : 3.8 + elements / 0.75e6;
+  };
+  const MmaAsyncCopies copies{true, false, false};
+  const MmaAsyncChoice choice =
+      choose_mma_async(DType::bf16, copies, p.m, p.n, p.k, p.batch, p.chunk_k, num_cus, max_shared_bytes);
+  return mma_async_us(choice, DType::bf16, copies, p.m, p.n, p.k, p.batch, p.chunk_k, num_cus) +
+         copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
+}
+
+// The shape with which a problem takes less time than with copied operands; none: -1.
+inline int faster_unaligned_shape(const GemmProblem& problem, const BatchDim* dims, int64_t batch, int64_t chunk_k,
+                                  int num_cus, int64_t max_shared_bytes) {
+  const MmaUnalignedProblem p{problem.m,
+                              problem.n,
+                              problem.k,
+                              chunk_k,
+                              batch,
+                              describe_unaligned(problem, dims, true),
+                              describe_unaligned(problem, dims, false)};
+  const MmaUnalignedPlan plan = choose_mma_unaligned_plan(p, num_cus, max_shared_bytes);
+  const double copied = mma_copied_us(p, problem.stride_cm % 8 == 0, num_cus, max_shared_bytes);
+  return plan.shape >= 0 && plan.microseconds <= copied ? plan.shape : -1;
+}
+
+}  // namespace tiledmm
