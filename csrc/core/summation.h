@@ -30,7 +30,7 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
   const int64_t least = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
   if (k >= 4 * least && n <= kNarrow) {
-    chunk = least;
+    chunk = k < 32 * kChunkUnit ? least : 4 * kChunkUnit;
   } else if (k >= 4 * least && n <= kWide && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
     chunk = round_up(ceil_div(k, min_of(min_of(2 * kWide / n, k / least), kMost)), kChunkUnit);
   }

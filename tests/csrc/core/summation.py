@@ -7,7 +7,7 @@ def count_chunks(n, k, is_tf32=False):
     chunk_k = max(k, 1)
     if k >= 4 * least:
         if n <= 256:
-            chunk_k = least
+            chunk_k = least if k < 8192 else 1024
         elif n <= 2048 and k >= 5 * n // (2 if is_tf32 else 1):
             chunks = min(4096 // n, k // least, 8)
             chunk_k = -(-k // chunks // 256) * 256
