@@ -148,7 +148,7 @@ def render_ladder(all_results: list[dict]) -> str:
     for table in (table for results in all_results for table in results["tables"]):
         if table["rows"][0]["dram_bytes_from"] == "ncu":
             counted[table["precision"]] = table
-        elif all((table["precision"], table["shape"]) != (other["precision"], other["shape"]) for other in timed):
+        else:
             timed.append(table)
     lines: list[str] = []
     for precision in dict.fromkeys(table["precision"] for table in timed):

@@ -71,7 +71,10 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
   const int64_t rest = plan.num_units % num_sms;
   const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  return 7.2 + rounds + (plan.splits_chunks ? 3.5 : 0);
+  // What an item of a batch takes besides, by ten random batches; with narrow copies it is part of `unit`.
+  const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
+  const double items = problem.batch == 1 || copy_width < 16 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
+  return 7.2 + rounds + items + (plan.splits_chunks ? 3.5 : 0);
 }
 
 inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
