@@ -354,10 +354,10 @@ TILEDMM_DEVICE A activated(Activation activation, A value) {
     return activate_as(activation, value);
 }
 
-// The element's bias; without one -0, which changes no sum, not even a zero's sign.
+// The element's bias; without one `none`: -0 changes no sum, not even a zero's sign.
 template <class T>
-TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col) {
-  if (!problem.bias || row >= problem.m || col >= problem.n) return Acc<T>(-0.0);
+TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> none = Acc<T>(-0.0)) {
+  if (!problem.bias || row >= problem.m || col >= problem.n) return none;
   return as_acc(
       load_global(static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n));
 }

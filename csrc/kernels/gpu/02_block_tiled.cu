@@ -74,7 +74,9 @@ block_tiled(GpuProblem problem) {
       }
       block_barrier();  // nobody reads them any more
     }
-    store_element<T>(gemm, tile.row + in_m, tile.col + in_n, acc);
+    // To add what changes nothing would be a branch, for which large tiles lack the registers.
+    const int64_t row = tile.row + in_m, col = tile.col + in_n;
+    store_activated<T>(gemm, row, col, acc + load_bias<T>(gemm, row, col, 0));
   }
 }
 
