@@ -1,7 +1,7 @@
 """Device code of every rung without a device: clang compiles it for AMD, nvcc for NVIDIA, their reports are checked.
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
-minutes.
+minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a.
 """
 
 import importlib.util
@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
+IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
+LARGEST = ("07", "09", "10")  # rungs whose optimisation for sm_80, whose registers are those of sm_90a, takes longest
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
 NVCC = gpu_objects.find_nvcc()
@@ -27,9 +29,7 @@ CUOBJDUMP = shutil.which("cuobjdump") or (
 )
 RUNGS = gpu_objects.gpu_sources()
 
-pytestmark = pytest.mark.skipif(
-    not IN_CI and os.environ.get("TILEDMM_DEVICE_CODE") != "1", reason="minutes long: set TILEDMM_DEVICE_CODE=1"
-)
+pytestmark = pytest.mark.skipif(not IN_CI and not IS_WHOLE, reason="minutes long: set TILEDMM_DEVICE_CODE=1")
 
 # Warps of one SIMD that the registers leave room for: of CDNA (at most 8), of RDNA (at most 16).
 OCCUPANCY = {
@@ -117,6 +117,8 @@ def test_nvidia(arch, source, tmp_path):
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-fatbin"]
+    is_optimised = IS_WHOLE or arch != "8.0" or source.name[:2] not in LARGEST
+    command += [] if is_optimised else ["-Xcicc", "-O1", "-Xptxas", "-O0"]
     command += [f"-I{gpu_objects.CSRC}", source, "-o", tmp_path / "code"]
     done = subprocess.run(command, capture_output=True, text=True)
     report = done.stdout + done.stderr
@@ -134,7 +136,7 @@ def test_nvidia(arch, source, tmp_path):
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64.
         allowed = {"02": 16, "04": 128, "10": 448}.get(source.name[:2], 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
-        assert spilled and max(spilled) <= allowed, f"sm_{arch}: {kernel}"
+        assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
 
 
 def unsafe_sums(sass: str) -> tuple[int, list[str]]:
