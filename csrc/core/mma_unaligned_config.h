@@ -61,6 +61,17 @@ struct MmaUnalignedProblem {
   UnalignedOperand a, b;
 };
 
+inline MmaUnalignedProblem describe_unaligned(const GemmProblem& problem, const BatchDim* dims, int64_t batch,
+                                              int64_t chunk_k) {
+  return {problem.m,
+          problem.n,
+          problem.k,
+          chunk_k,
+          batch,
+          describe_unaligned(problem, dims, true),
+          describe_unaligned(problem, dims, false)};
+}
+
 inline double mma_unaligned_us(const MmaUnalignedShape& shape, const MmaUnalignedProblem& p, int num_cus) {
   const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
   const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
@@ -116,19 +127,12 @@ inline double mma_copied_us(const MmaUnalignedProblem& p, bool is_c_aligned, int
          copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
 }
 
-// The shape with which a problem takes less time than with copied operands; none: -1.
-inline int faster_unaligned_shape(const GemmProblem& problem, const BatchDim* dims, int64_t batch, int64_t chunk_k,
-                                  int num_cus, int64_t max_shared_bytes) {
-  const MmaUnalignedProblem p{problem.m,
-                              problem.n,
-                              problem.k,
-                              chunk_k,
-                              batch,
-                              describe_unaligned(problem, dims, true),
-                              describe_unaligned(problem, dims, false)};
+// The faster way: one of the shapes, or with copied operands, which is shape -1.
+inline MmaUnalignedPlan plan_mma_unaligned(const MmaUnalignedProblem& p, bool is_c_aligned, int num_cus,
+                                           int64_t max_shared_bytes) {
   const MmaUnalignedPlan plan = choose_mma_unaligned_plan(p, num_cus, max_shared_bytes);
-  const double copied = mma_copied_us(p, problem.stride_cm % 8 == 0, num_cus, max_shared_bytes);
-  return plan.shape >= 0 && plan.microseconds <= copied ? plan.shape : -1;
+  const double copied = mma_copied_us(p, is_c_aligned, num_cus, max_shared_bytes);
+  return plan.shape >= 0 && plan.microseconds <= copied ? plan : MmaUnalignedPlan{-1, copied};
 }
 
 }  // namespace tiledmm

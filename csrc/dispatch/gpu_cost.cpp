@@ -53,20 +53,12 @@ bool is_c_aligned(const GemmProblem& problem) {
 
 // Rung 10 with operands of which one is unaligned, without copies of them or with them.
 double unaligned_us(const GemmProblem& problem, int64_t batch, int64_t chunk, const GpuChip& chip) {
-  MmaUnalignedProblem unaligned{problem.m,
-                                problem.n,
-                                problem.k,
-                                chunk,
-                                batch,
-                                describe_unaligned(problem, problem.batch_dims, true),
-                                describe_unaligned(problem, problem.batch_dims, false)};
+  MmaUnalignedProblem unaligned = describe_unaligned(problem, problem.batch_dims, batch, chunk);
   if (problem.n < problem.m && problem.n <= 64) {  // C^T = B^T A^T
     std::swap(unaligned.m, unaligned.n);
     std::swap(unaligned.a, unaligned.b);
   }
-  const double copied = mma_copied_us(unaligned, is_c_aligned(problem), chip.num_cus, chip.max_shared_bytes);
-  const MmaUnalignedPlan plan = choose_mma_unaligned_plan(unaligned, chip.num_cus, chip.max_shared_bytes);
-  return plan.shape >= 0 && plan.microseconds <= copied ? plan.microseconds : copied;
+  return plan_mma_unaligned(unaligned, is_c_aligned(problem), chip.num_cus, chip.max_shared_bytes).microseconds;
 }
 
 // What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up

@@ -378,8 +378,7 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t c
 }
 
 // Packs rows of A: strips of `strip` rows (the last one may have fewer), strip_words a row apart, each
-// [steps of k][rows][block]. Words beyond
-// the depth are 0.
+// [steps of k][rows][block]. Words beyond the depth are 0.
 template <class T, class Op>
 void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
                typename Op::Word* to, int64_t strip_words) {

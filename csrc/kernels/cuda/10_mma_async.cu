@@ -330,17 +330,6 @@ struct Tiles {
   };
 };
 
-// Where the sums of a split go: a matrix of its own in the workspace.
-template <class A>
-TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, const Work& work, int64_t item) {
-  GemmProblem partial = gemm;
-  partial.c = static_cast<A*>(work.partial) + item * gemm.m * gemm.n;
-  partial.stride_cm = gemm.n, partial.stride_cn = 1;
-  partial.bias = nullptr;
-  partial.activation = Activation::none;
-  return partial;
-}
-
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mma_async(GpuProblem problem, Work work) {
@@ -491,7 +480,8 @@ mma_async(GpuProblem problem, Work work) {
     auto& strip = smem.strips[thread_idx() / 32];
     // Anew, so that the main loop need not keep it in registers.
     GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
-    if (work.partial) gemm = partial_problem<Acc<T>>(gemm, work, batch_idx * work.num_splits + split);
+    if (work.partial)
+      gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
     if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
       sums.template store<T>(gemm, row, col, has_chunks, strip);
     } else {
@@ -565,8 +555,10 @@ Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& given
   // One row of A lies along k whatever its stride to the next one.
   if (gemm.m == 1 && gemm.stride_ak == 1) problem.gemm.stride_am = round_up(gemm.k, 8);
   if (size_of(gemm.dtype) == 2 && !forced) {
-    const int shape = faster_unaligned_shape(gemm, problem.batch_dims, problem.batch_size, problem.chunk_k,
-                                             executor.num_cus, max_shared_bytes(executor));
+    const int shape =
+        plan_mma_unaligned(describe_unaligned(gemm, problem.batch_dims, problem.batch_size, problem.chunk_k),
+                           gemm.stride_cm % 8 == 0, executor.num_cus, max_shared_bytes(executor))
+            .shape;
     if (shape >= 0) return launch_mma_unaligned(problem, shape, executor);
   }
   Workspace packed_a(executor), packed_b(executor);

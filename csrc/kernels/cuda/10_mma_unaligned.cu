@@ -363,16 +363,6 @@ TILEDMM_DEVICE void multiply_tiles(const GemmProblem& item, const UnalignedPart&
   });
 }
 
-// Where the sums of a split go: a matrix of its own in the workspace.
-TILEDMM_DEVICE GemmProblem unaligned_sums(const GemmProblem& item, float* partial) {
-  GemmProblem sums = item;
-  sums.c = partial;
-  sums.stride_cm = item.n, sums.stride_cn = 1;
-  sums.bias = nullptr;
-  sums.activation = Activation::none;
-  return sums;
-}
-
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mma_unaligned(GpuProblem problem, UnalignedWork work) {
@@ -399,8 +389,8 @@ mma_unaligned(GpuProblem problem, UnalignedWork work) {
     block_barrier();  // the tile of C is whole, and nobody reads those of A and B any more
     if (thread_idx() < kCopyThreads) {
       if (work.partial) {
-        float* partial = work.partial + (batch_idx * work.num_splits + split) * item.m * item.n;
-        smem.c.template store<float>(unaligned_sums(item, partial), part.row, part.col);
+        const GemmProblem sums = partial_problem(item, work.partial, batch_idx * work.num_splits + split);
+        smem.c.template store<float>(sums, part.row, part.col);
       } else {
         smem.c.template store<T>(item, part.row, part.col);
       }

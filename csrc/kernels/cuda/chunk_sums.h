@@ -7,6 +7,17 @@
 namespace tiledmm::gpu {
 namespace {
 
+// Where the sums of one chunk of one item go: a matrix of its own, number `idx` in the workspace.
+template <class A>
+TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, int64_t idx) {
+  GemmProblem sums = gemm;
+  sums.c = partial + idx * gemm.m * gemm.n;
+  sums.stride_cm = gemm.n, sums.stride_cn = 1;
+  sums.bias = nullptr;
+  sums.activation = Activation::none;
+  return sums;
+}
+
 // An element a thread, AT_ONCE loads in flight.
 template <class T, int THREADS, int AT_ONCE>
 TILEDMM_KERNEL(THREADS, 1)
