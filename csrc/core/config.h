@@ -35,7 +35,7 @@ inline constexpr int64_t kMaxDotRows = 4;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
 inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
-inline constexpr int64_t kTaskFlops = 1 << 20;      // less is not worth waking a thread for
+inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
 
 struct CpuConfig {
   CpuPath path;
@@ -62,7 +62,7 @@ struct CpuConfig {
   const bool is_short_k = is_b_n_major && is_one_block && n >= thread_n;
 
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
-  const int64_t threads = min_of(num_threads, int64_t(flops / kTaskFlops) + 1);
+  const int64_t threads = min_of(num_threads, int64_t(flops * double(shape.acc_bytes) / 4 / kTaskFlops) + 1);
   if (threads > 1 && batch < threads) {
     // The grid of block tiles in which the slowest thread has least to do.
     // With short k, whole rows for each: threads that write the same rows of C side by side would take each other's

@@ -31,6 +31,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c, 0.525, 0.525, 1.11, 7.1, 1.6},
     {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers, 0.281, 0.281, 1.03, 5.8, 2.2},
     {64, 64, 16, 2, 2, 3, 3, ChunkTotal::none, 0.225, 0.133, 1.07, 7.4, 0.0},
+    {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c, 0.225, 0.133, 1.07, 7.4, 0.0},
     {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers, 0.159, 0.159, 1.18, 5.3, 1.7},
     {32, 64, 16, 2, 2, 4, 3, ChunkTotal::none, 0.132, 0.075, 1.18, 6.0, 0.5},
     {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.105, 0.079, 1.45, 6.0, 1.2},
@@ -41,7 +42,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, 0.337, 0.337, 1.45},
     {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.101, 0.073, 1.45},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2;
+inline constexpr int kNumMmaAsyncShapes64 = 10, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;

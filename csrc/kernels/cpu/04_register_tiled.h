@@ -65,7 +65,7 @@ struct BlockTile {
       bytes += config.block_n * strip_words(min_of(k, kChunk)) * int64_t(sizeof(Word));
     if (config.path == CpuPath::short_k) bytes = kWords * kShortColumns * int64_t(sizeof(Word));
     if (config.path == CpuPath::stream_rows)
-      bytes += (kWords + 1) * config.task_m * stream_width(config.task_m) * int64_t(sizeof(A));
+      bytes += (kWords + 1) * config.task_m * stream_width(config) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
 
@@ -177,10 +177,11 @@ struct BlockTile {
     }
   }
 
-  // Columns of one pass of stream_rows: its sums stay in the nearest cache, in runs of whole pages of B where rows
-  // allow.
-  static int64_t stream_width(int64_t rows) {
-    return max_of(4 * kLanes, (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / rows / kLanes * kLanes);
+  // Columns of one pass of stream_rows, for a task: its sums stay in the nearest cache, in runs of whole pages of B
+  // where rows allow.
+  static int64_t stream_width(const CpuConfig& config) {
+    const int64_t fitting = (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / config.task_m / kLanes * kLanes;
+    return min_of(max_of(4 * kLanes, fitting), round_up(config.task_n, kLanes));
   }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
@@ -188,7 +189,7 @@ struct BlockTile {
   void run_stream_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     A* chains = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
-    const int64_t width = stream_width(config.task_m);
+    const int64_t width = stream_width(config);
     A* total = chains + kWords * rows * width;
     for (int64_t jc = 0; jc < cols; jc += width) {
       const int64_t block_cols = min_of(width, cols - jc);

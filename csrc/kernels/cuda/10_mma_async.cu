@@ -103,9 +103,9 @@ struct Strip {
       }
       warp_barrier();
     }
-    const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
-                               reinterpret_cast<uintptr_t>(problem.c) % 16 == 0 && col + COLS <= problem.n;
     Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
+    const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
+                               reinterpret_cast<uintptr_t>(to) % 16 == 0 && col + COLS <= problem.n;
     if (is_vectorised) {
       constexpr int kVectorsPerRow = COLS / kVector;
       TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
@@ -155,6 +155,16 @@ TILEDMM_DEVICE TileIndex tile_at(int idx, const Work& work) {
   const Divisor rows = first == work.first_of_last_group ? work.rows_of_last_group : work.rows_of_group;
   const int col = rows.quotient(within);
   return {first + within - col * int(rows.value), col};
+}
+
+// Where tile `idx` begins. The last one begins early where that keeps it inside, since whole tiles are copied without
+// predicates: it computes up to half of its rows (columns) again, to the same bits. Not where tiles add to C.
+template <class Cfg, bool IS_K_MAJOR>
+TILEDMM_DEVICE int64_t start_of_tile(int idx, int block, int64_t size) {
+  constexpr int64_t kVector = IS_K_MAJOR ? 1 : 16 / int(sizeof(typename Cfg::T));
+  const int64_t start = int64_t(idx) * block, last = size - block;
+  const bool is_outside = last < start && start - last <= block / 2;
+  return !Cfg::kTotalInC && is_outside && last > 0 && last % kVector == 0 ? last : start;
 }
 
 // The sums of one warp.
@@ -341,7 +351,8 @@ mma_async(GpuProblem problem, Work work) {
   const int split = work.num_tiles.quotient(int(block_idx()));
   const TileIndex tile = tile_at(int(block_idx()) - split * int(work.num_tiles.value), work);
   if (work.partial) let_later_kernels_start();  // add_chunks
-  const int64_t row = int64_t(tile.m) * Cfg::kBlockM, col = int64_t(tile.n) * Cfg::kBlockN;
+  const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.m, Cfg::kBlockM, problem.gemm.m);
+  const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of(problem, batch_idx);
     const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
