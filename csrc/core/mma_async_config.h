@@ -9,7 +9,7 @@
 
 namespace tiledmm {
 
-// Where a block that sums chunks one after the other keeps their total: nowhere, if it does not.
+// Where a block that sums chunks one after the other keeps their total: nowhere, if it cannot.
 enum class ChunkTotal { none, in_registers, in_c };
 
 struct MmaAsyncShape {
@@ -27,14 +27,12 @@ struct MmaAsyncShape {
 // Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is one element, or
 // two of 16 bits.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, ChunkTotal::none, 0.525, 0.525, 1.11, 7.1, 1.6},
     {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c, 0.525, 0.525, 1.11, 7.1, 1.6},
-    {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers, 0.281, 0.281, 1.03, 5.8, 2.2},
-    {64, 64, 16, 2, 2, 3, 3, ChunkTotal::none, 0.225, 0.133, 1.07, 7.4, 0.0},
+    {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers, 0.270, 0.270, 1.10, 5.8, 2.2},
     {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c, 0.225, 0.133, 1.07, 7.4, 0.0},
-    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers, 0.159, 0.159, 1.18, 5.3, 1.7},
-    {32, 64, 16, 2, 2, 4, 3, ChunkTotal::none, 0.132, 0.075, 1.18, 6.0, 0.5},
-    {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.105, 0.079, 1.45, 6.0, 1.2},
+    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers, 0.153, 0.153, 1.18, 5.3, 1.7},
+    {32, 64, 16, 2, 2, 4, 3, ChunkTotal::in_registers, 0.132, 0.075, 1.18, 6.0, 0.5},
+    {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.101, 0.076, 1.45, 6.0, 1.2},
     {32, 32, 32, 2, 2, 5, 2, ChunkTotal::in_registers, 0.065, 0.052, 1.23, 5.1, 1.2},
     {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers, 0.052, 0.043, 1.45, 4.7, 1.3},
 };
@@ -42,7 +40,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, 0.337, 0.337, 1.45},
     {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.101, 0.073, 1.45},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 10, kNumMmaAsyncShapes16 = 2;
+inline constexpr int kNumMmaAsyncShapes64 = 8, kNumMmaAsyncShapes16 = 2;
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
@@ -86,9 +84,10 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
-  const double split_k = double(ceil_div(k, splits)), steps = split_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
+  const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1), total = visits > 0 ? 1.05 : 1;
+  const double split_k = double(ceil_div(k, splits));
+  const double steps = total * split_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
   const double more = most > 1 ? (most * shape.busy_us - shape.alone_us) / (most - 1) : 0;  // for another block
-  const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
   const double visit = shape.total == ChunkTotal::in_c ? 3.3e-4 : 1e-4;
   const auto round_us = [&](double blocks_per_cu) {
     return steps * (shape.alone_us + (blocks_per_cu - 1) * more) + shape.round_us +
@@ -108,7 +107,7 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
                          double(min_of(n, shape.block_n)) * (copies.splits_sectors_b ? split_sector : 1)) /
                         12.1e6;
   const double together = std::sqrt(std::sqrt(std::pow(multiply, 4) + std::pow(move, 4) + std::pow(cached, 4)));
-  return shape.start_us + together + (splits > 1 ? 3.6 + output / 3.7e6 : 0);
+  return shape.start_us + together + (splits > 1 ? 4.8 + output / 2e6 : 0);
 }
 
 // Microseconds on an H200 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest one
@@ -156,7 +155,6 @@ inline MmaAsyncChoice choose_mma_async(DType dtype, const MmaAsyncCopies& copies
       const bool can_sum_chunks = shape.total != ChunkTotal::none;
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
       if (splits && can_sum_chunks && dtype != DType::f64) continue;
-      if (shape.total == ChunkTotal::in_c && (splits || chunks <= 1)) continue;  // another shape is the same
       const MmaAsyncChoice choice{i, splits ? chunks : 1};
       const double us = mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus);
       if (best.shape < 0 || us < best_us) {

@@ -5,7 +5,7 @@
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
 // of FMAs in the order of k: cuBLAS's speed. Where k is long, chunks of it go to blocks of their own, whose sums are
-// added in order, or a block adds one after the other to a total, in registers or, of the largest tile, in C. Limits:
+// added in order, or a block adds one after the other to a total, in registers or, of some tiles, in C. Limits:
 // mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that are not aligned to 16
 // bytes are repacked first, but in small products (10_mma_unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
 // (efficient_gemm.md).
@@ -15,6 +15,7 @@
 #include "kernels/cuda/chunk_sums.h"
 #include "kernels/cuda/divisor.h"
 #include "kernels/cuda/repack_batch.h"
+#include "kernels/cuda/strip.h"
 #include "kernels/cuda/total_in_c.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/async_tile.h"
@@ -25,10 +26,10 @@ namespace {
 
 constexpr int kMaxBlocks = 0x7fffffff;
 
-template <class T_, int SHAPE>
+template <class T_, int SHAPE, ChunkTotal TOTAL>
 struct Config {
   using T = T_;
-  static constexpr MmaAsyncShape kShape = sizeof(T) == 8 ? kMmaAsyncShapes64[SHAPE] : kMmaAsyncShapes16[SHAPE];
+  static constexpr MmaAsyncShape kShape = mma_async_shape(sizeof(T) == 8 ? DType::f64 : DType::f16, SHAPE);
   static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
   static constexpr int kBlockK = sizeof(T) == 4 ? kShape.block_k / 2 : kShape.block_k;
   static constexpr int kThreads = kShape.warps_m * kShape.warps_n * 32;
@@ -36,9 +37,9 @@ struct Config {
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
   static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
-  static constexpr bool kSumsChunks = kShape.total != ChunkTotal::none;
-  static constexpr bool kTotalInC = kShape.total == ChunkTotal::in_c;
-  static constexpr bool kTotalInRegisters = kShape.total == ChunkTotal::in_registers;
+  static constexpr bool kSumsChunks = TOTAL != ChunkTotal::none;
+  static constexpr bool kTotalInC = TOTAL == ChunkTotal::in_c;
+  static constexpr bool kTotalInRegisters = TOTAL == ChunkTotal::in_registers;
   // Once around the ring of stages is one iteration of the main loop, so that each stage has its address while
   // compiling.
   static constexpr bool kGoesAround = sizeof(T) == 8 || !kSumsChunks;
@@ -72,66 +73,6 @@ TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&
     Mma<T>::multiply(acc, a, b);
   }
 }
-
-// 16 bytes as elements of V.
-template <class V>
-union VectorOf {
-  static constexpr int kElements = 16 / int(sizeof(V));
-  Vector16 vector;
-  V elements[kElements];
-};
-
-// Rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
-template <class A, int ROWS, int COLS>
-struct Strip {
-  static constexpr int kRows = ROWS, kPad = 8;
-  alignas(16) A acc[kRows][COLS + kPad];
-
-  // C = activation(acc + bias), of elements Out. All lanes have written their part.
-  template <class Out>
-  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
-    using Values = VectorOf<A>;
-    using Outs = VectorOf<Out>;
-    constexpr int kVector = Outs::kElements;
-    const int lane = opaque(thread_idx() % kWarpSize);  // else the addresses are computed ahead of the first copy
-    warp_barrier();
-    if (problem.bias || problem.activation != Activation::none) {
-      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
-        const int r = idx / COLS, c = idx % COLS;
-        const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
-        store_shared(&acc[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
-      }
-      warp_barrier();
-    }
-    Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
-    const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
-                               reinterpret_cast<uintptr_t>(to) % 16 == 0 && col + COLS <= problem.n;
-    if (is_vectorised) {
-      constexpr int kVectorsPerRow = COLS / kVector;
-      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
-        const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
-        if (row + r >= problem.m) continue;
-        Outs outs;
-        TILEDMM_UNROLL for (int v = 0; v < kVector; v += Values::kElements) {
-          Values values;
-          values.vector = load_shared(reinterpret_cast<const Vector16*>(&acc[r][c + v]));
-          TILEDMM_UNROLL for (int e = 0; e < Values::kElements; ++e) {
-            outs.elements[v + e] = rounded_to<Out>(values.elements[e]);
-          }
-        }
-        store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c), outs.vector);
-      }
-    } else {
-      const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
-      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
-        const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
-        if (row + r >= problem.m || col + c >= problem.n) continue;
-        store_global(to + r * problem.stride_cm + c * problem.stride_cn, rounded_to<Out>(load_shared(&acc[r][c])));
-      }
-    }
-    warp_barrier();
-  }
-};
 
 // How the blocks share out the problem. Tiles go through groups of rows of tiles, so that those in flight share
 // operands in cache.
@@ -535,9 +476,8 @@ Status launch_config(const GpuProblem& problem, int64_t num_splits, const Execut
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
-template <class T, int SHAPE>
+template <class Cfg>
 Status launch_layout(const GpuProblem& problem, int64_t num_splits, const Executor& executor) {
-  using Cfg = Config<T, SHAPE>;
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
     return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, executor);
@@ -546,9 +486,15 @@ Status launch_layout(const GpuProblem& problem, int64_t num_splits, const Execut
 
 template <class T, int SHAPE = 0>
 Status launch_shape(const GpuProblem& problem, const MmaAsyncChoice& choice, const Executor& executor) {
-  if constexpr (SHAPE < (sizeof(T) == 8 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16)) {
-    return choice.shape == SHAPE ? launch_layout<T, SHAPE>(problem, choice.num_splits, executor)
-                                 : launch_shape<T, SHAPE + 1>(problem, choice, executor);
+  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
+  if constexpr (SHAPE < num_mma_async_shapes(kDType)) {
+    if (choice.shape != SHAPE) return launch_shape<T, SHAPE + 1>(problem, choice, executor);
+    // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
+    if constexpr (sizeof(T) == 8) {
+      if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+        return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice.num_splits, executor);
+    }
+    return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice.num_splits, executor);
   } else {
     return Status::unsupported;
   }

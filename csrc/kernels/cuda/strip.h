@@ -1,0 +1,70 @@
+// The end of mma_async: sums of a warp on their way from shared memory to C.
+#pragma once
+
+#include "platform/gpu.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+// 16 bytes as elements of V.
+template <class V>
+union VectorOf {
+  static constexpr int kElements = 16 / int(sizeof(V));
+  Vector16 vector;
+  V elements[kElements];
+};
+
+// Rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
+template <class A, int ROWS, int COLS>
+struct Strip {
+  static constexpr int kRows = ROWS, kPad = 8;
+  alignas(16) A acc[kRows][COLS + kPad];
+
+  // C = activation(acc + bias), of elements Out. All lanes have written their part.
+  template <class Out>
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
+    using Values = VectorOf<A>;
+    using Outs = VectorOf<Out>;
+    constexpr int kVector = Outs::kElements;
+    const int lane = opaque(thread_idx() % kWarpSize);  // else the addresses are computed ahead of the first copy
+    warp_barrier();
+    if (problem.bias || problem.activation != Activation::none) {
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+        const int r = idx / COLS, c = idx % COLS;
+        const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
+        store_shared(&acc[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
+      }
+      warp_barrier();
+    }
+    Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
+    const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
+                               reinterpret_cast<uintptr_t>(to) % 16 == 0 && col + COLS <= problem.n;
+    if (is_vectorised) {
+      constexpr int kVectorsPerRow = COLS / kVector;
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
+        const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
+        if (row + r >= problem.m) continue;
+        Outs outs;
+        TILEDMM_UNROLL for (int v = 0; v < kVector; v += Values::kElements) {
+          Values values;
+          values.vector = load_shared(reinterpret_cast<const Vector16*>(&acc[r][c + v]));
+          TILEDMM_UNROLL for (int e = 0; e < Values::kElements; ++e) {
+            outs.elements[v + e] = rounded_to<Out>(values.elements[e]);
+          }
+        }
+        store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c), outs.vector);
+      }
+    } else {
+      const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
+      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
+        const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
+        if (row + r >= problem.m || col + c >= problem.n) continue;
+        store_global(to + r * problem.stride_cm + c * problem.stride_cn, rounded_to<Out>(load_shared(&acc[r][c])));
+      }
+    }
+    warp_barrier();
+  }
+};
+
+}  // namespace
+}  // namespace tiledmm::gpu
