@@ -84,11 +84,12 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
-  const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1), total = visits > 0 ? 1.05 : 1;
+  const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
+  const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? 1.05 : 1;
   const double split_k = double(ceil_div(k, splits));
   const double steps = total * split_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
   const double more = most > 1 ? (most * shape.busy_us - shape.alone_us) / (most - 1) : 0;  // for another block
-  const double visit = shape.total == ChunkTotal::in_c ? 3.3e-4 : 1e-4;
+  const double visit = shape.total == ChunkTotal::in_c ? 4.5e-4 : 1e-4;
   const auto round_us = [&](double blocks_per_cu) {
     return steps * (shape.alone_us + (blocks_per_cu - 1) * more) + shape.round_us +
            (3.5e-4 + visit * visits) * area * blocks_per_cu;
