@@ -56,6 +56,14 @@ constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
   return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
 }
 
+// Where tiles of `block` rows of an operand along k begin at the latest. The copy engine takes longer for rows beyond
+// it than for rows of it: where more than half of the last tile (or pair) is that, and k is longer than what the stages
+// hold, it begins early, inside, and computes some rows again, to the same bits.
+constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tiles) {
+  const int64_t outside = round_up(size, block << pair) - size;
+  return size > block && 2 * outside >= block && num_k_tiles > 16 ? int(size - block) : 0x7fffffff;
+}
+
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
@@ -146,7 +154,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     double copies = copy * 1e-3 *
                     (row_nanoseconds(p.a_alignment, blocks) * a_rows / (plan.pairs_n ? 2 : 1) +
                      row_nanoseconds(b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
-    if (is_aligned(p)) copies = in_lines ? 0 : 18e-6 * tile.block_n * double(count);
+    if (is_aligned(p)) copies = in_lines ? 0 : 22e-6 * tile.block_n * double(count);
     const double read = double(tile.block_m / 64) * (64 + tile.block_n);
     double k_tile = 0.105;
     for (const double bound : {area * 19.8e-6, copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})

@@ -119,6 +119,8 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   const PairRanks rank = pair_ranks<Cfg>(args);
   at.row = ((Cfg::kPairs ? row << args.pair_m : row) + rank.m) * Cfg::kBlockM;
   at.col = ((Cfg::kPairs ? col << args.pair_n : col) + rank.n) * Cfg::kBlockN;
+  if (!Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
+  if (!Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
   if (args.num_splits > 1) {
@@ -431,6 +433,8 @@ Arguments arguments_of(const Task& task) {
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
+  if (!Cfg::kAIsMMajor) args.last_row = latest_start(p.m, Cfg::kBlockM, args.pair_m, args.num_k_tiles);
+  if (!Cfg::kBIsNMajor) args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, args.pair_n, args.num_k_tiles);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
