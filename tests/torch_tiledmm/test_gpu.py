@@ -254,7 +254,9 @@ def test_an_item_of_a_batch_is_the_same_alone(dtype, m, n, k):
 
 @pytest.mark.parametrize("name", [*DTYPE_NAMES, "tf32"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("n, k", [(129, 515), (128, 512), (1000, 64), (64, 8200), (257, 4200), (1030, 1100), (1063, 1300)])
+@pytest.mark.parametrize(
+    "n, k", [(129, 515), (128, 512), (1000, 64), (64, 8200), (257, 4200), (1030, 1100), (1063, 1300)]
+)
 def test_a_row_is_the_same_whatever_m_is(name, layout, n, k):
     with matmul_precision(name) as dtype:
         a, b = operand(2000, k, dtype, layout[0] == "T"), operand(k, n, dtype, layout[1] == "T")
