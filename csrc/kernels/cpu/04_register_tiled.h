@@ -178,10 +178,10 @@ struct BlockTile {
   }
 
   // Columns of one pass of stream_rows, for a task: its sums stay in the nearest cache, in runs of whole pages of B
-  // where rows allow.
+  // where rows allow. Rows of sums are an odd number of vectors apart, so that they do not begin in one set of it.
   static int64_t stream_width(const CpuConfig& config) {
     const int64_t fitting = (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / config.task_m / kLanes * kLanes;
-    return min_of(max_of(4 * kLanes, fitting), round_up(config.task_n, kLanes));
+    return min_of(max_of(4 * kLanes, fitting), (ceil_div(config.task_n, kLanes) | 1) * kLanes);
   }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
