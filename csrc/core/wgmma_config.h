@@ -57,11 +57,14 @@ constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
 }
 
 // Where tiles of `block` rows of an operand along k begin at the latest. The copy engine takes longer for rows beyond
-// it than for rows of it: where more than half of the last tile (or pair) is that, and k is longer than what the stages
-// hold, it begins early, inside, and computes some rows again, to the same bits.
+// it than for rows of it: where half of a tile or more is that, and k long, the last tiles begin early, inside, and
+// compute some rows again, to the same bits. Up to kHidden k tiles are all on their way before the first has arrived,
+// which hides it (measured on an H200).
 constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tiles) {
+  constexpr int64_t kHidden = 16;
+  constexpr int kAnywhere = 0x7fffffff;
   const int64_t outside = round_up(size, block << pair) - size;
-  return size > block && 2 * outside >= block && num_k_tiles > 16 ? int(size - block) : 0x7fffffff;
+  return size > block && 2 * outside >= block && num_k_tiles > kHidden ? int(size - block) : kAnywhere;
 }
 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
