@@ -9,6 +9,7 @@ import torch
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("NN", "NT", "TN", "TT")
+_MOST_ELEMENTS = 2**48  # of an operand: no machine has more
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Explanation:
     def __str__(self) -> str:
         p = self.problem
         threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
-        problem = f"m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
+        batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
+        problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"
         rows = [("", "algorithm", "legal", "cost us", "config", "reason")]
         for c in self.candidates:
@@ -128,19 +130,23 @@ def explain(
 
     Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
-    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+    num_threads = torch.get_num_threads() if num_threads is None else num_threads
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch), ("num_threads", num_threads)):
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{name}: got {size!r}, expected an integer")
-        if not 0 <= size < 2**63:
-            raise ValueError(f"{name}: got {size}, expected an integer from 0 to 2**63 - 1")
+        least, most = (1, 2**16) if name == "num_threads" else (0, _MOST_ELEMENTS)
+        if not least <= size <= most:
+            raise ValueError(f"{name}: got {size}, expected an integer from {least} to {most}")
+    for name, rows, columns in (("m and k", m, k), ("k and n", k, n), ("m and n", m, n)):
+        if max(batch, 1) * max(rows, 1) * max(columns, 1) > _MOST_ELEMENTS:
+            given = f"{rows} and {columns}" + f" in a batch of {batch}" * (batch > 1)
+            raise ValueError(f"{name}: got {given}, expected at most {_MOST_ELEMENTS} elements")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    num_threads = torch.get_num_threads() if num_threads is None else num_threads
-    if num_threads < 1:
-        raise ValueError(f"num_threads: got {num_threads}, expected at least 1")
     answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads, batch))
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
+    answer["problem"]["layout"] = layout
     answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])
     return Explanation(**answer)
 

@@ -87,7 +87,9 @@ size_t copy_text(const std::string& from, char* to, size_t capacity) {
 
 // The tile numbers that rung 04 would use, for explain. The rows of its micro-tiles are those of its kMaxThreadM.
 std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int32_t num_threads) {
-  if (kernel.rung != 4) return "{}";
+  int64_t batch = 1;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= problem.batch_dims[d].size;
+  if (kernel.rung != 4 || problem.m == 0 || problem.n == 0 || batch == 0) return "{}";
   const bool is_wide = kernel.isa == Isa::avx512 || kernel.isa == Isa::avx512_bf16;
   const int64_t max_thread_m = is_wide ? 6 : kernel.isa == Isa::neon ? 5 : kernel.isa == Isa::avx2 ? 3 : 2;
   const int64_t thread_n = is_wide ? 16 : kernel.isa == Isa::avx2 ? 8 : 4;
@@ -95,7 +97,7 @@ std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int
   const int64_t acc_bytes = problem.dtype == DType::f64 ? 8 : 4;
   const CpuKernelShape shape{max_thread_m, thread_n,  is_pairs ? 2 : 1,
                              acc_bytes,    acc_bytes, acc_bytes == size_of(problem.dtype)};
-  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, 1, problem.stride_bn == 1,
+  const CpuConfig config = choose_cpu_config(problem.m, problem.n, problem.k, batch, problem.stride_bn == 1,
                                              problem.stride_bk == 1, num_threads, shape);
   Joined fields;
   fields.add(field("thread_m", std::to_string(config.thread_m)));
@@ -282,8 +284,6 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch)));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
-  shape.add(field("layout",
-                  quoted(std::string(problem->stride_ak == 1 ? "N" : "T") + (problem->stride_bn == 1 ? "N" : "T"))));
   Joined explained;
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -59,6 +61,25 @@ def test_explain_chooses_a_legal_candidate(dtype_name, layout):
     assert all(c.reason for c in answer.candidates if not c.legal)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:portable", "cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
+def test_explain_takes_sizes_from_0_to_the_largest(device):
+    sizes = (0, 1, 2**24, 2**48)
+    for m, n, k in itertools.product(sizes, repeat=3):
+        if max(m * n, n * k, m * k) > 2**48:
+            continue
+        for layout in LAYOUTS:
+            answer = torch_tiledmm.explain(m, n, k, "bf16", layout=layout, device=device, num_threads=3)
+            assert answer.choice and answer.problem["layout"] == layout
+
+
+def test_explain_of_a_batch_shows_the_tiles_of_a_batch():
+    """Each product of a batch is one task; by itself it is shared out."""
+    alone, batched = (torch_tiledmm.explain(512, 512, 512, "fp32", num_threads=2, batch=n) for n in (0, 8))
+    assert alone.candidates[-1].config["tasks"] in ("1x2", "2x1")
+    assert batched.candidates[-1].config["tasks"] == "1x1"
+    assert str(torch_tiledmm.explain(512, 512, 512, "fp32", batch=8)).startswith("batch=8 m=512")
+
+
 def test_explain_takes_torch_dtypes_and_torch_s_number_of_threads():
     answer = torch_tiledmm.explain(8, 8, 8, torch.bfloat16)
     assert answer == torch_tiledmm.explain(8, 8, 8, "bf16", layout="NT", num_threads=torch.get_num_threads())
@@ -94,12 +115,16 @@ def test_on_nvidia_the_native_kernels_compete_alone(dtype_name):
     [
         ({"m": -1}, ValueError, "m: got -1"),
         ({"n": 2**63}, ValueError, "n: got"),
+        ({"m": 2**30, "n": 2**30}, ValueError, "m and n: got 1073741824 and 1073741824, expected at most"),
+        ({"k": 2**40, "batch": 2**10}, ValueError, "m and k: got 4 and 1099511627776 in a batch of 1024"),
         ({"k": 2.5}, TypeError, "k: got 2.5"),
         ({"dtype": "int8"}, ValueError, "dtype: got 'int8', expected one of fp32"),
         ({"dtype": torch.int8}, ValueError, "dtype: got torch.int8"),
         ({"layout": "NX"}, ValueError, "layout: got 'NX', expected one of NN"),
         ({"device": "abacus"}, ValueError, "device.*abacus"),
         ({"num_threads": 0}, ValueError, "num_threads: got 0"),
+        ({"num_threads": 2**64}, ValueError, "num_threads: got"),
+        ({"num_threads": "2"}, TypeError, "num_threads: got '2', expected an integer"),
     ],
 )
 def test_explain_refuses_wrong_arguments(change, error, message):
