@@ -23,7 +23,7 @@ import torch
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.dispatch import build_info
-from torch_tiledmm.testing.bench import OURS
+from torch_tiledmm.testing.bench import OURS, output_file
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_gpu_shapes
 from torch_tiledmm.testing.timing import (
     PRECISIONS,
@@ -248,7 +248,7 @@ def main() -> None:
     shapes.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
     shapes.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random ones in each precision")
     parser.add_argument("--seed", type=int, default=0, help="of --random")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU")

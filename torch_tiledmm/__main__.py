@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
 
@@ -23,16 +22,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     explain_.add_argument("k", type=int)
     explain_.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     explain_.add_argument("--layout", choices=LAYOUTS, default="NT", help="NT, the default, is F.linear")
-    explain_.add_argument("--device", default="cpu", help='"cpu", or with an instruction set, as in "cpu:avx2"')
+    explain_.add_argument(
+        "--device", default="cpu", help='"cpu", or a chip as in "cpu:avx2", "cuda:sm_90"; any other word lists them'
+    )
     explain_.add_argument("--threads", type=int, default=None, help="default: torch's own number")
     explain_.set_defaults(run=_explain)
 
     bench = commands.add_parser("bench", help="speed against torch and numpy")
     # The module is imported for its options here and not at the top of the file, so that `info` stays quick.
-    from .testing.bench import add_matmul_arguments
+    from .testing.bench import add_matmul_arguments, output_file
 
     add_matmul_arguments(bench, default_rows="square")
-    bench.add_argument("--plot", type=Path, default=None, metavar="FILE.png", help="save a chart there")
+    bench.add_argument("--plot", type=output_file, default=None, metavar="FILE.png", help="save a chart there")
     bench.set_defaults(run=_bench)
 
     ladder = commands.add_parser("ladder", help="the rungs of the GPU, counted on any machine or measured")

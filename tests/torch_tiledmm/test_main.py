@@ -36,6 +36,11 @@ def test_explain_prints_what_the_function_says(capsys):
         ("explain 1 2 3 --layout NX", "NX"),
         ("explain 1 2 3 --device abacus", "abacus"),
         ("explain 1 2 3 --threads 0", "threads"),
+        ("explain 1 2 3 --threads 99999999999999999999", "threads"),
+        ("bench --rows 4x4x4:NN --json no/such/folder.json", "'no/such'"),
+        ("bench --rows 4x4x4:NN --plot no/such/folder.png", "'no/such'"),
+        ("ladder --count 4 4 4 --json no/such/folder.json", "'no/such'"),
+        ("ladder --count 4 4 4 --plot no/such/folder.png", "'no/such'"),
     ],
 )
 def test_wrong_arguments_exit_with_2_and_name_the_argument(capsys, arguments, word):

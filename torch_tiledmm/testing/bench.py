@@ -34,7 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=None, help="threads of every arm, default: torch's own")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each row, default 0.5")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there")
+    parser.add_argument("--json", type=output_file, default=None, metavar="FILE", help="write the results there")
+
+
+def output_file(name: str) -> Path:
+    """What an option names to be written at the end of a run. Without such a folder there is no run."""
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    return path
 
 
 def add_matmul_arguments(parser: argparse.ArgumentParser, default_rows: str) -> None:
@@ -54,9 +62,9 @@ def run_matmul(args: argparse.Namespace) -> dict:
     Raises ValueError for options that make no sense.
     """
     shapes = list(SHAPES) if args.rows == "all" else select_shapes(args.rows.split(","))
-    known = [entry.name for entry in algorithms("cpu")] + ["auto"]
+    known = [entry.name for entry in algorithms("cpu") if entry.available]
     if args.algorithm not in known:
-        raise ValueError(f"algorithm: got {args.algorithm!r}, expected one of {', '.join(dict.fromkeys(known))}")
+        raise ValueError(f"algorithm: got {args.algorithm!r}, expected one of {', '.join(known)}")
     dtype = DTYPES[args.dtype]
     with threads_of_all_arms(args.threads, has_numpy=dtype in NUMPY_DTYPES):
         results = describe_run("matmul", dtype)

@@ -21,6 +21,7 @@ import torch
 
 from .. import host_gpu
 from ..dispatch import DTYPES, algorithms, build_info, explain, format_columns
+from .bench import output_file
 from .shapes import Shape, make_operands, parse_shape
 from .timing import PRECISIONS, gpu_copy_rate, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", nargs="+", default=list(SHAPES), metavar="MxNxK:NT", help="shapes to measure")
     parser.add_argument("--ncu", action="store_true", help="DRAM bytes from Nsight Compute instead of the model")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results there")
-    parser.add_argument("--plot", type=Path, default=None, metavar="FILE.png", help="save a chart there")
+    parser.add_argument("--json", type=output_file, default=None, metavar="FILE", help="write the results there")
+    parser.add_argument("--plot", type=output_file, default=None, metavar="FILE.png", help="save a chart there")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # what --ncu runs under the profiler
 
 
