@@ -234,9 +234,9 @@ def _linear_vmap(
     else:
         out = _mapped_matmul(input_dim, None if weight_dim is None else 0, input, transposed, algorithm)
     if bias is not None and bias_dim is not None:
-        columns = (-1,) if has_columns else ()
-        ones = [1] * (out.dim() - 1 - len(columns))
-        bias = bias.movedim(bias_dim, 0).reshape(bias.shape[bias_dim], *ones, *columns)
+        bias = bias.movedim(bias_dim, 0)
+        columns = bias.shape[1:] if has_columns else ()
+        bias = bias.reshape(bias.shape[0], *[1] * (out.dim() - 1 - len(columns)), *columns)
     return _activate(out if bias is None else out + bias, activation), 0
 
 

@@ -252,6 +252,10 @@ def test_vmap_of_linear_with_a_vector_as_weight(shape):
         torch.testing.assert_close(ours, theirs)
 
 
+def test_vmap_of_linear_over_no_bias_at_all():
+    assert torch.vmap(linear, (None, None, 0))(randn(3, 4), randn(5, 4), randn(0, 5)).shape == (0, 3, 5)
+
+
 def test_vmap_makes_the_checks_of_the_kernel():
     x, weight, bias = randn(6, 3), randn(6, 4, 3), randn(6, 4)
 
