@@ -317,12 +317,16 @@ void matmul_out_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor
               "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments requires grad");
   TORCH_CHECK(!needs.tangent,
               "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments has a tangent");
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("tiledmm::matmul_out", "")
-                             .typed<void(const Tensor&, const Tensor&, Tensor&, std::string_view)>();
+  const at::AutoDispatchBelowAutograd guard;
+  matmul_out_op().redispatch(keys & c10::after_autograd_keyset, a, b, out, algorithm);
+}
+
+// Not in the kernel above: inference mode leaves that out, but `out` may be what a backward pass outside of it saved.
+void matmul_out_counted(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, Tensor& out,
+                        std::string_view algorithm) {
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatch(keys & c10::after_autograd_keyset, a, b, out, algorithm);
+    matmul_out_op().redispatch(keys & c10::after_ADInplaceOrView_keyset, a, b, out, algorithm);
   }
   torch::autograd::impl::bump_version(out);
 }
@@ -334,5 +338,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("matmul_out", &matmul_out_autograd);
   m.impl("linear", &linear_autograd);
 }
+
+TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }
 
 }  // namespace tiledmm

@@ -11,14 +11,18 @@
 namespace tiledmm {
 
 using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm);
+using MatmulOutOp = void(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, std::string_view algorithm);
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             std::string_view activation, std::string_view algorithm);
-
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
 
 inline const c10::TypedOperatorHandle<MatmulOp>& matmul_op() {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
+  return op;
+}
+inline const c10::TypedOperatorHandle<MatmulOutOp>& matmul_out_op() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul_out", "").typed<MatmulOutOp>();
   return op;
 }
 inline const c10::TypedOperatorHandle<LinearOp>& linear_op() {

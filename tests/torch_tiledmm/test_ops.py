@@ -6,6 +6,7 @@ that takes beside each other for overlapping, with one that skips solutions, and
 a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed.
 """
 
+import contextlib
 import platform
 import random
 
@@ -289,11 +290,13 @@ def test_matmul_out_says_when_it_cannot_find_out():
         OPS.matmul_out(a, b, out)
 
 
-def test_matmul_out_counts_as_a_change_of_out():
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_matmul_out_counts_as_a_change_of_out(mode):
     x = randn(3, 3).requires_grad_()
     out = torch.empty(3, 3)
     product = x * out
-    OPS.matmul_out(randn(3, 4), randn(4, 3), out)
+    with mode():
+        OPS.matmul_out(randn(3, 4), randn(4, 3), out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
 
