@@ -46,7 +46,7 @@ Tensor as_rows(const Tensor& tensor) {
 
 // ---- Formulas, shared by Function and Node. Operands: (a, b) or (input, weight, bias).
 
-// C = A B for a and b with equal batch dimensions, both at least 2-D.
+// C = A B for a and b with equal batch dimensions, both at least 2-D; or for a batch of a and one b.
 struct MatmulFormula {
   static constexpr size_t kInputs = 2;
   static constexpr const char* kName = "TiledMatmulBackward";
@@ -57,8 +57,14 @@ struct MatmulFormula {
   }
   static variable_list backward(const Tensor& grad, const Tensor& a, const Tensor& b, const std::array<bool, 3>& needs,
                                 std::string_view algorithm) {
-    return {needs[0] ? matmul_op().call(grad, b.mT(), algorithm) : Tensor(),
-            needs[1] ? matmul_op().call(a.mT(), grad, algorithm) : Tensor()};
+    variable_list grads(2);
+    if (needs[0]) grads[0] = matmul_op().call(grad, b.mT(), algorithm);
+    // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
+    if (needs[1]) {
+      grads[1] = b.dim() < a.dim() ? matmul_op().call(as_rows(a).mT(), as_rows(grad), algorithm)
+                                   : matmul_op().call(a.mT(), grad, algorithm);
+    }
+    return grads;
   }
   static Tensor tangent(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& a_t, const Tensor& b_t,
                         const Tensor&, std::string_view algorithm) {
@@ -226,18 +232,11 @@ Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const
                         : TiledFunction<Formula, false>::apply(a, b, OptionalTensor(), below, algorithm);
 }
 
-bool have_equal_batches(const Tensor& a, const Tensor& b) {
+bool is_without_broadcast(const Tensor& a, const Tensor& b) {
+  if (b.dim() == 2) return a.dim() >= 2;
   if (a.dim() != b.dim() || a.dim() < 2) return false;
   for (int64_t d = 0; d < a.dim() - 2; ++d) {
     if (a.sym_size(d) != b.sym_size(d)) return false;
-  }
-  return true;
-}
-
-// Rows of all batch items after each other need no copy.
-bool is_foldable(const Tensor& tensor) {
-  for (int64_t d = 0; d + 2 < tensor.dim(); ++d) {
-    if (tensor.sym_stride(d) != tensor.sym_stride(d + 1) * tensor.sym_size(d + 1)) return false;
   }
   return true;
 }
@@ -246,7 +245,7 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Needs needs(a, b);
   if (needs.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
-  if (have_equal_batches(a, b)) return differentiate<MatmulFormula>(needs, a, b, Tensor(), below, algorithm);
+  if (is_without_broadcast(a, b)) return differentiate<MatmulFormula>(needs, a, b, Tensor(), below, algorithm);
   // What does not fit goes to the kernel as it was given, which raises.
   if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
 
@@ -256,11 +255,6 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
                         : matmul_op().call(a.unsqueeze(0), b, algorithm).squeeze(-2);
   }
   if (b.dim() == 1) return matmul_op().call(a, b.unsqueeze(1), algorithm).squeeze(-1);
-  if (b.dim() == 2 && is_foldable(a)) {
-    auto sizes = a.sym_sizes().vec();
-    sizes.back() = b.sym_size(1);
-    return matmul_op().call(as_rows(a), b, algorithm).view_symint(sizes);
-  }
   const auto batch_a = a.sym_sizes().slice(0, a.dim() - 2), batch_b = b.sym_sizes().slice(0, b.dim() - 2);
   std::vector<c10::SymInt> batch(std::max(batch_a.size(), batch_b.size()), 1);
   for (size_t i = 1; i <= batch.size(); ++i) {

@@ -51,6 +51,27 @@ def test_matmul_patterns(a_shape, b_shape):
     check_all(matmul, (leaf(*a_shape), leaf(*b_shape)))
 
 
+def test_the_gradient_of_one_operand_for_a_batch_is_one_product():
+    """No gradient for each item of the batch, though the items' rows do not follow each other in memory."""
+    largest = 0
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            largest = max([largest, *(tensor.numel() for tensor in torch.utils._pytree.tree_leaves(out))])
+            return out
+
+    a, b = leaf(3, 64, 5).detach().transpose(0, 1).requires_grad_(), leaf(5, 7)
+    expected = torch.autograd.grad(torch.matmul(a, b).sin().sum(), (a, b))
+    with Largest():
+        out = matmul(a, b)
+        grads = torch.autograd.grad(out.sin().sum(), (a, b))
+    assert largest == out.numel() < 64 * b.numel()
+    torch.testing.assert_close(grads, expected)
+    check_all(matmul, (leaf(3, 2, 5).detach().transpose(0, 1).requires_grad_(), b))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 def test_matmul_algorithms_and_layouts(algorithm, layout):
