@@ -124,6 +124,9 @@ bool saves_second(const std::array<bool, 3>& needs) { return needs[0]; }
 
 template <class Formula, bool HAS_BIAS>
 struct TiledFunction : torch::autograd::Function<TiledFunction<Formula, HAS_BIAS>> {
+  // Backward reads nothing but its context: compiled autograd traces it without a graph break.
+  static constexpr bool is_traceable = true;
+
   static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
                         c10::DispatchKeySet below, std::string_view algorithm) {
     const std::array<bool, 3> needs = {a.requires_grad(), b.requires_grad(), false};

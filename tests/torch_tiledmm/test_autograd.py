@@ -302,12 +302,14 @@ def test_saved_tensor_hooks_and_checkpoint():
     torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), (a, b)), expected)
 
 
-def test_compiled_autograd_runs_the_backward_of_an_eager_forward():
+@pytest.mark.parametrize("algorithm", ["auto", "naive"])
+def test_compiled_autograd_traces_the_backward_of_an_eager_forward(algorithm):
     a, b, x, weight, bias = leaf(4, 5), leaf(5, 3), leaf(2, 4, 3), leaf(6, 3), leaf(6)
-    loss = linear(x + matmul(a, b), weight, bias, activation="gelu").sin().sum()
+    product = x + matmul(a, b, algorithm=algorithm)
+    loss = linear(product, weight, bias, activation="gelu", algorithm=algorithm).sin().sum()
     inputs = (a, b, x, weight, bias)
     expected = torch.autograd.grad(loss, inputs, retain_graph=True)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
         loss.backward()
     for tensor, grad in zip(inputs, expected, strict=True):
         torch.testing.assert_close(tensor.grad, grad)
