@@ -287,7 +287,8 @@ Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tens
                        std::string_view activation, std::string_view algorithm) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Needs needs(input, weight, bias);
-  if (needs.nothing()) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
+  const bool is_given = input.defined() && weight.defined();  // else the kernel raises
+  if (needs.nothing() || !is_given) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
   const bool is_known =
       activation == "relu" || activation == "gelu" || activation == "gelu_tanh" || activation == "silu";
   if (is_known) {

@@ -1,4 +1,4 @@
-// Schemas of the operators, nothing else. Kernels: matmul.cpp (CPU), autograd.cpp, autocast.cpp; fake kernels and
+// Schemas of the operators, nothing else. Kernels: matmul.cpp, autograd.cpp, autocast.cpp; fake kernels and
 // vmap rules: torch_tiledmm/ops.py.
 #include <torch/library.h>
 

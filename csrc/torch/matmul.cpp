@@ -57,6 +57,7 @@ void check_alike(const char* name, const Tensor& tensor, const char* other_name,
 }
 
 void check_operand(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), "tiledmm: ", name, " is None; accepted is a tensor");
   TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "tiledmm: ", name, " is on ", tensor.device(),
               "; accepted are cpu and cuda");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),

@@ -312,6 +312,8 @@ def test_matmul_out_counts_as_a_change_of_out(mode):
         (TypeError, "a has dtype .*omplex.*accepted are", lambda: matmul(*[torch.ones(2, 2, dtype=torch.cfloat)] * 2)),
         (TypeError, "input has dtype Bool", lambda: linear(torch.ones(2, 2).bool(), torch.ones(2, 2).bool())),
         (TypeError, "input has dtype Float and bias", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
+        (TypeError, "b is None; accepted is a tensor", lambda: matmul(randn(2, 2), None)),
+        (TypeError, "input is None; accepted is a tensor", lambda: linear(None, randn(2, 2).requires_grad_())),
         (RuntimeError, r"shapes of a \[2, 3\] and b \[4, 5\]", lambda: matmul(randn(2, 3), randn(4, 5))),
         (RuntimeError, r"b \[3, 3, 4\] do not broadcast", lambda: matmul(randn(2, 2, 3), randn(3, 3, 4))),
         (RuntimeError, "a has 0 dimensions", lambda: matmul(torch.tensor(1.0), randn(3))),
