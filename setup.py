@@ -69,9 +69,10 @@ class Gpu:
     def __init__(self, torch):
         self.device, self.archs, self.why, self.command, self.link_flags = "", [], "", [], []
         self.has_hopper, self.hopper_command = False, []
+        self.is_rocm = bool(torch.version.hip)
         wanted = os.environ.get("TILEDMM_CUDA")
         werror = os.environ.get("TILEDMM_WERROR") == "1"
-        if torch.version.hip and wanted != "0":
+        if self.is_rocm and wanted != "0":
             hipcc = shutil.which("hipcc") or "/opt/rocm/bin/hipcc"
             if not os.path.exists(hipcc):
                 stop("torch is built for ROCm, but there is no hipcc.", "put ROCm's bin folder on the PATH")
@@ -110,11 +111,11 @@ class Gpu:
         self.link_flags = gpu_objects.cudart_flags(nvcc)
 
     def describe(self, device: str) -> str:
-        return (
-            f"yes: {', '.join(self.archs)}"
-            if self.device == device
-            else f"no: {self.why or 'torch is built for another'}"
-        )
+        if self.device == device:
+            return f"yes: {', '.join(self.archs)}"
+        if self.is_rocm != (device == "hip"):
+            return f"no: this torch is {'' if self.is_rocm else 'not '}built for ROCm"
+        return f"no: {self.why}"
 
 
 def main() -> None:
@@ -208,12 +209,14 @@ def main() -> None:
     )
     # torch's headers as system headers: their warnings are not ours.
     system_includes = [f"-isystem{path}" for path in include_paths()]
+    # Nobody looks whether those have changed: after an update of torch in place, it is by the command or by a file of
+    # torch's that all is compiled anew.
     ops = CppExtension(
         f"{PACKAGE}._ops",
         sources("torch"),
         include_dirs=[f"{HERE}/csrc"],
-        depends=headers,
-        extra_compile_args=[*flags, *system_includes],
+        depends=[*headers, torch.version.__file__],
+        extra_compile_args=[*flags, *system_includes, f'-DTILEDMM_TORCH="{torch.__version__}"'],
         extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"],
     )
     setup(

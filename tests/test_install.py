@@ -97,6 +97,20 @@ def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
     assert not any(name.endswith(".so") for name in held)
 
 
+def test_another_torch_in_the_same_place_compiles_the_operators_anew(tree):
+    code = """if True:
+        import json, setuptools
+        def show(ext_modules, **options):
+            print(json.dumps([[module.extra_compile_args, module.depends] for module in ext_modules]))
+        setuptools.setup = show
+        exec(open("setup.py").read(), {"__file__": "setup.py"})
+    """
+    done = run([sys.executable, "-c", code, "build_ext"], tree)
+    (_, kernels_depend), (command, depends) = json.loads(done.stdout.splitlines()[-1])
+    assert any(torch.__version__ in word for word in command)
+    assert torch.version.__file__ in depends and torch.version.__file__ not in kernels_depend
+
+
 def test_build_without_torch_says_what_to_do(tree, tmp_path):
     # A folder that comes first on the path and whose torch cannot be imported.
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
