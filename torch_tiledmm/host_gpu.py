@@ -81,6 +81,25 @@ def _library(warp_size: int) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(__file__).parent / f"_host_gpu_wave{warp_size}.so"))
 
 
+def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activation: str) -> None:
+    """The library takes addresses and trusts its caller."""
+    given = {"a": a, "b": b, "bias": bias, "out": out}
+    operands = {name: tensor for name, tensor in given.items() if tensor is not None}
+    for name, tensor in operands.items():
+        if tensor.dtype != a.dtype or tensor.dtype not in DTYPES.values():
+            raise TypeError(f"{name}: got {tensor.dtype}, expected one dtype for all of {', '.join(DTYPES)}")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected one on the CPU")
+    if a.dim() not in (2, 3) or a.shape[:-2] != b.shape[:-2] or a.dim() != b.dim() or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"a, b: got shapes {list(a.shape)} and {list(b.shape)}, expected (m, k) and (k, n) or batches")
+    shapes = {"bias": b.shape[-1:], "out": (*a.shape[:-1], b.shape[-1])}
+    for name in operands.keys() & shapes.keys():
+        if operands[name].shape != shapes[name]:
+            raise ValueError(f"{name}: got shape {list(operands[name].shape)}, expected {list(shapes[name])}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+
+
 def matmul(
     a: Tensor,
     b: Tensor,
@@ -98,8 +117,10 @@ def matmul(
     is (n,). ``seed`` orders the threads between barriers, 0: by their number. ``out`` is written if given.
 
     Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
-    reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm.
+    reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm or
+    activation and for shapes that do not fit, TypeError for dtypes.
     """
+    _check(a, b, bias, out, activation)
     if out is None:
         out = torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
     problem = _GemmProblem(

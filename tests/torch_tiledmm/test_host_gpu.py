@@ -55,6 +55,25 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
     assert_close(out, expect_linear(a, b.mT, bias, "gelu"))
 
 
+@pytest.mark.parametrize(
+    "error, pattern, change",
+    [
+        (ValueError, r"a, b: got shapes \[2, 3\] and \[4, 5\]", {"b": rand(4, 5)}),
+        (ValueError, r"a, b: got shapes \[2, 2, 3\] and \[3, 5\]", {"a": rand(2, 2, 3)}),
+        (ValueError, r"a, b: got shapes \[3\] and", {"a": rand(3)}),
+        (TypeError, "b: got torch.float64", {"b": rand(3, 5).double()}),
+        (TypeError, "a: got torch.int32", {"a": torch.ones(2, 3, dtype=torch.int32)}),
+        (ValueError, "b: got a tensor on meta", {"b": rand(3, 5).to("meta")}),
+        (ValueError, r"bias: got shape \[4\], expected \[5\]", {"bias": rand(4)}),
+        (ValueError, r"out: got shape \[5, 2\], expected \[2, 5\]", {"out": rand(5, 2)}),
+        (ValueError, "activation: got 'tanh'", {"activation": "tanh"}),
+    ],
+)
+def test_what_does_not_fit_is_refused(error, pattern, change):
+    with pytest.raises(error, match=pattern):
+        host_gpu.matmul(**{"a": rand(2, 3), "b": rand(3, 5), "algorithm": "naive", **change})
+
+
 def test_rungs_01_to_04_share_one_order_of_summation_and_05_to_08_another():
     a, b = rand(70, 90), rand(90, 40)
     for family in ([name for name in VARIANTS if name not in MMA_RUNGS], MMA_RUNGS):
