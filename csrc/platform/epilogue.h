@@ -41,7 +41,9 @@ void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int
       if (problem.stride_cn == 1) {
         store_converted(to, v, count);
       } else {
-        for (int64_t l = 0; l < count; ++l) to[l * problem.stride_cn] = from_acc<T>(v[l]);
+        T narrow[kLanes];  // by the same instruction: that of AVX-512 BF16 takes denormals as zero
+        store_converted(narrow, v, kLanes);
+        for (int64_t l = 0; l < count; ++l) to[l * problem.stride_cn] = narrow[l];
       }
     }
   }

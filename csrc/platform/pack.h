@@ -53,9 +53,12 @@ TILEDMM_INLINE Reg<float, BYTES> load_converted(const Half* from) {
 }
 
 // Narrowing stores of the first `count` lanes, rounded to nearest even.
-template <class T>
-TILEDMM_INLINE void store_converted(T* to, Reg<T> v, int64_t count) {
-  count == Simd<T>::kLanes ? store(to, v) : store_partial(to, v, count);
+// No template for the first two: for a 16-bit T it would name a vector that does not exist.
+TILEDMM_INLINE void store_converted(float* to, Reg<float> v, int64_t count) {
+  count == Simd<float>::kLanes ? store(to, v) : store_partial(to, v, count);
+}
+TILEDMM_INLINE void store_converted(double* to, Reg<double> v, int64_t count) {
+  count == Simd<double>::kLanes ? store(to, v) : store_partial(to, v, count);
 }
 
 template <class T>

@@ -3,10 +3,12 @@
 Planted bugs that these tests caught: the batch stride of a broadcast operand not 0, bias dropped for k = 0, the device
 check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, with one
 that takes beside each other for overlapping, with one that skips solutions, and with one that sees whole elements only,
-a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed.
+a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed, denormals that
+stores by columns keep and stores by rows do not.
 """
 
 import contextlib
+import math
 import platform
 import random
 
@@ -153,6 +155,21 @@ def test_nan_and_infinity_propagate():
         out, expected = matmul(a, b, algorithm=algorithm), torch.matmul(a.double(), b.double())
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_a_row_has_the_same_bits_by_itself_where_results_are_denormal(dtype, activation):
+    """Some instructions take denormals as zero. C stored by rows and by columns must then do the same."""
+    least = float(torch.finfo(dtype).smallest_normal)
+    small = {"gelu": -math.sqrt(-2 * math.log(least)), "silu": math.log(least)}[activation]  # about where results are
+    x, weight = torch.zeros(150, 600, dtype=dtype), torch.zeros(17, 600, dtype=dtype)
+    x[:, 0], weight[:, 0] = torch.linspace(0.9 * small, 1.1 * small, 150).to(dtype), 1
+    whole = linear(x, weight, activation=activation)
+    for row in range(0, 150, 10):
+        for part in (1, 7, 40):
+            own = linear(x[row : row + part], weight, activation=activation)
+            assert torch.equal(own, whole[row : row + part]), (row, part)
 
 
 # ---- matmul_out
