@@ -4,6 +4,7 @@ _kernels  kernels and dispatch, plain C interface, no torch: one binary for ever
 _ops      the torch operators on top of it: built for the torch that is installed now.
 """
 
+import functools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import gpu_objects  # noqa: E402
 
+OLDEST_GCC = 12  # __builtin_shufflevector
 OLDEST_TORCH = (2, 11)
 REBUILD = "pip install --no-build-isolation ."
 
@@ -46,13 +48,15 @@ def import_torch():
 
 def compiler() -> str:
     command = os.environ.setdefault("CXX", "g++")  # torch's build asks for the same variable
+    remedy = f"install g++ {OLDEST_GCC} or later (Debian: apt install g++), or set CXX."
     if not shutil.which(command.split()[0]):
-        stop(
-            f"there is no C++ compiler '{command}'.",
-            "install g++ 11 or later (Debian: apt install g++), or set CXX.",
-        )
-    version = subprocess.run([*command.split(), "--version"], capture_output=True, text=True).stdout
-    return version.split("\n")[0].strip()
+        stop(f"there is no C++ compiler '{command}'.", remedy)
+    run = functools.partial(subprocess.run, capture_output=True, text=True)
+    macros = run([*command.split(), "-dM", "-E", "-x", "c++", os.devnull]).stdout
+    gcc = re.search(r"#define __GNUC__ (\d+)", macros)
+    if gcc and int(gcc[1]) < OLDEST_GCC and "#define __clang__" not in macros:
+        stop(f"'{command}' is g++ {gcc[1]}, which has no __builtin_shufflevector.", remedy)
+    return run([*command.split(), "--version"]).stdout.split("\n")[0].strip()
 
 
 def sources(*folders: str) -> list[str]:

@@ -137,6 +137,17 @@ def test_build_without_a_compiler_says_what_to_do(tree):
     assert "Traceback" not in done.stderr
 
 
+def test_build_with_an_old_compiler_says_so(tree, tmp_path):
+    old = tmp_path / "g++"
+    old.write_text("#!/bin/sh\necho '#define __GNUC__ 11'\n")
+    old.chmod(0o755)
+    done = run([sys.executable, "setup.py", "build_ext"], tree, CXX=str(old))
+    assert done.returncode == 1
+    assert "is g++ 11" in done.stderr
+    assert "install g++ 12" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def import_error(folder: Path) -> str:
     done = run([sys.executable, "-c", "import torch_tiledmm"], folder, PYTHONPATH=str(folder))
     assert done.returncode != 0
