@@ -56,15 +56,16 @@ constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
   return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
 }
 
-// Where tiles of `block` rows of an operand along k begin at the latest. The copy engine takes longer for rows beyond
-// it than for rows of it: where half of a tile or more is that, and k long, the last tiles begin early, inside, and
-// compute some rows again, to the same bits. Up to kHidden k tiles are all on their way before the first has arrived,
-// which hides it (measured on an H200).
-constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tiles) {
+// Where tiles of `block` rows of an operand begin at the latest. The copy engine takes longer for rows beyond it than
+// for rows of it. So the second of a pair, if it is all outside, takes the first one's place; and where half of a tile
+// or more is outside of an operand along k, and k long, the last tiles begin early, inside: some rows are computed
+// again, to the same bits. Up to kHidden k tiles are all on their way before the first has arrived, which hides it
+// (measured on an H200).
+constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tiles, bool is_k_major) {
   constexpr int64_t kHidden = 16;
-  constexpr int kAnywhere = 0x7fffffff;
   const int64_t outside = round_up(size, block << pair) - size;
-  return size > block && 2 * outside >= block && num_k_tiles > kHidden ? int(size - block) : kAnywhere;
+  const bool begins_early = is_k_major && size > block && 2 * outside >= block && num_k_tiles > kHidden;
+  return int(begins_early ? size - block : (size - 1) / block * block);
 }
 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
@@ -153,7 +154,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << num_pairs);
     const double a_rows = double(min_of(tile.block_m, p.m));
-    const double b_rows = double(p.is_b_k_major ? tile.block_n : round_up(tile.block_n, kWgmmaBlockK));
+    const double b_rows = double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
     double copies = copy * 1e-3 *
                     (row_nanoseconds(p.a_alignment, blocks) * a_rows / (plan.pairs_n ? 2 : 1) +
                      row_nanoseconds(b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));

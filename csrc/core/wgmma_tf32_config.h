@@ -14,8 +14,8 @@ inline constexpr TileShape kTf32TileShapes[] = {
 inline constexpr int kNumTf32TileShapes = int(sizeof(kTf32TileShapes) / sizeof(TileShape));
 
 // How the kernel reads its operands. Both in place: both lie along k in shared memory. A from registers: A lies along m
-// and passes through registers, which serves a B along n as the A of the transposed problem. B transposed: B lies along
-// n as well, and warps beside the producer transpose it in shared memory.
+// and passes through registers, which serves a B along n as the A of the transposed problem. B transposed: of the
+// transposed problem, B lies along n as well, and warps beside the producer transpose it in shared memory.
 enum class Tf32Path { both_in_place, a_from_registers, b_transposed };
 
 constexpr bool serves_path(const TileShape& shape, Tf32Path path) {
@@ -37,7 +37,8 @@ struct Tf32Problem {
 struct Tf32Plan {
   Tf32Path path;
   bool copies_a, copies_b;  // along k, by a kernel before
-  TilePlan tiles;           // of the transposed problem, unless both operands are read in place
+  bool is_transposed;       // the kernel computes the transposed problem
+  TilePlan tiles;
 };
 
 // Microseconds from launch to end, copies aside, by a simple model, fitted on an H200: whole waves of tiles, each of an
@@ -82,11 +83,12 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
     if (copies_a) p.a = {Tf32Layout::along_k, true};
     if (copies_b) p.b = {Tf32Layout::along_k, true};
     Tf32Path path = Tf32Path::both_in_place;
-    if (p.b.layout == Tf32Layout::across_k) {
+    const bool is_transposed = p.b.layout == Tf32Layout::across_k;
+    if (is_transposed) {
       path = p.a.layout == Tf32Layout::across_k ? Tf32Path::b_transposed : Tf32Path::a_from_registers;
       p = {p.n, p.m, p.k, p.chunk_k, p.batch, p.b, p.a};
     } else if (p.a.layout == Tf32Layout::across_k) {
-      continue;
+      path = Tf32Path::a_from_registers;
     }
     const double copied =
         double(problem.batch * problem.k) * double((copies_a ? problem.m : 0) + (copies_b ? problem.n : 0));
@@ -97,7 +99,7 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
       for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
         if (best.tiles.microseconds == 0 || time < best.tiles.microseconds)
-          best = {path, copies_a, copies_b, {i, shape, splits != 0, false, false, false, time}};
+          best = {path, copies_a, copies_b, is_transposed, {i, shape, splits != 0, false, false, false, time}};
       }
     }
   }

@@ -117,6 +117,7 @@ def test_tf32_where_it_is_allowed(algorithm):
         (64, 100, 4100),
         (8000, 200, 4500),
         (3, 256, 9000),
+        (3136, 2984, 1184),  # halves of tiles in the last wave
     ],
 )
 def test_wgmma_in_tf32(m, n, k):

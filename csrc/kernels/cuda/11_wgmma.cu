@@ -19,6 +19,7 @@
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma_cluster.h"
 #include "kernels/cuda/wgmma_epilogue.h"
+#include "kernels/cuda/wgmma_load.h"
 #include "kernels/cuda/wgmma_multiply.h"
 #include "kernels/cuda/wgmma_task.h"
 #include "kernels/cuda/wgmma_tf32.h"
@@ -35,7 +36,7 @@ constexpr int kMaxStages = 12;      // more does not hide more
 
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
-          bool PAIRS = pairs_by_the_way({BLOCK_M, BLOCK_N})>
+          bool PAIRS = pairs_by_the_way({BLOCK_M, BLOCK_N}), bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -46,19 +47,21 @@ struct Config {
   static constexpr bool kIsTf32 = sizeof(T) == 4;
   static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
   static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
+  static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers == 2;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : 40, kConsumerRegisters = kTransposesB ? 208 : 232;
-  // B along n arrives in boxes as wide as the swizzle.
-  static constexpr int kBoxN = BLOCK_N == 32 || kIsTf32 ? 32 : 64;
-  static constexpr int kBoxRows = BLOCK_N == 256 ? 128 : BLOCK_N;  // of a k-major B in one copy
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : 56, kConsumerRegisters = kTransposesB ? 208 : 224;
+  // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
+  static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
+  static constexpr int kBoxN = B_IS_N_MAJOR ? (BLOCK_N == 32 || kIsTf32 ? 32 : 64) : BLOCK_N == 256 ? 128 : BLOCK_N;
+  using LoaderA = BoxLoader<T, BLOCK_M, kBoxM, !A_IS_M_MAJOR>;
+  using LoaderB = BoxLoader<T, BLOCK_N, kBoxN, !B_IS_N_MAJOR>;
   // Blocks of a pair fetch half of each box.
   static constexpr bool kPairs = PAIRS && tiledmm::pairs({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
-  static_assert(!kPairs || B_IS_N_MAJOR || kBoxRows % 16 == 0, "half begins where the pattern of the swizzle does");
-  static constexpr int kLoadedN = B_IS_N_MAJOR ? (BLOCK_N + kBoxN - 1) / kBoxN * kBoxN : BLOCK_N;
-  static constexpr int kABytes = BLOCK_M * 128, kBBytes = kLoadedN * 128;
+  static_assert(!kPairs || B_IS_N_MAJOR || kBoxN % 16 == 0, "half begins where the pattern of the swizzle does");
+  static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
   // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
   // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
@@ -94,12 +97,12 @@ struct Config {
   static constexpr uint64_t kDescA =
       A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
   static constexpr uint64_t kDescB =
-      !B_IS_N_MAJOR || kIsTf32
-          ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
-          : matrix_descriptor(kBoxN == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64, kBoxN * 2 * kBlockK, kBoxN * 2 * 8);
+      !B_IS_N_MAJOR || kIsTf32 ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
+                               : matrix_descriptor(LoaderB::kPitch == 128 ? Swizzle::bytes_128 : Swizzle::bytes_64,
+                                                   LoaderB::kPitch* kBlockK, LoaderB::kPitch * 8);
   // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
   static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
-  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * kBoxN * 2 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * LoaderB::kPitch : 32) >> 4;
   static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
@@ -119,8 +122,8 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
   const PairRanks rank = pair_ranks<Cfg>(args);
   at.row = ((Cfg::kPairs ? row << args.pair_m : row) + rank.m) * Cfg::kBlockM;
   at.col = ((Cfg::kPairs ? col << args.pair_n : col) + rank.n) * Cfg::kBlockN;
-  if (!Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
-  if (!Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  if (Cfg::kPairs || !Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
+  if (Cfg::kPairs || !Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
   int item = at.slab;
   at.num_k_tiles = args.num_k_tiles;
   if (args.num_splits > 1) {
@@ -143,52 +146,19 @@ __device__ __forceinline__ Place place_of(int index, const Arguments& args) {
 template <class Cfg>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Arguments& args, const Place& at, int k, uint32_t barrier) {
+  using A = typename Cfg::LoaderA;
+  using B = typename Cfg::LoaderB;
   const uint32_t smem_b = smem_a + Cfg::kABytes;
   const PairRanks rank = pair_ranks<Cfg>(args);
-  if (Cfg::kPairs && args.pair_n) {  // this block's half of each box, to both that have the same rows of C
-    const uint32_t blocks = (1 | 1 << (1 << args.pair_m)) << rank.m;
-    if constexpr (Cfg::kAIsMMajor) {
-      const int half = rank.n * Cfg::kBlockK / 2;
-#pragma unroll
-      for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)
-        cp_async_bulk_tensor_3d_to_blocks(smem_a + (i + half) * 128, map_a, at.row + i, k + half, at.batch_a, barrier,
-                                          blocks, args.policy_a);
-    } else {
-      const int half = rank.n * args.a_bytes / 256;
-      cp_async_bulk_tensor_3d_to_blocks(smem_a + half * 128, map_a, k, at.row + half, at.batch_a, barrier, blocks,
-                                        args.policy_a);
-    }
-  } else if constexpr (Cfg::kAIsMMajor) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kBlockM; i += Cfg::kBlockK)  // as many rows as fill the swizzle
-      cp_async_bulk_tensor_3d(smem_a + i * 128, map_a, at.row + i, k, at.batch_a, barrier, args.policy_a);
-  } else {
-    cp_async_bulk_tensor_3d(smem_a, map_a, k, at.row, at.batch_a, barrier, args.policy_a);
-  }
-  if (Cfg::kPairs && args.pair_m) {  // to both that have the same columns
-    const uint32_t blocks = 3 << 2 * rank.n;
-    if constexpr (Cfg::kBIsNMajor) {
-      const int half = rank.m * Cfg::kBlockK / 2;
-#pragma unroll
-      for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-        cp_async_bulk_tensor_3d_to_blocks(smem_b + j * 128 + half * Cfg::kBoxN * 2, map_b, at.col + j, k + half,
-                                          at.batch_b, barrier, blocks, args.policy_b);
-    } else {
-      const int half = rank.m * Cfg::kBoxRows / 2;
-#pragma unroll
-      for (int j = half; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-        cp_async_bulk_tensor_3d_to_blocks(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier, blocks,
-                                          args.policy_b);
-    }
-  } else if constexpr (Cfg::kBIsNMajor) {
-#pragma unroll
-    for (int j = 0; j < Cfg::kLoadedN; j += Cfg::kBoxN)
-      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, at.col + j, k, at.batch_b, barrier, args.policy_b);
-  } else {
-#pragma unroll
-    for (int j = 0; j < Cfg::kBlockN; j += Cfg::kBoxRows)
-      cp_async_bulk_tensor_3d(smem_b + j * 128, map_b, k, at.col + j, at.batch_b, barrier, args.policy_b);
-  }
+  if (Cfg::kPairs && args.pair_n)  // for both that have the same rows of C
+    A::template load<true>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier, rank.n,
+                           (1 | 1 << (1 << args.pair_m)) << rank.m);
+  else
+    A::template load<false>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier);
+  if (Cfg::kPairs && args.pair_m)  // for both that have the same columns
+    B::template load<true>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier, rank.m, 3 << 2 * rank.n);
+  else
+    B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
 }
 
 // Some tiles of a block: of which columns of C.
@@ -219,11 +189,12 @@ __device__ __forceinline__ Place shared_place(const Arguments& args, int rank) {
 template <class Cfg, class Piece>
 __device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at) {
+  const int bytes = Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes;
   for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     const uint32_t barrier = shared.full + ring.stage * 8;
     // The phase before the first counts as complete.
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-    mbarrier_arrive_expect_tx(barrier, Cfg::kTilesOfStage * (args.a_bytes + Piece::kBBytes));
+    mbarrier_arrive_expect_tx(barrier, bytes);
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i)
       load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, args,
@@ -270,10 +241,10 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if (row >= args.m) return;
   if constexpr (Cfg::kSumsChunks) {
     if (args.num_splits > 1) {
-      if constexpr (Cfg::kAFromRegisters)
+      if constexpr (Cfg::kCIsMMajor)
         return store_partial_along_m<Piece>(acc.c, args, at, row);
       else
-        return store_partial<Piece>(acc.c, args, at, row);
+        return store_partial<Piece>(acc.c, args, at, row + first_row_of_thread<Cfg>());
     }
   }
   finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
@@ -309,8 +280,9 @@ template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
-  using Half = Config<typename Cfg::T, Cfg::kBlockM, Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN,
-                      Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows>;
+  constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
+  using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
+                      pairs_by_the_way({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -433,8 +405,8 @@ Arguments arguments_of(const Task& task) {
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
-  if (!Cfg::kAIsMMajor) args.last_row = latest_start(p.m, Cfg::kBlockM, args.pair_m, args.num_k_tiles);
-  if (!Cfg::kBIsNMajor) args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, args.pair_n, args.num_k_tiles);
+  args.last_row = latest_start(p.m, Cfg::kBlockM, args.pair_m, args.num_k_tiles, !Cfg::kAIsMMajor);
+  args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, args.pair_n, args.num_k_tiles, !Cfg::kBIsNMajor);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -446,14 +418,14 @@ Arguments arguments_of(const Task& task) {
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
                       (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
   args.c = p.c;
-  args.ldc = Cfg::kAFromRegisters ? p.stride_cn : p.stride_cm;
+  args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
   args.batch_step_c = task.c.batch_step;
   args.bias = p.bias;
   args.stride_bias_m = p.stride_bias_m;
   args.stride_bias_n = p.stride_bias_n;
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = ld_partial(Cfg::kAFromRegisters ? p.m : p.n);
+  args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n);
   return args;
 }
 
@@ -482,20 +454,19 @@ const char* launch_config(const Task& task) {
     return is_of_one_item && is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
                                                                                      : CachePolicy::evict_normal;
   };
-  args.policy_a = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_units, args.tiles_n);
-  args.policy_b = policy(task.b, num_groups == 1, args.tiles_m);
+  args.a.policy = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_units, args.tiles_n);
+  args.b.policy = policy(task.b, num_groups == 1, args.tiles_m);
 
-  // Rows of a k-major A beyond m, if no tile has them, are not fetched: they reach only rows of C beyond m.
-  const int rows_a = task.a.is_k_major ? int(min_of(Cfg::kBlockM, round_up(p.m, 8 << args.pair_n))) : Cfg::kBlockM;
-  args.a_bytes = rows_a * 128;
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = encode_tensor_map(&map_a, p.dtype, p.a, task.a, Cfg::kBlockK,
-                                      (task.a.is_k_major ? rows_a : Cfg::kBlockK) >> args.pair_n, Cfg::kIsTf32) &&
-                    encode_tensor_map(&map_b, p.dtype, p.b, task.b, Cfg::kBIsNMajor ? Cfg::kBoxN : Cfg::kBlockK,
-                                      (Cfg::kBIsNMajor ? Cfg::kBlockK : Cfg::kBoxRows) >> args.pair_m, Cfg::kIsTf32);
+  bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
+                    Cfg::LoaderB::encode(map_b, args.b, p.dtype, p.b, task.b, args.pair_m);
+  const int a_bytes = Cfg::LoaderA::kNumBoxes * args.a.rows * 128;
+  const int b_bytes = Cfg::LoaderB::kNumBoxes * args.b.rows * 128;
+  args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
+  args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
-                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kAFromRegisters ? 32 : 64, false);
+                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
   if (!is_encoded) return "the driver refuses a tensor map";
   return launch_in_clusters<&wgmma_kernel<Cfg>>(cluster, num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
                                                 map_b, map_c, args);
@@ -542,7 +513,10 @@ const char* launch_tile_tf32(const Task& task) {
     if (task.plan.tile != TILE) return launch_tile_tf32<TILE + 1>(task);
     constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
     if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
-    if (task.b.is_k_major) return launch_config<Config<float, M, N, true, false>>(task);
+    if (task.b.is_k_major)
+      return task.is_transposed
+                 ? launch_config<Config<float, M, N, true, false>>(task)
+                 : launch_config<Config<float, M, N, true, false, false, pairs_by_the_way({M, N}), false>>(task);
     if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
       return launch_config<Config<float, M, N, true, true>>(task);
   }
@@ -556,8 +530,16 @@ namespace tiledmm::gpu {
 
 Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   using namespace tiledmm::cuda;
-  Task task{
-      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  Task task{row_major(given),
+            {},
+            {},
+            {},
+            false,
+            {},
+            nullptr,
+            executor.num_cus,
+            static_cast<cudaStream_t>(executor.stream),
+            false};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, executor, &launch_tile_tf32<>);

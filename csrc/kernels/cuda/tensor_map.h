@@ -70,10 +70,10 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-// Boxes of one item of the batch, swizzled over their width of 128 or 64 bytes. The engine can round fp32 to tf32, to
-// nearest even, while it copies.
+// Boxes of one item of the batch. In shared memory their rows lie `pitch` bytes apart, 128 or 64, over which they are
+// swizzled; they may be shorter. The engine can round fp32 to tf32, to nearest even, while it copies.
 bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Operand& operand, int box_inner,
-                       int box_outer, bool rounds_to_tf32) {
+                       int box_outer, int pitch, bool rounds_to_tf32) {
   static const EncodeTiled encode = find_encode_tiled();
   if (!encode) return false;
   const int64_t bytes = size_of(dtype);
@@ -91,7 +91,7 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
   const bool crosses_sectors = operand.ld * bytes % kSector != 0;
   const bool is_large = operand.ld * operand.outer * operand.batch_count * bytes > kSmall;
   return encode(map, type, 3, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box_inner * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                pitch == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 crosses_sectors && is_large ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

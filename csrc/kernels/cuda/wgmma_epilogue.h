@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/problem.h"
+#include "kernels/cuda/wgmma_load.h"
 #include "platform/element.h"
 #include "platform/ptx_sm90.h"
 
@@ -51,8 +52,8 @@ struct Arguments {
   // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
   // A.
   int pair_m, pair_n;
-  int a_bytes;  // of A that arrive for one k tile
-  CachePolicy policy_a, policy_b;
+  int stage_bytes, half_stage_bytes;  // that arrive in a stage; for a tile of half the width
+  Boxes a, b;
   int num_batch_dims;
   BatchSteps batch[kMaxGpuBatchDims];
   Activation activation;
@@ -324,19 +325,18 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   }
 }
 
-// The same rows of a chunk's sums, as they are.
+// The same rows of a chunk's sums, as they are. first_row: of the thread.
 template <class Cfg>
 __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
-                                              int row) {
-  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+                                              int first_row) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int i = row + warp * 16 + lane / 4 + 8 * h;
+    const int i = first_row + Cfg::kRowStep * h;
     if (i >= args.m) break;
     float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
-      const int col = at.col + j * 8 + lane % 4 * 2;
+      const int col = at.col + j * 8 + threadIdx.x % 4 * 2;
       if (col < args.ld_partial)
         *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
     }

@@ -131,22 +131,22 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
 }
 
 // 64 rows of C from the accumulators of one warpgroup, through shared memory to C, 64 lines of 32 neighbours at a time.
-// Neighbours lie along n, or along m where A came through registers: C is then column-major.
+// Neighbours lie along n, or along m where C is column-major.
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                       const Arguments& args, char* smem_c, int consumer,
                                                       const Place& at, int row, int& num_stores) {
-  constexpr bool kAlongM = Cfg::kAFromRegisters;
+  constexpr bool kAlongM = Cfg::kCIsMMajor;
   constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one store
   static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
   // The thread's first row and column, counted from the warpgroup's.
-  const int first_row = kAlongM ? first_row_of_fragment() : warp * 16 + lane / 4;
+  const int first_row = Cfg::kAFromRegisters ? first_row_of_fragment() : warp * 16 + lane / 4;
   const int first_col = lane % 4 * 2;
 
   // Half of the lanes take their values in another order, so that half a warp's pairs lie in different banks.
-  const bool is_odd = lane / (kAlongM ? 8 : 4) % 2;
+  const bool is_odd = lane / (Cfg::kAFromRegisters ? 8 : 4) % 2;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
     const int part_col = at.col + part * Cfg::kStoreN;
@@ -169,10 +169,10 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
               smem + first_row / 32 * 4096 + line * 128 + ((first_row % 32 / 4 ^ line % 8) << 4) + first_row % 4 * 4, x,
               y);
         } else {
-          // Columns 8 j + first_col and the next of row r + 8 i.
+          // Columns 8 j + first_col and the next, of the thread's first or second row.
           const float x = is_odd ? v[4 * (j ^ 2) + 2 * i] : v[4 * j + 2 * i];
           const float y = is_odd ? v[4 * (j ^ 2) + 2 * i + 1] : v[4 * j + 2 * i + 1];
-          const int line = first_row + 8 * i, chunk = 2 * (is_odd ? j ^ 2 : j) + first_col / 4;
+          const int line = first_row + Cfg::kRowStep * i, chunk = 2 * (is_odd ? j ^ 2 : j) + first_col / 4;
           store_shared_pair(smem + line * 128 + ((chunk ^ line % 8) << 4) + first_col % 4 * 4, x, y);
         }
       }

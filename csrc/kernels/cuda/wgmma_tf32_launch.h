@@ -20,7 +20,8 @@ Tf32Operand plan_operand(bool is_readable, const Operand& operand) {
 // C is row-major.
 template <class LaunchTile>
 Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, const LaunchTile& launch_tile) {
-  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream),
+            false};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   const auto describe_a = [&] {
@@ -40,13 +41,13 @@ Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, 
     status = copies.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
   if (!describe_a() || !describe_b()) return Status::launch_failed;
-  const bool transposes = plan.path != Tf32Path::both_in_place;
-  if (transposes) {
+  task.is_transposed = plan.is_transposed;
+  if (plan.is_transposed) {
     problem = transposed(problem);
     std::swap(task.a, task.b);
   }
-  const bool is_matrix = transposes ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)
-                                    : describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
+  const bool is_matrix = plan.is_transposed ? describe_matrix(p.c, p.dtype, p.n, p.m, p.stride_cn, 1, task.c)
+                                            : describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, task.c);
   task.stores_by_tma =
       describe_batch(problem, &BatchDim::stride_c, task.c) && is_matrix && is_storable(p.dtype, task.c);
   task.plan = plan.tiles;

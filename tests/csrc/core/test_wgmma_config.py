@@ -126,7 +126,7 @@ def test_every_tf32_plan_is_legal(plan_tf32):
         assert sums_chunks or num_chunks == 1, problem
         assert num_chunks > 1 or not splits, problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
-        # An operand that no row of which begins at 16 bytes is copied; A across k needs B across k.
+        # An operand that no row of which begins at 16 bytes is copied.
         if (m if layout[0] == "T" else k) % 4 and min(m, k) > 1:
             assert copies_a, problem
         if (k if layout[1] == "T" else n) % 4 and min(n, k) > 1:
