@@ -35,6 +35,8 @@ inline constexpr int64_t kMaxDotRows = 4;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
 inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kNearBytes = 64 << 10;     // of B: so little is not worth fetching ahead
+inline constexpr int64_t kFarBytes = 16 << 20;      // of B: so much comes from memory, not from a cache
 inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
 
 struct CpuConfig {

@@ -263,10 +263,6 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
   return load(words);
 }
 
-// Ahead of a row of B: the rows are too many streams for the hardware to follow. Into the second level, since rows that
-// are a power of two apart fall into one set of the first.
-constexpr int64_t kPrefetchBytes = 1024;
-
 // kWords words of k for `count` columns of B, `depth` deep, as pack_strip wants them. Inline, and so without a test
 // where count and depth are constants.
 template <class T, class Op, bool IS_ALONG_N>
@@ -298,7 +294,6 @@ TILEDMM_INLINE void pack_sets(const T* from, int64_t stride_lane, int64_t count,
     for (int g = 0; g < kBlocks; ++g) {
       const T* column = from + min_of(w + g * kWords, count - 1) * stride_lane;
       blocks[w][g] = load_words<T, Op, TILEDMM_VECTOR_BYTES>(column, depth);
-      __builtin_prefetch(column + kPrefetchBytes / int(sizeof(T)), 0, 2);
     }
     transpose_blocks<Word>(blocks[w]);
   }

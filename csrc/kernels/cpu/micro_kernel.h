@@ -52,10 +52,32 @@ struct RowsA {
   int64_t step_bytes;  // from block to block along k
 };
 
+// What of B is packed next. It comes from memory while micro-tiles are multiplied, a piece every `interval` blocks of
+// k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond B are harmless.
+struct AheadB {
+  static constexpr int kLines = 4, kBytes = kLines * 64;  // of a piece
+
+  const char* piece;
+  int64_t lane_bytes, lanes;       // pieces side by side: one for each column that is contiguous along k, else one
+  int64_t step_bytes, steps_left;  // along k
+  int64_t interval;
+  int64_t lane;
+
+  TILEDMM_INLINE void fetch_piece() {
+    if (steps_left == 0) return;
+#pragma GCC unroll 4
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(piece + lane * lane_bytes + line * 64, 0, 2);
+    if (++lane < lanes) return;
+    lane = 0;
+    piece += step_bytes;
+    --steps_left;
+  }
+};
+
 // to (+)= A * B for one micro-tile: MR rows of A, B as [blocks of k][kThreadN blocks]. Writes columns < cols.
 template <class Op, int MR, class OUT>
 void multiply_along_k(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
-                      bool accumulate, int64_t cols) {
+                      bool accumulate, int64_t cols, AheadB& ahead) {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
@@ -63,18 +85,23 @@ void multiply_along_k(int64_t num_words, const RowsA& a, const typename Op::Word
   const char* block_a = a.base;
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);  // C comes while A and B are multiplied
-  for (int64_t word = 0; word < num_words; word += kWords) {
-    Reg<Word> frag_b[kVectorsN];
+  for (int64_t blocks_left = ceil_div(num_words, kWords); blocks_left > 0;) {
+    const int64_t blocks = min_of(ahead.interval, blocks_left);
+    blocks_left -= blocks;
+    for (int64_t block = 0; block < blocks; ++block) {
+      Reg<Word> frag_b[kVectorsN];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
+      for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
 #pragma GCC unroll 8
-    for (int i = 0; i < MR; ++i) {
-      const auto frag_a = broadcast_block<Word>(block_a + i * a.row_bytes);
+      for (int i = 0; i < MR; ++i) {
+        const auto frag_a = broadcast_block<Word>(block_a + i * a.row_bytes);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
+        for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
+      }
+      block_a += a.step_bytes;
+      b += kVectorsN * kLanes;
     }
-    block_a += a.step_bytes;
-    b += kVectorsN * kLanes;
+    ahead.fetch_piece();
   }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) {
@@ -109,7 +136,7 @@ TILEDMM_INLINE R sum_chains(const R (&chains)[2]) {
 // B as [blocks of k][vectors of columns][words of a block]; the first BYTES of each word's columns are computed.
 template <class Op, int MR, int BYTES, class OUT>
 void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
-                      bool accumulate, int64_t cols) {
+                      bool accumulate, int64_t cols, AheadB& ahead) {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
@@ -134,12 +161,17 @@ void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word
       }
     }
   };
-  for (; num_words >= kWords; num_words -= kWords) {
+  while (num_words >= kWords) {
+    const int64_t blocks = min_of(ahead.interval, num_words / kWords);
+    num_words -= blocks * kWords;
+    for (int64_t block = 0; block < blocks; ++block) {
 #pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) multiply_word(w);
+      for (int w = 0; w < kWords; ++w) multiply_word(w);
 #pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) offset[w] += a.step_bytes;
-    b += kThreadN * kWords;
+      for (int w = 0; w < kWords; ++w) offset[w] += a.step_bytes;
+      b += kThreadN * kWords;
+    }
+    ahead.fetch_piece();
   }
 #pragma GCC unroll 4
   for (int w = 0; w < kWords - 1; ++w) {
@@ -164,7 +196,7 @@ void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word
 // The micro-kernel for 1 .. kMaxThreadM rows.
 template <class Op, class OUT, int... I>
 auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
-  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, OUT*, int64_t, bool, int64_t);
+  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, OUT*, int64_t, bool, int64_t, AheadB&);
   if constexpr (kIsAlongN) {
     constexpr int kBytes = kThreadN * int(sizeof(typename Op::Word));
     static constexpr Multiply kWhole[] = {multiply_along_n<Op, I + 1, kBytes, OUT>...};
