@@ -65,12 +65,14 @@ struct AheadB {
 
   TILEDMM_INLINE void fetch_piece() {
     if (steps_left == 0) return;
+    const char* line = piece + lane * lane_bytes;
 #pragma GCC unroll 4
-    for (int line = 0; line < kLines; ++line) __builtin_prefetch(piece + lane * lane_bytes + line * 64, 0, 2);
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+    __builtin_prefetch(line + kBytes - 1, 0, 2);  // a piece need not begin with a line
     if (++lane < lanes) return;
     lane = 0;
     piece += step_bytes;
-    --steps_left;
+    if (--steps_left == 0) interval = kChunkWords;
   }
 };
 
