@@ -3,7 +3,8 @@ ceilings of this machine.
 
 Arms are interleaved: each round takes one sample of every arm, in an order that rotates, so that a change
 of clock rate or of load meets all of them alike. A sample is the mean of enough calls to outlast the timer.
-Every sample starts with an untimed call, which brings back the arm's own caches and wakes its own threads.
+Before a sample come as many untimed calls as it has timed ones, which bring back the arm's own caches, the last level
+included, and wake its own threads: what ran before it does not matter.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def time_arms(
             break
         start = round_idx % len(names)
         for name in names[start:] + names[:start]:
-            arms[name]()
+            _time_calls(arms[name], num_calls[name])
             samples[name].append(_time_calls(arms[name], num_calls[name]))
             deadline += pause(name)
     return {name: _summarize(samples[name]) for name in arms}
