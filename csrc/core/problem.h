@@ -57,6 +57,13 @@ struct GemmProblem {
   void* row_sums;
 };
 
+// Products in the batch.
+inline int64_t batch_size(const GemmProblem& problem) {
+  int64_t size = 1;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) size *= problem.batch_dims[d].size;
+  return size;
+}
+
 // The same for a GPU kernel, whose parameters must hold everything: the batch inside, gemm.batch_dims unused.
 inline constexpr int kMaxGpuBatchDims = 6;
 

@@ -87,8 +87,7 @@ size_t copy_text(const std::string& from, char* to, size_t capacity) {
 
 // The tile numbers that rung 04 would use, for explain. The rows of its micro-tiles are those of its kMaxThreadM.
 std::string config_text(const GemmProblem& problem, const CpuKernel& kernel, int32_t num_threads) {
-  int64_t batch = 1;
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= problem.batch_dims[d].size;
+  const int64_t batch = batch_size(problem);
   if (kernel.rung != 4 || problem.m == 0 || problem.n == 0 || batch == 0) return "{}";
   const bool is_wide = kernel.isa == Isa::avx512 || kernel.isa == Isa::avx512_bf16;
   const int64_t max_thread_m = is_wide ? 6 : kernel.isa == Isa::neon ? 5 : kernel.isa == Isa::avx2 ? 3 : 2;
@@ -276,8 +275,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
     }
     return copy_text("{" + field("error", quoted("which is not known; known are " + known.text)) + "}", text, capacity);
   }
-  int64_t batch = 1;
-  for (int32_t d = 0; d < problem->num_batch_dims; ++d) batch *= problem->batch_dims[d].size;
+  const int64_t batch = batch_size(*problem);
   Joined shape;
   shape.add(field("m", std::to_string(problem->m)));
   shape.add(field("n", std::to_string(problem->n)));

@@ -77,8 +77,7 @@ double copied_us(const GemmProblem& problem, const Lie& a, const Lie& b, int64_t
 
 double gpu_cost_us(const GpuKernel& kernel, const GemmProblem& problem, const GpuChip& chip) {
   const int64_t m = problem.m, n = problem.n, k = problem.k, chunk = chunk_k(problem);
-  int64_t batch = 1;
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) batch *= problem.batch_dims[d].size;
+  const int64_t batch = batch_size(problem);
   const bool is_empty = m == 0 || n == 0 || k == 0 || batch == 0;
   if (kernel.rung >= kFirstNativeRung && is_empty) return kLaunchUs;
   const Lie a(problem, true), b(problem, false);

@@ -92,12 +92,6 @@ void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc)
       from_acc<T>(activate_as(problem.activation, acc));
 }
 
-[[maybe_unused]] int64_t batch_size(const GemmProblem& problem) {
-  int64_t size = 1;
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) size *= problem.batch_dims[d].size;
-  return size;
-}
-
 // The product at place `batch_idx` of the batch, as a problem of its own.
 [[maybe_unused]] GemmProblem batch_item(const GemmProblem& problem, int64_t batch_idx) {
   GemmProblem item = problem;
