@@ -43,7 +43,7 @@ struct Arguments {
   int tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch, each as often as
                                     // num_splits says
   int full_tiles;                   // so many are computed whole, the others in halves along n
-  int last_row, last_col;           // where tiles begin at the latest, of operands along k
+  int last_row, last_col;           // where tiles begin at the latest
   int group_m;
   Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
   int chunk_tiles;  // k tiles of a chunk
