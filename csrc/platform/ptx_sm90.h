@@ -133,10 +133,9 @@ TILEDMM_PTX void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same without making visible what was written, which waits for all of it.
-TILEDMM_PTX void cluster_sync_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+// Its halves, without making visible what was written, which waits for all of it.
+TILEDMM_PTX void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+TILEDMM_PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // ---- barriers, launches, registers ----
 

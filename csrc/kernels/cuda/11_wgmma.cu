@@ -24,6 +24,7 @@
 #include "kernels/cuda/wgmma_task.h"
 #include "kernels/cuda/wgmma_tf32.h"
 #include "kernels/cuda/wgmma_tf32_launch.h"
+#include "kernels/cuda/wgmma_tiles.h"
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
@@ -106,108 +107,84 @@ struct Config {
   static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
-// The work of number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so
-// that the tiles in flight share operands in the second-level cache.
-template <class Cfg>
-__device__ __forceinline__ Place place_of(int index, const Arguments& args) {
-  Place at{};
-  at.slab = args.tiles_of_item.quotient(index);
-  index -= at.slab * args.tiles_of_item.value;
-  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
-  const int first = group * args.group_m;
-  const bool is_last = args.tiles_m - first < args.group_m;
-  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
-  const int col = rows.quotient(within);
-  const int row = first + within - col * rows.value;
-  const PairRanks rank = pair_ranks<Cfg>(args);
-  at.row = ((Cfg::kPairs ? row << args.pair_m : row) + rank.m) * Cfg::kBlockM;
-  at.col = ((Cfg::kPairs ? col << args.pair_n : col) + rank.n) * Cfg::kBlockN;
-  if (Cfg::kPairs || !Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
-  if (Cfg::kPairs || !Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
-  int item = at.slab;
-  at.num_k_tiles = args.num_k_tiles;
-  if (args.num_splits > 1) {
-    item = at.slab / args.num_splits;
-    at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
-    at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
-  }
-#pragma unroll 1
-  for (int d = args.num_batch_dims - 1; d >= 0; --d) {
-    const BatchSteps& dim = args.batch[d];
-    const int rest = d == 0 ? 0 : item / dim.size, idx = item - rest * dim.size;
-    item = rest;
-    at.batch_a += idx * dim.a;
-    at.batch_b += idx * dim.b;
-    at.batch_c += idx * dim.c;
-  }
-  return at;
-}
-
-template <class Cfg>
+template <class Cfg, bool MAY_PAIR>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Arguments& args, const Place& at, int k, uint32_t barrier) {
   using A = typename Cfg::LoaderA;
   using B = typename Cfg::LoaderB;
   const uint32_t smem_b = smem_a + Cfg::kABytes;
-  const PairRanks rank = pair_ranks<Cfg>(args);
-  if (Cfg::kPairs && args.pair_n)  // for both that have the same rows of C
+  constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
+  const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
+  if (kMayPair && args.pair_n)  // for both that have the same rows of C
     A::template load<true>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier, rank.n,
                            (1 | 1 << (1 << args.pair_m)) << rank.m);
   else
     A::template load<false>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier);
-  if (Cfg::kPairs && args.pair_m)  // for both that have the same columns
+  if (kMayPair && args.pair_m)  // for both that have the same columns
     B::template load<true>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier, rank.m, 3 << 2 * rank.n);
   else
     B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
 }
 
-// Some tiles of a block: of which columns of C.
-enum class Columns { all, first, others };
-
-// The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
-template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
-__device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
-  constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0, step = int(gridDim.x) >> shift;
-  for (int i = int(blockIdx.x) >> shift; i < (end - first) * kPieces; i += step) {
-    Place at = place_of<Cfg>(first + i / kPieces, args);
-    at.col += i % kPieces * Piece::kBlockN;
-    if (COLUMNS == Columns::all || (at.col == 0) == (COLUMNS == Columns::first)) function(at);
-  }
+// The copies of a free stage.
+template <class Cfg, class Piece, bool MAY_PAIR = true>
+__device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                           const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
+                                           int k_tile) {
+  const uint32_t barrier = shared.full + ring.stage * 8;
+  mbarrier_arrive_expect_tx(barrier, Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes);
+#pragma unroll
+  for (int i = 0; i < Cfg::kTilesOfStage; ++i)
+    load_block_tile<Piece, MAY_PAIR>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b,
+                                     args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
+  ring.advance();
 }
 
-// The only tile of a cluster, and the chunk of its block `rank`.
+// Stages of the ring that the k tiles of a block's first tile fill.
 template <class Cfg>
-__device__ __forceinline__ Place shared_place(const Arguments& args, int rank) {
-  Place at = place_of<Cfg>(blockIdx.x / args.cluster, args);
-  at.first_k_tile = rank * args.chunk_tiles;
-  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
-  return at;
+__device__ __forceinline__ int num_first_stages(const Place& at) {
+  return min((at.num_k_tiles + Cfg::kTilesOfStage - 1) / Cfg::kTilesOfStage, Cfg::kNumStages);
 }
 
-// One thread keeps the ring full.
+// Fills the ring with the block's first tile. By one thread, that of produce_tile.
+template <class Cfg, bool MAY_PAIR>
+__device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                           const Shared& shared, const Place& at) {
+  griddepcontrol_wait();
+  Ring<Cfg::kNumStages> ring;
+  const int num_stages = num_first_stages<Cfg>(at);
+#pragma unroll 1
+  for (int stage = 0; stage < num_stages; ++stage)
+    load_stage<Cfg, Cfg, MAY_PAIR>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
+}
+
+// One thread keeps the ring full. is_started: start_tile has filled it.
 template <class Cfg, class Piece>
 __device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
-                                             const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at) {
-  const int bytes = Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes;
-  for (int k_tile = 0; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
-    const uint32_t barrier = shared.full + ring.stage * 8;
+                                             const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
+                                             bool is_started = false) {
+  int k_tile = 0;
+  if (is_started) {
+    const int num_stages = num_first_stages<Cfg>(at);
+    k_tile = num_stages * Cfg::kTilesOfStage;
+    ring.stage = num_stages == Cfg::kNumStages ? 0 : num_stages;
+    ring.phase = num_stages == Cfg::kNumStages;
+  }
+  for (; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     // The phase before the first counts as complete.
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-    mbarrier_arrive_expect_tx(barrier, bytes);
-#pragma unroll
-    for (int i = 0; i < Cfg::kTilesOfStage; ++i)
-      load_block_tile<Piece>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b, args,
-                             at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
-    ring.advance();
+    load_stage<Cfg, Piece>(map_a, map_b, args, shared, ring, at, k_tile);
   }
 }
 
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
-                                        const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end) {
-  for_each_piece<Cfg, Piece, COLUMNS>(
-      args, first, end, [&](const Place& at) { produce_tile<Cfg, Piece>(map_a, map_b, args, shared, ring, at); });
+                                        const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end,
+                                        bool is_started = false) {
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+    produce_tile<Cfg, Piece>(map_a, map_b, args, shared, ring, at, is_started);
+    is_started = false;
+  });
 }
 
 // Of the rows of a consumer: the thread's first; its second lies kRowStep below.
@@ -289,13 +266,31 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   char* smem_c = smem + kNumStages * Cfg::kStageBytes;
   char* smem_ones = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
-  const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
+  const int warp = threadIdx.x / 32;
+  constexpr int kProducerWarp = Cfg::kConsumers * 4;
   Shared shared;
   shared.stages = smem_address(smem);
   shared.ones = smem_address(smem_ones);
   shared.full = shared.ones + Cfg::kOnesBytes;
   shared.empty = shared.full + kNumStages * 8;
   shared.transposed = shared.empty + kNumStages * 8;
+  // Before all that others need: a cold line of the constants' cache costs 0.1 us.
+  if (warp == kProducerWarp && elect_sync()) {
+    prefetch_tensormap(&map_a);
+    prefetch_tensormap(&map_b);
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
+    fence_mbarrier_init();
+    // The first copies wait for no other warp, only for the end of the kernels before this one.
+    if (args.start == Start::alone)
+      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_in_item<Cfg, false>(tile_of_block(), args));
+    if (args.start == Start::one_wave || args.start == Start::by_index) {
+      const TileIndex tile = args.start == Start::one_wave ? tile_of_block() : tile_of(blockIdx.x, args);
+      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile, args));
+    }
+  }
+  const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
+  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
   const int num_pairs = Cfg::kPairs ? args.pair_m + args.pair_n : 0;  // that the block belongs to
   shared.is_paired = num_pairs > 0;
   if (Cfg::kPairs && shared.is_paired) {
@@ -305,21 +300,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const int other = lane == 0 ? 0 : lane == 1 && args.pair_m ? 1 : 1 << args.pair_m;
     shared.releases = lane <= num_pairs ? map_shared_cluster(shared.empty, block ^ other) : 0;
   }
-  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
-
-  const int warp = threadIdx.x / 32;
-  constexpr int kProducerWarp = Cfg::kConsumers * 4;
-  if (threadIdx.x == kProducerWarp * 32) {
-    prefetch_tensormap(&map_a);
-    prefetch_tensormap(&map_b);
-  }
-  // By one thread of each of four warps; several threads of a warp would take turns.
+  if (threadIdx.x == 0) {
 #pragma unroll
-  for (int first = 0; first < 4; ++first) {
-    if (threadIdx.x != first * 32) continue;
-#pragma unroll
-    for (int stage = first; stage < kNumStages; stage += 4) {
-      mbarrier_init(shared.full + stage * 8, 1);
+    for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + num_pairs));  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
@@ -331,8 +314,14 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       fence_proxy_async();
     }
   }
+  if (Cfg::kPairs && shared.is_paired) {
+    cluster_arrive_relaxed();
+    const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> num_pairs, args), args);
+    cluster_wait();  // the other blocks' barriers are initialised as well
+    if (args.start == Start::in_pairs && warp == kProducerWarp && elect_sync())
+      start_tile<Cfg, true>(&map_a, &map_b, args, shared, at);
+  }
   __syncthreads();
-  if (shared.is_paired) cluster_sync_relaxed();  // the other blocks' barriers are initialised as well
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -363,7 +352,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
         produce<Cfg, Cfg, Columns::first>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
         produce<Cfg, Cfg, Columns::others>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
       } else {
-        produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
       }
       if constexpr (Cfg::kSplitsTail)
         produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
@@ -382,8 +371,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (shared.is_paired)
-    cluster_sync_relaxed();  // so must it outlive the other blocks' copies to it and arrivals at its barriers
+  if (shared.is_paired) {  // so must it outlive the other blocks' copies to it and arrivals at its barriers
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
 }
 
 // ---- host ----
@@ -429,6 +420,15 @@ Arguments arguments_of(const Task& task) {
   return args;
 }
 
+// `num_units`: blocks, pairs or pairs of pairs.
+template <class Cfg>
+Start start_of(const Arguments& args, int64_t num_units) {
+  if (Cfg::kSumsRows || args.cluster > 1 || args.full_tiles < num_units) return Start::late;
+  if (args.pair_m || args.pair_n) return Start::in_pairs;
+  if (args.num_tiles > num_units) return Start::by_index;
+  return args.num_batch_dims == 0 && args.num_splits == 1 ? Start::alone : Start::one_wave;
+}
+
 template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
@@ -436,8 +436,10 @@ const char* launch_config(const Task& task) {
   const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
   const int cluster = args.cluster << args.pair_m << args.pair_n;
   const int64_t num_blocks = num_units * cluster;
+  args.start = start_of<Cfg>(args, num_units);
+  const bool is_one_wave = args.start == Start::alone || args.start == Start::one_wave;
   // The tiles in flight form about a square of C, in groups of about the same size.
-  int64_t square = 1;
+  int64_t square = is_one_wave ? args.tiles_m : 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
   const int64_t num_groups = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
@@ -468,8 +470,11 @@ const char* launch_config(const Task& task) {
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
   if (!is_encoded) return "the driver refuses a tensor map";
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(cluster, num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
-                                                map_b, map_c, args);
+  dim3 grid{unsigned(num_blocks)};
+  if (is_one_wave)
+    grid = {unsigned(args.tiles_m), unsigned(args.tiles_n), unsigned(num_blocks / (args.tiles_m * args.tiles_n))};
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(cluster, grid, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b,
+                                                map_c, args);
 }
 
 template <class T, int TILE, bool PAIRS>

@@ -99,7 +99,7 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
 // Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
 // Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(int cluster, int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
+const char* launch_in_clusters(int cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t stream,
                                const Args&... args) {
   static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
   int device = 0;
@@ -116,7 +116,7 @@ const char* launch_in_clusters(int cluster, int64_t num_blocks, int num_threads,
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(num_blocks));
+  launch.gridDim = grid;
   launch.blockDim = dim3(unsigned(num_threads));
   launch.dynamicSmemBytes = size_t(smem_bytes);
   launch.stream = stream;
@@ -129,7 +129,7 @@ const char* launch_in_clusters(int cluster, int64_t num_blocks, int num_threads,
 template <auto KERNEL, class... Args>
 const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
                               const Args&... args) {
-  return launch_in_clusters<KERNEL>(1, num_blocks, num_threads, smem_bytes, stream, args...);
+  return launch_in_clusters<KERNEL>(1, dim3(unsigned(num_blocks)), num_threads, smem_bytes, stream, args...);
 }
 
 }  // namespace
