@@ -1,8 +1,8 @@
 """Device code of every rung without a device: clang compiles it for AMD, nvcc for NVIDIA, their reports are checked.
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
-minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, and every rung is
-compiled for every chip of AMD.
+minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, fp16's for sm_90a as
+well as bf16's, and every rung is compiled for every chip of AMD.
 """
 
 import importlib.util
@@ -20,7 +20,16 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
-LARGEST = ("07", "09", "10")  # rungs whose optimisation for sm_80, whose registers are those of sm_90a, takes longest
+# Rungs whose compilation takes longest. For sm_80, whose registers are those of sm_90a, it goes without optimisation or
+# ends with PTX: the instructions are those of other rungs.
+LARGEST = ("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached", "10_mma_unaligned", "14_skinny")
+PTX_FOR_SM_80 = ("09_simt_pipelined", "10_mma_async")
+# fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction.
+FP16 = {
+    "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
+    "kernels/cuda/11_wgmma.cu": "p.dtype == DType::f16 ? launch_tile<__half>(task) : ",
+    "kernels/cuda/14_skinny.cu": "gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : ",
+}
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
 NVCC = gpu_objects.find_nvcc()
@@ -115,25 +124,44 @@ NVIDIA = [(arch, source) for source in gpu_objects.cuda_sources() + RUNGS for ar
 NVIDIA = [("9.0a", source) for source in gpu_objects.hopper_sources()] + NVIDIA
 
 
+@pytest.fixture(scope="module")
+def csrc_without_fp16(built_once):
+    """The sources without the kernels that FP16 names."""
+
+    def build(folder: Path) -> None:
+        shutil.copytree(gpu_objects.CSRC, folder / "csrc")
+        for name, text in FP16.items():
+            source = (folder / "csrc" / name).read_text()
+            assert source.count(text) == 1, f"fp16 has a new place in {name}"
+            (folder / "csrc" / name).write_text(source.replace(text, ""))
+
+    return built_once("without_fp16", build) / "csrc"
+
+
 @pytest.mark.takes_long
 @pytest.mark.parametrize("arch, source", NVIDIA, ids=lambda value: getattr(value, "stem", value))
-def test_nvidia(arch, source, tmp_path):
+def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
     if not NVCC:
         pytest.skip("there is no nvcc")
+    csrc = gpu_objects.CSRC if IS_WHOLE or arch == "8.0" else csrc_without_fp16
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v", "-DTILEDMM_WITH_GPU"]
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-fatbin"]
-    is_optimised = IS_WHOLE or arch != "8.0" or source.name[:2] not in LARGEST
-    command += [] if is_optimised else ["-Xcicc", "-O1", "-Xptxas", "-O0"]
-    command += [f"-I{gpu_objects.CSRC}", source, "-o", tmp_path / "code"]
+    ends_with_ptx = not IS_WHOLE and arch == "8.0" and source.stem in PTX_FOR_SM_80
+    is_optimised = IS_WHOLE or arch != "8.0" or source.stem not in LARGEST
+    if ends_with_ptx:
+        command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]
+    elif not is_optimised:
+        command += ["-Xcicc", "-O1", "-Xptxas", "-O0"]
+    command += [f"-I{csrc}", csrc / source.relative_to(gpu_objects.CSRC), "-o", tmp_path / "code"]
     done = subprocess.run(command, capture_output=True, text=True)
     report = done.stdout + done.stderr
     assert done.returncode == 0, report
     assert "are serialized" not in report  # wgmma that wait for each other: C7510, C7515
     entries = re.split(r"Compiling entry function '\w+' for 'sm_(\w+)'", report)
     kernels = list(zip(entries[1::2], entries[2::2], strict=True))
-    if source.stem != "device":
+    if source.stem != "device" and not ends_with_ptx:
         assert {of for of, _ in kernels} == {arch.replace(".", "")}
     for _, kernel in kernels:
         assert re.search(r"Used \d+ registers", kernel), kernel
