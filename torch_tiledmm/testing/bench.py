@@ -33,8 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every benchmark has."""
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=None, help="threads of every arm, default: torch's own")
-    parser.add_argument("--seconds", type=float, default=0.5, help="time for each row, default 0.5")
+    parser.add_argument("--seconds", type=positive, default=0.5, help="time for each row, default 0.5")
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE", help="write the results there")
+
+
+def positive(number: str) -> float:
+    """A number of seconds."""
+    if not 0 < (seconds := float(number)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {number}, expected a number above 0")
+    return seconds
 
 
 def output_file(name: str) -> Path:

@@ -282,12 +282,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     for (int stage = 0; stage < kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
     fence_mbarrier_init();
     // The first copies wait for no other warp, only for the end of the kernels before this one.
-    if (args.start == Start::alone)
-      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_in_item<Cfg, false>(tile_of_block(), args));
-    if (args.start == Start::one_wave || args.start == Start::by_index) {
-      const TileIndex tile = args.start == Start::one_wave ? tile_of_block() : tile_of(blockIdx.x, args);
-      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile, args));
-    }
+    if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
+    if (args.start == Start::by_index)
+      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
@@ -425,8 +422,8 @@ template <class Cfg>
 Start start_of(const Arguments& args, int64_t num_units) {
   if (Cfg::kSumsRows || args.cluster > 1 || args.full_tiles < num_units) return Start::late;
   if (args.pair_m || args.pair_n) return Start::in_pairs;
-  if (args.num_tiles > num_units) return Start::by_index;
-  return args.num_batch_dims == 0 && args.num_splits == 1 ? Start::alone : Start::one_wave;
+  const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
+  return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
 }
 
 template <class Cfg>
@@ -437,7 +434,11 @@ const char* launch_config(const Task& task) {
   const int cluster = args.cluster << args.pair_m << args.pair_n;
   const int64_t num_blocks = num_units * cluster;
   args.start = start_of<Cfg>(args, num_units);
-  const bool is_one_wave = args.start == Start::alone || args.start == Start::one_wave;
+  args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
+  args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
+  args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
+  args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
+  const bool is_one_wave = args.start == Start::by_grid;
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = is_one_wave ? args.tiles_m : 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;

@@ -39,22 +39,24 @@ struct BatchSteps {
 };
 
 // How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
-enum class Start : int {
-  late,      // when the block is set up
-  alone,     // the grid has a block for each tile of one product in one chain
-  one_wave,  // the grid has a block for each tile
+enum class Start : uint8_t {
+  late,     // when the block is set up
+  by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
   by_index,
   in_pairs,  // when the cluster's barriers are set up
 };
 
 struct Arguments {
-  // In the order of use: a line of the constants' cache takes 0.1 us to arrive.
+  // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
+  // needs.
   Start start;
+  bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
+  int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
-  int num_splits;                       // 1, or the number of chunks: each is computed by itself, to `partial`
-  int num_batch_dims;
-  int stage_bytes, half_stage_bytes;  // that arrive in a stage; for a tile of half the width
+  int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
   Boxes a, b;
+  int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial`
+  int num_batch_dims;
   // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
   // A.
   int pair_m, pair_n;

@@ -11,9 +11,9 @@ struct TileIndex {
   int row, col, slab;
 };
 
-// The whole chain of k of the first item's tile. MAY_PAIR: whether the block may belong to a pair.
-template <class Cfg, bool MAY_PAIR>
-__device__ __forceinline__ Place place_in_item(const TileIndex& tile, const Arguments& args) {
+// MAY_PAIR: whether the block may belong to a pair.
+template <class Cfg, bool MAY_PAIR = true>
+__device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
   constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
   const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
   Place at{};
@@ -21,14 +21,8 @@ __device__ __forceinline__ Place place_in_item(const TileIndex& tile, const Argu
   at.col = ((kMayPair ? tile.col << args.pair_n : tile.col) + rank.n) * Cfg::kBlockN;
   if (kMayPair || !Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
   if (kMayPair || !Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
-  at.num_k_tiles = args.num_k_tiles;
-  return at;
-}
-
-template <class Cfg, bool MAY_PAIR = true>
-__device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
-  Place at = place_in_item<Cfg, MAY_PAIR>(tile, args);
   at.slab = tile.slab;
+  at.num_k_tiles = args.num_k_tiles;
   int item = at.slab;
   if (args.num_splits > 1) {
     item = at.slab / args.num_splits;
@@ -60,8 +54,23 @@ __device__ __forceinline__ TileIndex tile_of(int index, const Arguments& args) {
   return {first + within - col * rows.value, col, slab};
 }
 
-// The tile of a block where the grid has one for each: tile_of the block's number, without its divisions.
-__device__ __forceinline__ TileIndex tile_of_block() { return {int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)}; }
+// Where the grid has a block for each tile: what place_of says of it to the producer, without a division and from one
+// line of the constants' cache.
+template <class Cfg>
+__device__ __forceinline__ Place place_by_grid(const Arguments& args) {
+  Place at{};
+  at.row = blockIdx.x * Cfg::kBlockM;
+  at.col = blockIdx.y * Cfg::kBlockN;
+  if (!Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
+  if (!Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  at.batch_a = args.slabs_step_a ? blockIdx.z : 0;
+  at.batch_b = args.slabs_step_b ? blockIdx.z : 0;
+  at.first_k_tile = blockIdx.z * args.slabs_step_k;
+  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.most_k_tiles);
+  return at;
+}
+
+// The number of a block among the tiles of one wave.
 template <class Cfg>
 __device__ __forceinline__ int block_index() {
   return Cfg::kSumsRows ? blockIdx.x : blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);

@@ -65,6 +65,7 @@ def test_bench_prints_the_table_and_writes_json_and_plot(tmp_path, capsys):
     [
         ("--rows nothing", "nothing"),
         ("--threads 0", "threads"),
+        ("--seconds 0", "seconds"),
         ("--algorithm best", "best"),
         ("--dtype int8", "int8"),
     ],

@@ -147,8 +147,8 @@ def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v", "-DTILEDMM_WITH_GPU"]
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
-    command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-fatbin"]
     ends_with_ptx = not IS_WHOLE and arch == "8.0" and source.stem in PTX_FOR_SM_80
+    command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
     is_optimised = IS_WHOLE or arch != "8.0" or source.stem not in LARGEST
     if ends_with_ptx:
         command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]
