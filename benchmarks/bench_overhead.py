@@ -13,7 +13,15 @@ import torch
 
 from torch_tiledmm import TiledLinear
 from torch_tiledmm.dispatch import format_columns
-from torch_tiledmm.testing.bench import OURS, describe_run, output_file, threads_of_all_arms, with_progress, write_json
+from torch_tiledmm.testing.bench import (
+    OURS,
+    describe_run,
+    output_file,
+    positive,
+    threads_of_all_arms,
+    with_progress,
+    write_json,
+)
 from torch_tiledmm.testing.timing import time_arms
 
 SIZE = 4
@@ -83,7 +91,7 @@ def run_overhead(args: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="host cost of a call against torch.mm and nn.Linear")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each row, default 1")
+    parser.add_argument("--seconds", type=positive, default=1.0, help="time for each row, default 1")
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE", help="write the results there")
     run_overhead(parser.parse_args())
 

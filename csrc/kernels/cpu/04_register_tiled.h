@@ -119,7 +119,7 @@ struct BlockTile {
     const bool in_place = is_a_in_place(), is_along_m = kIsAlongN && problem.stride_ak != 1;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
-    AheadB ahead{};
+    AheadB ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
@@ -158,8 +158,7 @@ struct BlockTile {
 
   // The group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
   AheadB find_ahead(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
-    constexpr AheadB kNothing{nullptr, 0, 1, 0, 0, kChunk, 0};
-    if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return kNothing;
+    if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return {};
     const int64_t tiles = group_cols / kThreadN * ceil_div(block_rows, config.thread_m);
     const int64_t blocks = tiles * ceil_div(min_of(kChunk, k_end - pc), kStep);
     if (jr >= min_of(config.block_n, cols - jc)) {
@@ -170,7 +169,7 @@ struct BlockTile {
       pc = k_begin;
       jc += config.block_n;
     }
-    if (jc >= cols) return kNothing;
+    if (jc >= cols) return {};
     const int64_t depth = min_of(kChunk, problem.k - pc);
     const int64_t bytes_n = problem.stride_bn * int64_t(sizeof(T)), bytes_k = problem.stride_bk * int64_t(sizeof(T));
     const char* piece = static_cast<const char*>(problem.b) + (col + jc + jr) * bytes_n + pc * bytes_k;

@@ -57,11 +57,11 @@ struct RowsA {
 struct AheadB {
   static constexpr int kLines = 4, kBytes = kLines * 64;  // of a piece
 
-  const char* piece;
-  int64_t lane_bytes, lanes;       // pieces side by side: one for each column that is contiguous along k, else one
-  int64_t step_bytes, steps_left;  // along k
-  int64_t interval;
-  int64_t lane;
+  const char* piece = nullptr;
+  int64_t lane_bytes = 0, lanes = 1;  // pieces side by side: one for each column that is contiguous along k, else one
+  int64_t step_bytes = 0, steps_left = 0;  // along k; none left: nothing to fetch
+  int64_t interval = kChunkWords;
+  int64_t lane = 0;
 
   TILEDMM_INLINE void fetch_piece() {
     if (steps_left == 0) return;

@@ -439,10 +439,11 @@ const char* launch_config(const Task& task) {
   args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
   args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
   const bool is_one_wave = args.start == Start::by_grid;
-  // The tiles in flight form about a square of C, in groups of about the same size.
-  int64_t square = is_one_wave ? args.tiles_m : 1;
+  // The tiles in flight form about a square of C, in groups of about the same size. One wave is one group: tile_of then
+  // numbers its tiles as the grid does.
+  int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_groups = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
+  const int64_t num_groups = is_one_wave ? 1 : max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
@@ -536,16 +537,8 @@ namespace tiledmm::gpu {
 
 Status launch_wgmma(const GpuProblem& given, const Executor& executor) {
   using namespace tiledmm::cuda;
-  Task task{row_major(given),
-            {},
-            {},
-            {},
-            false,
-            {},
-            nullptr,
-            executor.num_cus,
-            static_cast<cudaStream_t>(executor.stream),
-            false};
+  Task task{
+      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, executor, &launch_tile_tf32<>);

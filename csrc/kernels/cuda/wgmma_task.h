@@ -17,7 +17,7 @@ struct Task {
   float* partial;
   int num_sms;
   cudaStream_t stream;
-  bool is_transposed;  // of tf32: C is column-major
+  bool is_transposed = false;  // of tf32: C is column-major
 };
 
 // The one of the two whose C is row-major.

@@ -20,8 +20,7 @@ Tf32Operand plan_operand(bool is_readable, const Operand& operand) {
 // C is row-major.
 template <class LaunchTile>
 Status launch_wgmma_tf32(const GpuProblem& row_major, const Executor& executor, const LaunchTile& launch_tile) {
-  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream),
-            false};
+  Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   GpuProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   const auto describe_a = [&] {

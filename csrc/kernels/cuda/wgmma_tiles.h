@@ -70,7 +70,7 @@ __device__ __forceinline__ Place place_by_grid(const Arguments& args) {
   return at;
 }
 
-// The number of a block among the tiles of one wave.
+// The number of a block among the tiles of one wave. Kernels that sum rows have grids of one dimension.
 template <class Cfg>
 __device__ __forceinline__ int block_index() {
   return Cfg::kSumsRows ? blockIdx.x : blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
