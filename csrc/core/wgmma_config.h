@@ -85,7 +85,9 @@ constexpr bool pairs_by_the_way(const TileShape& shape) { return shape.block_m =
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.
-constexpr bool shares_tiles(const TileShape& shape) { return shape.block_m == 64 && shape.block_n == 64; }
+constexpr bool shares_tiles(const TileShape& shape) {
+  return shape.block_m == 64 && (shape.block_n == 64 || shape.block_n == 128);
+}
 inline constexpr int kMaxCluster = 8;
 
 // How many clusters surely run at the same time: one lies within a GPC, which has 16 to 18 multiprocessors.
@@ -174,7 +176,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   const double memory = bytes / 3.8e6 + (bytes < 20e6 ? bytes / 10e6 : 2);
-  const double sums = plan.shares_tiles    ? 2.7
+  const double sums = plan.shares_tiles    ? 2.3
                       : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
                                            : 0;
   return 5 + (is_aligned(p) ? 0 : 0.7) + (num_pairs == 0 ? 0 : 0.4 + 0.1 * num_pairs) + sums +

@@ -323,17 +323,24 @@ TILEDMM_DEVICE T rounded_to(Acc<T> value) {
 
 // ---- The problem
 
-// The product at place `batch_idx` of the batch.
+// The product at place `batch_idx` of the batch. IS_SHORT: in few instructions, since those that are jumped over delay
+// the first copy of a kernel whose code arrives from memory.
+template <bool IS_SHORT = false>
 TILEDMM_DEVICE GemmProblem item_of(const GpuProblem& problem, int64_t batch_idx) {
   GemmProblem item = problem.gemm;
   int64_t offset_a = 0, offset_b = 0, offset_c = 0;
-  for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) {
+  const auto add_offsets = [&](int32_t d) {
     const BatchDim& dim = problem.batch_dims[d];
     const int64_t outer = batch_idx / dim.size, idx = batch_idx - outer * dim.size;
     batch_idx = outer;
     offset_a += idx * dim.stride_a;
     offset_b += idx * dim.stride_b;
     offset_c += idx * dim.stride_c;
+  };
+  if constexpr (IS_SHORT) {
+    TILEDMM_NO_UNROLL for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) add_offsets(d);
+  } else {
+    for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) add_offsets(d);
   }
   const int64_t bytes = size_of(item.dtype);
   item.a = static_cast<const char*>(item.a) + offset_a * bytes;

@@ -74,8 +74,8 @@ TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&
   }
 }
 
-// How the blocks share out the problem. Tiles go through groups of rows of tiles, so that those in flight share
-// operands in cache.
+// How the blocks share out the problem: the kernels' first parameter, as each line of constants that the first copy
+// waits for takes 0.1 us. Tiles go through groups of rows of tiles, so that those in flight share operands in cache.
 struct Work {
   Divisor num_tiles, tiles_of_group;
   Divisor rows_of_group, rows_of_last_group;
@@ -83,8 +83,9 @@ struct Work {
   int num_splits;           // blocks that compute chunks of one tile side by side
   int64_t split_k;          // chunk_k, or k
   int64_t chunk_k;
-  void* partial;  // as ChunkSums has them; null where there is one split
-  int zero;       // always
+  void* partial;       // as ChunkSums has them; null where there is one split
+  int zero;            // always
+  bool is_vectorised;  // A and B can be copied 16 bytes at a time
 };
 
 struct TileIndex {
@@ -283,7 +284,7 @@ struct Tiles {
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_async(GpuProblem problem, Work work) {
+mma_async(Work work, GpuProblem problem) {
   using T = typename Cfg::T;
   using TileA = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileA;
   using TileB = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileB;
@@ -295,12 +296,12 @@ mma_async(GpuProblem problem, Work work) {
   const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.m, Cfg::kBlockM, problem.gemm.m);
   const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem item = item_of(problem, batch_idx);
+    const GemmProblem item = item_of<true>(problem, batch_idx);
     const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
-    const bool is_vectorised = a.is_vectorised && b.is_vectorised;  // the main loop has copies of one width
+    const bool is_vectorised = work.is_vectorised;  // the main loop has copies of one width
     a.is_vectorised = b.is_vectorised = is_vectorised;
     TileA tile_a(a, row);
     TileB tile_b(b, col);
@@ -419,7 +420,7 @@ mma_async(GpuProblem problem, Work work) {
       if (has_chunks) sums.end_chunk(is_first);
       if (!Cfg::kSumsChunks || k_tile == num_k_tiles) break;
       if constexpr (Cfg::kTotalInC) {
-        sums.end_chunk(item_of(problem, opaque_uniform(batch_idx)), row, col, is_first);
+        sums.end_chunk(item_of<true>(problem, opaque_uniform(batch_idx)), row, col, is_first);
         warp_barrier();  // else ptxas takes the warps for divergent in the loop from now on, and gives up its order
         load_first_fragments(stage);  // anew, so that meanwhile the total has their registers
       }
@@ -431,7 +432,7 @@ mma_async(GpuProblem problem, Work work) {
     block_barrier();  // nobody reads the last tiles any more
     auto& strip = smem.strips[thread_idx() / 32];
     // Anew, so that the main loop need not keep it in registers.
-    GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
+    GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
     if (work.partial)
       gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
     if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
@@ -445,7 +446,7 @@ mma_async(GpuProblem problem, Work work) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const GpuProblem& problem, int64_t num_splits, const Executor& executor) {
+Status launch_config(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -454,6 +455,7 @@ Status launch_config(const GpuProblem& problem, int64_t num_splits, const Execut
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(num_splits);
+  work.is_vectorised = is_vectorised;
   const bool splits = num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
@@ -472,29 +474,31 @@ Status launch_config(const GpuProblem& problem, int64_t num_splits, const Execut
   work.partial = chunk_sums.sums;
   const Status status =
       launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, tiles_m * tiles_n * work.num_splits,
-                    num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, problem, work);
+                    num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, work, problem);
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
 template <class Cfg>
-Status launch_layout(const GpuProblem& problem, int64_t num_splits, const Executor& executor) {
+Status launch_layout(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, is_vectorised, executor);
   });
 }
 
 template <class T, int SHAPE = 0>
-Status launch_shape(const GpuProblem& problem, const MmaAsyncChoice& choice, const Executor& executor) {
+Status launch_shape(const GpuProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                    const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   if constexpr (SHAPE < num_mma_async_shapes(kDType)) {
-    if (choice.shape != SHAPE) return launch_shape<T, SHAPE + 1>(problem, choice, executor);
+    if (choice.shape != SHAPE) return launch_shape<T, SHAPE + 1>(problem, choice, is_vectorised, executor);
     // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
     if constexpr (sizeof(T) == 8) {
       if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-        return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice.num_splits, executor);
+        return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice.num_splits, is_vectorised, executor);
     }
-    return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice.num_splits, executor);
+    return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice.num_splits,
+                                                                                 is_vectorised, executor);
   } else {
     return Status::unsupported;
   }
@@ -535,7 +539,7 @@ Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& given
                                     : choose_mma_async(gemm.dtype, copies, gemm.m, gemm.n, gemm.k, problem.batch_size,
                                                        problem.chunk_k, executor.num_cus, max_shared_bytes(executor));
   return visit_dtype(gemm.dtype, [&](auto* element) {
-    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, choice, executor);
+    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, choice, is_vectorised, executor);
   });
 }
 

@@ -365,7 +365,7 @@ TILEDMM_DEVICE void multiply_tiles(const GemmProblem& item, const UnalignedPart&
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_unaligned(GpuProblem problem, UnalignedWork work) {
+mma_unaligned(UnalignedWork work, GpuProblem problem) {
   using Tiles = UnalignedTiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using T = typename Cfg::T;
   auto& smem = block_shared<typename Tiles::Shared>();
@@ -376,7 +376,7 @@ mma_unaligned(GpuProblem problem, UnalignedWork work) {
   const UnalignedPart part{(tile - tile_n * work.tiles_m) * Cfg::kBlockM, tile_n * Cfg::kBlockN, first_k,
                            min_of(problem.gemm.k, first_k + work.split_k)};
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem item = item_of(problem, batch_idx);
+    const GemmProblem item = item_of<true>(problem, batch_idx);
     if (thread_idx() >= kCopyThreads) {
       multiply_tiles<Cfg, Tiles>(item, part, smem);
     } else if (thread_idx() < kOperandThreads) {
@@ -417,7 +417,7 @@ Status launch_unaligned(const GpuProblem& problem, const Executor& executor) {
     using Shared = typename UnalignedTiles<Cfg, kA, kB>::Shared;
     static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape), "the choice of a shape knows what fits");
     return launch_kernel(mma_unaligned<Cfg, kA, kB>, work.tiles_m * work.tiles_n * work.num_splits,
-                         num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, problem, work);
+                         num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, work, problem);
   });
   return status == Status::ok && splits_chunks ? chunk_sums.add<T>() : status;
 }

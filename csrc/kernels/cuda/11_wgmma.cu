@@ -21,6 +21,7 @@
 #include "kernels/cuda/wgmma_epilogue.h"
 #include "kernels/cuda/wgmma_load.h"
 #include "kernels/cuda/wgmma_multiply.h"
+#include "kernels/cuda/wgmma_produce.h"
 #include "kernels/cuda/wgmma_task.h"
 #include "kernels/cuda/wgmma_tf32.h"
 #include "kernels/cuda/wgmma_tf32_launch.h"
@@ -84,7 +85,6 @@ struct Config {
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
-  static constexpr bool kSharesTiles = tiledmm::shares_tiles({BLOCK_M, BLOCK_N}) && !kIsTf32;
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
@@ -106,76 +106,6 @@ struct Config {
   static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * LoaderB::kPitch : 32) >> 4;
   static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
-
-template <class Cfg, bool MAY_PAIR>
-__device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                                const Arguments& args, const Place& at, int k, uint32_t barrier) {
-  using A = typename Cfg::LoaderA;
-  using B = typename Cfg::LoaderB;
-  const uint32_t smem_b = smem_a + Cfg::kABytes;
-  constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
-  const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
-  if (kMayPair && args.pair_n)  // for both that have the same rows of C
-    A::template load<true>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier, rank.n,
-                           (1 | 1 << (1 << args.pair_m)) << rank.m);
-  else
-    A::template load<false>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier);
-  if (kMayPair && args.pair_m)  // for both that have the same columns
-    B::template load<true>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier, rank.m, 3 << 2 * rank.n);
-  else
-    B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
-}
-
-// The copies of a free stage.
-template <class Cfg, class Piece, bool MAY_PAIR = true>
-__device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
-                                           const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
-                                           int k_tile) {
-  const uint32_t barrier = shared.full + ring.stage * 8;
-  mbarrier_arrive_expect_tx(barrier, Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes);
-#pragma unroll
-  for (int i = 0; i < Cfg::kTilesOfStage; ++i)
-    load_block_tile<Piece, MAY_PAIR>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b,
-                                     args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
-  ring.advance();
-}
-
-// Stages of the ring that the k tiles of a block's first tile fill.
-template <class Cfg>
-__device__ __forceinline__ int num_first_stages(const Place& at) {
-  return min((at.num_k_tiles + Cfg::kTilesOfStage - 1) / Cfg::kTilesOfStage, Cfg::kNumStages);
-}
-
-// Fills the ring with the block's first tile. By one thread, that of produce_tile.
-template <class Cfg, bool MAY_PAIR>
-__device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
-                                           const Shared& shared, const Place& at) {
-  griddepcontrol_wait();
-  Ring<Cfg::kNumStages> ring;
-  const int num_stages = num_first_stages<Cfg>(at);
-#pragma unroll 1
-  for (int stage = 0; stage < num_stages; ++stage)
-    load_stage<Cfg, Cfg, MAY_PAIR>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
-}
-
-// One thread keeps the ring full. is_started: start_tile has filled it.
-template <class Cfg, class Piece>
-__device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
-                                             const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
-                                             bool is_started = false) {
-  int k_tile = 0;
-  if (is_started) {
-    const int num_stages = num_first_stages<Cfg>(at);
-    k_tile = num_stages * Cfg::kTilesOfStage;
-    ring.stage = num_stages == Cfg::kNumStages ? 0 : num_stages;
-    ring.phase = num_stages == Cfg::kNumStages;
-  }
-  for (; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
-    // The phase before the first counts as complete.
-    mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-    load_stage<Cfg, Piece>(map_a, map_b, args, shared, ring, at, k_tile);
-  }
-}
 
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
@@ -231,14 +161,6 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     store_block_tile_directly<Piece>(acc.c, args, at, row);
   else
     store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
-}
-
-// One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before every
-// wgmma.
-template <class Cfg>
-__device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int consumer) {
-  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  return {uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes), uniform(shared.ones)};
 }
 
 // The tiles of a consumer. Rows of A are summed in tiles of the first column.
@@ -324,17 +246,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   griddepcontrol_wait();
 
   Ring<kNumStages> ring;
-  if constexpr (Cfg::kSharesTiles) {
-    if (args.cluster > 1) {
-      const int rank = blockIdx.x % args.cluster;
-      const Place at = shared_place<Cfg>(args, rank);
-      if (warp < kProducerWarp)
-        consume_shared_tile<Cfg>(args, first_stage_of<Cfg>(shared, consumer), shared, ring, rank, at);
-      else if (elect_sync())
-        produce_tile<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, at);
-      return;
-    }
-  }
   if (warp >= kProducerWarp) {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
     if constexpr (Cfg::kTransposesB) {
@@ -388,8 +299,8 @@ Arguments arguments_of(const Task& task) {
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.pair_m));
   args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.pair_n));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
-  args.num_splits = task.plan.splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
-  args.cluster = task.plan.shares_tiles ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  const bool splits_chunks = task.plan.splits_chunks || task.plan.shares_tiles;
+  args.num_splits = splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
@@ -401,6 +312,10 @@ Arguments arguments_of(const Task& task) {
     args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
                      dim.stride_c / task.c.batch_step};
   }
+  args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
+  args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
+  args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
+  args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
   args.activation = p.activation;
   args.stores_by_tma = task.stores_by_tma;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
@@ -420,10 +335,45 @@ Arguments arguments_of(const Task& task) {
 // `num_units`: blocks, pairs or pairs of pairs.
 template <class Cfg>
 Start start_of(const Arguments& args, int64_t num_units) {
-  if (Cfg::kSumsRows || args.cluster > 1 || args.full_tiles < num_units) return Start::late;
+  if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
   if (args.pair_m || args.pair_n) return Start::in_pairs;
   const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
   return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
+}
+
+// The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
+CachePolicy policy_of(const Task& task, const Operand& operand, bool is_read_at_once) {
+  const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
+  return is_of_one_item && is_read_at_once ? CachePolicy::evict_first : CachePolicy::evict_normal;
+}
+
+// A's and B's.
+template <class Cfg>
+bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, CUtensorMap& map_b) {
+  const GemmProblem& p = task.problem.gemm;
+  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
+                          Cfg::LoaderB::encode(map_b, args.b, p.dtype, p.b, task.b, args.pair_m);
+  const int a_bytes = Cfg::LoaderA::kNumBoxes * args.a.rows * 128;
+  const int b_bytes = Cfg::LoaderB::kNumBoxes * args.b.rows * 128;
+  args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
+  args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
+  return is_encoded;
+}
+
+constexpr const char* kNotEncoded = "the driver refuses a tensor map";
+
+template <class Cfg>
+const char* launch_shared(const Task& task) {
+  Arguments args = arguments_of<Cfg>(task);
+  args.a.policy = policy_of(task, task.a, true);
+  args.b.policy = policy_of(task, task.b, true);
+  CUtensorMap map_a{}, map_b{};
+  if (!encode_operands<Cfg>(task, args, map_a, map_b)) return kNotEncoded;
+  args.start = args.num_batch_dims == 0 ? Start::by_grid : Start::late;
+  const unsigned chunks = unsigned(args.num_splits), num_slabs = unsigned(task.problem.batch_size) * chunks;
+  return launch_in_clusters<&wgmma_shared_kernel<Cfg>>(dim3(1, 1, chunks),
+                                                       dim3(unsigned(args.tiles_m), unsigned(args.tiles_n), num_slabs),
+                                                       Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, args);
 }
 
 template <class Cfg>
@@ -431,13 +381,9 @@ const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
   const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
-  const int cluster = args.cluster << args.pair_m << args.pair_n;
+  const int cluster = 1 << args.pair_m << args.pair_n;
   const int64_t num_blocks = num_units * cluster;
   args.start = start_of<Cfg>(args, num_units);
-  args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
-  args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
-  args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
-  args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
   const bool is_one_wave = args.start == Start::by_grid;
   // The tiles in flight form about a square of C, in groups of about the same size. One wave is one group: tile_of then
   // numbers its tiles as the grid does.
@@ -450,45 +396,44 @@ const char* launch_config(const Task& task) {
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
-  // The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
-  // Those that sum many chunks drift apart.
-  const bool stays_together = args.num_splits > 1 || args.cluster > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
-  const auto policy = [&](const Operand& operand, bool is_read_at_once, int64_t num_readers) {
-    const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
-    return is_of_one_item && is_read_at_once && (num_readers == 1 || stays_together) ? CachePolicy::evict_first
-                                                                                     : CachePolicy::evict_normal;
-  };
-  args.a.policy = policy(task.a, int64_t(args.group_m) * args.tiles_n <= num_units, args.tiles_n);
-  args.b.policy = policy(task.b, num_groups == 1, args.tiles_m);
+  // Tiles that sum many chunks drift apart.
+  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
+  const bool is_group_in_flight = int64_t(args.group_m) * args.tiles_n <= num_units;
+  args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
+  args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));
 
   CUtensorMap map_a{}, map_b{}, map_c{};
-  bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
-                    Cfg::LoaderB::encode(map_b, args.b, p.dtype, p.b, task.b, args.pair_m);
-  const int a_bytes = Cfg::LoaderA::kNumBoxes * args.a.rows * 128;
-  const int b_bytes = Cfg::LoaderB::kNumBoxes * args.b.rows * 128;
-  args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
-  args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
+  bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
                  encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
-  if (!is_encoded) return "the driver refuses a tensor map";
+  if (!is_encoded) return kNotEncoded;
   dim3 grid{unsigned(num_blocks)};
   if (is_one_wave)
     grid = {unsigned(args.tiles_m), unsigned(args.tiles_n), unsigned(num_blocks / (args.tiles_m * args.tiles_n))};
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(cluster, grid, Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b,
-                                                map_c, args);
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(unsigned(cluster)), grid, Cfg::kThreads, Cfg::kSmem, task.stream,
+                                                map_a, map_b, map_c, args);
 }
 
-template <class T, int TILE, bool PAIRS>
+// Clusters that share a tile have a kernel of their own: the other one would pay for the code.
+template <class Cfg, bool SHARES>
+const char* launch_kernel_of(const Task& task) {
+  if constexpr (SHARES)
+    return launch_shared<Cfg>(task);
+  else
+    return launch_config<Cfg>(task);
+}
+
+template <class T, int TILE, bool PAIRS, bool SHARES = false>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.b.is_k_major)
-    return task.a.is_k_major ? launch_config<Config<T, M, N, false, false, false, PAIRS>>(task)
-                             : launch_config<Config<T, M, N, true, false, false, PAIRS>>(task);
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, PAIRS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, false, false, PAIRS>, SHARES>(task);
   if constexpr (serves_layout(kShape, false))
-    return task.a.is_k_major ? launch_config<Config<T, M, N, false, true, false, PAIRS>>(task)
-                             : launch_config<Config<T, M, N, true, true, false, PAIRS>>(task);
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, PAIRS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, true, false, PAIRS>, SHARES>(task);
   return "this tile needs a k-major B";
 }
 
@@ -499,6 +444,9 @@ const char* launch_kind(const Task& task) {
   if (task.problem.gemm.row_sums) {
     if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
     return "this tile does not sum rows";
+  }
+  if constexpr (shares_tiles(kShape)) {
+    if (task.plan.shares_tiles) return launch_layout<T, TILE, false, true>(task);
   }
   if constexpr (pairs(kShape, true) && !pairs_by_the_way(kShape)) {
     if (task.plan.pairs_m || task.plan.pairs_n) return launch_layout<T, TILE, true>(task);

@@ -28,9 +28,11 @@ static_assert(kChunkUnit % skinny_block_k(8) == 0, "a chunk of the order of summ
 // Of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
 
+// The kernels' first parameter: each line of constants that the first copy waits for takes 0.1 us.
 struct Work {
   SkinnyPlan plan;
-  float* partials;  // as ChunkSums has them, null where a block computes all of k
+  int width_a, width_b;  // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+  float* partials;       // as ChunkSums has them, null where a block computes all of k
 };
 
 // What a block computes at a time.
@@ -38,6 +40,7 @@ struct Unit {
   int64_t batch_idx, chunk, col, k_begin, k_end;
   int num_tiles;
 
+  Unit() = default;
   TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx, int block_k) {
     // Divisions take time: one product in one chunk needs none.
     const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
@@ -113,12 +116,13 @@ struct TileCopier {
   int block_mn, close, first_far, step_far;
   int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
   int64_t step, tile_step;  // elements in memory: from chunk to chunk, from tile to tile
-  int width = 0;            // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
+  int width;                // bytes of one copy
   int left_mn = 0;          // from the tiles' first on
   int num_chunks = 0;       // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
-  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn) : operand(operand), block_mn(block_mn) {
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int width)
+      : operand(operand), block_mn(block_mn), width(width) {
     const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
     step_far = kCopyThreads / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
@@ -141,10 +145,6 @@ struct TileCopier {
     num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
     from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
            close * stride_close();
-    const bool has_one_row = (IS_K_MAJOR ? operand.size_mn : operand.size_k) == 1;
-    const auto bits = uint64_t(reinterpret_cast<uintptr_t>(base)) |
-                      (has_one_row ? 0 : uint64_t(stride_far()) * sizeof(T)) | uint64_t(mn) * sizeof(T);
-    width = stride_close() != 1 ? 2 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
   }
 
   // Starts the copy of the next tile, left_k elements before the end of k. No thread has more than MAX_CHUNKS.
@@ -323,20 +323,22 @@ struct WarpSums {
 
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan, char* smem, int64_t num_blocks) {
+TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
+  const SkinnyPlan& plan = work.plan;
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
   const int num_threads = num_skinny_threads(plan);
   constexpr int kMaxChunksA = 8 * FRAGS * kBlockK / 8 / kCopyThreads;
   constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / 8 / kCopyThreads + 1;
   static_assert(kMaxChunksA * kCopyThreads * 8 == 8 * FRAGS * kBlockK, "every thread copies as much of the few rows");
-  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS);
-  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup);
+  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, work.width_a);
+  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
   int64_t unit_idx = block_idx(), left_k = 0;
   int tile = 0, num_ahead = 0;
-  Unit unit(problem, plan, unit_idx, kBlockK);
+  Unit unit;
   Ring ring(plan.num_stages);
+  wait_for_earlier_kernels();
   for (int lead = plan.num_stages - 1;;) {
     if (lead > 0) {
       --lead;  // the ring is filled first
@@ -349,7 +351,7 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const SkinnyPlan& plan
     if (unit_idx < plan.num_units) {
       if (tile == 0) {
         unit = Unit(problem, plan, unit_idx, kBlockK);
-        const GemmProblem gemm = item_of(problem, unit.batch_idx);
+        const GemmProblem gemm = item_of<true>(problem, unit.batch_idx);
         copier_a.move_to(gemm.a, 0, unit.k_begin);
         copier_b.move_to(gemm.b, unit.col, unit.k_begin);
         left_k = unit.k_end - unit.k_begin;
@@ -389,6 +391,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
     const char* stage = stages + ring.stage * plan.stage_bytes;
     sums.load_fragments(stage, stage + tile_a_bytes, part, frags[part % 2]);
   };
+  wait_for_earlier_kernels();
   block_barrier_of_roles(num_threads);  // the first tile is whole
   load_part(0);
   for (int64_t idx = block_idx(); idx < plan.num_units; idx += num_blocks) {
@@ -415,7 +418,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
         }
       }
     }
-    const GemmProblem gemm = item_of(problem, unit.batch_idx);
+    const GemmProblem gemm = item_of<true>(problem, unit.batch_idx);
     float* partials = work.partials;
     if (partials) partials += (unit.batch_idx * plan.num_chunks + unit.chunk) * gemm.m * gemm.n;
     sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
@@ -424,12 +427,11 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
-skinny(GpuProblem problem, Work work, int64_t num_blocks) {
+skinny(Work work, int64_t num_blocks, GpuProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
   let_later_kernels_start();
-  wait_for_earlier_kernels();
   if (thread_idx() < kCopyThreads) {
-    copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work.plan, smem, num_blocks);
+    copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   } else {
     multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   }
@@ -439,7 +441,7 @@ template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
   return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
-                      size_t(work.plan.shared_bytes), executor, problem, work, blocks);
+                      size_t(work.plan.shared_bytes), executor, work, blocks, problem);
 }
 
 template <class T>
@@ -457,6 +459,18 @@ Status launch_layouts(const GpuProblem& problem, const Work& work, const Executo
         return launch_work<T, 8, kA, kB>(problem, work, executor);
     }
   });
+}
+
+// What every row of an operand allows, in every item; tiles begin at multiples of 16 bytes of a row. `stride` is A's or
+// B's of a batch dimension.
+int copy_width(const GpuProblem& problem, const void* data, int64_t size_mn, int64_t stride_mn, int64_t stride_k,
+               int64_t BatchDim::* stride) {
+  const bool is_close_k = is_k_major(stride_mn, stride_k), has_one_row = (is_close_k ? size_mn : problem.gemm.k) == 1;
+  if ((is_close_k ? stride_k : stride_mn) != 1) return 2;
+  auto bits = uint64_t(reinterpret_cast<uintptr_t>(data));
+  if (!has_one_row) bits |= 2 * uint64_t(is_close_k ? stride_mn : stride_k);
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= 2 * uint64_t(problem.batch_dims[d].*stride);
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
 }
 
 template <class T>
@@ -482,6 +496,8 @@ Status launch_skinny(const GpuProblem& given, const Executor& executor) {
                             problem.batch_size,
                             is_k_major(gemm.stride_am, gemm.stride_ak),
                             is_k_major(gemm.stride_bn, gemm.stride_bk)};
+  work.width_a = copy_width(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
+  work.width_b = copy_width(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
   work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor));
   return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
 }

@@ -21,35 +21,30 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, 
 // An element a thread, AT_ONCE loads in flight.
 template <class T, int THREADS, int AT_ONCE>
 TILEDMM_KERNEL(THREADS, 1)
-add_chunks(GpuProblem problem, const Acc<T>* sums, int64_t ld, int64_t num_chunks) {
+add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, GpuProblem problem) {
   let_later_kernels_start();
   const int64_t slab = problem.gemm.m * ld, idx = block_idx() * THREADS + thread_idx();
   const int64_t item = problem.batch_size == 1 ? 0 : idx / slab;
   if (idx >= problem.batch_size * slab) return;
   const Acc<T>* from = sums + idx + item * (num_chunks - 1) * slab;
-  Acc<T> sum{};
+  auto sum = Acc<T>(-0.0);  // adds nothing
   // First a rehearsal without chunks, while the kernel before this one still runs: this code takes longer to arrive
   // than to do its work.
   TILEDMM_NO_UNROLL for (int64_t count = opaque_uniform(int64_t(0));; count = num_chunks) {
-    if (count > 0) {
-      wait_for_earlier_kernels();
-      sum = load_global(from);
-    }
-    TILEDMM_NO_UNROLL for (int64_t chunk = 1;; chunk += AT_ONCE) {
+    if (count > 0) wait_for_earlier_kernels();
+    TILEDMM_NO_UNROLL for (int64_t chunk = 0;; chunk += AT_ONCE) {
       Acc<T> next[AT_ONCE];
       const int left = int(max_of(min_of(count - chunk, AT_ONCE), 0));
       TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-        if (i < left) next[i] = load_global(from + (chunk + i) * slab);
+        next[i] = i < left ? load_global(from + (chunk + i) * slab) : Acc<T>(-0.0);
       }
-      TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-        if (i < left) sum += next[i];
-      }
+      TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) sum += next[i];
       if (chunk + AT_ONCE >= count) break;
     }
     if (count > 0) break;
   }
   const int64_t row = (idx - item * slab) / ld, col = idx - item * slab - row * ld;
-  if (col < problem.gemm.n) store_element<T>(item_of(problem, item), row, col, sum);
+  if (col < problem.gemm.n) store_element<T>(item_of<true>(problem, item), row, col, sum);
 }
 
 // Sums of the chunks, [item][chunk][row][col], rows of `ld`: memory lent by the caller, given back when the kernels
@@ -88,7 +83,7 @@ class ChunkSums {
   template <class T, int THREADS, int AT_ONCE>
   Status launch() const {
     return launch_early(add_chunks<T, THREADS, AT_ONCE>, ceil_div(num_outputs(), THREADS), 1, THREADS, 0, executor_,
-                        problem_, static_cast<const Acc<T>*>(sums), ld_, num_chunks_);
+                        static_cast<const Acc<T>*>(sums), ld_, num_chunks_, problem_);
   }
 
   const Executor& executor_;

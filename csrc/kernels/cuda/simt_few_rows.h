@@ -101,7 +101,7 @@ TILEDMM_DEVICE void multiply(const float (&a)[Config::kRows][Config::kBlockK], c
 
 template <class Config>
 TILEDMM_KERNEL(32 * kFewRowsMaxWarps, 1)
-few_rows(GpuProblem problem, int32_t num_warps) {
+few_rows(int32_t num_warps, GpuProblem problem) {
   constexpr int kBlockK = Config::kBlockK, kNumStages = Config::kNumStages, kThreadM = Config::kThreadM;
   auto* all = &block_shared<FewRowsShared<Config>>();
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
@@ -112,7 +112,7 @@ few_rows(GpuProblem problem, int32_t num_warps) {
   const int64_t chunk_k = problem.chunk_k;
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem gemm = item_of(problem, batch_idx);
+    const GemmProblem gemm = item_of<true>(problem, batch_idx);
     const Operand<float> a = operand_a<float>(gemm), b = operand_b<float>(gemm);
     // The next tile to copy, and the ends of its chunk.
     int64_t load_begin = warp * chunk_k, load_k = load_begin, load_end = min_of(k, load_k + chunk_k);
@@ -120,7 +120,6 @@ few_rows(GpuProblem problem, int32_t num_warps) {
     const auto load_tile = [&] {
       if (load_k < k) {
         const int left_k = int(min_of(load_end - load_k, kBlockK));
-        copy_a<Config>(a, smem.stages[write_stage].a, load_k, left_k);
         float* const to = smem.stages[write_stage].b;
         const bool is_whole = left_k == kBlockK && col + Config::kCols <= gemm.n;
         if (b.is_vectorised) {
@@ -130,6 +129,7 @@ few_rows(GpuProblem problem, int32_t num_warps) {
           is_whole ? copy_b<Config, 1, true>(b, to, col, load_k, left_k)
                    : copy_b<Config, 1, false>(b, to, col, load_k, left_k);
         }
+        copy_a<Config>(a, smem.stages[write_stage].a, load_k, left_k);
         load_k += kBlockK;
         if (load_k >= load_end) {
           load_k = load_begin += num_warps * chunk_k;
@@ -187,7 +187,7 @@ Status launch_few_rows(const GpuProblem& problem, int num_warps, const Executor&
   static_assert(sizeof(FewRowsShared<Config>) ==
                 few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
   return launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols), num_batch_blocks(problem),
-                       32 * num_warps, num_warps * sizeof(FewRowsShared<Config>), executor, problem, num_warps);
+                       32 * num_warps, num_warps * sizeof(FewRowsShared<Config>), executor, num_warps, problem);
 }
 
 template <int COLS, int NUM_STAGES>

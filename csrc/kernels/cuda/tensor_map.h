@@ -87,7 +87,7 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   // Reading two lines ahead helps small operands (3 % of a call), and costs rows that begin within a sector a seventh
   // of the second-level cache's rate (6.1 instead of 7.2 TB/s on an H200, 9.2 where all begin with one).
-  constexpr int64_t kSector = 32, kSmall = 4 << 20;
+  constexpr int64_t kSector = 32, kSmall = 1 << 20;
   const bool crosses_sectors = operand.ld * bytes % kSector != 0;
   const bool is_large = operand.ld * operand.outer * operand.batch_count * bytes > kSmall;
   return encode(map, type, 3, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -99,7 +99,7 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Op
 // Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
 // Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(int cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t stream,
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t stream,
                                const Args&... args) {
   static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
   int device = 0;
@@ -114,14 +114,14 @@ const char* launch_in_clusters(int cluster, dim3 grid, int num_threads, int smem
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
   cudaLaunchConfig_t launch{};
   launch.gridDim = grid;
   launch.blockDim = dim3(unsigned(num_threads));
   launch.dynamicSmemBytes = size_t(smem_bytes);
   launch.stream = stream;
   launch.attrs = attributes;
-  launch.numAttrs = cluster > 1 ? 2 : 1;
+  launch.numAttrs = cluster.x * cluster.z > 1 ? 2 : 1;
   const cudaError_t error = cudaLaunchKernelEx(&launch, KERNEL, args...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
@@ -129,7 +129,7 @@ const char* launch_in_clusters(int cluster, dim3 grid, int num_threads, int smem
 template <auto KERNEL, class... Args>
 const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
                               const Args&... args) {
-  return launch_in_clusters<KERNEL>(1, dim3(unsigned(num_blocks)), num_threads, smem_bytes, stream, args...);
+  return launch_in_clusters<KERNEL>(dim3{}, dim3(unsigned(num_blocks)), num_threads, smem_bytes, stream, args...);
 }
 
 }  // namespace

@@ -1,25 +1,19 @@
-// Where k has few chunks and C few tiles: each block of a cluster computes one chunk of the same tile. They read each
+// Where C has few tiles and k few chunks: each block of a cluster computes one chunk of the same tile. They read each
 // other's sums ("Distributed Shared Memory" in the CUDA programming guide), each for its part of the tile, and add them
 // in the order of the chunks.
 #pragma once
 
 #include "kernels/cuda/wgmma_epilogue.h"
 #include "kernels/cuda/wgmma_multiply.h"
+#include "kernels/cuda/wgmma_produce.h"
+#include "kernels/cuda/wgmma_tiles.h"
 
 namespace tiledmm::cuda {
 namespace {
 
-constexpr int kSumsRow = 72;  // floats from one row to the next of a chunk's 64 x 64: without bank conflicts
-constexpr int kSumsBytes = 64 * kSumsRow * 4;
-
-__device__ __forceinline__ void store_sums(uint32_t smem, const float (&acc)[32], int row) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t to = smem + ((row + 8 * h) * kSumsRow + threadIdx.x % 4 * 2) * 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) store_shared_pair(to + j * 32, acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-  }
-}
+// Sums of a tile are exchanged in units of what a thread holds of eight columns: two neighbours in each of two rows.
+template <class Cfg>
+inline constexpr int kNumUnits = Cfg::kBlockN / 8 * kWarpgroup;
 
 // Two neighbours of C.
 template <class T>
@@ -47,40 +41,80 @@ __device__ __forceinline__ void store_pair(const Arguments& args, const Place& a
   }
 }
 
-// 64 rows of a tile of 64 columns; `at` says which chunk is this block's, `rank` which block of the cluster it is.
+// What the blocks have of a tile, in `acc`, to C, by each a part.
 template <class Cfg>
-__device__ __forceinline__ void consume_shared_tile(const Arguments& args, const StageAddress& first_stage,
-                                                    const Shared& shared, Ring<Cfg::kNumStages>& ring, int rank,
-                                                    const Place& at) {
-  static_assert(Cfg::kBlockM == 64 && Cfg::kBlockN == 64, "what store_sums stores");
-  static_assert(kSumsBytes <= Cfg::kNumStages * Cfg::kStageBytes, "in place of stages");
+__device__ __forceinline__ void finish_shared_tile(const float (&acc)[Cfg::kAcc], const Arguments& args,
+                                                   const Shared& shared, const Place& at, int rank) {
   const int thread = threadIdx.x;
-  Accumulators<Cfg> acc;
-  forget_registers(acc.c);
-  multiply_chunk<Cfg, Cfg, false>(acc, first_stage, shared, ring, at.num_k_tiles);
-  named_barrier_sync(1, kWarpgroup);  // all warps have read the stages, and all that was copied has arrived
-  store_sums(shared.stages, acc.c, thread / 32 * 16 + thread % 32 / 4);
+#pragma unroll
+  for (int j = 0; j < Cfg::kBlockN / 8; ++j)
+    store_shared_vector(shared.stages + (j * kWarpgroup + thread) * 16,
+                        make_uint4(__float_as_uint(acc[4 * j]), __float_as_uint(acc[4 * j + 1]),
+                                   __float_as_uint(acc[4 * j + 2]), __float_as_uint(acc[4 * j + 3])));
   cluster_sync();
-  for (int unit = rank * kWarpgroup + thread; unit < 64 * 16; unit += args.cluster * kWarpgroup) {
-    const int row = unit / 16, col = unit % 16 * 4;
-    const uint32_t place = shared.stages + (row * kSumsRow + col) * 4;
+  for (int unit = rank * kWarpgroup + thread; unit < kNumUnits<Cfg>; unit += args.num_splits * kWarpgroup) {
     float4 sums[kMaxCluster];
 #pragma unroll
     for (int i = 0; i < kMaxCluster; ++i) {
-      if (i < args.cluster) sums[i] = load_shared_cluster_vector(map_shared_cluster(place, i));
+      if (i < args.num_splits) sums[i] = load_shared_cluster_vector(map_shared_cluster(shared.stages + unit * 16, i));
     }
     float4 total = sums[0];
 #pragma unroll
     for (int i = 1; i < kMaxCluster; ++i) {
-      if (i < args.cluster)
+      if (i < args.num_splits)
         total = make_float4(total.x + sums[i].x, total.y + sums[i].y, total.z + sums[i].z, total.w + sums[i].w);
     }
+    const int row = at.row + thread / 32 * 16 + thread % 32 / 4, col = at.col + unit / kWarpgroup * 8 + thread % 4 * 2;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half)
-      store_pair<typename Cfg::T>(args, at, at.row + row, at.col + col + 2 * half,
+      store_pair<typename Cfg::T>(args, at, row + 8 * half, col,
                                   half == 0 ? make_float2(total.x, total.y) : make_float2(total.z, total.w));
   }
   cluster_sync();  // others have read this block's sums
+}
+
+// The grid: tiles, and blocks of a cluster.
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, 1)
+    wgmma_shared_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                        const __grid_constant__ Arguments args) {
+  static_assert(Cfg::kBlockM == 64 && !Cfg::kIsTf32, "one consumer, 16 bits");
+  static_assert(kNumUnits<Cfg> * 16 <= Cfg::kNumStages * Cfg::kStageBytes, "sums in the place of stages");
+  constexpr int kProducerWarp = 4;
+  extern __shared__ char dynamic_smem[];
+  Shared shared{};
+  shared.stages = (smem_address(dynamic_smem) + 1023) & ~1023u;  // the patterns of the swizzle count from there
+  shared.full = shared.stages + Cfg::kNumStages * Cfg::kStageBytes;
+  shared.empty = shared.full + Cfg::kNumStages * 8;
+  const int warp = threadIdx.x / 32;
+  if (warp == kProducerWarp && elect_sync()) {
+    prefetch_tensormap(&map_a);
+    prefetch_tensormap(&map_b);
+#pragma unroll
+    for (int stage = 0; stage < Cfg::kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
+    fence_mbarrier_init();
+    if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
+  }
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int stage = 0; stage < Cfg::kNumStages; ++stage) mbarrier_init(shared.empty + stage * 8, 4);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  const Place at = place_of<Cfg, false>({int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)}, args);
+  const int rank = args.num_batch_dims > 0 ? blockIdx.z % args.num_splits : blockIdx.z;
+  Ring<Cfg::kNumStages> ring;
+  if (warp < kProducerWarp) {
+    Accumulators<Cfg> acc;
+    forget_registers(acc.c);
+    multiply_chunk<Cfg, Cfg, false>(acc, first_stage_of<Cfg>(shared, 0), shared, ring, at.num_k_tiles);
+    named_barrier_sync(1, kWarpgroup);  // all warps have read the stages, and all that was copied has arrived
+    finish_shared_tile<Cfg>(acc.c, args, shared, at, rank);
+  } else if (elect_sync()) {
+    produce_tile<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, at, args.start == Start::by_grid);
+  }
 }
 
 }  // namespace

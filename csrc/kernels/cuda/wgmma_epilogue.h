@@ -60,7 +60,6 @@ struct Arguments {
   // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
   // A.
   int pair_m, pair_n;
-  int cluster;                      // 1, or the number of chunks: each is for a block of a cluster
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch, each as often as
                                     // num_splits says

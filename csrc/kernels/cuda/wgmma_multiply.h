@@ -46,6 +46,14 @@ struct StageAddress {
   uint32_t a, b, ones;
 };
 
+// One lane's values for all: the compiler then knows them to be uniform. Otherwise it moves four registers before every
+// wgmma.
+template <class Cfg>
+__device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int consumer) {
+  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
+  return {uniform(shared.stages + consumer * 64 * 128), uniform(shared.stages + Cfg::kABytes), uniform(shared.ones)};
+}
+
 template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first,
                                          bool is_first_of_rows) {

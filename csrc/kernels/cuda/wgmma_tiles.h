@@ -96,14 +96,5 @@ __device__ __forceinline__ void for_each_piece(const Arguments& args, int first,
   }
 }
 
-// The only tile of a cluster, and the chunk of its block `rank`.
-template <class Cfg>
-__device__ __forceinline__ Place shared_place(const Arguments& args, int rank) {
-  Place at = place_of<Cfg>(tile_of(blockIdx.x / args.cluster, args), args);
-  at.first_k_tile = rank * args.chunk_tiles;
-  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
-  return at;
-}
-
 }  // namespace
 }  // namespace tiledmm::cuda
