@@ -121,7 +121,7 @@ const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int sme
   launch.dynamicSmemBytes = size_t(smem_bytes);
   launch.stream = stream;
   launch.attrs = attributes;
-  launch.numAttrs = cluster.x * cluster.z > 1 ? 2 : 1;
+  launch.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
   const cudaError_t error = cudaLaunchKernelEx(&launch, KERNEL, args...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

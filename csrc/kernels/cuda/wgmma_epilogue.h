@@ -55,7 +55,7 @@ struct Arguments {
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
   Boxes a, b;
-  int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial`
+  int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
   int num_batch_dims;
   // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
   // A.
