@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/math.h"
+#include "core/problem.h"
 
 namespace tiledmm {
 
@@ -47,8 +48,20 @@ struct SkinnyProblem {
   bool is_a_k_major, is_b_k_major;
 };
 
-// Bytes that can be copied at a time, of both operands: 16, 8 or 4; else 2.
-constexpr int copy_width(uint64_t bits) { return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2; }
+// Bytes of an operand that can be copied at a time, in every row of every item: 16, 8 or 4; 2 where elements have to be
+// gathered. Tiles begin at multiples of 16 bytes of a row.
+inline int copy_width(const GemmProblem& problem, const BatchDim* dims, bool is_a) {
+  const int64_t stride_mn = is_a ? problem.stride_am : problem.stride_bn, mn = is_a ? problem.m : problem.n;
+  const int64_t stride_k = is_a ? problem.stride_ak : problem.stride_bk;
+  if (stride_k != 1 && stride_mn != 1) return 2;
+  const int64_t far = stride_k == 1 ? mn : problem.k, stride_far = stride_k == 1 ? stride_mn : stride_k;
+  const auto bytes = uint64_t(size_of(problem.dtype));
+  auto bits = uint64_t(reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b));
+  if (far > 1) bits |= uint64_t(stride_far) * bytes;
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d)
+    bits |= uint64_t(is_a ? dims[d].stride_a : dims[d].stride_b) * bytes;
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
+}
 
 // Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
 // units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.

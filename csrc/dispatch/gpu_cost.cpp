@@ -34,15 +34,11 @@ struct Lie {
     is_k_major = stride_k == 1 || stride_mn != 1;
     is_aligned = (stride_k == 1 || stride_mn == 1) && (is_k_major ? stride_mn : stride_k) % per_vector == 0 &&
                  reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b) % 16 == 0;
-    const int64_t size_far = is_k_major ? (is_a ? problem.m : problem.n) : problem.k;
-    auto bits = uint64_t(reinterpret_cast<uintptr_t>(is_a ? problem.a : problem.b));
-    if (size_far > 1) bits |= uint64_t(is_k_major ? stride_mn : stride_k) * uint64_t(size_of(problem.dtype));
     for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
       const BatchDim& dim = problem.batch_dims[d];
-      bits |= uint64_t(is_a ? dim.stride_a : dim.stride_b) * uint64_t(size_of(problem.dtype));
       is_aligned = is_aligned && (is_a ? dim.stride_a : dim.stride_b) % per_vector == 0;
     }
-    copy_width = stride_k == 1 || stride_mn == 1 ? tiledmm::copy_width(bits) : 2;
+    copy_width = tiledmm::copy_width(problem, problem.batch_dims, is_a);
   }
 };
 

@@ -198,11 +198,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.transposed = shared.empty + kNumStages * 8;
   // Before all that others need: a cold line of the constants' cache costs 0.1 us.
   if (warp == kProducerWarp && elect_sync()) {
-    prefetch_tensormap(&map_a);
-    prefetch_tensormap(&map_b);
-#pragma unroll
-    for (int stage = 0; stage < kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
-    fence_mbarrier_init();
+    set_up_producer<Cfg>(&map_a, &map_b, shared);
     // The first copies wait for no other warp, only for the end of the kernels before this one.
     if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
     if (args.start == Start::by_index)

@@ -461,18 +461,6 @@ Status launch_layouts(const GpuProblem& problem, const Work& work, const Executo
   });
 }
 
-// What every row of an operand allows, in every item; tiles begin at multiples of 16 bytes of a row. `stride` is A's or
-// B's of a batch dimension.
-int copy_width(const GpuProblem& problem, const void* data, int64_t size_mn, int64_t stride_mn, int64_t stride_k,
-               int64_t BatchDim::* stride) {
-  const bool is_close_k = is_k_major(stride_mn, stride_k), has_one_row = (is_close_k ? size_mn : problem.gemm.k) == 1;
-  if ((is_close_k ? stride_k : stride_mn) != 1) return 2;
-  auto bits = uint64_t(reinterpret_cast<uintptr_t>(data));
-  if (!has_one_row) bits |= 2 * uint64_t(is_close_k ? stride_mn : stride_k);
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= 2 * uint64_t(problem.batch_dims[d].*stride);
-  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 2;
-}
-
 template <class T>
 Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
@@ -496,8 +484,8 @@ Status launch_skinny(const GpuProblem& given, const Executor& executor) {
                             problem.batch_size,
                             is_k_major(gemm.stride_am, gemm.stride_ak),
                             is_k_major(gemm.stride_bn, gemm.stride_bk)};
-  work.width_a = copy_width(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
-  work.width_b = copy_width(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
+  work.width_a = copy_width(gemm, problem.batch_dims, true);
+  work.width_b = copy_width(gemm, problem.batch_dims, false);
   work.plan = choose_skinny_plan(shape, executor.num_cus, max_shared_bytes(executor));
   return gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : launch<BFloat16>(problem, work, executor);
 }

@@ -88,11 +88,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.empty = shared.full + Cfg::kNumStages * 8;
   const int warp = threadIdx.x / 32;
   if (warp == kProducerWarp && elect_sync()) {
-    prefetch_tensormap(&map_a);
-    prefetch_tensormap(&map_b);
-#pragma unroll
-    for (int stage = 0; stage < Cfg::kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
-    fence_mbarrier_init();
+    set_up_producer<Cfg>(&map_a, &map_b, shared);
     if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
   }
   if (threadIdx.x == 0) {

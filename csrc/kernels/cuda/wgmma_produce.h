@@ -27,6 +27,17 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
     B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
 }
 
+// By the producer's thread: the tensor maps are on their way, and the barriers that it signals itself are set up.
+template <class Cfg>
+__device__ __forceinline__ void set_up_producer(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                                const Shared& shared) {
+  prefetch_tensormap(map_a);
+  prefetch_tensormap(map_b);
+#pragma unroll
+  for (int stage = 0; stage < Cfg::kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
+  fence_mbarrier_init();
+}
+
 // The copies of a free stage.
 template <class Cfg, class Piece, bool MAY_PAIR = true>
 __device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
