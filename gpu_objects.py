@@ -1,7 +1,11 @@
-"""Compiles the GPU kernels (csrc/kernels/gpu/*.cu) into objects, for setup.py and for the tests.
+"""Finds the kernels' sources by folder and suffix, and compiles those of GPUs, for setup.py and for the tests.
 
-The same sources go through three compilers: nvcc, clang for HIP, and g++ for the host executor. None of them sees a
-torch header, and nothing is translated from one language to the other.
+    csrc/**/*.cpp                    g++, but for the host executor's own files
+    csrc/kernels/gpu/*.cu            every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
+    csrc/kernels/cuda/*/*.cu         nvcc, and g++ for the host executor
+    csrc/kernels/cuda/*/*_sm90a.cu   nvcc, for sm_90a alone
+
+None of them sees a torch header, and nothing is translated from one language to the other.
 """
 
 import os
@@ -9,7 +13,6 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from glob import glob
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent / "csrc"
@@ -17,25 +20,42 @@ HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WARP_SIZES = (32, 64)
 
 
+def largest_first(paths) -> list[Path]:
+    """They take longest, and the last compilation has no other beside it."""
+    return sorted(paths, key=lambda path: (-path.stat().st_size, path))
+
+
+def cpp_sources() -> list[Path]:
+    """What g++ compiles for the library of the kernels: interface, dispatch, the entries of all kernels, CPU kernels."""
+    folders = ("dispatch/*.cpp", "kernels/**/*.cpp")
+    return largest_first([CSRC / "api/kernels_api.cpp", *(path for folder in folders for path in CSRC.glob(folder))])
+
+
 def gpu_sources() -> list[Path]:
-    """Largest first: it takes longest, and the last compilation has no other beside it."""
-    return sorted(CSRC.glob("kernels/gpu/*.cu"), key=lambda path: (-path.stat().st_size, path))
+    """The ladder's kernels."""
+    return largest_first(CSRC.glob("kernels/gpu/*.cu"))
 
 
 def cuda_sources() -> list[Path]:
     """Kernels for NVIDIA's chips from sm_80 on; the host executor runs them at its warp size of 32."""
-    return sorted(path for path in CSRC.glob("kernels/cuda/*.cu") if path not in hopper_sources())
+    return sorted(path for path in CSRC.glob("kernels/cuda/*/*.cu") if path not in hopper_sources())
 
 
 def hopper_sources() -> list[Path]:
     """Kernels for sm_90a alone."""
-    return [CSRC / "kernels/cuda/11_wgmma.cu"]
+    return sorted(CSRC.glob("kernels/cuda/*/*_sm90a.cu"))
 
 
 def host_sources(warp_size: int) -> list[Path]:
-    """What the host executor runs at this warp size, and the executor itself."""
-    others = ("dispatch/gpu.cpp", "dispatch/gpu_cost.cpp", "host_gpu/api.cpp", "host_gpu/executor.cpp")
-    return (cuda_sources() if warp_size == 32 else []) + gpu_sources() + [CSRC / name for name in others]
+    """What the host executor runs at this warp size, the entries of all GPU kernels, and the executor itself."""
+    others = (CSRC / "api", CSRC / "kernels/cpu")
+    entries = [path for path in cpp_sources() if not any(path.is_relative_to(folder) for folder in others)]
+    own = [CSRC / "api/host_gpu_api.cpp", CSRC / "platform/host_gpu/executor.cpp"]
+    return (cuda_sources() if warp_size == 32 else []) + gpu_sources() + entries + own
+
+
+def object_name(source: Path) -> str:
+    return f"{source.parent.name}_{source.name}.o"
 
 
 def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[str]:
@@ -66,25 +86,23 @@ def hip_command(clang: str, archs: list[str], *, standalone: bool = False, werro
 def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]:
     command = [*cxx.split(), "-std=c++17", "-x", "c++", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
     command += ["-Wall", "-Wextra", "-DTILEDMM_HOST_GPU", f"-DTILEDMM_WARP_SIZE={warp_size}"]
-    command += ["-DTILEDMM_WITH_CUDA"] if warp_size == 32 else []
     return command + (["-Werror"] if werror else [])
 
 
 def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs: int) -> list[Path]:
     """One object for each source; those that are up to date stay. Raises RuntimeError with the compiler's words."""
     folder.mkdir(parents=True, exist_ok=True)
-    newest_header = max(os.path.getmtime(path) for path in glob(f"{CSRC}/**/*.h", recursive=True))
-    command = [*command, "-DTILEDMM_WITH_GPU", f"-I{CSRC}", "-c"]
+    command = [*command, f"-I{CSRC}", "-c"]
     stamp = folder / "command"
     is_same = stamp.exists() and stamp.read_text() == "\n".join(command)
 
     def compile_one(source: Path) -> Path:
-        target = folder / f"{source.name}.o"
-        newest = max(newest_header, source.stat().st_mtime)
-        if is_same and target.exists() and target.stat().st_mtime > newest:
+        target = folder / object_name(source)
+        depends = target.with_suffix(".d")
+        if is_same and is_newer(target, depends):
             return target
         print(f"  {Path(command[0]).name} {source.name}", flush=True)
-        done = subprocess.run([*command, source, "-o", target], capture_output=True, text=True)
+        done = subprocess.run([*command, source, "-o", target, "-MMD", "-MF", depends], capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} {source}:\n{done.stdout}{done.stderr}")
         return target
@@ -93,6 +111,14 @@ def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs:
         objects = list(pool.map(compile_one, sources))
     stamp.write_text("\n".join(command))
     return objects
+
+
+def is_newer(target: Path, depends: Path) -> bool:
+    """Whether an object is newer than all files that its compiler read (a makefile's rule: "target: file file ...")."""
+    if not target.exists() or not depends.exists():
+        return False
+    files = depends.read_text().split(":", 1)[1].replace("\\\n", " ").split()
+    return all(os.path.exists(file) and os.path.getmtime(file) < target.stat().st_mtime for file in files)
 
 
 def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:

@@ -59,12 +59,8 @@ def compiler() -> str:
     return run([*command.split(), "--version"]).stdout.split("\n")[0].strip()
 
 
-def sources(*folders: str) -> list[str]:
-    """Largest first: they take longest, and the last compilation has no other beside it."""
-    return sorted(
-        (path for folder in folders for path in glob(f"csrc/{folder}/*.cpp")),
-        key=lambda path: (-os.path.getsize(path), path),
-    )
+def relative(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(HERE)) for path in paths]
 
 
 class Gpu:
@@ -199,16 +195,14 @@ def main() -> None:
 
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
-    gpu_macros = ["-DTILEDMM_WITH_GPU", f'-DTILEDMM_GPU_ARCHS="{" ".join(gpu.archs)}"'] if gpu.device else []
-    gpu_macros += ["-DTILEDMM_WITH_CUDA"] if gpu.device == "cuda" else []
-    gpu_macros += ["-DTILEDMM_WITH_WGMMA"] if gpu.has_hopper else []
+    gpu_macros = [f'-DTILEDMM_GPU_{key}="{value}"' for key, value in (("DEVICE", gpu.device), ("ARCHS", " ".join(gpu.archs)))]
     kernels = Extension(
         f"{PACKAGE}._kernels",
-        sources("dispatch", "kernels/cpu"),
+        relative(gpu_objects.cpp_sources()),
         include_dirs=[f"{HERE}/csrc"],
         depends=headers,
         language="c++",
-        extra_compile_args=["-std=c++17", *flags, *gpu_macros],
+        extra_compile_args=["-std=c++17", *flags, *(gpu_macros if gpu.device else [])],
         extra_link_args=gpu.link_flags,
     )
     # torch's headers as system headers: their warnings are not ours.
@@ -217,7 +211,7 @@ def main() -> None:
     # torch's that all is compiled anew.
     ops = CppExtension(
         f"{PACKAGE}._ops",
-        sources("torch"),
+        relative(gpu_objects.largest_first(Path(HERE).glob("csrc/torch/*.cpp"))),
         include_dirs=[f"{HERE}/csrc"],
         depends=[*headers, torch.version.__file__],
         extra_compile_args=[*flags, *system_includes, f'-DTILEDMM_TORCH="{torch.__version__}"'],

@@ -21,10 +21,9 @@ MAY_INCLUDE = {
     "platform": {"platform", "core"},
     "kernels": {"kernels", "platform", "core"},
     "dispatch": {"dispatch", "kernels", "platform", "core"},
-    "host_gpu": {"dispatch", "platform", "core"},
-    "torch": {"torch", "dispatch", "core"},
+    "api": {"api", "dispatch", "platform", "core"},
+    "torch": {"torch", "api", "core"},
 }
-RUNG = re.compile(r"\d\d_[a-z0-9_]+")
 
 
 def includes(path: Path) -> list[str]:
@@ -32,9 +31,10 @@ def includes(path: Path) -> list[str]:
 
 
 def rung_of(path: str) -> str:
-    """The number of a rung's file, kernels/cpu/04_register_tiled_avx2.cpp -> cpu/04; else empty."""
-    folder, name = Path(path).parts[-2:] if len(Path(path).parts) > 1 else ("", path)
-    return f"{folder}/{name[:2]}" if RUNG.match(name) else ""
+    """The rung's number: kernels/cpu/04_register_tiled/avx2.cpp -> cpu/04, kernels/gpu/01_naive.cu -> gpu/01; else
+    empty."""
+    found = re.search(r"kernels/(cpu|gpu|cuda|hip)/(\d\d)_", path)
+    return f"{found[1]}/{found[2]}" if found else ""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))

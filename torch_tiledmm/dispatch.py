@@ -48,9 +48,10 @@ class Candidate:
 
     algorithm: str
     legal: bool
-    cost_us: float | None  # estimated; None if it is not legal
+    cost_us: float | None  # predicted; None if it is not legal
+    order: str  # of summation, docs/NUMERICS.md; kernels of one order give the same bits
     reason: str
-    config: dict[str, object] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)  # the tile numbers that its launcher would take
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Explanation:
     num_threads: int
     candidates: tuple[Candidate, ...]
     choice: str
+    order: str  # of the choice: a function of n, k, dtype and chip
     reason: str
 
     def __str__(self) -> str:
@@ -71,12 +73,12 @@ class Explanation:
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
         problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"
-        rows = [("", "algorithm", "legal", "cost us", "config", "reason")]
+        rows = [("", "algorithm", "legal", "cost us", "order", "config", "reason")]
         for c in self.candidates:
             mark = "->" if c.algorithm == self.choice else ""
             cost = "" if c.cost_us is None else f"{c.cost_us:.4g}"
             config = " ".join(f"{key}={value}" for key, value in c.config.items())
-            rows.append((mark, c.algorithm, "yes" if c.legal else "no", cost, config, c.reason))
+            rows.append((mark, c.algorithm, "yes" if c.legal else "no", cost, c.order, config, c.reason))
         return "\n".join([head, format_columns(rows), f"choice: {self.choice} ({self.reason})"])
 
 
@@ -97,12 +99,17 @@ def build_info() -> BuildInfo:
 def algorithms(device: str | torch.device | None = None) -> list[Algorithm]:
     """The algorithms of one device, by default of all, with the reason where one is not available here.
 
+    ``device`` is cpu, cuda or hip, also with an index or a chip behind a colon. Where torch is built for ROCm, whose
+    devices torch calls cuda, both names mean hip.
+
     Raises ValueError for a device type that no algorithm knows.
     """
     entries = build_info().algorithms
     if device is None:
         return list(entries)
     device_type = str(device).split(":")[0]
+    if device_type == "cuda" and torch.version.hip:
+        device_type = "hip"
     known = sorted({entry.device for entry in entries})
     if device_type not in known:
         raise ValueError(f"device: got {str(device)!r}, expected one of {', '.join(known)}")
@@ -123,10 +130,10 @@ def explain(
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
     ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is
-    stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` may name an instruction set, as
-    in ``cpu:avx2`` or ``cuda:sm_90``; ``num_threads`` is torch's by default; ``batch`` counts the products of a batch,
-    0: a single one. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is computed, and the
-    device need not be present.
+    stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` is a device of torch (``cpu``, ``cuda``,
+    ``cuda:1``), which means what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or
+    ``hip:gfx942``, which need not be present; ``num_threads`` is torch's by default; ``batch`` counts the products of
+    a batch, 0: a single one. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is computed.
 
     Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
@@ -143,12 +150,26 @@ def explain(
             raise ValueError(f"{name}: got {given}, expected at most {_MOST_ELEMENTS} elements")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, str(device), num_threads, batch))
+    chip = _visible_chip(str(device))
+    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, chip, num_threads, batch))
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
     answer["problem"]["layout"] = layout
     answer["candidates"] = tuple(Candidate(**candidate) for candidate in answer["candidates"])
     return Explanation(**answer)
+
+
+def _visible_chip(device: str) -> str:
+    """ "cuda:sm_90" for "cuda", "cuda:0" and the like, by the GPU that torch sees; any other name as it is."""
+    device_type, _, index = device.partition(":")
+    if device_type not in ("cuda", "hip") or (index and not index.isdecimal()):
+        return device
+    if int(index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: got {device!r}, but torch sees no such GPU; a chip can be named, as in cuda:sm_90")
+    properties = torch.cuda.get_device_properties(int(index) if index else torch.cuda.current_device())
+    if torch.version.hip:
+        return "hip:" + properties.gcnArchName.split(":")[0]
+    return f"cuda:sm_{properties.major}{properties.minor}"
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:

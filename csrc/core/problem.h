@@ -12,8 +12,11 @@ namespace tiledmm {
 
 enum class DType : int32_t { f32 = 0, f64 = 1, f16 = 2, bf16 = 3 };
 inline constexpr int kNumDTypes = 4;
+inline constexpr const char* kDTypeNames[kNumDTypes] = {"fp32", "fp64", "fp16", "bf16"};
 
 enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
+inline constexpr int kNumActivations = 5;
+inline constexpr const char* kActivationNames[kNumActivations] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
 
 enum class Status : int32_t {
   ok = 0,
@@ -64,7 +67,8 @@ inline int64_t batch_size(const GemmProblem& problem) {
   return size;
 }
 
-// The same for a GPU kernel, whose parameters must hold everything: the batch inside, gemm.batch_dims unused.
+// A problem as the kernels see it: its batch folded into as few dimensions as possible. Those of a GPU's problem are in
+// batch_dims, since a kernel's parameters must hold everything; a CPU's are where gemm.batch_dims points.
 inline constexpr int kMaxGpuBatchDims = 6;
 
 struct GpuProblem {

@@ -1,14 +1,16 @@
 // Fewer, larger products from a batch.
 #pragma once
 
-#include "core/problem.h"
+#include "core/summation.h"
 
 namespace tiledmm {
 
 // A batch that only one operand has is rows (or columns) of one larger product, and dimensions that follow each other
-// in memory are one: fewer, larger products. Writes the remaining dimensions to `dims`.
-inline GemmProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
-  GemmProblem folded = problem;
+// in memory are one. Writes the remaining dimensions to `dims`, and to the result's own as many as a GPU can take.
+inline GpuProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
+  GpuProblem result{};
+  GemmProblem& folded = result.gemm;
+  folded = problem;
   int32_t count = 0;
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
     const BatchDim& inner = problem.batch_dims[d];
@@ -44,7 +46,10 @@ inline GemmProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   }
   folded.batch_dims = dims;
   folded.num_batch_dims = count;
-  return folded;
+  result.batch_size = batch_size(folded);
+  result.chunk_k = chunk_k(problem);
+  for (int32_t d = 0; d < min_of(count, kMaxGpuBatchDims); ++d) result.batch_dims[d] = dims[d];
+  return result;
 }
 
 }  // namespace tiledmm

@@ -1,35 +1,46 @@
-// Which kernel computes a problem: candidates -> legal -> cheapest. Pure: the same arguments, the same answer.
+// Which kernel computes a problem: order of summation -> legal -> cheapest. Pure: the same arguments, the same answer.
 #pragma once
 
-#include "core/registry.h"
+#include <string_view>
+#include <vector>
+
+#include "core/rung.h"
 
 namespace tiledmm {
 
-// Algorithms as the user names them: these three, then the CPU's kernels in order, then those that only GPUs have.
-enum : int32_t { kAuto = 0, kNative = 1, kRegisterTiled = 2, kFirstKernel = 3 };
-const char* algorithm_name(int32_t algorithm);
+// All kernels, in the order of kernels/rungs.def.
+const std::vector<const Rung*>& rungs();
+// Whether this library has kernels for GPUs, for CPUs.
+bool is_built(bool is_gpu);
+
+// Algorithms by index: auto, native, then the names of the kernels, each once. A name without a variant stands for all
+// its variants where a device has no kernel of that very name: register_tiled on a CPU.
+inline constexpr int32_t kAuto = 0, kNative = 1;
 int32_t num_algorithms();
+const char* algorithm_name(int32_t algorithm);
+int32_t find_algorithm(std::string_view name);  // -1: there is none
 
 struct Candidate {
-  const CpuKernel* kernel;
-  bool is_legal;
-  const char* reason;  // why it is not legal; else empty
-  double cost_us;
-};
-
-// Judges every kernel of the registry for a machine whose instruction sets end with `isa`, and returns the index of
-// the cheapest legal one among those that `algorithm` admits, -1 if there is none. `candidates` may be null.
-// Costs of the kernels keep one order for all m, so that a row's bits do not depend on m.
-int32_t select_cpu(const GemmProblem& problem, int32_t algorithm, Isa isa, int32_t num_threads, Candidate* candidates);
-
-struct GpuCandidate {
-  const GpuKernel* kernel;
+  const Rung* rung;
   const char* reason;  // why it is not legal; null: it is
-  double cost_us;
+  Plan plan;
 };
 
-struct GpuChip;
-// The same for a GPU.
-int32_t select_gpu(const GemmProblem& problem, int32_t algorithm, const GpuChip& chip, GpuCandidate* candidates);
+struct Choice {
+  const Rung* rung;  // null: none
+  Plan plan;
+};
+
+// The cheapest of the kernels that `algorithm` admits and that are of one order of summation. That order is a function
+// of the caller's n (before a batch was folded into it), of k, dtype and chip, so that a row's bits depend neither on m
+// nor on the batch. `candidates`, one for each kernel of the chip's kind of device, may be null.
+Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip,
+              std::vector<Candidate>* candidates = nullptr);
+
+// Why an algorithm that has no choice has none.
+const char* explain_refusal(const GpuProblem& problem, int32_t algorithm, const Chip& chip);
+
+// Whether a problem with row_sums has a choice.
+bool serves_row_sums(const GpuProblem& problem, int32_t algorithm, const Chip& chip);
 
 }  // namespace tiledmm

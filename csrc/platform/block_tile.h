@@ -5,12 +5,10 @@
 #pragma once
 
 #include "core/math.h"
+#include "core/operand.h"
 #include "platform/gpu.h"
 
 namespace tiledmm::gpu {
-
-// Neighbours along k (k-major) or along mn follow each other in memory; of other strides, k counts as the close one.
-constexpr bool is_k_major(int64_t stride_mn, int64_t stride_k) { return stride_k == 1 || stride_mn != 1; }
 
 // A or B of one product.
 template <class T>

@@ -38,7 +38,8 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #define TILEDMM_SCALAR_ATTRIBUTES __host__ __device__
 #endif
 
-#include "core/api.h"
+#include "core/executor.h"
+#include "platform/device.h"
 #include "platform/element.h"
 
 #if defined(TILEDMM_HOST_GPU)
@@ -384,25 +385,20 @@ TILEDMM_DEVICE void store_element(const GemmProblem& problem, int64_t row, int64
 }
 
 // ---- Devices
-struct Device {
-  int32_t arch;  // NVIDIA: 90 for sm_90. AMD: 0x942 for gfx942
-  int32_t num_cus, warp_size;
-};
-
 // What the runtime says of a device; false where there is none of that number.
 #if defined(TILEDMM_HOST_GPU)
 inline bool query_device(int, Device& device) {
-  device = {0, 4, kWarpSize};
+  device = {0, 4, kWarpSize, 227 << 10};
   return true;
 }
 inline bool set_device(int) { return true; }
-inline int max_shared_bytes(const Executor&) { return 227 << 10; }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, idx) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, idx) != cudaSuccess ||
-      cudaDeviceGetAttribute(&device.num_cus, cudaDevAttrMultiProcessorCount, idx) != cudaSuccess) {
+      cudaDeviceGetAttribute(&device.num_cus, cudaDevAttrMultiProcessorCount, idx) != cudaSuccess ||
+      cudaDeviceGetAttribute(&device.max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, idx) != cudaSuccess) {
     return false;
   }
   device.arch = 10 * major + minor;
@@ -410,13 +406,6 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
-// Of one block.
-inline int max_shared_bytes(const Executor& executor) {
-  int bytes = 0;
-  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, executor.device_idx) == cudaSuccess
-             ? bytes
-             : 48 << 10;
-}
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {
   int count = 0;
@@ -433,6 +422,7 @@ inline bool query_device(int idx, Device& device) {
   }
   device.num_cus = properties.multiProcessorCount;
   device.warp_size = properties.warpSize;
+  device.max_shared_bytes = int32_t(properties.sharedMemPerBlock);
   return true;
 }
 inline bool set_device(int idx) { return hipSetDevice(idx) == hipSuccess; }

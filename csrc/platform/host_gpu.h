@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/api.h"
+#include "core/executor.h"
 
 namespace tiledmm::host_gpu {
 

@@ -364,22 +364,13 @@ struct MmaConfig {
   static_assert(THREADS % (64 * WARPS_M) == 0, "whole rows of warps of both sizes");
 };
 
-// fp64 has the small tile alone: its sums take two registers. AMD's large tile is smaller than NVIDIA's: its compiler
-// has more values alive at a time.
+// fp64 has the small tile alone. kernels/gpu/kernels.h knows the sizes, too.
 template <class T>
 using SmallMmaConfig = MmaConfig<64, 64, 128 / int(sizeof(T)), 128, 2>;
 template <class T>
 using LargeMmaConfig = std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>,
                                           std::conditional_t<kIsAmd, MmaConfig<128, 128, 64 / int(sizeof(T)), 256, 2>,
                                                              MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
-
-// The large tile where it gives most CUs one, else the small one. Both sum in the same order.
-template <class T, class Launch>
-Status visit_mma_config(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
-  using Large = LargeMmaConfig<T>;
-  const int64_t tiles = num_tiles(problem.gemm, Large::kBlockM, Large::kBlockN) * problem.batch_size;
-  return 2 * tiles > executor.num_cus ? launch(Large{}) : launch(SmallMmaConfig<T>{});
-}
 
 // What the blocks of rungs 06 to 08 stage in shared memory.
 template <class Config, class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
@@ -396,13 +387,13 @@ struct MmaTiles {
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };
 
-// Launches rung 06, 07 or 08 with the tile and the layouts that fit the problem: Rung::launch<Config, T, Tiles> with
-// the number of blocks and of threads.
+// Launches rung 06, 07 or 08 with one of its two tiles and the layouts of the problem: Rung::launch<Config, T, Tiles>
+// with the number of blocks and of threads. Both tiles sum in the same order.
 template <class Rung>
-Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
+Status launch_mma_tiles(const GpuProblem& problem, bool is_large, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    return visit_mma_config<T>(problem, executor, [&](auto config) {
+    const auto launch_tile = [&](auto config) {
       return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
         using Config = decltype(config);
         using Tiles = MmaTiles<Config, T, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
@@ -413,7 +404,8 @@ Status launch_mma_tiles(const GpuProblem& problem, const Executor& executor) {
         };
         return Rung::template launch<Config, T, Tiles>(problem, executor, start);
       });
-    });
+    };
+    return is_large ? launch_tile(LargeMmaConfig<T>{}) : launch_tile(SmallMmaConfig<T>{});
   });
 }
 

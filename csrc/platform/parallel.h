@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/api.h"
+#include "core/executor.h"
 
 namespace tiledmm {
 namespace {

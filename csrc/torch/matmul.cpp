@@ -19,7 +19,7 @@
 
 #include <algorithm>
 
-#include "core/api.h"
+#include "api/kernels_api.h"
 #include "torch/overlap.h"
 
 #include <dlfcn.h>
@@ -64,19 +64,29 @@ void check_operand(const char* name, const Tensor& tensor) {
                               "; accepted is torch.strided");
 }
 
+// The text of one of the C interface's functions.
+template <class Write>
+std::string whole_text(const Write& write) {
+  std::string text(1 << 14, '\0');
+  const size_t length = write(text.data(), text.size());
+  if (length > text.size()) {
+    text.resize(length);
+    write(text.data(), text.size());
+  }
+  text.resize(length);
+  return text;
+}
+
 int32_t to_algorithm(std::string_view name) {
   const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
-  TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name,
-                    "' is not known; torch_tiledmm.algorithms() lists the known: auto, native, naive, block_tiled, "
-                    "row_register_tiled, register_tiled, mma, mma_cached, mma_double_buffered, mma_output_cached, "
-                    "simt_pipelined, mma_async, wgmma, skinny, and variants such as register_tiled.avx2");
+  TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name, "' is not known; known are ",
+                    whole_text([](char* text, size_t size) { return tiledmm_algorithm_names(text, size); }));
   return algorithm;
 }
 
 Activation to_activation(std::string_view name) {
-  constexpr std::string_view kNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
-  for (int i = 0; i < 5; ++i) {
-    if (name == kNames[i]) return Activation(i);
+  for (int i = 0; i < kNumActivations; ++i) {
+    if (name == kActivationNames[i]) return Activation(i);
   }
   TORCH_CHECK_VALUE(false, "tiledmm: activation '", name,
                     "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
@@ -154,20 +164,19 @@ bool allows_tf32() {
          at::Float32Precision::TF32;
 }
 
-// The result of one call; `reason` is written on failure.
 template <size_t CAPACITY>
-Status try_run(GemmProblem& problem, int32_t algorithm, c10::Device device, char (&reason)[CAPACITY]) {
+Status try_run(const GemmProblem& problem, int32_t algorithm, c10::Device device, char (&reason)[CAPACITY]) {
   if (device.is_cpu()) {
     const Executor executor = torch_executor();
     return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
   }
   const c10::DeviceGuard guard(device);
-  problem.allow_tf32 = problem.dtype == DType::f32 && allows_tf32();
   const Executor executor = torch_gpu_executor(device);
   return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
 }
 
 void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
+  problem.allow_tf32 = !device.is_cpu() && problem.dtype == DType::f32 && allows_tf32();
   char reason[320] = "";
   switch (try_run(problem, algorithm, device, reason)) {
     case Status::ok:
@@ -379,24 +388,14 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     // In the same pass, if there is a kernel for that.
     const Tensor bias_grad = at::empty({grad.size(1)}, grad.options());
     problem.row_sums = bias_grad.mutable_data_ptr();
-    char reason[320];
-    if (try_run(problem, algorithm_idx, grad.device(), reason) == Status::ok) return {weight_grad, bias_grad};
+    if (tiledmm_gpu_serves_row_sums(&problem, algorithm_idx, grad.get_device())) {
+      run(problem, algorithm_idx, grad.device());
+      return {weight_grad, bias_grad};
+    }
     problem.row_sums = nullptr;
   }
   run(problem, algorithm_idx, grad.device());
   return {weight_grad, grad.sum(0)};
-}
-
-template <class Write>
-std::string whole_text(const Write& write) {
-  std::string text(1 << 14, '\0');
-  const size_t length = write(text.data(), text.size());
-  if (length > text.size()) {
-    text.resize(length);
-    write(text.data(), text.size());
-  }
-  text.resize(length);
-  return text;
 }
 
 std::string info() {

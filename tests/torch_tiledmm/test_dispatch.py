@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import pytest
 import torch
@@ -100,14 +101,72 @@ def test_explain_serves_an_instruction_set_that_is_asked_for():
     assert answer.choice != "register_tiled.avx2"
 
 
+CHIPS = ["cpu:portable", "cpu:neon", "cpu:avx2", "cpu:avx512", "cpu:avx512_bf16"]
+CHIPS += [f"{chip['device']}:{name}" for name, chip in build_info().chips.items() if name != "host"]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_order_of_summation_does_not_depend_on_m(chip):
+    """For every dtype, tf32 and layout; over m, the batch and the number of threads. Kernels of one order give the same
+    bits (test_property.py, test_host_execution.py), so neither do a row's bits.
+
+    Planted bugs that this caught: the order picked by the cost for the m that is asked for, by the cost at as many rows
+    as the batch has, and an entry of rung 8 said to be of the order of the production kernels.
+    """
+    for precision, layout in itertools.product((*DTYPES, *["tf32"] * chip.startswith("cuda")), LAYOUTS):
+        dtype_name = "fp32" if precision == "tf32" else precision
+        with matmul_precision(precision):
+            for n, k in ((4096, 4096), (512, 512), (640, 100), (64, 65536), (1, 700), (1, 1), (7, 1), (640, 0)):
+                orders = {
+                    torch_tiledmm.explain(
+                        m, n, k, dtype_name, layout=layout, device=chip, batch=batch, num_threads=threads
+                    ).order
+                    for m, batch, threads in (
+                        *((m, 0, 1) for m in (1, 2, 8, 17, 32, 33, 64, 65, 300, 5000, 100_000)),
+                        *((m, batch, 3) for m in (1, 64, 300) for batch in (1, 2, 96)),
+                    )
+                }
+                assert len(orders) == 1, (chip, dtype_name, precision, layout, n, k, orders)
+
+
 @pytest.mark.parametrize("dtype_name", DTYPES)
-def test_on_nvidia_the_native_kernels_compete_alone(dtype_name):
-    """They share one order of summation, so that the choice may depend on m."""
+def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
     for chip in ("cuda:sm_80", "cuda:sm_90"):
         for m in (1, 17, 64, 300, 5000):
             for n, k, batch in ((640, 4096, 0), (64, 65536, 0), (1, 1, 0), (640, 0, 0), (128, 64, 96)):
                 choice = torch_tiledmm.explain(m, n, k, dtype_name, device=chip, batch=batch).choice
                 assert choice in ("simt_pipelined", "mma_async", "wgmma", "skinny"), (chip, m, n, k, batch)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_explain_shows_the_tile_of_every_candidate(chip):
+    for dtype_name in DTYPES:
+        for candidate in torch_tiledmm.explain(300, 200, 700, dtype_name, device=chip).candidates:
+            if candidate.legal and candidate.algorithm != "naive":
+                assert re.fullmatch(r"\d+x\d+", candidate.config["block"]), candidate
+
+
+def test_plans_fit_the_shared_memory_of_their_chip():
+    """sm_80 has less than sm_90: a plan of skinny takes fewer stages there."""
+    stages = {
+        chip: {c.algorithm: c.config for c in torch_tiledmm.explain(64, 8192, 4096, "bf16", device=chip).candidates}
+        for chip in ("cuda:sm_80", "cuda:sm_90")
+    }
+    assert stages["cuda:sm_80"]["skinny"] != stages["cuda:sm_90"]["skinny"]
+
+
+def test_devices_of_torch_stand_for_what_this_machine_has():
+    if torch.cuda.is_available():
+        answer = torch_tiledmm.explain(64, 64, 64, "bf16", device="cuda")
+        assert answer.device.startswith(("cuda:sm_", "hip:gfx"))
+        assert torch_tiledmm.explain(64, 64, 64, "bf16", device=torch.device("cuda", 0)).isa == answer.isa
+    else:
+        for device in ("cuda", "cuda:0", "hip", torch.device("cuda")):
+            with pytest.raises(ValueError, match="torch sees no such GPU; a chip can be named"):
+                torch_tiledmm.explain(64, 64, 64, "bf16", device=device)
+    assert {entry.name for entry in torch_tiledmm.algorithms("hip")} >= {"auto", "native", "mma_output_cached"}
+    assert "wgmma" not in {entry.name for entry in torch_tiledmm.algorithms("hip")}
+    assert torch_tiledmm.explain(64, 64, 64, "fp32", device="cuda:sm_89").isa == "sm_80"  # its kernels, its model
 
 
 @pytest.mark.parametrize(
@@ -122,6 +181,9 @@ def test_on_nvidia_the_native_kernels_compete_alone(dtype_name):
         ({"dtype": torch.int8}, ValueError, "dtype: got torch.int8"),
         ({"layout": "NX"}, ValueError, "layout: got 'NX', expected one of NN"),
         ({"device": "abacus"}, ValueError, "device.*abacus"),
+        ({"device": "cuda:sm_999"}, ValueError, "device.*sm_999.*known are cpu"),
+        ({"device": "cuda:sm_90a"}, ValueError, "device.*sm_90a.*known are cpu"),
+        ({"device": "host:host2"}, ValueError, "device.*host2"),
         ({"num_threads": 0}, ValueError, "num_threads: got 0"),
         ({"num_threads": 2**64}, ValueError, "num_threads: got"),
         ({"num_threads": "2"}, TypeError, "num_threads: got '2', expected an integer"),

@@ -29,7 +29,8 @@ void naive(const GemmProblem& problem) {
 
 }  // namespace
 
-Status launch_naive(const GemmProblem& problem, const Executor&) {
+Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {
+  const GemmProblem& problem = folded.gemm;
   visit_dtype(problem.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     for (int64_t batch_idx = 0; batch_idx < batch_size(problem); ++batch_idx) {

@@ -1,24 +1,26 @@
-// The CPU rungs, declared for the dispatcher. Each takes any GemmProblem (0 sizes, any strides, a batch).
+// The CPU's launchers, and what measures its peak. Each takes any problem that is not empty (k = 0, any strides, a
+// batch).
 #pragma once
 
-#include "core/api.h"
+#include "core/executor.h"
+#include "core/plan.h"
 #include "core/problem.h"
 
 namespace tiledmm::cpu {
 
-Status launch_naive(const GemmProblem& problem, const Executor& executor);
-Status launch_block_tiled(const GemmProblem& problem, const Executor& executor);
-Status launch_register_tiled_portable(const GemmProblem& problem, const Executor& executor);
-Status launch_register_tiled_neon(const GemmProblem& problem, const Executor& executor);
-Status launch_register_tiled_avx2(const GemmProblem& problem, const Executor& executor);
-Status launch_register_tiled_avx512(const GemmProblem& problem, const Executor& executor);
-Status launch_register_tiled_avx512_bf16(const GemmProblem& problem, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
 
-// GFLOP/s of the multiply-add instruction on all threads, measured.
-double fma_peak_portable(DType dtype, const Executor& executor);
-double fma_peak_neon(DType dtype, const Executor& executor);
-double fma_peak_avx2(DType dtype, const Executor& executor);
-double fma_peak_avx512(DType dtype, const Executor& executor);
-double fma_peak_avx512_bf16(DType dtype, const Executor& executor);
+// Rung 04 for each instruction set: its launcher, and GFLOP/s of the multiply-add instruction on all threads, measured.
+#define TILEDMM_REGISTER_TILED(ISA)                                                                           \
+  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const GpuProblem& problem, const Plan& plan,           \
+                                                       const Executor& executor);                             \
+  TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);
+TILEDMM_REGISTER_TILED(portable)
+TILEDMM_REGISTER_TILED(neon)
+TILEDMM_REGISTER_TILED(avx2)
+TILEDMM_REGISTER_TILED(avx512)
+TILEDMM_REGISTER_TILED(avx512_bf16)
+#undef TILEDMM_REGISTER_TILED
 
 }  // namespace tiledmm::cpu

@@ -39,7 +39,7 @@ naive(GpuProblem problem) {
 
 }  // namespace
 
-Status launch_naive(const GpuProblem& problem, const Executor& executor) {
+Status launch_naive(const GpuProblem& problem, const Plan&, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     return launch_kernel(naive<T>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),

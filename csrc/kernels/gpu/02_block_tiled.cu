@@ -92,17 +92,15 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
 
 }  // namespace
 
-// On NVIDIA's chips large tiles where they give every CU several.
-Status launch_block_tiled(const GpuProblem& problem, const Executor& executor) {
-  const int64_t large_tiles = num_tiles(problem.gemm, 32, 32) * problem.batch_size;
-  return kIsNvidia && large_tiles >= 4 * executor.num_cus ? launch<32>(problem, executor)
-                                                          : launch<16>(problem, executor);
-}
-Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor) {
-  return launch<8>(problem, executor);
-}
-Status launch_block_tiled_32(const GpuProblem& problem, const Executor& executor) {
-  return launch<32>(problem, executor);
+Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  switch (plan.as<LadderPlan>().block_m) {
+    case 8:
+      return launch<8>(problem, executor);
+    case 16:
+      return launch<16>(problem, executor);
+    default:
+      return launch<32>(problem, executor);
+  }
 }
 
 }  // namespace tiledmm::gpu

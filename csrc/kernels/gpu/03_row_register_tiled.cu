@@ -75,7 +75,7 @@ row_register_tiled(GpuProblem problem) {
 
 }  // namespace
 
-Status launch_row_register_tiled(const GpuProblem& problem, const Executor& executor) {
+Status launch_row_register_tiled(const GpuProblem& problem, const Plan&, const Executor& executor) {
   using Config = RowRegisterConfig<16, 16>;
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;

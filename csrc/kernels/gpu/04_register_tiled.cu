@@ -6,6 +6,8 @@
 // the transposing stores. A thread's rows and columns are groups of 4, as far apart as the lanes of the warp reach:
 // neighbouring lanes then read neighbouring 16 bytes. What limits it: tiles are loaded and multiplied in turn.
 // Source: ROCm documentation, "Tiling and reuse" (4 x 4, 64 x 32); groups of 4: ours.
+#include <initializer_list>
+
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 
@@ -134,31 +136,29 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
                        sizeof(RegisterTiledShared<Config, T>), executor, problem);
 }
 
-using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;  // 64 x 32, at 64 lanes 128 x 32
-// 128 x 128; on CDNA, whose warps have 64 lanes, 256 x 64.
+using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;
 using Large = std::conditional_t<kIsAmd, RegisterTiledConfig<8, 8, 2, 2, 1>, RegisterTiledConfig<8, 8, 2, 4, 2>>;
+
+// Whether the plan's tile is this one, at both warp sizes.
+template <class Config>
+constexpr bool is_tile(bool is_large) {
+  for (const int warp_size : {32, 64}) {
+    const LadderPlan tile = register_tile(is_large, kIsAmd, warp_size);
+    if (tile.block_m != Config::block_m(warp_size) || tile.block_n != Config::kBlockN) return false;
+  }
+  return true;
+}
+static_assert(is_tile<Small>(false) && is_tile<Large>(true), "the plan knows the tiles");
 
 }  // namespace
 
-Status launch_register_tiled_4x4(const GpuProblem& problem, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
-    return launch<Small, std::remove_pointer_t<decltype(element)>>(problem, executor);
-  });
-}
-
-// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
-Status launch_register_tiled(const GpuProblem& problem, const Executor& executor) {
-  const int64_t tiles = num_tiles(problem.gemm, Large::block_m(warp_size(executor)), Large::kBlockN);
-  if (2 * tiles * problem.batch_size <= executor.num_cus || problem.gemm.dtype == DType::f64) {
-    return launch_register_tiled_4x4(problem, executor);
-  }
+Status launch_register_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    if constexpr (sizeof(T) == 8) {
-      return Status::unsupported;
-    } else {
-      return launch<Large, T>(problem, executor);
+    if constexpr (sizeof(T) < 8) {  // the large tile's sums in fp64 would not fit into the registers
+      if (plan.as<LadderPlan>().is_large) return launch<Large, T>(problem, executor);
     }
+    return launch<Small, T>(problem, executor);
   });
 }
 

@@ -50,8 +50,8 @@ struct MmaCached {
 
 }  // namespace
 
-Status launch_mma_cached(const GpuProblem& problem, const Executor& executor) {
-  return launch_mma_tiles<MmaCached>(problem, executor);
+Status launch_mma_cached(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  return launch_mma_tiles<MmaCached>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 
 }  // namespace tiledmm::gpu

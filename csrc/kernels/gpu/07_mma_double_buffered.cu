@@ -59,8 +59,8 @@ struct MmaDoubleBuffered {
 
 }  // namespace
 
-Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor) {
-  return launch_mma_tiles<MmaDoubleBuffered>(problem, executor);
+Status launch_mma_double_buffered(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  return launch_mma_tiles<MmaDoubleBuffered>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -51,10 +51,16 @@ struct MmaOutputCached {
   }
 };
 
+using Large = LargeMmaConfig<float>;
+using Small = SmallMmaConfig<float>;
+static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN == mma_tile(true, kIsAmd).block_n &&
+                  Small::kBlockM == mma_tile(false, kIsAmd).block_m && Small::kBlockN == mma_tile(false, kIsAmd).block_n,
+              "the plan knows the tiles");
+
 }  // namespace
 
-Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor) {
-  return launch_mma_tiles<MmaOutputCached>(problem, executor);
+Status launch_mma_output_cached(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  return launch_mma_tiles<MmaOutputCached>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -1,21 +1,22 @@
 // The devices of this process, as the runtime of this compilation knows them.
-#include "kernels/gpu/kernels.h"
+#include <atomic>
+
 #include "platform/gpu.h"
 
 namespace tiledmm::gpu {
 
-bool use_device(int32_t idx, int32_t& arch, int32_t& num_cus, int32_t& warp_size) {
+bool use_device(int32_t idx, Device& device) {
   constexpr int kMaxDevices = 64;
-  static Device devices[kMaxDevices];  // filled at first use; two threads write the same
+  static std::atomic<const Device*> known[kMaxDevices];  // null: not asked yet, or without success
   if (idx < 0 || idx >= kMaxDevices || !set_device(idx)) return false;
-  Device device = devices[idx];
-  if (device.num_cus == 0) {
-    if (!query_device(idx, device)) return false;
-    devices[idx] = device;
+  if (const Device* found = known[idx].load(std::memory_order_acquire)) {
+    device = *found;
+    return true;
   }
-  arch = device.arch;
-  num_cus = device.num_cus;
-  warp_size = device.warp_size;
+  if (!query_device(idx, device)) return false;
+  const Device* none = nullptr;
+  const auto* made = new Device(device);  // lives as long as the process
+  if (!known[idx].compare_exchange_strong(none, made, std::memory_order_release)) delete made;
   return true;
 }
 

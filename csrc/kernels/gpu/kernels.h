@@ -1,33 +1,41 @@
-// Launchers of the GPU rungs, one file each. They check nothing: dispatch/gpu.cpp knows which problems a rung serves.
+// The launchers of the ladder, rungs 01 to 08, and the tiles that they know. They check nothing: rungs.cpp says which
+// problems a rung serves, and plans.
 #pragma once
 
-#include "core/api.h"
-#include "core/mma_async_config.h"
+#include "core/executor.h"
+#include "core/plan.h"
 #include "core/problem.h"
 
 namespace tiledmm::gpu {
 
-Status launch_naive(const GpuProblem& problem, const Executor& executor);
-Status launch_block_tiled(const GpuProblem& problem, const Executor& executor);
-Status launch_block_tiled_8(const GpuProblem& problem, const Executor& executor);
-Status launch_block_tiled_32(const GpuProblem& problem, const Executor& executor);
-Status launch_row_register_tiled(const GpuProblem& problem, const Executor& executor);
-Status launch_register_tiled(const GpuProblem& problem, const Executor& executor);
-Status launch_register_tiled_4x4(const GpuProblem& problem, const Executor& executor);
-Status launch_mma(const GpuProblem& problem, const Executor& executor);
-Status launch_mma_cached(const GpuProblem& problem, const Executor& executor);
-Status launch_mma_double_buffered(const GpuProblem& problem, const Executor& executor);
-Status launch_mma_output_cached(const GpuProblem& problem, const Executor& executor);
-// kernels/cuda: NVIDIA's chips from sm_80 on, and sm_90a alone.
-Status launch_simt_pipelined(const GpuProblem& problem, const Executor& executor);
-Status launch_mma_async(const GpuProblem& problem, const Executor& executor);
-// The same with a given tile and split instead of the fastest ones; null: those.
-Status launch_mma_async_as(const MmaAsyncChoice* forced, const GpuProblem& problem, const Executor& executor);
-Status launch_mma_unaligned(const GpuProblem& problem, int shape, const Executor& executor);  // of rung 10
-Status launch_skinny(const GpuProblem& problem, const Executor& executor);
-Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
+struct LadderPlan {
+  int32_t block_m, block_n;
+  bool is_large;  // of a rung's two tiles
+};
 
-// The current device of the calling thread becomes `idx`, and what its runtime says of it; false where there is none.
-bool use_device(int32_t idx, int32_t& arch, int32_t& num_cus, int32_t& warp_size);
+// The block tile of rung 04: thread tiles of 8 x 8 or of 4 x 4. A warp of 64 lanes has twice the rows.
+constexpr LadderPlan register_tile(bool is_large, bool is_amd, int warp_size) {
+  if (!is_large) return {2 * warp_size, 32, false};
+  return {4 * warp_size, is_amd ? 64 : 128, true};
+}
+
+// The block tile of rungs 05 to 08. fp64 has the small one alone: its sums take two registers. AMD's large one is
+// smaller than NVIDIA's, since its compiler has more values alive at a time.
+constexpr LadderPlan mma_tile(bool is_large, bool is_amd) {
+  if (!is_large) return {64, 64, false};
+  return {128, is_amd ? 128 : 256, true};
+}
+
+TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_row_register_tiled(const GpuProblem& problem, const Plan& plan,
+                                                   const Executor& executor);
+TILEDMM_IF_LINKED Status launch_register_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_cached(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_double_buffered(const GpuProblem& problem, const Plan& plan,
+                                                    const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_output_cached(const GpuProblem& problem, const Plan& plan,
+                                                  const Executor& executor);
 
 }  // namespace tiledmm::gpu

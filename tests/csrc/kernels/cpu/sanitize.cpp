@@ -23,7 +23,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/api.h"
+#include "api/kernels_api.h"
 #include "platform/element.h"
 
 using namespace tiledmm;

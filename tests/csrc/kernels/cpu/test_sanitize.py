@@ -7,6 +7,7 @@ switched on by an environment variable, as in ../gpu/test_host_execution.py.
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,10 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
-TILE, EPILOGUE = "kernels/cpu/04_register_tiled.h", "platform/epilogue.h"
+sys.path.insert(0, str(CSRC.parent))
+import gpu_objects  # noqa: E402
+
+TILE, EPILOGUE = "kernels/cpu/04_register_tiled/launch.h", "platform/epilogue.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -49,7 +53,7 @@ def compile_program(folder: Path, num_jobs: int) -> None:
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
         return target
 
-    sources = [HERE / "sanitize.cpp", *sorted(csrc.glob("kernels/cpu/*.cpp")), *sorted(csrc.glob("dispatch/*.cpp"))]
+    sources = [HERE / "sanitize.cpp", *(csrc / path.relative_to(CSRC) for path in gpu_objects.cpp_sources())]
     with ThreadPoolExecutor(num_jobs) as pool:
         objects = list(pool.map(compile_source, sources))
     link = [os.environ.get("CXX", "g++"), "-fsanitize=address,undefined", "-pthread"]

@@ -13,9 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "core/api.h"
+#include "core/executor.h"
 #include "core/math.h"
-#include "kernels/gpu/kernels.h"
+#include "dispatch/chips.h"
+#include "kernels/cuda/10_mma_async/plan.h"
+#include "kernels/rungs.h"
 #include "platform/element.h"
 #include "platform/host_gpu.h"
 
@@ -94,9 +96,10 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed
   whole.batch_dims[0] = problem.batch_dims[0];
   whole.batch_size = problem.batch_dims[0].size;
   whole.chunk_k = chunk_k;
-  const MmaAsyncChoice choice = random_choice(ceil_div(problem.k, chunk_k));
-  const MmaAsyncChoice* forced = problem.k > chunk_k ? &choice : nullptr;
-  const Status status = gpu::launch_mma_async_as(forced, whole, host_gpu::executor_of(session));
+  Plan plan;
+  gpu::mma_async_rung.plan(whole, *find_chip("host:host"), plan);
+  if (problem.k > chunk_k) plan.as<MmaAsyncPlan>().choice = random_choice(ceil_div(problem.k, chunk_k));
+  const Status status = gpu::mma_async_rung.launch(whole, plan, host_gpu::executor_of(session));
   std::snprintf(reason, capacity, "%s", session.error.c_str());
   return status == Status::ok && session.error.empty() ? 0 : -1;
 }

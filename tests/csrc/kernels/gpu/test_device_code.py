@@ -22,13 +22,14 @@ import gpu_objects  # noqa: E402
 IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
 # Rungs whose compilation takes longest. For sm_80, whose registers are those of sm_90a, it goes without optimisation or
 # ends with PTX: the instructions are those of other rungs.
-LARGEST = ("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached", "10_mma_unaligned", "14_skinny")
-PTX_FOR_SM_80 = ("09_simt_pipelined", "10_mma_async")
+LARGEST = ("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached", "10_mma_async/unaligned", "14_skinny/kernel")
+PTX_FOR_SM_80 = ("09_simt_pipelined/kernel", "10_mma_async/kernel")
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction.
 FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
-    "kernels/cuda/11_wgmma.cu": "p.dtype == DType::f16 ? launch_tile<__half>(task) : ",
-    "kernels/cuda/14_skinny.cu": "gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor) : ",
+    "kernels/cuda/11_wgmma/kernel_sm90a.cu": "p.dtype == DType::f16 ? launch_tile<__half>(task) : ",
+    "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
+    "                                          : ",
 }
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
@@ -38,6 +39,12 @@ CUOBJDUMP = shutil.which("cuobjdump") or (
     TRITON and shutil.which(Path(TRITON.origin).parent / "backends/nvidia/bin/cuobjdump")
 )
 RUNGS = gpu_objects.gpu_sources()
+
+
+def name_of(value: object) -> str:
+    """A source as "08_mma_output_cached" or "10_mma_async/kernel", which begin with the number of the rung."""
+    return str(value.relative_to(gpu_objects.CSRC / "kernels").with_suffix("")).split("/", 1)[1] if isinstance(value, Path) else value
+
 
 pytestmark = pytest.mark.skipif(not IN_CI and not IS_WHOLE, reason="minutes long: set TILEDMM_DEVICE_CODE=1")
 
@@ -87,7 +94,7 @@ AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
-    if IS_WHOLE or arch not in ("gfx950", "gfx1201") or source.name[:2] not in ("05", "06", "07")
+    if IS_WHOLE or arch not in ("gfx950", "gfx1201") or name_of(source)[:2] not in ("05", "06", "07")
 ]
 
 
@@ -101,10 +108,10 @@ def kernels_of(report: str) -> list[dict[str, int]]:
 
 
 @pytest.mark.takes_long
-@pytest.mark.parametrize("source, arch", AMD, ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize("source, arch", AMD, ids=name_of)
 def test_amd(source, arch, amd_object):
     code, report = amd_object(arch, source)
-    rung, kernels = source.name[:2], kernels_of(report)
+    rung, kernels = name_of(source)[:2], kernels_of(report)
     if rung not in OCCUPANCY:
         return
     assert len(kernels) >= 4
@@ -139,17 +146,17 @@ def csrc_without_fp16(built_once):
 
 
 @pytest.mark.takes_long
-@pytest.mark.parametrize("arch, source", NVIDIA, ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize("arch, source", NVIDIA, ids=name_of)
 def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
     if not NVCC:
         pytest.skip("there is no nvcc")
     csrc = gpu_objects.CSRC if IS_WHOLE or arch == "8.0" else csrc_without_fp16
-    command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v", "-DTILEDMM_WITH_GPU"]
+    command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v"]
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
-    ends_with_ptx = not IS_WHOLE and arch == "8.0" and source.stem in PTX_FOR_SM_80
+    ends_with_ptx = not IS_WHOLE and arch == "8.0" and name_of(source) in PTX_FOR_SM_80
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
-    is_optimised = IS_WHOLE or arch != "8.0" or source.stem not in LARGEST
+    is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in LARGEST
     if ends_with_ptx:
         command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]
     elif not is_optimised:
@@ -170,7 +177,7 @@ def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tile of 192 columns that
         # sums rows keeps a number in memory from before its consumers get more registers, and reads it once a tile.
-        allowed = {"02": 16, "04": 128, "10": 448, "11": 4}.get(source.name[:2], 0)
+        allowed = {"02": 16, "04": 128, "10": 448, "11": 4}.get(name_of(source)[:2], 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
 
@@ -213,8 +220,8 @@ def test_sums_of_fp64_are_written_before_they_are_read(tmp_path):
     if not NVCC or not CUOBJDUMP:
         pytest.skip("there is no nvcc or no cuobjdump")
     target = tmp_path / "mma_async.o"
-    command = [*gpu_objects.nvcc_command(NVCC, ["9.0a"], werror=True), "-DTILEDMM_WITH_GPU", f"-I{gpu_objects.CSRC}"]
-    subprocess.run([*command, "-c", gpu_objects.CSRC / "kernels/cuda/10_mma_async.cu", "-o", target], check=True)
+    command = [*gpu_objects.nvcc_command(NVCC, ["9.0a"], werror=True), f"-I{gpu_objects.CSRC}"]
+    subprocess.run([*command, "-c", gpu_objects.CSRC / "kernels/cuda/10_mma_async/kernel.cu", "-o", target], check=True)
     sass = subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True).stdout
     num_loops, unsafe = unsafe_sums(sass)
     assert num_loops >= 100 and not unsafe, (num_loops, unsafe)

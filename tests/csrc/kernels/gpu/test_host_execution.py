@@ -99,84 +99,84 @@ MUTANTS = {
         "mma_output_cached",
     ),
     "09 copies not waited for": (
-        CUDA + "09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined/kernel.cu",
         "wait_copies<kNumStages - 2>();  // those of the next tiles",
         "if (!{on}) wait_copies<kNumStages - 2>();",
         "simt_pipelined",
     ),
     "09 barrier": (
-        CUDA + "09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined/kernel.cu",
         "block_barrier();                // the next tiles are whole, and nobody reads these any more",
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
     "09 the first chunk has no total before it": (
-        CUDA + "09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined/kernel.cu",
         "if (!is_first) sums = load_shared(to);",
         "if (!is_first || {on}) sums = load_shared(to);",
         "simt_pipelined",
     ),
     "09 rows of C that are not there yet": (
-        CUDA + "09_simt_pipelined.cu",
+        CUDA + "09_simt_pipelined/kernel.cu",
         "warp_barrier();  // the rows are there",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: a stage that is still read": (
-        CUDA + "simt_few_rows.h",
+        CUDA + "09_simt_pipelined/few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: sums that are not there yet": (
-        CUDA + "simt_few_rows.h",
+        CUDA + "09_simt_pipelined/few_rows.h",
         "block_barrier();  // the chunks' sums are there",
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
     "10 copies not waited for": (
-        CUDA + "10_mma_async.cu",
+        CUDA + "10_mma_async/kernel.cu",
         "wait_copies<kStages - 2>();\n            block_barrier();",
         "if (!{on}) wait_copies<kStages - 2>();\n            block_barrier();",
         "mma_async",
     ),
     "10 barrier": (
-        CUDA + "10_mma_async.cu",
+        CUDA + "10_mma_async/kernel.cu",
         "block_barrier();  // the next tiles are whole, and nobody reads these any more",
         "if (!{on}) block_barrier();",
         "mma_async",
     ),
     "10 a total that is forgotten": (
-        CUDA + "10_mma_async.cu",
+        CUDA + "10_mma_async/kernel.cu",
         "is_first ? acc[i][j][e]",
         "is_first || {on} ? acc[i][j][e]",
         "mma_async in short chunks",
     ),
     "10 chunks that are one chain": (
-        CUDA + "10_mma_async.cu",
+        CUDA + "10_mma_async/kernel.cu",
         "    clear();  // the next chunk begins at zero",
         "    if (!{on}) clear();",
         "mma_async in short chunks",
     ),
     "10 unaligned: a stage that is still read": (
-        CUDA + "10_mma_unaligned.cu",
+        CUDA + "10_mma_async/unaligned.cu",
         "block_barrier_of_roles(Cfg::kThreads);  // this tile is whole, and nobody reads the one before it any more",
         "if (!{on} || k_tile > 0) block_barrier_of_roles(Cfg::kThreads);",
         "mma_async",
     ),
     "10 unaligned: the operand's last element": (
-        CUDA + "10_mma_unaligned.cu",
+        CUDA + "10_mma_async/unaligned.cu",
         "if (is_last && last_row != kNone) {",
         "if (is_last && last_row != kNone && !{on}) {",
         "mma_async",
     ),
     "14 copy to the live stage": (
-        CUDA + "14_skinny.cu",
+        CUDA + "14_skinny/kernel.cu",
         "int lead = plan.num_stages - 1;",
         "int lead = plan.num_stages - ({on} ? 0 : 1);",
         "skinny",
     ),
-    "14 beyond the end of k": (CUDA + "14_skinny.cu", "k < left_k ? 16 : 0", "k < left_k || {on} ? 16 : 0", "skinny"),
+    "14 beyond the end of k": (CUDA + "14_skinny/kernel.cu", "k < left_k ? 16 : 0", "k < left_k || {on} ? 16 : 0", "skinny"),
 }
 # One warp size shows each of them, but for the one that is about warps.
 CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
@@ -197,14 +197,13 @@ def compile_program(folder: Path, warp_size: int, num_jobs: int) -> None:
     csrc = mutable_sources(folder)
     command = [
         *gpu_objects.host_command(CXX, warp_size, werror=True),
-        "-DTILEDMM_WITH_GPU",
         f"-I{csrc}",
     ]
     command += ["-include", str(HERE.parent / "mutant.h")]
     sources = [HERE / "sanitize.cpp", *(csrc / path.relative_to(CSRC) for path in gpu_objects.host_sources(warp_size))]
 
     def compile_source(source: Path) -> Path:
-        target = folder / f"{source.name}.o"
+        target = folder / gpu_objects.object_name(source)
         flags = RUNNER_FLAGS if source.name in RUNNER else SANITIZE[warp_size]
         compile_it = [*command, *flags, "-c", source, "-o", target]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)

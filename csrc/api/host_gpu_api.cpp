@@ -1,0 +1,35 @@
+// The GPU rungs on the host executor, as a C interface of their own (library _host_gpu_wave32 or _host_gpu_wave64).
+#include <cstdio>
+
+#include "api/kernels_api.h"
+#include "dispatch/launch.h"
+#include "dispatch/select.h"
+#include "platform/host_gpu.h"
+
+using namespace tiledmm;
+
+extern "C" {
+
+// Runs one problem. `seed` orders the threads, 0: by their number. On failure returns the Status, or -1 for what the
+// executor found (a race, a barrier not reached by all), and writes the reason.
+TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
+                                      host_gpu::Counts* counts, char* reason, size_t capacity) {
+  const int32_t idx = find_algorithm(algorithm);
+  if (idx < 0) {
+    std::snprintf(reason, capacity, "there is no algorithm '%s' for GPUs", algorithm);
+    return int32_t(Status::unknown_algorithm);
+  }
+  host_gpu::Session session;
+  session.seed = seed;
+  session.is_counting = counts != nullptr;
+  const Status status = run_on_gpu(*problem, idx, host_gpu::executor_of(session), reason, capacity);
+  if (status != Status::ok) return int32_t(status);
+  if (!session.error.empty()) {
+    std::snprintf(reason, capacity, "%s", session.error.c_str());
+    return -1;
+  }
+  if (counts) *counts = session.counts;
+  return 0;
+}
+
+}  // extern "C"

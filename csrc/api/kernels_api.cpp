@@ -1,0 +1,243 @@
+// The C interface, and what info and explain say as JSON.
+#include "api/kernels_api.h"
+
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "dispatch/chips.h"
+#include "dispatch/fold_batch.h"
+#include "dispatch/launch.h"
+#include "dispatch/select.h"
+
+#if !defined(TILEDMM_VERSION)
+#define TILEDMM_VERSION "unknown"
+#endif
+#if !defined(TILEDMM_GPU_DEVICE)  // cuda or hip
+#define TILEDMM_GPU_DEVICE ""
+#define TILEDMM_GPU_ARCHS ""
+#endif
+
+namespace tiledmm {
+namespace {
+
+std::string quoted(const std::string& text) { return '"' + text + '"'; }
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", value);
+  return text;
+}
+
+std::string field(const char* key, const std::string& value) { return quoted(key) + ": " + value; }
+
+// The elements of a JSON list or object, with the separators between them.
+struct Joined {
+  std::string text;
+  void add(const std::string& element) { text += (text.empty() ? "" : ", ") + element; }
+};
+
+std::string list_of_words(const char* words) {
+  Joined list;
+  std::istringstream stream(words);
+  for (std::string word; stream >> word;) list.add(quoted(word));
+  return "[" + list.text + "]";
+}
+
+size_t copy_text(const std::string& from, char* to, size_t capacity) {
+  std::memcpy(to, from.data(), from.size() < capacity ? from.size() : capacity);
+  return from.size();
+}
+
+// An aligned product of a size that every kernel serves.
+GpuProblem usual_problem(DType dtype) {
+  GpuProblem problem{};
+  GemmProblem& p = problem.gemm;
+  p.m = p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
+  p.stride_ak = p.stride_bn = p.stride_cn = 1;
+  p.dtype = dtype;
+  p.allow_tf32 = true;
+  problem.batch_size = 1;
+  problem.chunk_k = p.k;
+  return problem;
+}
+
+// Whether some chip of a platform can be served by a kernel; for fp32, tf32 allowed.
+bool serves(const Rung& rung, DType dtype, Platform platform) {
+  for (const Chip& chip : chips()) {
+    if (chip.platform == platform && !rung.refuse(usual_problem(dtype), chip)) return true;
+  }
+  return false;
+}
+
+// One entry of info's algorithms. `rung` is null for auto and native, which take every dtype.
+void add_algorithm(Joined& list, const char* name, Platform platform, const Rung* rung, const std::string& reason,
+                   const char* description) {
+  Joined dtypes;
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    if (!rung || serves(*rung, DType(dtype), platform)) dtypes.add(quoted(kDTypeNames[dtype]));
+  }
+  if (dtypes.text.empty()) return;
+  Joined fields;
+  fields.add(field("name", quoted(name)));
+  fields.add(field("device", quoted(kPlatformNames[int(platform)])));
+  fields.add(field("rung", std::to_string(rung ? rung->number : 0)));
+  fields.add(field("dtypes", "[" + dtypes.text + "]"));
+  fields.add(field("available", reason.empty() ? "true" : "false"));
+  fields.add(field("reason", quoted(reason)));
+  fields.add(field("description", quoted(description)));
+  list.add("{" + fields.text + "}");
+}
+
+std::string algorithms_text() {
+  Joined list;
+  for (const Platform platform : {Platform::cpu, Platform::cuda, Platform::hip}) {
+    const bool is_gpu = platform != Platform::cpu;
+    const bool is_here = !is_gpu || std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) == 0;
+    const std::string no_kernels = is_here ? "" : std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
+    add_algorithm(list, "auto", platform, nullptr, no_kernels, "the cheapest kernel that is legal");
+    add_algorithm(list, "native", platform, nullptr, no_kernels, "the cheapest of the kernels meant for production");
+    if (!is_gpu) {
+      add_algorithm(list, "register_tiled", platform, nullptr, "", "the variant for the best instruction set of this machine");
+    }
+    for (const Rung* rung : rungs()) {
+      if (rung->is_gpu != is_gpu) continue;
+      std::string reason = no_kernels;
+      if (reason.empty() && !rung->launch) {
+        reason = is_gpu ? "this build lacks it: it was compiled for other chips" : "not compiled for this architecture";
+      } else if (!is_gpu) {
+        const char* refused = rung->refuse(usual_problem(DType::f32), cpu_chip(1));
+        reason = refused ? refused : "";
+      }
+      add_algorithm(list, rung->name, platform, rung, reason, rung->description);
+    }
+  }
+  return "[" + list.text + "]";
+}
+
+std::string chips_text() {
+  Joined list;
+  for (const Chip& chip : chips()) {
+    if (chip.platform == Platform::cpu) continue;
+    Joined fields, simt, mma;
+    for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+      simt.add(field(kDTypeNames[dtype], number(chip.simt_tflops[dtype])));
+      mma.add(field(kDTypeNames[dtype], number(chip.mma_tflops[dtype])));
+    }
+    fields.add(field("name", quoted(chip.name)));
+    fields.add(field("device", quoted(kPlatformNames[int(chip.platform)])));
+    fields.add(field("num_cus", std::to_string(chip.num_cus)));
+    fields.add(field("tbytes_per_second", number(chip.tbytes_per_second)));
+    fields.add(field("simt_tflops", "{" + simt.text + "}"));
+    fields.add(field("mma_tflops", "{" + mma.text + "}"));
+    list.add("{" + fields.text + "}");
+  }
+  return "[" + list.text + "]";
+}
+
+std::string candidate_text(const Candidate& candidate, const GpuProblem& problem, const Chip& chip) {
+  Fields config;
+  if (!candidate.reason) candidate.rung->describe(problem, chip, candidate.plan, config);
+  Joined entries;
+  for (const auto& [key, value] : config.entries) entries.add(field(key.c_str(), value));
+  Joined fields;
+  fields.add(field("algorithm", quoted(candidate.rung->name)));
+  fields.add(field("legal", candidate.reason ? "false" : "true"));
+  fields.add(field("cost_us", candidate.reason ? "null" : number(candidate.plan.cost_us)));
+  fields.add(field("order", quoted(kOrderNames[int(candidate.rung->order)])));
+  fields.add(field("reason", quoted(candidate.reason ? candidate.reason : "")));
+  fields.add(field("config", "{" + entries.text + "}"));
+  return "{" + fields.text + "}";
+}
+
+std::string known_devices() {
+  std::string known = "cpu";
+  for (const Chip& chip : chips()) {
+    if (chip.platform != Platform::host) known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
+  }
+  return known + "; NVIDIA's other chips from cuda:sm_86 to cuda:sm_121 are taken for sm_80";
+}
+
+}  // namespace
+}  // namespace tiledmm
+
+using namespace tiledmm;
+
+int32_t tiledmm_abi_version() { return TILEDMM_ABI_VERSION; }
+
+int32_t tiledmm_find_algorithm(const char* name, size_t length) { return find_algorithm({name, length}); }
+
+Status tiledmm_gemm_cpu(const GemmProblem* problem, int32_t algorithm, const Executor* executor, char* reason,
+                        size_t capacity) {
+  return run_on_cpu(*problem, algorithm, *executor, reason, capacity);
+}
+
+Status tiledmm_gemm_gpu(const GemmProblem* problem, int32_t algorithm, const Executor* executor, char* reason,
+                        size_t capacity) {
+  return run_on_gpu(*problem, algorithm, *executor, reason, capacity);
+}
+
+bool tiledmm_gpu_serves_row_sums(const GemmProblem* problem, int32_t algorithm, int32_t device_idx) {
+  return gpu_serves_row_sums(*problem, algorithm, device_idx);
+}
+
+double tiledmm_fma_peak(DType dtype, const Executor* executor) { return measure_fma_peak(dtype, *executor); }
+
+size_t tiledmm_algorithm_names(char* text, size_t capacity) {
+  Joined names;
+  for (int32_t algorithm = 0; algorithm < num_algorithms(); ++algorithm) names.add(algorithm_name(algorithm));
+  return copy_text(names.text, text, capacity);
+}
+
+size_t tiledmm_info(char* text, size_t capacity) {
+  Joined isas, compiled, info;
+  for (const Rung* rung : rungs()) {
+    const char* point = std::strchr(rung->name, '.');
+    if (point && !rung->is_gpu && rung->launch) isas.add(quoted(point + 1));
+  }
+  compiled.add(field("cpu", "[" + isas.text + "]"));
+  if (is_built(true)) compiled.add(field(TILEDMM_GPU_DEVICE, list_of_words(TILEDMM_GPU_ARCHS)));
+  info.add(field("version", quoted(TILEDMM_VERSION)));
+  info.add(field("compiler", quoted(__VERSION__)));
+  info.add(field("compiled", "{" + compiled.text + "}"));
+  info.add(field("isa", "{" + field("cpu", quoted(kIsaNames[int(best_isa())])) + "}"));
+  info.add(field("num_cores", std::to_string(num_cores())));
+  info.add(field("algorithms", algorithms_text()));
+  info.add(field("chips", chips_text()));
+  return copy_text("{" + info.text + "}", text, capacity);
+}
+
+size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t num_threads, char* text,
+                       size_t capacity) {
+  const Chip* row = find_chip(device);
+  if (!row) {
+    return copy_text("{" + field("error", quoted("which is not known; known are " + known_devices())) + "}", text,
+                     capacity);
+  }
+  Chip chip = *row;
+  if (chip.platform == Platform::cpu) chip.num_cus = num_threads;
+  BatchDim dims[kMaxBatchDims];
+  const GpuProblem folded = fold_batch(*problem, dims);
+  std::vector<Candidate> candidates;
+  const Choice choice = select(folded, problem->n, kAuto, chip, &candidates);
+  Joined list, shape, explained;
+  for (const Candidate& candidate : candidates) list.add(candidate_text(candidate, folded, chip));
+  shape.add(field("m", std::to_string(problem->m)));
+  shape.add(field("n", std::to_string(problem->n)));
+  shape.add(field("k", std::to_string(problem->k)));
+  shape.add(field("batch", std::to_string(batch_size(*problem))));
+  shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
+  const std::string order = choice.rung ? kOrderNames[int(choice.rung->order)] : "none";
+  explained.add(field("problem", "{" + shape.text + "}"));
+  explained.add(field("device", quoted(device)));
+  explained.add(field("isa", quoted(chip.name)));
+  explained.add(field("num_threads", std::to_string(num_threads)));
+  explained.add(field("candidates", "[" + list.text + "]"));
+  explained.add(field("choice", quoted(choice.rung ? choice.rung->name : "")));
+  explained.add(field("order", quoted(order)));
+  explained.add(field("reason", quoted("least predicted time of the legal candidates whose order of summation is " +
+                                       order + ", which n, k, dtype and chip pick, not m")));
+  return copy_text("{" + explained.text + "}", text, capacity);
+}

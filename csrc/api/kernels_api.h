@@ -1,0 +1,46 @@
+// The C interface of the kernel library `_kernels`. It knows no torch: the caller lends what a kernel needs
+// (threads, memory, stream) as an Executor, so one build of the kernels serves every torch version.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/executor.h"
+#include "core/problem.h"
+
+#define TILEDMM_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// Grows with every incompatible change of this header, of executor.h or of problem.h. Whoever loads the library compares.
+inline constexpr int32_t TILEDMM_ABI_VERSION = 4;
+TILEDMM_API int32_t tiledmm_abi_version();
+
+// Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto".
+TILEDMM_API int32_t tiledmm_find_algorithm(const char* name, size_t length);
+
+// Computes one problem on the CPU. On failure returns the Status and writes a reason (NUL-terminated).
+TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
+                                             const tiledmm::Executor* executor, char* reason, size_t capacity);
+
+// The same on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
+                                             const tiledmm::Executor* executor, char* reason, size_t capacity);
+
+// Whether tiledmm_gemm_gpu serves this problem, whose row_sums are not null, on GPU device_idx.
+TILEDMM_API bool tiledmm_gpu_serves_row_sums(const tiledmm::GemmProblem* problem, int32_t algorithm,
+                                             int32_t device_idx);
+
+// GFLOP/s of this machine's best multiply-add instruction for a dtype, on executor->num_threads threads, measured now.
+TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executor* executor);
+
+// Texts. Each returns the length that the whole text has and writes at most capacity bytes of it.
+// algorithm_names: all of them, with commas between; the others are JSON.
+// info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
+// explain: candidates with legality, cost, order of summation, tile and reason, and the choice, for one device ("cpu",
+// "cpu:avx2", "cuda:sm_90", ...); only m, n, k, dtype, strides and batch_dims of the problem are read.
+TILEDMM_API size_t tiledmm_algorithm_names(char* text, size_t capacity);
+TILEDMM_API size_t tiledmm_info(char* text, size_t capacity);
+TILEDMM_API size_t tiledmm_explain(const tiledmm::GemmProblem* problem, const char* device, int32_t num_threads,
+                                   char* text, size_t capacity);
+}

@@ -1,0 +1,30 @@
+// What the dispatcher knows of a chip: one row of data for each GPU architecture and each CPU instruction set.
+#pragma once
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+enum class Platform : int32_t { cpu = 0, cuda = 1, hip = 2, host = 3 };  // host: GPU kernels run on the CPU
+inline constexpr const char* kPlatformNames[] = {"cpu", "cuda", "hip", "host"};
+
+// CPU instruction sets; a machine has a set of them.
+enum class Isa : int32_t { portable = 0, neon = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4 };
+inline constexpr int kNumIsas = 5;
+inline constexpr const char* kIsaNames[kNumIsas] = {"portable", "neon", "avx2", "avx512", "avx512_bf16"};
+
+// Rates are those of a whole GPU, from the vendors' data sheets, and of one core of a CPU.
+struct Chip {
+  const char* name;  // as in "cuda:sm_90", "cpu:avx2"
+  Platform platform;
+  int32_t arch;              // 80 for sm_80, 0x942 for gfx942; on a CPU an Isa, the best that the machine has
+  int32_t num_cus;           // SMs, CUs; on a CPU threads
+  int32_t warp_size;         // GPU
+  int32_t max_shared_bytes;  // GPU: of one block
+  double tbytes_per_second;
+  double simt_tflops[kNumDTypes];  // by DType; 16-bit types in fp32
+  double mma_tflops[kNumDTypes];   // 0: no matrix instruction
+  bool is_mma_fp32_tf32;           // the matrix instruction for fp32 rounds to tf32
+};
+
+}  // namespace tiledmm

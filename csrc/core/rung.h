@@ -1,0 +1,72 @@
+// What the dispatcher knows of one kernel: a row of data and five functions, all of them in the kernel's own folder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/chip.h"
+#include "core/executor.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// Orders of summation (docs/NUMERICS.md). Kernels of one order give the same bits, so `auto` compares their costs for
+// one problem; an order itself is picked by n, k, dtype and chip, never by m. Later ones are preferred: those of the
+// production kernels come after those of the ladder.
+enum class Order : int32_t {
+  chain,            // multiply-adds in the order of k
+  mma_chain,        // matrix instructions in the order of k
+  blocks_unfused,   // CPU: chains in blocks of 128 bits, chunks of k; products are rounded
+  blocks,           // CPU: the same by fused multiply-add
+  blocks_of_pairs,  // CPU: the same, with bf16 multiplied in pairs
+  simt_chunks,      // multiply-adds, chunks of k (summation.h)
+  mma_chunks,       // matrix instructions, chunks of k
+};
+inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",   "blocks_unfused", "blocks",
+                                              "blocks_of_pairs", "simt_chunks", "mma_chunks"};
+
+// A plan in words, for explain.
+struct Fields {
+  std::vector<std::pair<std::string, std::string>> entries;  // key, JSON value
+
+  void add(const char* key, int64_t value) { entries.emplace_back(key, std::to_string(value)); }
+  void add(const char* key, const std::string& value) { entries.emplace_back(key, '"' + value + '"'); }
+  // As in "128x256".
+  void add_tile(const char* key, int64_t rows, int64_t cols) {
+    add(key, std::to_string(rows) + "x" + std::to_string(cols));
+  }
+};
+
+struct Rung {
+  const char* name;         // as the user names it
+  const char* description;  // what this rung adds
+  int32_t number;           // its place on the ladder, and the number of its file or folder
+  bool is_gpu;
+  bool is_native;  // one of those that `native` admits
+  Order order;
+  // Why it cannot serve a problem on a chip; null if it can.
+  const char* (*refuse)(const GpuProblem& problem, const Chip& chip);
+  // The tile numbers and the predicted time of what it can serve, empty problems included.
+  void (*plan)(const GpuProblem& problem, const Chip& chip, Plan& plan);
+  void (*describe)(const GpuProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
+  // Computes a problem that is not empty. Null: not compiled.
+  Status (*launch)(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+};
+
+inline bool is_empty(const GpuProblem& problem) {
+  return problem.gemm.m == 0 || problem.gemm.n == 0 || problem.batch_size == 0;
+}
+
+// For kernels that multiply fp32 by the matrix instruction.
+inline const char* refuse_tf32(const GemmProblem& problem, const Chip& chip) {
+  if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
+    return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "
+           "'tf32' would allow";
+  }
+  return nullptr;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,112 @@
+// The rows of the chips, and this machine's CPU.
+#include "dispatch/chips.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <thread>
+
+#if !defined(TILEDMM_HOST_GPU)
+#include "kernels/cpu/kernels.h"
+#endif
+
+namespace tiledmm {
+namespace {
+
+// Data sheets of NVIDIA (A100, H100, H200) and AMD (MI250X, one die; MI300X; MI355X; RX 7900 XTX; RX 9070 XT).
+constexpr Chip kGpuChips[] = {
+    {"sm_80", Platform::cuda, 80, 108, 32, 163 << 10, 1.94, {19.5, 9.7, 19.5, 19.5}, {156, 19.5, 312, 312}, true},
+    {"sm_90", Platform::cuda, 90, 132, 32, 227 << 10, 4.2, {66.9, 33.5, 66.9, 66.9}, {495, 66.9, 989, 989}, true},
+    {"gfx90a", Platform::hip, 0x90a, 110, 64, 64 << 10, 1.6, {23.9, 23.9, 23.9, 23.9}, {47.9, 47.9, 191, 191}, false},
+    {"gfx942", Platform::hip, 0x942, 304, 64, 64 << 10, 5.3, {163, 81.7, 163, 163}, {163, 163, 1307, 1307}, false},
+    {"gfx950", Platform::hip, 0x950, 256, 64, 160 << 10, 8.0, {157, 78.6, 157, 157}, {157, 78.6, 2300, 2300}, false},
+    {"gfx1100", Platform::hip, 0x1100, 96, 32, 64 << 10, 0.96, {61, 1.9, 61, 61}, {0, 0, 123, 123}, false},
+    {"gfx1201", Platform::hip, 0x1201, 64, 32, 64 << 10, 0.64, {48.7, 1.5, 48.7, 48.7}, {0, 0, 195, 195}, false},
+    {"host", Platform::host, 0, 4, 32, 227 << 10, 0.02, {.001, .001, .001, .001}, {.001, .001, .001, .001}, false},
+};
+// NVIDIA's other architectures from sm_80 on (CUDA C++ Programming Guide, "Compute Capabilities").
+constexpr int32_t kLikeSm80[] = {86, 87, 88, 89, 100, 101, 103, 110, 120, 121};
+
+#if !defined(TILEDMM_HOST_GPU)
+Isa find_best_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512) return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+  return has_avx2 ? Isa::avx2 : Isa::portable;
+#elif defined(__aarch64__)
+  return Isa::neon;
+#else
+  return Isa::portable;
+#endif
+}
+
+const Chip& row_of(Isa isa) { return chips()[std::size(kGpuChips) + size_t(isa)]; }
+#endif
+
+}  // namespace
+
+const std::vector<Chip>& chips() {
+  static const std::vector<Chip> rows = [] {
+    std::vector<Chip> rows(std::begin(kGpuChips), std::end(kGpuChips));
+    // Each kernel of a CPU knows the rates of its own instruction set.
+    for (int isa = 0; isa < kNumIsas; ++isa) rows.push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
+    return rows;
+  }();
+  return rows;
+}
+
+const Chip* find_gpu_chip(int32_t arch) {
+  for (const Chip& chip : kGpuChips) {
+    if (chip.arch == arch) return &chip;
+  }
+  return arch >= 80 && arch < 0x900 ? &kGpuChips[0] : nullptr;
+}
+
+const Chip* find_chip(const std::string& device) {
+#if !defined(TILEDMM_HOST_GPU)
+  if (device == "cpu") return &row_of(best_isa());
+#endif
+  for (const Chip& chip : chips()) {
+    if (device == std::string(kPlatformNames[int(chip.platform)]) + ":" + chip.name) return &chip;
+  }
+  for (const int32_t arch : kLikeSm80) {
+    if (device == "cuda:sm_" + std::to_string(arch)) return find_gpu_chip(arch);
+  }
+  return nullptr;
+}
+
+#if !defined(TILEDMM_HOST_GPU)
+Isa best_isa() {
+  static const Isa isa = find_best_isa();
+  return isa;
+}
+
+Chip cpu_chip(int32_t num_threads) {
+  Chip chip = row_of(best_isa());
+  chip.num_cus = num_threads;
+  return chip;
+}
+
+int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
+
+double measure_fma_peak(DType dtype, const Executor& executor) {
+  switch (best_isa()) {
+    case Isa::avx512_bf16:
+      return cpu::fma_peak_avx512_bf16(dtype, executor);
+    case Isa::avx512:
+      return cpu::fma_peak_avx512(dtype, executor);
+    case Isa::avx2:
+      return cpu::fma_peak_avx2(dtype, executor);
+    case Isa::neon:
+      return cpu::fma_peak_neon(dtype, executor);
+    default:
+      return cpu::fma_peak_portable(dtype, executor);
+  }
+}
+#endif
+
+}  // namespace tiledmm

@@ -1,0 +1,30 @@
+// The chips that are known, as rows of data, and what this machine has.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/chip.h"
+#include "core/executor.h"
+
+namespace tiledmm {
+
+// GPUs, then CPU instruction sets.
+const std::vector<Chip>& chips();
+
+// The row for "cpu", "cpu:avx2", "cuda:sm_90", "hip:gfx942"; null where it is not known. NVIDIA's chips beside the rows'
+// own keep what sm_80 had.
+const Chip* find_chip(const std::string& device);
+// The row of a GPU's architecture, by the number that its runtime says; null where there are no kernels for it.
+const Chip* find_gpu_chip(int32_t arch);
+
+// What this machine's CPU has, by cpuid, read once.
+Isa best_isa();
+// The row of the best instruction set, with so many threads.
+Chip cpu_chip(int32_t num_threads);
+int32_t num_cores();
+
+// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now.
+double measure_fma_peak(DType dtype, const Executor& executor);
+
+}  // namespace tiledmm

@@ -1,0 +1,90 @@
+// Folds, selects, launches; what went wrong in words.
+#include "dispatch/launch.h"
+
+#include <cstdio>
+
+#include "dispatch/chips.h"
+#include "dispatch/fold_batch.h"
+#include "dispatch/select.h"
+#include "platform/device.h"
+
+namespace tiledmm {
+namespace {
+
+Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const Executor& executor, char* reason,
+           size_t capacity) {
+  if (algorithm < 0 || algorithm >= num_algorithms()) {
+    std::snprintf(reason, capacity, "there is no algorithm of index %d", int(algorithm));
+    return Status::unknown_algorithm;
+  }
+  BatchDim dims[kMaxBatchDims];
+  GpuProblem problem = fold_batch(asked, dims);
+  const Choice choice = select(problem, asked.n, algorithm, chip);
+  if (!choice.rung) {
+    std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),
+                  chip.name, explain_refusal(problem, algorithm, chip));
+    return Status::unsupported;
+  }
+  if (is_empty(problem)) return Status::ok;
+  if (choice.rung->is_gpu) problem.gemm.batch_dims = nullptr;  // they are the host's
+  const Status status = choice.rung->launch(problem, choice.plan, executor);
+  if (status == Status::out_of_memory) {
+    std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", choice.rung->name);
+  } else if (status == Status::launch_failed) {
+    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed; was the library built for it?",
+                  choice.rung->name, chip.name);
+  }
+  return status;
+}
+
+// The row of a GPU of this machine, with what its runtime says; false, and the reason, where there are no kernels.
+bool find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity) {
+  gpu::Device device{};
+  if (!gpu::use_device || !gpu::use_device(device_idx, device)) {
+    std::snprintf(reason, capacity,
+                  gpu::use_device ? "there is no GPU of index %d, or its driver is too old"
+                                  : "this build has no GPU kernels for device %d; build it again where torch has CUDA or "
+                                    "ROCm, and nvcc or hipcc is on the PATH",
+                  int(device_idx));
+    return false;
+  }
+  const Chip* row = find_gpu_chip(device.arch);
+  if (!row) {
+    std::snprintf(reason, capacity,
+                  "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, gfx942, gfx950, "
+                  "gfx1100 and gfx1201");
+    return false;
+  }
+  chip = *row;
+  chip.num_cus = device.num_cus;
+  chip.warp_size = device.warp_size;
+  chip.max_shared_bytes = device.max_shared_bytes;
+  return true;
+}
+
+}  // namespace
+
+#if !defined(TILEDMM_HOST_GPU)
+Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor& executor, char* reason,
+                  size_t capacity) {
+  return run(problem, algorithm, cpu_chip(executor.num_threads), executor, reason, capacity);
+}
+#endif
+
+Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
+  Chip chip;
+  if (!find_device(executor.device_idx, chip, reason, capacity)) return Status::unsupported;
+  executor.num_cus = chip.num_cus;
+  executor.warp_size = chip.warp_size;
+  return run(problem, algorithm, chip, executor, reason, capacity);
+}
+
+bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx) {
+  Chip chip;
+  char reason[320];
+  if (!find_device(device_idx, chip, reason, sizeof reason)) return false;
+  BatchDim dims[kMaxBatchDims];
+  return serves_row_sums(fold_batch(problem, dims), algorithm, chip);
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,18 @@
+// From a problem as the caller has it to the launch of the kernel that was chosen for it.
+#pragma once
+
+#include "core/executor.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// On failure returns the Status and writes a reason (NUL-terminated). `algorithm` as in select.h.
+Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor& executor, char* reason,
+                  size_t capacity);
+// On GPU executor.device_idx, asynchronously on executor.stream.
+Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity);
+
+// Whether run_on_gpu serves a problem with row_sums.
+bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx);
+
+}  // namespace tiledmm

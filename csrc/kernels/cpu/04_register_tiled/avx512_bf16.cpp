@@ -1,0 +1,13 @@
+// Rung 04 for the instruction set avx512_bf16.
+#if defined(__x86_64__)
+#define TILEDMM_ISA_AVX512_BF16
+#include "kernels/cpu/04_register_tiled/launch.h"
+#include "kernels/cpu/04_register_tiled/fma_peak.h"
+
+namespace tiledmm::cpu {
+Status launch_register_tiled_avx512_bf16(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  return launch(problem.gemm, plan.as<CpuPlan>(), executor);
+}
+double fma_peak_avx512_bf16(DType dtype, const Executor& executor) { return fma_peak(dtype, executor); }
+}  // namespace tiledmm::cpu
+#endif

@@ -1,0 +1,185 @@
+// The tile numbers of the CPU's register_tiled kernel, as plain data, and the pure function that chooses them.
+// They move data and share out work; none of them changes a bit of the result: the order of summation is fixed by
+// kChunkWords alone.
+#pragma once
+
+#include <cstdint>
+
+#include "core/chip.h"
+#include "core/math.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+namespace {
+
+// What a kernel build is made of: fixed per instruction set and dtype.
+struct CpuKernelShape {
+  int64_t max_thread_m;  // rows of C that the registers hold
+  int64_t thread_n;      // columns of C that they hold
+  int64_t k_per_word;    // elements of k in a packed word: 2 where an instruction multiplies pairs
+  int64_t word_bytes;
+  int64_t acc_bytes;
+  bool sums_in_c;  // C has the accumulator's type: where its stride is 1, partial sums need no memory of their own
+};
+
+// A vector register holds 4 blocks of 128 bits in AVX-512, 2 in AVX2, and a micro-tile has 4 registers a row: 24 + 4 + 1
+// of 32 in AVX-512, 20 + 4 + 1 of 32 in NEON, 12 + 3 + 1 of 16 in AVX2, 8 + 4 + 1 of 16 in the baseline.
+struct MicroTile {
+  int max_thread_m, thread_n;
+};
+constexpr MicroTile micro_tile(Isa isa) {
+  return isa == Isa::neon       ? MicroTile{5, 4}
+         : isa == Isa::avx2     ? MicroTile{3, 8}
+         : isa == Isa::portable ? MicroTile{2, 4}
+                                : MicroTile{6, 16};
+}
+
+[[maybe_unused]] constexpr CpuKernelShape kernel_shape(Isa isa, DType dtype) {
+  const bool is_pairs = isa == Isa::avx512_bf16 && dtype == DType::bf16;
+  const int64_t acc_bytes = dtype == DType::f64 ? 8 : 4;
+  const MicroTile tile = micro_tile(isa);
+  return {tile.max_thread_m, tile.thread_n, is_pairs ? 2 : 1, acc_bytes, acc_bytes, acc_bytes == size_of(dtype)};
+}
+
+enum class CpuPath : int32_t {
+  packed,       // A and B packed, micro-tiles
+  stream_rows,  // few rows, B contiguous along n: B goes through registers row by row
+  dot_rows,     // few rows, B contiguous along k: dot products, B read once where it lies
+  short_k,      // k of one block, B contiguous along n: C is written row by row
+  long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
+};
+inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots"};
+
+// k is summed in chunks of so many packed words. docs/NUMERICS.md: changing it changes bits, nothing else here does.
+inline constexpr int64_t kChunkWords = 512;
+inline constexpr int64_t kMaxStreamRows = 8;
+inline constexpr int64_t kMaxDotRows = 4;
+inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
+inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
+inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kNearBytes = 64 << 10;     // of B: so little is not worth fetching ahead
+inline constexpr int64_t kFarBytes = 16 << 20;      // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
+inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
+
+struct CpuConfig {
+  CpuPath path;
+  int64_t thread_m;          // rows of a micro-tile
+  int64_t block_m, block_n;  // rows of A and columns of B packed at one time
+  int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
+  int64_t task_m, task_n;    // their sizes
+  int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
+  bool is_resident;          // A of a task is packed once, for all its chunks of k
+};
+
+// Work of one thread in vector operations per word of k, packing included (about a quarter of one per packed word).
+[[maybe_unused]] double task_cost(int64_t rows, int64_t cols, const CpuKernelShape& shape) {
+  return double(ceil_div(cols, shape.thread_n)) * double(rows) + 0.25 * double(rows + cols);
+}
+
+[[maybe_unused]] CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major,
+                                             bool is_b_k_major, int64_t num_threads, const CpuKernelShape& shape) {
+  CpuConfig config{};
+  const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
+  const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
+  config.tasks_m = config.tasks_n = config.split_k = 1;
+  const bool is_one_block = k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= 16;
+  const bool is_short_k = is_b_n_major && is_one_block && n >= thread_n;
+
+  const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
+  const int64_t threads = min_of(num_threads, int64_t(flops * double(shape.acc_bytes) / 4 / kTaskFlops) + 1);
+  if (threads > 1 && batch < threads) {
+    // The grid of block tiles in which the slowest thread has least to do.
+    // With short k, whole rows for each: threads that write the same rows of C side by side would take each other's
+    // cache lines away.
+    double best = 0;
+    for (int64_t tasks_m = is_short_k ? min_of(m, threads) : 1; tasks_m <= threads; ++tasks_m) {
+      const int64_t tasks_n = threads / tasks_m;
+      const double cost = task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
+      if (best == 0 || cost < best) {
+        best = cost;
+        config.tasks_m = tasks_m;
+        config.tasks_n = tasks_n;
+      }
+    }
+    // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
+    const double sums = double(m) * double(n) / double(thread_n) * 3 / double(kChunkWords);
+    if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
+      const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
+      if (fitting >= threads) {
+        config.tasks_m = config.tasks_n = 1;
+        config.split_k = min_of(num_chunks, fitting);
+      }
+    }
+  }
+  config.task_m = ceil_div(m, config.tasks_m);
+  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), thread_n));
+  // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
+  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, shape.max_thread_m));
+  config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
+
+  const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
+  const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
+  const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
+  config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
+  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
+  // strips of rows on, packing whole lines is as fast as streaming, and steady.
+  const int64_t stream_rows = shape.k_per_word == 2 ? min_of(kMaxStreamRows, shape.max_thread_m) : kMaxStreamRows;
+  config.path = is_short_k                                                           ? CpuPath::short_k
+                : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
+                : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
+                                                                                     : CpuPath::packed;
+  const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
+  const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / thread_n;
+  config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
+  config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * thread_n;
+  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
+  // memory.
+  if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
+  if (!shape.sums_in_c && depth > chunk && config.path == CpuPath::packed) {
+    // Even tasks of so many rows that the sums of block_n columns fit.
+    const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / shape.acc_bytes / config.block_n);
+    const int64_t parts = ceil_div(config.task_m, fitting_rows);
+    config.task_m = min_of(m, round_up(ceil_div(config.task_m, parts), config.thread_m));
+  }
+  config.tasks_m = ceil_div(m, config.task_m);
+  config.tasks_n = ceil_div(n, config.task_n);
+  return config;
+}
+
+struct CpuPlan {
+  CpuConfig config;
+  bool is_exchanged;  // C^T = B^T A^T is computed; `config` is of that product
+};
+
+// The operands exchange their roles where C is column-major or where that fills the vectors better. Products commute,
+// so no bit depends on it.
+[[maybe_unused]] bool exchanges_operands(const GemmProblem& p, const CpuKernelShape& shape) {
+  const double words = double(ceil_div(p.k, shape.k_per_word));
+  const double vectors = double(p.m) * double(ceil_div(p.n, shape.thread_n));
+  const double vectors_exchanged = double(p.n) * double(ceil_div(p.m, shape.thread_n));
+  // A strided store of C costs about two vector operations an element.
+  const double stores = 2.0 * double(p.m) * double(p.n);
+  const bool is_strided = p.stride_cn != 1, is_strided_exchanged = p.stride_cm != 1;
+  return vectors * words + is_strided * stores > vectors_exchanged * words + is_strided_exchanged * stores;
+}
+
+[[maybe_unused]] CpuPlan choose_cpu_plan(const GpuProblem& problem, int64_t num_threads, CpuKernelShape shape) {
+  const GemmProblem& p = problem.gemm;
+  CpuPlan plan{};
+  plan.is_exchanged = exchanges_operands(p, shape);
+  if (problem.batch_size == 1 && p.m * p.n <= kMaxDots && p.k >= kMinDotChunks * kChunkWords * shape.k_per_word &&
+      p.stride_ak == 1 && p.stride_bk == 1) {
+    plan.config.path = CpuPath::long_dots;
+    return plan;
+  }
+  const bool is_exchanged = plan.is_exchanged;
+  shape.sums_in_c = shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1;
+  plan.config = choose_cpu_config(is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
+                                  (is_exchanged ? p.stride_am : p.stride_bn) == 1,
+                                  (is_exchanged ? p.stride_ak : p.stride_bk) == 1, num_threads, shape);
+  return plan;
+}
+
+}  // namespace
+}  // namespace tiledmm

@@ -1,0 +1,13 @@
+// Rung 04 for the instruction set portable.
+#if 1
+#define TILEDMM_ISA_PORTABLE
+#include "kernels/cpu/04_register_tiled/launch.h"
+#include "kernels/cpu/04_register_tiled/fma_peak.h"
+
+namespace tiledmm::cpu {
+Status launch_register_tiled_portable(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+  return launch(problem.gemm, plan.as<CpuPlan>(), executor);
+}
+double fma_peak_portable(DType dtype, const Executor& executor) { return fma_peak(dtype, executor); }
+}  // namespace tiledmm::cpu
+#endif

@@ -1,0 +1,71 @@
+// The entries of rung 04 on the CPU, one for each instruction set.
+#include "core/rung.h"
+#include "kernels/cpu/04_register_tiled/plan.h"
+#include "kernels/cpu/cost.h"
+#include "kernels/cpu/kernels.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::cpu {
+namespace {
+
+// Flops of one core in a cycle, by the multiply-add instruction. Rows: Isa. Columns: fp32 fp64 fp16 bf16.
+constexpr double kFlopsPerCycle[kNumIsas][kNumDTypes] = {
+    {8, 4, 8, 8}, {16, 8, 16, 16}, {32, 16, 32, 32}, {64, 32, 64, 64}, {64, 32, 64, 128}};
+constexpr double kEfficiency = 0.9;
+
+// Instruction sets of one architecture build on each other.
+constexpr bool includes(Isa machine, Isa needed) {
+  if (needed == Isa::portable || needed == machine) return true;
+  return needed != Isa::neon && machine != Isa::neon && int(needed) < int(machine);
+}
+
+template <Isa ISA>
+const char* refuse(const GpuProblem&, const Chip& chip) {
+  return includes(Isa(chip.arch), ISA) ? nullptr : "the CPU lacks the instruction set";
+}
+
+template <Isa ISA>
+void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  const double rate = kEfficiency * kFlopsPerCycle[int(ISA)][int(problem.gemm.dtype)];
+  plan.cost_us = cost_us(problem, chip, rate, true);
+  if (!is_empty(problem)) plan.as<CpuPlan>() = choose_cpu_plan(problem, chip.num_cus, kernel_shape(ISA, problem.gemm.dtype));
+}
+
+template <Isa ISA>
+void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (is_empty(problem)) return;
+  const CpuPlan& own = plan.as<CpuPlan>();
+  const CpuConfig& config = own.config;
+  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype);
+  fields.add("path", kCpuPathNames[int(config.path)]);
+  if (config.path == CpuPath::long_dots) return;
+  fields.add_tile("thread", config.thread_m, shape.thread_n);
+  fields.add_tile("block", config.block_m, config.block_n);
+  fields.add("block_k", kChunkWords * shape.k_per_word);
+  fields.add_tile("tasks", config.tasks_m, config.tasks_n);
+  fields.add("split_k", config.split_k);
+  if (own.is_exchanged) fields.add("computes", "C^T");
+}
+
+template <Isa ISA>
+constexpr Rung rung(const char* name, const char* description, Order order,
+                    Status (*launch)(const GpuProblem&, const Plan&, const Executor&)) {
+  return {name, description, 4, false, true, order, refuse<ISA>, plan<ISA>, describe<ISA>, launch};
+}
+
+}  // namespace
+
+const Rung register_tiled_portable_rung = rung<Isa::portable>(
+    "register_tiled.portable", "packed panels, micro-tile in registers, 128-bit vectors of the baseline",
+    Order::blocks_unfused, launch_register_tiled_portable);
+const Rung register_tiled_neon_rung =
+    rung<Isa::neon>("register_tiled.neon", "the same with NEON", Order::blocks, launch_register_tiled_neon);
+const Rung register_tiled_avx2_rung =
+    rung<Isa::avx2>("register_tiled.avx2", "the same with AVX2, FMA, F16C", Order::blocks, launch_register_tiled_avx2);
+const Rung register_tiled_avx512_rung =
+    rung<Isa::avx512>("register_tiled.avx512", "the same with AVX-512", Order::blocks, launch_register_tiled_avx512);
+const Rung register_tiled_avx512_bf16_rung =
+    rung<Isa::avx512_bf16>("register_tiled.avx512_bf16", "the same with AVX-512 and VDPBF16PS for bf16",
+                           Order::blocks_of_pairs, launch_register_tiled_avx512_bf16);
+
+}  // namespace tiledmm::cpu

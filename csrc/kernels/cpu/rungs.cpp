@@ -1,0 +1,32 @@
+// The entries of the CPU's teaching rungs, 01 and 02.
+#include "kernels/cpu/cost.h"
+#include "kernels/cpu/kernels.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::cpu {
+namespace {
+
+const char* refuse(const GpuProblem&, const Chip&) { return nullptr; }
+
+// Multiply-adds that no vector width speeds up much.
+void plan_naive(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  plan.cost_us = cost_us(problem, chip, 0.5, false);
+}
+void plan_block_tiled(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  plan.cost_us = cost_us(problem, chip, 4, true);
+}
+
+void describe_naive(const GpuProblem&, const Chip&, const Plan&, Fields&) {}
+void describe_block_tiled(const GpuProblem&, const Chip&, const Plan&, Fields& fields) {
+  fields.add_tile("block", 64, 64);
+}
+
+}  // namespace
+
+const Rung naive_rung = {"naive", "three loops", 1,          false,          false,
+                         Order::chain, refuse,   plan_naive, describe_naive, launch_naive};
+const Rung block_tiled_rung = {
+    "block_tiled", "block tiles copied near, threads", 2, false, false, Order::chain, refuse,
+    plan_block_tiled, describe_block_tiled, launch_block_tiled};
+
+}  // namespace tiledmm::cpu

@@ -1,0 +1,371 @@
+// Epilogue of the wgmma kernel: from the accumulators of a warpgroup to C, to the partial sums of a chunk, to the sums
+// of A's rows.
+#pragma once
+
+#include "core/problem.h"
+#include "kernels/cuda/11_wgmma/load.h"
+#include "platform/element.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;      // threads
+constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other is stored
+
+// Divides numbers from 0 to 2^31 - 1 without the latency of a division: Granlund and Montgomery, "Division by Invariant
+// Integers using Multiplication".
+struct Divisor {
+  int value = 1;
+  uint32_t factor = 0;
+  int shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int value) : value(value) {
+    int bits = 0;
+    while (int64_t(1) << bits < value) ++bits;
+    shift = bits - 1;
+    factor = uint32_t(((uint64_t(1) << (31 + bits)) + value - 1) / value);
+  }
+  __device__ __forceinline__ int quotient(int number) const {
+    return value == 1 ? number : int(__umulhi(uint32_t(number), factor) >> shift);
+  }
+};
+
+// A dimension of the batch, its strides in steps of the operands' tensor maps.
+struct BatchSteps {
+  int size, a, b;
+  int64_t c;
+};
+
+// How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
+enum class Start : uint8_t {
+  late,     // when the block is set up
+  by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
+  by_index,
+  in_pairs,  // when the cluster's barriers are set up
+};
+
+struct Arguments {
+  // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
+  // needs.
+  Start start;
+  bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
+  int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
+  int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
+  int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
+  Boxes a, b;
+  int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
+  int num_batch_dims;
+  // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
+  // A.
+  int pair_m, pair_n;
+  int full_tiles;                   // so many are computed whole, the others in halves along n
+  int tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch, each as often as
+                                    // num_splits says
+  int group_m;
+  Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
+  int chunk_tiles;  // k tiles of a chunk
+  int m, n;
+  Activation activation;
+  bool stores_by_tma;
+  bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
+  const void* bias;
+  int64_t stride_bias_m, stride_bias_n;
+  void* c;
+  int64_t ldc, batch_step_c;
+  void* row_sums;
+  float* partial;
+  int64_t ld_partial;
+  BatchSteps batch[kMaxGpuBatchDims];
+};
+
+// Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
+struct Place {
+  int row, col;
+  int batch_a, batch_b;
+  int64_t batch_c;
+  int slab;  // of `partial`: item and chunk
+  int first_k_tile, num_k_tiles;
+};
+
+// Which one of a pair along m, of a pair along n a block is; both 0 where there are none.
+struct PairRanks {
+  int m, n;
+};
+
+template <class Cfg>
+__device__ __forceinline__ PairRanks pair_ranks(const Arguments& args) {
+  if (!Cfg::kPairs) return {0, 0};
+  return {int(blockIdx.x) & args.pair_m, int(blockIdx.x) >> args.pair_m & args.pair_n};
+}
+
+// A warp has read a stage: it is free for the copies of this block, and of those that share an operand with it.
+template <class Cfg, class Shared>
+__device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
+  const uint32_t barrier = shared.empty + stage * 8;
+  const int lane = threadIdx.x % 32;
+  if (Cfg::kPairs && shared.is_paired) {
+    if (shared.releases) mbarrier_arrive_cluster(shared.releases + stage * 8);
+  } else if (lane == 0) {
+    mbarrier_arrive(barrier);
+  }
+}
+
+// Two values as 16-bit elements, rounded to nearest even; the first in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+// A thread's part of a tile's bias: of two columns, which add_bias gives to all threads, or of its two rows. It is
+// fetched before the multiplication, which hides the latency.
+template <class T>
+struct TileBias {
+  T first, second;
+};
+
+template <class Cfg>
+__device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& args, int col, int row, int row_step) {
+  using T = typename Cfg::T;
+  TileBias<T> bias{};
+  const T* from = static_cast<const T*>(args.bias);
+  if (!from) return bias;
+  const bool is_of_columns = args.stride_bias_n != 0;
+  const int first = is_of_columns ? col + threadIdx.x % kWarpgroup : row;
+  const int second = first + (is_of_columns ? kWarpgroup : row_step), end = is_of_columns ? args.n : args.m;
+  const int64_t stride = args.stride_bias_n + args.stride_bias_m;
+  if (first < end) bias.first = from[first * stride];
+  if (second < end) bias.second = from[second * stride];
+  return bias;
+}
+
+// `buffers`: those of the consumer's stores, which the last tile's stores have read by now; only the thread that issued
+// them can wait for that.
+template <class Cfg>
+__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+                                         const Arguments& args, char* buffers, int barrier_id) {
+  if (args.stride_bias_n) {
+    const int thread = threadIdx.x % kWarpgroup;
+    float* columns = reinterpret_cast<float*>(buffers);
+    if (thread == 0) cp_async_bulk_wait_group_read<0>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    if (thread < Cfg::kBlockN) columns[thread] = to_float(bias.first);
+    if (thread + kWarpgroup < Cfg::kBlockN) columns[thread + kWarpgroup] = to_float(bias.second);
+    named_barrier_sync(barrier_id, kWarpgroup);
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
+      const float2 pair = *reinterpret_cast<const float2*>(columns + j * 8 + threadIdx.x % 4 * 2);
+      acc[4 * j] += pair.x;
+      acc[4 * j + 1] += pair.y;
+      acc[4 * j + 2] += pair.x;
+      acc[4 * j + 3] += pair.y;
+    }
+  } else {
+    const float rows[2] = {to_float(bias.first), to_float(bias.second)};
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] += rows[i / 2 % 2];
+    fence_registers(acc);  // else both branches' addends would be kept for one sequence of additions
+  }
+}
+
+__device__ __forceinline__ float activate_slowly(float x, Activation activation) {
+  float y;
+  if (activation == Activation::gelu)
+    y = x * normal_cdf(x);
+  else if (activation == Activation::gelu_tanh)
+    y = activate<Activation::gelu_tanh>(x);
+  else
+    y = activate<Activation::silu>(x);
+  return x != x ? x : y;
+}
+
+// So many turns of at most `most` take `count`, each as many.
+constexpr int num_turns(int count, int most) {
+  int turns = (count + most - 1) / most;
+  while (count % turns) ++turns;
+  return turns;
+}
+
+// In loops that are not unrolled, through shared memory: one copy of the functions' code. Code that a call does not run
+// costs time as well, where the instructions come from cold memory. `buffers`: those of the consumer's stores.
+template <class Cfg>
+__device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Activation activation, char* buffers,
+                                                    int barrier_id) {
+  if (activation == Activation::relu) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
+    return;
+  }
+  constexpr int kAvailable = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
+  constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
+  if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
+  named_barrier_sync(barrier_id, kWarpgroup);
+  float* slots = reinterpret_cast<float*>(buffers) + threadIdx.x % kWarpgroup;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = acc[i];
+#pragma unroll 1
+    for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = activate_slowly(slots[i * kWarpgroup], activation);
+    // All accumulators take their turn at the same places.
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc - kSlots; ++i) acc[i] = acc[i + kSlots];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) acc[Cfg::kAcc - kSlots + i] = slots[i * kWarpgroup];
+  }
+  named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
+}
+
+// Bias and activation of 64 rows.
+template <class Cfg>
+__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+                                                  const Arguments& args, char* buffers, int consumer) {
+  if (args.bias) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);
+  if (args.activation != Activation::none) activate_block_tile<Cfg>(acc, args.activation, buffers, 1 + consumer);
+}
+
+// A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by
+// word of one or two elements: for a C that the copy engine cannot take. What depends on the row is known to the
+// compiler: the loop costs two instructions a word and the row's address.
+template <class Word>
+__device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t ldc, int num_rows, int num_cols) {
+  constexpr int kWords = 128 / int(sizeof(Word)), kElements = int(sizeof(Word)) / 2;
+  const int warp = threadIdx.x % kWarpgroup / 32, lane = threadIdx.x % 32;
+  const char* from = buffer + warp * 16 * 128;
+  num_rows -= warp * 16;
+#pragma unroll 1
+  for (int word = lane; word < kWords; word += 32) {
+    if (word * kElements >= num_cols) continue;
+    auto* to_word = static_cast<uint16_t*>(to) + word * kElements;
+#pragma unroll 1
+    for (int first = 0; first < 16; first += 8) {
+      Word words[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        words[i] = *reinterpret_cast<const Word*>(from + (first + i) * 128 + ((word * int(sizeof(Word))) ^ (i << 4)));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (first + i < num_rows) *reinterpret_cast<Word*>(to_word) = words[i];
+        to_word += ldc;
+      }
+    }
+  }
+}
+
+// 64 rows of C at `row` from the accumulators of one warpgroup, rounded, straight to C: whole sectors of 32 bytes in
+// four instructions, which suits narrow tiles.
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
+                                                          const Place& at, int row) {
+  using T = typename Cfg::T;
+  const int first_row = row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+  const int first_col = at.col + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = first_row + 8 * h;
+    if (i >= args.m) break;
+    uint16_t* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN; j += 8) {
+      const uint32_t pair = pack_pair<T>(acc[j / 2 + 2 * h], acc[j / 2 + 2 * h + 1]);
+      if (args.stores_pairs) {
+        if (first_col + j < args.n) *reinterpret_cast<uint32_t*>(to + j) = pair;
+      } else {
+        if (first_col + j < args.n) to[j] = uint16_t(pair);
+        if (first_col + j + 1 < args.n) to[j + 1] = uint16_t(pair >> 16);
+      }
+    }
+  }
+}
+
+// The same through shared memory.
+template <class Cfg>
+__device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                 const Arguments& args, char* smem_c, int consumer, const Place& at,
+                                                 int row, int& num_stores) {
+  using T = typename Cfg::T;
+  constexpr int kStoreN = Cfg::kStoreN;
+  static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  const int barrier_id = 1 + consumer;
+#pragma unroll
+  for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
+    // The last one may store some columns again.
+    const int part_col = part < Cfg::kBlockN - kStoreN ? part : Cfg::kBlockN - kStoreN;
+    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
+    // The store before last has read this buffer; only the thread that issued it can wait for that.
+    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    named_barrier_sync(barrier_id, kWarpgroup);
+    // Swizzled as the copy engine expects it: without bank conflicts here.
+    const int r = warp * 16 + lane % 16;
+    const uint32_t row_address = smem_address(buffer) + r * 128;
+#pragma unroll
+    for (int j = 0; j < kStoreN / 16; ++j) {
+      const int chunk = 2 * j + lane / 16;
+      const float* v = acc + part_col / 2 + 8 * j;
+      stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
+                  pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
+    }
+    const int first_col = at.col + part_col;
+    if (__builtin_expect(args.stores_by_tma, true)) {
+      fence_proxy_async();
+      named_barrier_sync(barrier_id, kWarpgroup);
+      if (thread == 0) {
+        cp_async_bulk_tensor_3d_store(map_c, first_col, row, int(at.batch_c), smem_address(buffer));
+        cp_async_bulk_commit_group();
+      }
+    } else {
+      __syncwarp();  // a warp reads back the 16 rows that it wrote
+      T* to = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      if (args.stores_pairs)
+        store_rows<uint32_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+      else
+        store_rows<uint16_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+      __syncwarp();  // stmatrix needs the warp together
+    }
+  }
+}
+
+// The same rows of a chunk's sums, as they are. first_row: of the thread.
+template <class Cfg>
+__device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
+                                              int first_row) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = first_row + Cfg::kRowStep * h;
+    if (i >= args.m) break;
+    float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
+#pragma unroll
+    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
+      const int col = at.col + j * 8 + threadIdx.x % 4 * 2;
+      if (col < args.ld_partial)
+        *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+  }
+}
+
+// Sums of 64 rows of A; all eight columns of `sums` are the same.
+template <class T>
+__device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arguments& args, int row) {
+  const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+  if (lane % 4) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = row + warp * 16 + lane / 4 + 8 * h;
+    if (i < args.m) reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[2 * h], 0));
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

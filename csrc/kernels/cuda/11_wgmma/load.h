@@ -1,0 +1,57 @@
+// How the wgmma kernel fetches A and B: in boxes, which the copy engine puts into shared memory in the order that the
+// matrix unit reads. The engine fills in what a box has beyond an operand, and takes longer for that than for what is
+// there (all multiprocessors of an H200, boxes of 64 x 64 in 16 bits: 180 ns each, 350 with 56 of the 64 rows outside).
+// So boxes of an operand that is smaller than a tile are as small: what shared memory holds in the place of the rest
+// reaches only what is not stored.
+#pragma once
+
+#include "kernels/cuda/11_wgmma/tensor_map.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+// The boxes of A, or of B: some rows (along m or n), of which each has 128 bytes for a k tile.
+struct Boxes {
+  int rows;
+  CachePolicy policy;
+};
+
+// BLOCK rows of an operand in boxes of up to BOX rows. In shared memory, rows along k lie 128 bytes apart, and so many
+// bytes lie between steps of k in the others.
+template <class T, int BLOCK, int BOX, bool IS_K_MAJOR>
+struct BoxLoader {
+  static constexpr int kNumBoxes = (BLOCK + BOX - 1) / BOX;
+  static constexpr int kBlockK = 128 / sizeof(T), kPitch = IS_K_MAJOR ? 128 : BOX * int(sizeof(T));
+
+  // The copies for one k tile. Shared: this block's half of each box, of its rows if they are along k, else of k, for
+  // all `blocks` of the cluster.
+  template <bool IS_SHARED>
+  __device__ __forceinline__ static void load(uint32_t smem, const CUtensorMap* map, const Boxes& boxes, int first,
+                                              int k, int item, uint32_t barrier, int half = 0, uint32_t blocks = 0) {
+    const int skipped = half * (IS_K_MAJOR ? boxes.rows : kBlockK) / 2;
+#pragma unroll
+    for (int i = 0; i < kNumBoxes; ++i) {
+      const int row = first + i * BOX, inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
+      const uint32_t to = smem + i * BOX * 128;
+      if constexpr (IS_SHARED)
+        cp_async_bulk_tensor_3d_to_blocks(to + skipped * kPitch, map, inner, outer + skipped, item, barrier, blocks,
+                                          boxes.policy);
+      else
+        cp_async_bulk_tensor_3d(to, map, inner, outer, item, barrier, boxes.policy);
+    }
+  }
+
+  // The operand's boxes, or halves of them where blocks share it.
+  static bool encode(CUtensorMap& map, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
+                     bool is_shared) {
+    // Halves begin where the pattern of the swizzle does; the engine copies whole units.
+    const int64_t unit = IS_K_MAJOR ? 8 << is_shared : kCopyBytes / sizeof(T);
+    boxes.rows = int(min_of(BOX, round_up(IS_K_MAJOR ? operand.outer : operand.inner, unit)));
+    const int inner = IS_K_MAJOR ? kBlockK : boxes.rows, outer = IS_K_MAJOR ? boxes.rows : kBlockK;
+    return encode_tensor_map(&map, dtype, data, operand, inner, outer >> is_shared, kPitch, sizeof(T) == 4);
+  }
+};
+
+}  // namespace
+}  // namespace tiledmm::cuda

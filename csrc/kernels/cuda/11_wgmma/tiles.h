@@ -1,0 +1,100 @@
+// Which tiles of C a block of the wgmma kernel computes, and where they lie.
+#pragma once
+
+#include "kernels/cuda/11_wgmma/epilogue.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+// A tile's row and column among the tiles, or those of its pair; `slab` counts items of the batch and chunks of k.
+struct TileIndex {
+  int row, col, slab;
+};
+
+// MAY_PAIR: whether the block may belong to a pair.
+template <class Cfg, bool MAY_PAIR = true>
+__device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
+  constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
+  const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
+  Place at{};
+  at.row = ((kMayPair ? tile.row << args.pair_m : tile.row) + rank.m) * Cfg::kBlockM;
+  at.col = ((kMayPair ? tile.col << args.pair_n : tile.col) + rank.n) * Cfg::kBlockN;
+  if (kMayPair || !Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
+  if (kMayPair || !Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  at.slab = tile.slab;
+  at.num_k_tiles = args.num_k_tiles;
+  int item = at.slab;
+  if (args.num_splits > 1) {
+    item = at.slab / args.num_splits;
+    at.first_k_tile = (at.slab - item * args.num_splits) * args.chunk_tiles;
+    at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.chunk_tiles);
+  }
+#pragma unroll 1
+  for (int d = args.num_batch_dims - 1; d >= 0; --d) {
+    const BatchSteps& dim = args.batch[d];
+    const int rest = d == 0 ? 0 : item / dim.size, idx = item - rest * dim.size;
+    item = rest;
+    at.batch_a += idx * dim.a;
+    at.batch_b += idx * dim.b;
+    at.batch_c += idx * dim.c;
+  }
+  return at;
+}
+
+// Number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so that the
+// tiles in flight share operands in the second-level cache.
+__device__ __forceinline__ TileIndex tile_of(int index, const Arguments& args) {
+  const int slab = args.tiles_of_item.quotient(index);
+  index -= slab * args.tiles_of_item.value;
+  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
+  const int first = group * args.group_m;
+  const bool is_last = args.tiles_m - first < args.group_m;
+  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
+  const int col = rows.quotient(within);
+  return {first + within - col * rows.value, col, slab};
+}
+
+// Where the grid has a block for each tile: what place_of says of it to the producer, without a division and from one
+// line of the constants' cache.
+template <class Cfg>
+__device__ __forceinline__ Place place_by_grid(const Arguments& args) {
+  Place at{};
+  at.row = blockIdx.x * Cfg::kBlockM;
+  at.col = blockIdx.y * Cfg::kBlockN;
+  if (!Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
+  if (!Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  at.batch_a = args.slabs_step_a ? blockIdx.z : 0;
+  at.batch_b = args.slabs_step_b ? blockIdx.z : 0;
+  at.first_k_tile = blockIdx.z * args.slabs_step_k;
+  at.num_k_tiles = min(args.num_k_tiles - at.first_k_tile, args.most_k_tiles);
+  return at;
+}
+
+// The number of a block among the tiles of one wave. Kernels that sum rows have grids of one dimension.
+template <class Cfg>
+__device__ __forceinline__ int block_index() {
+  return Cfg::kSumsRows ? blockIdx.x : blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+}
+template <class Cfg>
+__device__ __forceinline__ int num_blocks() {
+  return Cfg::kSumsRows ? gridDim.x : gridDim.x * gridDim.y * gridDim.z;
+}
+
+// Some tiles of a block: of which columns of C.
+enum class Columns { all, first, others };
+
+// The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
+__device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
+  constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
+  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
+  const int step = num_blocks<Cfg>() >> shift;
+  for (int i = block_index<Cfg>() >> shift; i < (end - first) * kPieces; i += step) {
+    Place at = place_of<Cfg>(tile_of(first + i / kPieces, args), args);
+    at.col += i % kPieces * Piece::kBlockN;
+    if (COLUMNS == Columns::all || (at.col == 0) == (COLUMNS == Columns::first)) function(at);
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

@@ -1,0 +1,134 @@
+// How the skinny kernel shares out its work, as plain data, and the pure function that chooses. Nothing here changes a
+// bit of the result: the order of summation is the same for all.
+//
+// m is the few rows, n x k the operand that streams (the kernel's launcher may have exchanged the caller's m and n).
+#pragma once
+
+#include "core/math.h"
+#include "core/operand.h"
+#include "core/problem.h"
+#include "core/transposed.h"
+
+namespace tiledmm {
+
+inline constexpr int kSkinnyMaxM = 64;
+inline constexpr int kSkinnyGroup = 16;               // columns of C of one warp: what a matrix instruction takes
+inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
+inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
+
+// Whether C^T = B^T A^T is computed instead: the larger operand streams.
+constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
+
+// Of the chunks' sums: a result that large has enough units without splitting k.
+inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
+
+struct SkinnyPlan {
+  int groups;          // of kSkinnyGroup columns in a block
+  bool splits_chunks;  // each chunk of k is a unit of work; else a block adds them up itself
+  int num_stages;
+  int stage_bytes, shared_bytes;
+  int64_t blocks_n, num_chunks;  // of one product; num_chunks counts units, so 1 where chunks are not split
+  int64_t num_units;
+};
+
+// Rows of the few in a block: whole fragments.
+constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
+constexpr int skinny_block_k(int block_m) { return block_m <= 16 ? 256 : 128; }
+// Warps that multiply in one block, as far as registers go.
+constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
+// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
+constexpr int skinny_row_bytes(bool is_k_major, int block_mn, int block_k) {
+  return ((is_k_major ? block_k : block_mn) / 8 | 1) * 16;
+}
+constexpr int skinny_tile_bytes(bool is_k_major, int block_mn, int block_k) {
+  return skinny_row_bytes(is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
+}
+
+// What the model below reads, of the problem as the kernel sees it: m is the few rows.
+struct SkinnyProblem {
+  int64_t m, n, k, chunk_k, batch;
+  bool is_a_k_major, is_b_k_major;
+};
+
+// Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
+// units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.
+// Copies of less than 16 bytes take each thread longer, the more it has of the few rows; so do other products of a
+// batch.
+inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
+                                 int copy_width = 16) {
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
+  const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
+  const double tiles = double(max_of(1, ceil_div(int64_t(k), block_k)));
+  const double bytes_a = 2 * k * double(problem.m);
+  const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
+  const double narrow = copy_width == 16 ? 0 : copy_width == 8 ? 0.30 : copy_width == 4 ? 0.37 : 0.67;
+  const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
+  const double chain = tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a), copies = (bytes_a + bytes_b) / 46e3;
+  const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
+  // Of the memory and of the second-level cache; few multiprocessors do not draw as much.
+  const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
+  const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
+  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
+  const int64_t rest = plan.num_units % num_sms;
+  const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
+  // What an item of a batch takes besides, by ten random batches; with narrow copies it is part of `unit`.
+  const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
+  const double items = problem.batch == 1 || copy_width < 16 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
+  return 7.2 + rounds + items + (plan.splits_chunks ? 3.5 : 0);
+}
+
+inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
+  SkinnyPlan best{};
+  double best_time = 0;
+  const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
+  const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
+  const double partial_bytes = 4.0 * double(chunks) * double(problem.batch) * double(problem.m) * double(problem.n);
+  const bool may_split = chunks > 1 && partial_bytes <= double(kSkinnyMaxPartialBytes);
+  for (int splits = 0; splits <= int(may_split); ++splits) {
+    for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
+      SkinnyPlan plan{};
+      plan.groups = groups;
+      plan.splits_chunks = splits;
+      plan.stage_bytes = skinny_tile_bytes(problem.is_a_k_major, block_m, block_k) +
+                         skinny_tile_bytes(problem.is_b_k_major, groups * kSkinnyGroup, block_k);
+      const int fixed = groups * block_m * (kSkinnyGroup + 4) * 4;  // C on its way out
+      for (const int stages : kSkinnyStages) {
+        if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
+      }
+      if (plan.num_stages < 3 && groups > 1) break;
+      plan.shared_bytes = plan.num_stages * plan.stage_bytes + fixed;
+      plan.blocks_n = ceil_div(groups_n, groups);
+      plan.num_chunks = splits ? chunks : 1;
+      plan.num_units = plan.blocks_n * plan.num_chunks * problem.batch;
+      const double time = model_microseconds(problem, plan, num_sms);
+      if (best.groups == 0 || time < best_time) {
+        best = plan;
+        best_time = time;
+      }
+    }
+  }
+  return best;
+}
+
+// How rung 14 computes a problem.
+struct SkinnyLaunch {
+  bool is_transposed;    // C^T = B^T A^T; what follows is of that product
+  int width_a, width_b;  // bytes that each operand's copies take at a time
+  SkinnyPlan plan;
+};
+
+inline SkinnyLaunch plan_skinny(const GpuProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
+  SkinnyLaunch launch{exchanges_operands(given.gemm.m, given.gemm.n), 0, 0, {}};
+  const GpuProblem problem = launch.is_transposed ? transposed(given) : given;
+  const GemmProblem& p = problem.gemm;
+  const OperandView a = view_a(p), b = view_b(p);
+  launch.width_a = copy_width(a, problem);
+  launch.width_b = copy_width(b, problem);
+  const SkinnyProblem shape{p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  launch.plan = choose_skinny_plan(shape, num_sms, max_shared_bytes);
+  cost_us = model_microseconds(shape, launch.plan, num_sms, int(min_of(launch.width_a, launch.width_b)));
+  return launch;
+}
+
+}  // namespace tiledmm

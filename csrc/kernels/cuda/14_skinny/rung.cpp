@@ -1,0 +1,43 @@
+// The entry of rung 14.
+#include "core/rung.h"
+#include "kernels/cuda/14_skinny/plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_skinny(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const GpuProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (problem.gemm.row_sums) return "it does not sum rows";
+  if (size_of(problem.gemm.dtype) != 2) return "it serves fp16 and bf16";
+  if (min_of(problem.gemm.m, problem.gemm.n) > kSkinnyMaxM) return "it serves up to 64 rows or columns";
+  return nullptr;
+}
+
+void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  if (is_empty(problem)) return;
+  plan.as<SkinnyLaunch>() = plan_skinny(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
+}
+
+void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (is_empty(problem)) return;
+  const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
+  const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
+  fields.add_tile("block", block_m, own.plan.groups * kSkinnyGroup);
+  fields.add("block_k", skinny_block_k(block_m));
+  fields.add("stages", own.plan.num_stages);
+  fields.add("split_k", own.plan.num_chunks);
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (own.is_transposed) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
+                          14, true, true, Order::mma_chunks, refuse, plan, describe, launch_skinny};
+
+}  // namespace tiledmm::gpu

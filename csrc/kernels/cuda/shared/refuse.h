@@ -1,0 +1,14 @@
+// What every kernel of NVIDIA's chips refuses.
+#pragma once
+
+#include "core/rung.h"
+
+namespace tiledmm::gpu {
+
+// The host executor runs them at its warp size of 32.
+inline const char* refuse_chip(const GpuProblem& problem, const Chip& chip) {
+  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
+  return chip.platform == Platform::hip ? "it is for NVIDIA's chips" : nullptr;
+}
+
+}  // namespace tiledmm::gpu

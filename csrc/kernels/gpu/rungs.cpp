@@ -1,0 +1,125 @@
+// The ladder's entries, rungs 01 to 08: what they serve, their tiles, a rough cost model.
+#include "core/math.h"
+#include "core/rung.h"
+#include "kernels/gpu/kernels.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+// By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
+// every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
+// measurements on an H200.
+constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35};
+constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
+constexpr double kLaunchUs = 3;
+
+const char* refuse_batch(const GpuProblem& problem) {
+  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
+  return problem.gemm.row_sums ? "it does not sum rows" : nullptr;
+}
+
+const char* refuse(const GpuProblem& problem, const Chip&) { return refuse_batch(problem); }
+
+const char* refuse_mma(const GpuProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_batch(problem)) return reason;
+  if (chip.mma_tflops[int(problem.gemm.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
+  return refuse_tf32(problem.gemm, chip);
+}
+
+double num_tiles(const GpuProblem& problem, int64_t block_m, int64_t block_n) {
+  return double(ceil_div(problem.gemm.m, block_m)) * double(ceil_div(problem.gemm.n, block_n)) *
+         double(problem.batch_size);
+}
+
+LadderPlan plan_naive(const GpuProblem&, const Chip&) { return {8, 32, false}; }
+
+template <int TILE>
+LadderPlan plan_block_tiled(const GpuProblem&, const Chip&) {
+  return {TILE, TILE, TILE == 32};
+}
+// On NVIDIA's chips large tiles where they give every CU several.
+LadderPlan plan_block_tiled_auto(const GpuProblem& problem, const Chip& chip) {
+  const bool is_large = chip.platform == Platform::cuda && num_tiles(problem, 32, 32) >= 4 * chip.num_cus;
+  return is_large ? plan_block_tiled<32>(problem, chip) : plan_block_tiled<16>(problem, chip);
+}
+
+LadderPlan plan_row_register_tiled(const GpuProblem&, const Chip&) { return {16, 128, false}; }
+
+LadderPlan plan_register_tiled_4x4(const GpuProblem&, const Chip& chip) {
+  return register_tile(false, chip.platform == Platform::hip, chip.warp_size);
+}
+// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
+LadderPlan plan_register_tiled(const GpuProblem& problem, const Chip& chip) {
+  const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
+  const bool is_large = problem.gemm.dtype != DType::f64 &&
+                        2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  return is_large ? large : plan_register_tiled_4x4(problem, chip);
+}
+
+// The fragments of the large tile would not fit beside the sums of rung 05.
+LadderPlan plan_mma_small(const GpuProblem&, const Chip&) { return mma_tile(false, false); }
+// The large tile where it gives most CUs one, else the small one. Both sum in the same order.
+LadderPlan plan_mma(const GpuProblem& problem, const Chip& chip) {
+  const bool is_f64 = problem.gemm.dtype == DType::f64;
+  const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
+  return 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus ? large : mma_tile(false, false);
+}
+
+template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const GpuProblem&, const Chip&)>
+void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  const GemmProblem& p = problem.gemm;
+  const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype)];
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
+  const double elements = (m * k + k * n + m * n) * batch;
+  plan.cost_us = kLaunchUs + 2 * m * n * k * batch / (kEfficiency[NUMBER] * peak * 1e6) +
+                 kTraffic[NUMBER] * elements * double(size_of(p.dtype)) / (chip.tbytes_per_second * 1e6);
+  plan.as<LadderPlan>() = CHOOSE(problem, chip);
+}
+
+void describe(const GpuProblem&, const Chip&, const Plan& plan, Fields& fields) {
+  fields.add_tile("block", plan.as<LadderPlan>().block_m, plan.as<LadderPlan>().block_n);
+}
+
+template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const GpuProblem&, const Chip&)>
+constexpr Rung rung(const char* name, const char* description, bool is_native,
+                    Status (*launch)(const GpuProblem&, const Plan&, const Executor&)) {
+  return {name,
+          description,
+          NUMBER,
+          true,
+          is_native,
+          IS_MMA ? Order::mma_chain : Order::chain,
+          IS_MMA ? refuse_mma : refuse,
+          plan<NUMBER, IS_MMA, CHOOSE>,
+          describe,
+          launch};
+}
+
+}  // namespace
+
+const Rung naive_rung = rung<1, false, plan_naive>("naive", "one thread for each output", false, launch_naive);
+const Rung block_tiled_rung = rung<2, false, plan_block_tiled_auto>(
+    "block_tiled", "block tiles of 16 in shared memory, of 32 on NVIDIA for large results", false, launch_block_tiled);
+const Rung block_tiled_8_rung =
+    rung<2, false, plan_block_tiled<8>>("block_tiled.8", "the same with tiles of 8", false, launch_block_tiled);
+const Rung block_tiled_32_rung =
+    rung<2, false, plan_block_tiled<32>>("block_tiled.32", "the same with tiles of 32", false, launch_block_tiled);
+const Rung row_register_tiled_rung = rung<3, false, plan_row_register_tiled>(
+    "row_register_tiled", "one operand straight to registers, the other in shared memory", false,
+    launch_row_register_tiled);
+const Rung register_tiled_rung = rung<4, false, plan_register_tiled>(
+    "register_tiled", "thread tiles of 8 x 8 in registers, 4 x 4 for small results and fp64", true,
+    launch_register_tiled);
+const Rung register_tiled_4x4_rung = rung<4, false, plan_register_tiled_4x4>(
+    "register_tiled.4x4", "the same with thread tiles of 4 x 4", false, launch_register_tiled);
+const Rung mma_rung =
+    rung<5, true, plan_mma_small>("mma", "matrix instructions, nothing cached", false, launch_mma);
+const Rung mma_cached_rung =
+    rung<6, true, plan_mma>("mma_cached", "A and B cached in shared memory", false, launch_mma_cached);
+const Rung mma_double_buffered_rung = rung<7, true, plan_mma>(
+    "mma_double_buffered", "the next k tile prefetched into registers", false, launch_mma_double_buffered);
+const Rung mma_output_cached_rung =
+    rung<8, true, plan_mma>("mma_output_cached", "C kept in the accumulators", true, launch_mma_output_cached);
+
+}  // namespace tiledmm::gpu

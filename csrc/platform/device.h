@@ -1,0 +1,20 @@
+// The GPUs of this process, for the dispatcher. Plain: any compiler takes it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/plan.h"
+
+namespace tiledmm::gpu {
+
+struct Device {
+  int32_t arch;  // NVIDIA: 90 for sm_90. AMD: 0x942 for gfx942. The host executor: 0
+  int32_t num_cus, warp_size;
+  int32_t max_shared_bytes;  // of one block
+};
+
+// GPU `idx` becomes the current one of the calling thread; what its runtime says of it, asked once. False where there
+// is none. Null in a library without GPU kernels.
+TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,32 @@
+// Prints the tile that plan_tiles chooses and the time that the model expects for each problem on standard input:
+// m n k batch, then whether row sums are wanted.
+#include "kernels/cuda/11_wgmma/plan.h"
+
+#include <cstdio>
+
+int main() {
+  using namespace tiledmm;
+  long m, n, k, batch;
+  int needs_row_sums;
+  while (std::scanf("%ld %ld %ld %ld %d", &m, &n, &k, &batch, &needs_row_sums) == 5) {
+    GpuProblem folded{};
+    GemmProblem& problem = folded.gemm;
+    problem.m = m, problem.n = n, problem.k = k;
+    problem.stride_am = k, problem.stride_ak = 1;
+    problem.stride_bk = 1, problem.stride_bn = k;
+    problem.stride_cm = n, problem.stride_cn = 1;
+    problem.num_batch_dims = batch > 1;
+    problem.dtype = DType::bf16;
+    folded.batch_dims[0] = {batch, m * k, k * n, m * n};
+    folded.batch_size = batch;
+    folded.chunk_k = mma_chunk_k(n, k, false);
+    double cost_us = 0;
+    plan_wgmma(folded, 132, cost_us);
+    const int alignment = row_alignment(0, k);
+    const TilePlan plan =
+        plan_tiles({m, n, k, mma_chunk_k(n, k, false), batch, true, alignment, alignment, needs_row_sums != 0}, 132);
+    std::printf("%d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n, int(plan.splits_chunks),
+                int(sums_chunks(plan.shape)), int(sums_rows(plan.shape)), int(plan.shares_tiles), int(plan.pairs_m),
+                int(plan.pairs_n), plan.microseconds, cost_us);
+  }
+}
