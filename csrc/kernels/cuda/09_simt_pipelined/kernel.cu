@@ -2,10 +2,10 @@
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
 // from shared memory while these are multiplied; one barrier for each k tile; tiles from 256 x 128 down to 4 x 32.
 // Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes, or before by
-// a kernel (simt_pack.h). Small ones: as in global memory, 4 elements of k a fragment. k beyond the operand is 0 for A
+// a kernel (pack.h). Small ones: as in global memory, 4 elements of k a fragment. k beyond the operand is 0 for A
 // and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
 // the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
-// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel (simt_add_chunks.h) adds them
+// wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel (add_split_tiles.h) adds them
 // up. Few rows: simt_few_rows.h.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
 // Osama et al., "Stream-K": parts of tiles for the last wave.

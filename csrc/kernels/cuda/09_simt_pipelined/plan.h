@@ -51,7 +51,7 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
 }
 
 // Few rows of C: a block's warps take chunks of k of so many columns, each with a ring of so many stages of its own
-// (kernels/cuda/simt_few_rows.h).
+// (few_rows.h).
 struct FewRowsPlan {
   int rows, cols, num_stages;
   int num_warps;

@@ -7,7 +7,7 @@
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
 // of half tiles; operands that stream evict themselves from the second-level cache; pairs of blocks that fetch half of
 // an operand each where rows cross sectors of that cache (multicast, which gains nothing otherwise). fp32 needs
-// operands along k: the other layouts pass through registers or are transposed on their way (wgmma_tf32.h). What the
+// operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the
 // copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -45,7 +45,7 @@ struct Config {
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
   static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
   static constexpr int kMmaK = 32 / sizeof(T);
-  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (wgmma_tf32.h).
+  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (tf32.h).
   static constexpr bool kIsTf32 = sizeof(T) == 4;
   static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
   static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;

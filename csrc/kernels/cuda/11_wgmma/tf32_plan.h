@@ -1,5 +1,5 @@
 // The block tiles of the wgmma kernel for fp32 with products in tf32, and what becomes of operands whose layout its
-// matrix unit does not take: as wgmma_config.h, plain data and pure functions that change no bit of the result.
+// matrix unit does not take: as plan.h, plain data and pure functions that change no bit of the result.
 #pragma once
 
 #include "kernels/cuda/11_wgmma/plan.h"
