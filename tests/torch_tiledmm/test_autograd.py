@@ -2,7 +2,8 @@
 
 Planted bugs that these tests caught: the tangent of the second operand dropped, saved operands exchanged, the bias
 gradient summed over one dimension only, the batch of a broadcast operand not reduced, an operand saved that no
-gradient needs, a reference held from the graph to its own result.
+gradient needs, a reference held from the graph to its own result, the form of the gradient of b taken from a b that
+was not saved.
 """
 
 import gc
@@ -49,6 +50,16 @@ def check_all(function, inputs):
 @pytest.mark.parametrize("a_shape, b_shape", PATTERNS, ids=str)
 def test_matmul_patterns(a_shape, b_shape):
     check_all(matmul, (leaf(*a_shape), leaf(*b_shape)))
+
+
+@pytest.mark.parametrize("b_shape", [(1, 5, 3), (2, 5, 3)], ids=str)
+@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=["a", "b"])
+def test_one_of_two_batches_needs_a_gradient(needs, b_shape):
+    """Where b is not saved, nothing of it tells backward whether the whole batch shares one b."""
+    a, b = leaf(b_shape[0], 4, 5).requires_grad_(needs[0]), leaf(*b_shape).requires_grad_(needs[1])
+    gradcheck(matmul, (a, b), check_forward_ad=True)
+    function, operand = ((lambda a: matmul(a, b)), a) if needs[0] else ((lambda b: matmul(a, b)), b)
+    torch.func.vjp(function, operand)[1](torch.ones(b_shape[0], 4, 3, dtype=torch.float64))
 
 
 def test_the_gradient_of_one_operand_for_a_batch_is_one_product():
