@@ -112,7 +112,8 @@ struct LinearFormula {
     if (bias_t.defined()) {
       auto sizes = input.sym_sizes().vec();
       sizes.back() = weight.sym_size(0);
-      add(bias_t.expand_symint(sizes));
+      const Tensor rows = bias_t.expand_symint(sizes);
+      sum = sum.defined() ? sum + rows : rows.clone();  // its own memory: the result may change in place
     }
     return sum;
   }

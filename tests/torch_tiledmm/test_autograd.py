@@ -3,7 +3,7 @@
 Planted bugs that these tests caught: the tangent of the second operand dropped, saved operands exchanged, the bias
 gradient summed over one dimension only, the batch of a broadcast operand not reduced, an operand saved that no
 gradient needs, a reference held from the graph to its own result, the form of the gradient of b taken from a b that
-was not saved.
+was not saved, the tangent of the bias given away as that of the result.
 """
 
 import gc
@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fw
 import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,6 +115,16 @@ def test_bias_forms_get_their_gradient():
 def test_linear_with_a_vector_as_weight(shape):
     check_all(linear, (leaf(*shape), leaf(5)))
     check_all(lambda *args: linear(*args, activation="silu"), (leaf(*shape), leaf(5), leaf(1)))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 4)], ids=str)
+def test_the_tangent_of_the_result_is_memory_of_its_own(shape):
+    """Also where it is the bias's tangent, row for row."""
+    x, weight, bias, tangent = torch.randn(shape), torch.randn(2, 4), torch.randn(2), torch.zeros(2)
+    with fw.dual_level():
+        out = linear(x, weight, fw.make_dual(bias, tangent))
+        out.add_(fw.make_dual(torch.ones_like(out), torch.ones_like(out)))
+        assert fw.unpack_dual(out).tangent.eq(1).all() and tangent.eq(0).all()
 
 
 # ---- Transforms, each against torch's own operator
