@@ -46,7 +46,9 @@ Tensor as_rows(const Tensor& tensor) {
 
 // ---- Formulas, shared by Function and Node. Operands: (a, b) or (input, weight, bias).
 
-// C = A B for a and b with equal batch dimensions, both at least 2-D; or for a batch of a and one b.
+// C = A B for a and b that are at least 2-D: with one b for the whole batch of a, or with equal batch dimensions. Which
+// of the two is fixed here, as backward may have nothing of b to ask.
+template <bool SHARES_B>
 struct MatmulFormula {
   static constexpr size_t kInputs = 2;
   static constexpr const char* kName = "TiledMatmulBackward";
@@ -61,8 +63,8 @@ struct MatmulFormula {
     if (needs[0]) grads[0] = matmul_op().call(grad, b.mT(), algorithm);
     // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
     if (needs[1]) {
-      grads[1] = b.dim() < a.dim() ? matmul_op().call(as_rows(a).mT(), as_rows(grad), algorithm)
-                                   : matmul_op().call(a.mT(), grad, algorithm);
+      grads[1] = SHARES_B ? matmul_op().call(as_rows(a).mT(), as_rows(grad), algorithm)
+                          : matmul_op().call(a.mT(), grad, algorithm);
     }
     return grads;
   }
@@ -110,7 +112,8 @@ struct LinearFormula {
     if (bias_t.defined()) {
       auto sizes = input.sym_sizes().vec();
       sizes.back() = weight.sym_size(0);
-      add(bias_t.expand_symint(sizes));
+      const Tensor rows = bias_t.expand_symint(sizes);
+      sum = sum.defined() ? sum + rows : rows.clone();  // its own memory: the result may change in place
     }
     return sum;
   }
@@ -235,8 +238,7 @@ Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const
                         : TiledFunction<Formula, false>::apply(a, b, OptionalTensor(), below, algorithm);
 }
 
-bool is_without_broadcast(const Tensor& a, const Tensor& b) {
-  if (b.dim() == 2) return a.dim() >= 2;
+bool are_equal_batches(const Tensor& a, const Tensor& b) {
   if (a.dim() != b.dim() || a.dim() < 2) return false;
   for (int64_t d = 0; d < a.dim() - 2; ++d) {
     if (a.sym_size(d) != b.sym_size(d)) return false;
@@ -248,7 +250,10 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Needs needs(a, b);
   if (needs.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
-  if (is_without_broadcast(a, b)) return differentiate<MatmulFormula>(needs, a, b, Tensor(), below, algorithm);
+  if (b.dim() == 2 && a.dim() >= 2) {
+    return differentiate<MatmulFormula<true>>(needs, a, b, Tensor(), below, algorithm);
+  }
+  if (are_equal_batches(a, b)) return differentiate<MatmulFormula<false>>(needs, a, b, Tensor(), below, algorithm);
   // What does not fit goes to the kernel as it was given, which raises.
   if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
 

@@ -1,7 +1,8 @@
 """Schemas, fake kernels, compile, export, AOTInductor, autocast, vmap.
 
 Planted bugs that these tests caught: a fake kernel with the wrong last dimension, autocast without the exclusion of its
-own key, a vmap rule that maps the wrong operand, one that drops the rows beside a mapped bias, one that checks nothing.
+own key, a vmap rule that maps the wrong operand, one that drops the rows beside a mapped bias, one that checks nothing,
+half the flops of the weight's gradient, flops by the wrong size of an operand.
 """
 
 import itertools
@@ -293,11 +294,34 @@ def test_nested_vmap_and_gradients_per_sample():
         torch.testing.assert_close(per_sample["weight"][i], torch.func.grad(loss)(parameters, x)["weight"])
 
 
-def test_flops_are_counted():
-    x, weight = randn(2, 3, 4, grad=True), randn(5, 4, grad=True)
-    with FlopCounterMode(display=False) as counter:
-        linear(x, weight).sum().backward()
-    assert counter.get_total_flops() == 3 * 2 * 2 * 3 * 4 * 5
+@pytest.mark.parametrize(
+    "function, shapes, flops",
+    [
+        (matmul, [(4,), (4,)], 2 * 4),
+        (matmul, [(3, 4), (4,)], 2 * 3 * 4),
+        (matmul, [(4,), (2, 4, 5)], 2 * 2 * 4 * 5),
+        (matmul, [(3, 4), (4, 5)], 2 * 3 * 4 * 5),
+        (matmul, [(2, 3, 4), (4, 5)], 2 * 2 * 3 * 4 * 5),
+        (matmul, [(2, 3, 4), (2, 4, 5)], 2 * 2 * 3 * 4 * 5),
+        (matmul, [(2, 1, 3, 4), (6, 4, 5)], 2 * 2 * 6 * 3 * 4 * 5),
+        (linear, [(3, 4), (4,)], 2 * 3 * 4),
+        (linear, [(4,), (5, 4)], 2 * 4 * 5),
+        (linear, [(2, 3, 4), (5, 4)], 2 * 2 * 3 * 4 * 5),
+        (linear, [(2, 3, 4), (5, 4), (5,)], 2 * 2 * 3 * 4 * 5),  # backward through linear_weight_grads
+        (OPS.linear_weight_grads, [(3, 5), (3, 4)], 2 * 3 * 4 * 5),
+    ],
+)
+def test_flops_are_counted(function, shapes, flops):
+    """Counts by hand: a multiplication and an addition for each term of the sums, and again for each gradient."""
+    has_backward = function is not OPS.linear_weight_grads
+    operands = [randn(*shape, grad=has_backward) for shape in shapes]
+    with FlopCounterMode(display=False) as forward:
+        out = function(*operands)
+    assert forward.get_total_flops() == flops
+    if has_backward:
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+        assert backward.get_total_flops() == 2 * flops
 
 
 def test_trace():
