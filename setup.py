@@ -9,8 +9,10 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 from glob import glob
 from pathlib import Path
 
@@ -61,6 +63,46 @@ def compiler() -> str:
 
 def relative(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(HERE)) for path in paths]
+
+
+def needed_libraries(path: Path) -> list[str] | None:
+    """The shared libraries that a 64-bit ELF file asks for; None where it is no such file."""
+    data = path.read_bytes()
+    if data[:5] != b"\x7fELF\x02":
+        return None
+    order = "<" if data[5] == 1 else ">"
+    (table,) = struct.unpack_from(f"{order}Q", data, 0x28)
+    entry_size, num_entries = struct.unpack_from(f"{order}HH", data, 0x3A)
+    # Of each section: name, kind, flags, address, offset, size, link, info.
+    sections = [struct.unpack_from(f"{order}IIQQQQII", data, table + i * entry_size) for i in range(num_entries)]
+    names = []
+    for _, kind, _, _, offset, size, link, _ in sections:
+        if kind == 6:  # SHT_DYNAMIC; its link is the section of its strings
+            strings = sections[link][4]
+            for tag, value in struct.iter_unpack(f"{order}qQ", data[offset : offset + size]):
+                if tag == 1:  # DT_NEEDED
+                    names.append(data[strings + value : data.index(b"\0", strings + value)].decode())
+    return names
+
+
+def check_shared_runtime(compiler) -> None:
+    """Stops where this compiler (of setuptools, with all its flags) links the C++ runtime statically.
+
+    An exception that one copy of the runtime throws and another catches ends the process, and torch brings the shared
+    one. A library of one function tells this in a second, before the long compilations.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text("void probe(int* number) { if (!number) throw 1; }\n")
+        objects = compiler.compile([str(source)], output_dir=folder)
+        compiler.link_shared_object(objects, str(library), target_lang="c++")
+        needed = needed_libraries(library)
+    if needed is not None and not any(name.startswith(("libstdc++.so", "libc++.so")) for name in needed):
+        stop(
+            f"CXX={os.environ['CXX']} links the C++ runtime statically, and every exception would end the process.",
+            "set CXX to a g++ with a shared libstdc++, for example CXX=/usr/bin/g++, and LDFLAGS to nothing that "
+            "links it statically.",
+        )
 
 
 class Gpu:
@@ -174,6 +216,7 @@ def main() -> None:
                 json.dump(info, file, indent=1)
 
         def build_extensions(self):
+            check_shared_runtime(self.compiler)
             objects, jobs = Path(self.build_temp).resolve() / "gpu", int(os.environ["MAX_JOBS"])
             if gpu.device:
                 gpu_sources = gpu_objects.gpu_sources() + (gpu_objects.cuda_sources() if gpu.device == "cuda" else [])
@@ -195,7 +238,9 @@ def main() -> None:
 
     if "MAX_JOBS" not in os.environ:
         os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
-    gpu_macros = [f'-DTILEDMM_GPU_{key}="{value}"' for key, value in (("DEVICE", gpu.device), ("ARCHS", " ".join(gpu.archs)))]
+    gpu_macros = [
+        f'-DTILEDMM_GPU_{key}="{value}"' for key, value in (("DEVICE", gpu.device), ("ARCHS", " ".join(gpu.archs)))
+    ]
     kernels = Extension(
         f"{PACKAGE}._kernels",
         relative(gpu_objects.cpp_sources()),

@@ -6,6 +6,8 @@ library), layers in training against nn.Linear, the calling thread's cost, and w
 
 Products: single calls, caches of the GPU emptied before each, arms interleaved, medians, random data in [-1, 1], the
 output allocated by each call. A goal is the least ratio of the vendor's time to ours that a kind of shape should reach.
+
+A tree without .git does not know its commit: TILEDMM_COMMIT=HASH says it, to every benchmark.
 """
 
 import argparse
@@ -14,7 +16,6 @@ import itertools
 import json
 import math
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,17 +23,10 @@ import torch
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
-from torch_tiledmm.dispatch import build_info
 from torch_tiledmm.testing.bench import OURS, output_file
+from torch_tiledmm.testing.origin import GpuClocks, describe_gpu_run
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_gpu_shapes
-from torch_tiledmm.testing.timing import (
-    PRECISIONS,
-    gpu_copy_rate,
-    gpu_name,
-    host_seconds,
-    matmul_precision,
-    time_on_gpu,
-)
+from torch_tiledmm.testing.timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from train_characters import Block  # noqa: E402
@@ -260,21 +254,12 @@ def main() -> None:
             return itertools.islice(random_gpu_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
         return chosen
 
-    results = {
-        "benchmark": "gpu",
-        "device": torch.cuda.get_device_name(),
-        "copy_tbytes_per_second": round(gpu_copy_rate() / 1e12, 3),
-        "versions": {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda or torch.version.hip,
-            "torch_tiledmm": build_info().version,
-        },
-        "date": time.strftime("%Y-%m-%d"),
-        "host_us": {precision: measure_host(precision) for precision in args.precisions},
-        "layers": [],
-        "training": [],
-        "products": [],
-    }
+    try:
+        results = describe_gpu_run("gpu")
+    except ValueError as error:
+        parser.error(str(error))
+    results["host_us"] = {precision: measure_host(precision) for precision in args.precisions}
+    results |= {"layers": [], "training": [], "products": []}
     print("us of the calling thread:", json.dumps(results["host_us"]), flush=True)
     if is_table:
         for rows in LAYER_ROWS:
@@ -284,14 +269,16 @@ def main() -> None:
         for model in training_models():
             results["training"].append(row := measure_training(*model))
             print(row["model"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
-    for precision in args.precisions:
-        for shape in shapes_of(precision):
-            results["products"].append(row := measure_product(shape, precision))
-            print(*product_line(row), sep="  ", flush=True)
-        results["summary"] = summarize(results["products"])
-        results["share_predicted_within_30_percent"] = round(share_predicted(results["products"]), 3)
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+    with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
+        for precision in args.precisions:
+            for shape in shapes_of(precision):
+                results["products"].append(row := measure_product(shape, precision))
+                print(*product_line(row), sep="  ", flush=True)
+            results["summary"] = summarize(results["products"])
+            results["share_predicted_within_30_percent"] = round(share_predicted(results["products"]), 3)
+            results["clocks"] = clocks.to_dict()
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1) + "\n")
     for entry in results["summary"]:
         print(*(f"{name} {value}" for name, value in entry.items()), sep=", ")
     print(f"predicted within 30 %: {100 * results['share_predicted_within_30_percent']:.0f} % of the rows")

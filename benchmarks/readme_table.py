@@ -9,9 +9,10 @@ Nothing is left out: the rows come in the order of the shapes table, the bad one
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from bench_gpu import PRODUCT_HEAD, goal_text, product_line
+from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
 from bench_linear import linear_table
 
 from torch_tiledmm.dispatch import DTYPES
@@ -30,13 +31,38 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *body)]
 
 
+def listed(values: Iterable[object]) -> str:
+    """Each once, in the order of their first time."""
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def name_of(results: dict) -> str:
+    return f"{results['benchmark']} {results['dtype']}"
+
+
+def slower_rows(all_results: list[dict]) -> list[str]:
+    """For each machine how many rows are slower than the faster peer, in all and in each run."""
+    machines: dict[str, list[dict]] = {}
+    for results in all_results:
+        machine = f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads"
+        machines.setdefault(machine, []).append(results)
+    lines = []
+    for machine, runs in machines.items():
+        counts = [(name_of(results), len(results["summary"]["below_one"]), len(results["rows"])) for results in runs]
+        below, total = (sum(count[i] for count in counts) for i in (1, 2))
+        each = ", ".join(f"{name} {part} of {whole}" for name, part, whole in counts)
+        origin = f"commit {listed(results['commit'] for results in runs)}; {listed(r['date'] for r in runs)}"
+        lines.append(f"- {machine}: **{below} of {total} rows are below 1.0** ({each}); {origin}.")
+    return lines
+
+
 def summary_row(results: dict) -> tuple[str, ...]:
     """One line for a whole run; peers are named, rows below 1.0 counted."""
     rows = results["rows"]
     ratios = [row["ratio"] for row in rows]
     peak = results.get("fma_peak_gflops")
     return (
-        f"{results['benchmark']} {results['dtype']}",
+        name_of(results),
         ", ".join(name for name in rows[0]["timings"] if name != "tiledmm"),
         str(len(rows)),
         f"{results['summary']['geomean']:.2f}",
@@ -50,12 +76,11 @@ def summary_row(results: dict) -> tuple[str, ...]:
 def render(all_results: list[dict]) -> str:
     """The text between the markers: a summary, then each run in full, bad rows included, in shape order."""
     head = ("benchmark", "peers", "rows", "geomean", "worst", "best", "below 1.0", "FMA peak GFLOP/s")
-    lines = ["Ratio: time of the fastest peer / ours, more is better.", ""]
+    lines = ["Ratio: time of the fastest peer / ours, more is better.", "", *slower_rows(all_results), ""]
     lines += markdown_table([head, *map(summary_row, all_results)])
     for results in all_results:
         versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-        title = f"{results['benchmark']} {results['dtype']}"
-        lines += ["", f"<details><summary>{title}, all rows</summary>", ""]
+        lines += ["", f"<details><summary>{name_of(results)}, all rows</summary>", ""]
         lines.append(
             f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads; {versions}; "
             f"commit {results['commit']}, {results['date']}."
@@ -79,13 +104,55 @@ def load_gpu_results(folder: Path, benchmark: str) -> list[dict]:
 
 def describe_gpu(results: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return f"{results['device']}, copy {results['copy_tbytes_per_second']:.2f} TB/s; {versions}; {results['date']}."
+    return f"{results['device']}, copy {results['copy_tbytes_per_second']:.2f} TB/s; {versions}."
+
+
+def clocks_text(clocks: dict | None) -> str:
+    """The clocks while products were measured; what NVML did not know is left out."""
+    if not clocks:
+        return "clocks not recorded"
+    parts = []
+    if sm_clock := clocks["sm_mhz"]:
+        span = f"{sm_clock['minimum']} to {sm_clock['maximum']}, limit {clocks['sm_mhz_limit']}"
+        parts.append(f"SM clock {sm_clock['median']} MHz ({span})")
+    if memory_clock := clocks["memory_mhz"]:
+        parts.append(f"memory {memory_clock['median']} MHz")
+    if temperature := clocks["temperature_c"]:
+        parts.append(f"up to {temperature['maximum']} C")
+    if power_limit := clocks["power_limit_w"]:
+        parts.append(f"power limit {power_limit:.0f} W")
+    reasons = clocks["throttled"] or {}
+    parts += [f"{reason} in {100 * share:.0f} % of the samples" for reason, share in reasons.items()]
+    return ", ".join([*parts, f"driver {clocks['driver']}"])
+
+
+def missed_text(rows: list[dict]) -> str:
+    """How many of the rows with a goal miss it."""
+    rows = [row for row in rows if row["goal"] is not None]
+    return f"{sum(not is_met(row) for row in rows)} of {len(rows)}"
+
+
+def missed_goals(all_results: list[dict]) -> list[str]:
+    """For each GPU how many rows miss their goal, in all and in each precision, and where the figures come from."""
+    lines = []
+    for results in all_results:
+        products: dict[str, list[dict]] = {}
+        for row in results["products"]:
+            products.setdefault(row["precision"], []).append(row)
+        each = ", ".join(f"{precision} {missed_text(rows)}" for precision, rows in products.items())
+        lines.append(
+            f"- {results['device']}: **{missed_text(results['products'])} products with a goal miss it** ({each}), "
+            f"{missed_text(results['layers'])} layers, {missed_text(results['training'])} steps of training; "
+            f"commit {results.get('commit') or 'not recorded'}; {results['date']}; "
+            f"{clocks_text(results.get('clocks'))}."
+        )
+    return lines
 
 
 def render_gpu(all_results: list[dict]) -> str:
     """One line for each precision and kind of shape, one for the layers, one for the calling thread."""
     lines = ["Ratio: time of torch (the vendor's library) / ours, more is better. Goals and all rows:"]
-    lines += ["[docs/GPU_RESULTS.md](docs/GPU_RESULTS.md)."]
+    lines += ["[docs/GPU_RESULTS.md](docs/GPU_RESULTS.md).", "", *missed_goals(all_results)]
     for results in all_results:
         rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal")]
         for entry in results["summary"]:
@@ -124,6 +191,7 @@ def render_gpu_document(all_results: list[dict]) -> str:
         "Written by benchmarks/readme_table.py from benchmarks/results/gpu. Products: single calls,",
     ]
     lines += ["caches of the GPU emptied before each, medians, arms interleaved; a goal is the least ratio asked for."]
+    lines += ["", *missed_goals(all_results)]
     for results in all_results:
         share = 100 * results["share_predicted_within_30_percent"]
         lines += ["", f"## {results['device']}", "", describe_gpu(results)]

@@ -1,7 +1,7 @@
 """Installing: wheel, source distribution, and what is said when something is missing.
 
 Planted bugs that these checks caught: headers left out of MANIFEST.in, testing/ left out of the packages, the
-rpath of _ops dropped.
+rpath of _ops dropped, no look at the C++ runtime before the compilations, one at the flags of CXX alone.
 """
 
 import json
@@ -146,6 +146,24 @@ def test_build_with_an_old_compiler_says_so(tree, tmp_path):
     assert "is g++ 11" in done.stderr
     assert "install g++ 12" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("static_in", ("CXX", "LDFLAGS", "nothing"))
+def test_build_with_a_static_runtime_stops_before_it_compiles(tree, tmp_path, static_in):
+    flags = dict.fromkeys(("CXX", "LDFLAGS"), "") | {static_in: "-static-libstdc++ -static-libgcc"}
+    wrapper, log = tmp_path / "g++", tmp_path / "log"
+    # It compiles nothing of ours, so that no build takes longer than the check.
+    refuse = 'case "$*" in *csrc*) exit 1;; esac'
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >>{log}\n{refuse}\nexec g++ {flags["CXX"]} "$@"\n')
+    wrapper.chmod(0o755)
+    environment = {"CXX": str(wrapper), "LDFLAGS": flags["LDFLAGS"], "TILEDMM_CUDA": "0"}
+    done = run([sys.executable, "setup.py", "build_ext"], tree, **environment)
+    assert done.returncode == 1
+    assert "probe.cpp" in log.read_text()
+    is_static = static_in != "nothing"
+    assert ("csrc" in log.read_text()) != is_static
+    assert (f"CXX={wrapper} links the C++ runtime statically" in done.stderr) == is_static
+    assert ("CXX=/usr/bin/g++" in done.stderr and "Traceback" not in done.stderr) == is_static
 
 
 def import_error(folder: Path) -> str:

@@ -21,7 +21,8 @@ _linear = torch.ops.tiledmm.linear.default
 
 
 class TiledLinear(nn.Linear):
-    """nn.Linear on tiled matmul; constructor, parameters, initialisation, repr and state_dict are the same.
+    """nn.Linear on tiled matmul; constructor, parameters, initialisation and state_dict are the same, print shows the
+    class.
 
     Shapes: input (..., in_features), weight (out_features, in_features), bias (out_features,), output
     (..., out_features). Dtypes: float32, float64, float16, bfloat16. Raises what `torch_tiledmm.linear` does.
@@ -29,9 +30,6 @@ class TiledLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return _linear(input, self.weight, self.bias)
-
-    def _get_name(self) -> str:
-        return "Linear" if type(self) is TiledLinear else type(self).__name__
 
 
 @dataclass(frozen=True, repr=False)

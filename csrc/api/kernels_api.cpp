@@ -96,11 +96,13 @@ std::string algorithms_text() {
   for (const Platform platform : {Platform::cpu, Platform::cuda, Platform::hip}) {
     const bool is_gpu = platform != Platform::cpu;
     const bool is_here = !is_gpu || std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) == 0;
-    const std::string no_kernels = is_here ? "" : std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
+    const std::string no_kernels =
+        is_here ? "" : std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
     add_algorithm(list, "auto", platform, nullptr, no_kernels, "the cheapest kernel that is legal");
     add_algorithm(list, "native", platform, nullptr, no_kernels, "the cheapest of the kernels meant for production");
     if (!is_gpu) {
-      add_algorithm(list, "register_tiled", platform, nullptr, "", "the variant for the best instruction set of this machine");
+      add_algorithm(list, "register_tiled", platform, nullptr, "",
+                    "the variant for the best instruction set of this machine");
     }
     for (const Rung* rung : rungs()) {
       if (rung->is_gpu != is_gpu) continue;
@@ -155,7 +157,8 @@ std::string candidate_text(const Candidate& candidate, const GpuProblem& problem
 std::string known_devices() {
   std::string known = "cpu";
   for (const Chip& chip : chips()) {
-    if (chip.platform != Platform::host) known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
+    if (chip.platform != Platform::host)
+      known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
   }
   return known + "; NVIDIA's other chips from cuda:sm_86 to cuda:sm_121 are taken for sm_80";
 }

@@ -12,7 +12,8 @@
 
 extern "C" {
 
-// Grows with every incompatible change of this header, of executor.h or of problem.h. Whoever loads the library compares.
+// Grows with every incompatible change of this header, of executor.h or of problem.h. Whoever loads the library
+// compares.
 inline constexpr int32_t TILEDMM_ABI_VERSION = 4;
 TILEDMM_API int32_t tiledmm_abi_version();
 

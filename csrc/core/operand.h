@@ -1,4 +1,5 @@
-// How an operand lies in memory, and what follows from it for copies. Pure: models and launchers ask the same functions.
+// How an operand lies in memory, and what follows from it for copies. Pure: models and launchers ask the same
+// functions.
 #pragma once
 
 #include <cstdint>

@@ -53,7 +53,8 @@ const std::vector<Chip>& chips() {
   static const std::vector<Chip> rows = [] {
     std::vector<Chip> rows(std::begin(kGpuChips), std::end(kGpuChips));
     // Each kernel of a CPU knows the rates of its own instruction set.
-    for (int isa = 0; isa < kNumIsas; ++isa) rows.push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
+    for (int isa = 0; isa < kNumIsas; ++isa)
+      rows.push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
     return rows;
   }();
   return rows;

@@ -12,8 +12,8 @@ namespace tiledmm {
 // GPUs, then CPU instruction sets.
 const std::vector<Chip>& chips();
 
-// The row for "cpu", "cpu:avx2", "cuda:sm_90", "hip:gfx942"; null where it is not known. NVIDIA's chips beside the rows'
-// own keep what sm_80 had.
+// The row for "cpu", "cpu:avx2", "cuda:sm_90", "hip:gfx942"; null where it is not known. NVIDIA's chips beside the
+// rows' own keep what sm_80 had.
 const Chip* find_chip(const std::string& device);
 // The row of a GPU's architecture, by the number that its runtime says; null where there are no kernels for it.
 const Chip* find_gpu_chip(int32_t arch);

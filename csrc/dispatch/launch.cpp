@@ -42,9 +42,10 @@ bool find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity) 
   gpu::Device device{};
   if (!gpu::use_device || !gpu::use_device(device_idx, device)) {
     std::snprintf(reason, capacity,
-                  gpu::use_device ? "there is no GPU of index %d, or its driver is too old"
-                                  : "this build has no GPU kernels for device %d; build it again where torch has CUDA or "
-                                    "ROCm, and nvcc or hipcc is on the PATH",
+                  gpu::use_device
+                      ? "there is no GPU of index %d, or its driver is too old"
+                      : "this build has no GPU kernels for device %d; build it again where torch has CUDA or "
+                        "ROCm, and nvcc or hipcc is on the PATH",
                   int(device_idx));
     return false;
   }

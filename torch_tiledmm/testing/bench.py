@@ -13,15 +13,14 @@ import contextlib
 import json
 import math
 import platform
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from ..dispatch import DTYPES, algorithms, build_info, dtype_name, format_columns
+from .origin import origin
 from .shapes import KINDS, SHAPES, Shape, make_operands, select_shapes
 from .timing import bandwidth_of, copy_bandwidths, fma_peak, time_arms
 
@@ -218,7 +217,7 @@ def plot_matmul(results: dict, path: Path) -> None:
 
 
 def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
-    """What a reader needs to judge the figures: machine, versions, commit, threads."""
+    """What a reader needs to judge the figures: machine, versions, commit, threads. Raises what `origin` does."""
     info = build_info()
     versions = {
         "python": platform.python_version(),
@@ -237,8 +236,7 @@ def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
         "num_cores": info.num_cores,
         "num_threads": torch.get_num_threads(),
         "versions": versions,
-        "commit": _commit(),
-        "date": time.strftime("%Y-%m-%d"),
+        **origin(),
     }
 
 
@@ -296,15 +294,3 @@ def _cpu_name() -> str:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this package lies in, "-dirty" if changed; None if installed."""
-    root = Path(__file__).parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    if not (root / "setup.py").exists():
-        return None
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -14,7 +14,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -22,8 +21,9 @@ import torch
 from .. import host_gpu
 from ..dispatch import DTYPES, algorithms, build_info, explain, format_columns
 from .bench import output_file
+from .origin import GpuClocks, describe_gpu_run
 from .shapes import Shape, make_operands, parse_shape
-from .timing import PRECISIONS, gpu_copy_rate, gpu_name, host_seconds, matmul_precision, time_on_gpu
+from .timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
 SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
 MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
@@ -133,29 +133,21 @@ def plot_counts(results: list[dict], path: Path) -> None:
 
 def measure(shapes: list[Shape], precisions: list[str], *, has_ncu: bool) -> dict:
     """Prints a table for each shape and precision; returns everything as plain data."""
-    properties = torch.cuda.get_device_properties(0)
-    results: dict = {
-        "benchmark": "ladder",
-        "device": properties.name,
-        "num_cus": properties.multi_processor_count,
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "torch_tiledmm": build_info().version},
-        "date": time.strftime("%Y-%m-%d"),
-        "copy_tbytes_per_second": round(gpu_copy_rate() / 1e12, 3),
-        "host_us": {},
-        "tables": [],
-    }
+    results = describe_gpu_run("ladder") | {"host_us": {}, "tables": []}
     for precision in precisions:
         results["host_us"][precision] = costs = _host_costs(precision)
         print(
             f"{precision}, 64x64x64, us of the calling thread: " + ", ".join(f"{k} {v:.1f}" for k, v in costs.items())
         )
     peaks = build_info().chips.get(gpu_name().split(":")[1], {})
-    for precision in precisions:
-        for shape in shapes:
-            rows = _measure_shape(shape, precision, peaks, has_ncu)
-            table = {"shape": str(shape), "precision": precision, "rows": rows}
-            results["tables"].append(table)
-            print(format_measured(table), flush=True)
+    with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
+        for precision in precisions:
+            for shape in shapes:
+                rows = _measure_shape(shape, precision, peaks, has_ncu)
+                table = {"shape": str(shape), "precision": precision, "rows": rows}
+                results["tables"].append(table)
+                print(format_measured(table), flush=True)
+        results["clocks"] = clocks.to_dict()
     return results
 
 

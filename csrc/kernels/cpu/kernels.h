@@ -12,9 +12,9 @@ TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& pla
 TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
 
 // Rung 04 for each instruction set: its launcher, and GFLOP/s of the multiply-add instruction on all threads, measured.
-#define TILEDMM_REGISTER_TILED(ISA)                                                                           \
-  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const GpuProblem& problem, const Plan& plan,           \
-                                                       const Executor& executor);                             \
+#define TILEDMM_REGISTER_TILED(ISA)                                                                 \
+  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const GpuProblem& problem, const Plan& plan, \
+                                                       const Executor& executor);                   \
   TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);
 TILEDMM_REGISTER_TILED(portable)
 TILEDMM_REGISTER_TILED(neon)

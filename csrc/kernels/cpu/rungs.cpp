@@ -1,7 +1,7 @@
 // The entries of the CPU's teaching rungs, 01 and 02.
+#include "kernels/rungs.h"
 #include "kernels/cpu/cost.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
 namespace {
@@ -23,10 +23,17 @@ void describe_block_tiled(const GpuProblem&, const Chip&, const Plan&, Fields& f
 
 }  // namespace
 
-const Rung naive_rung = {"naive", "three loops", 1,          false,          false,
-                         Order::chain, refuse,   plan_naive, describe_naive, launch_naive};
-const Rung block_tiled_rung = {
-    "block_tiled", "block tiles copied near, threads", 2, false, false, Order::chain, refuse,
-    plan_block_tiled, describe_block_tiled, launch_block_tiled};
+const Rung naive_rung = {"naive",      "three loops", 1,          false,          false,
+                         Order::chain, refuse,        plan_naive, describe_naive, launch_naive};
+const Rung block_tiled_rung = {"block_tiled",
+                               "block tiles copied near, threads",
+                               2,
+                               false,
+                               false,
+                               Order::chain,
+                               refuse,
+                               plan_block_tiled,
+                               describe_block_tiled,
+                               launch_block_tiled};
 
 }  // namespace tiledmm::cpu

@@ -54,7 +54,8 @@ struct MmaOutputCached {
 using Large = LargeMmaConfig<float>;
 using Small = SmallMmaConfig<float>;
 static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN == mma_tile(true, kIsAmd).block_n &&
-                  Small::kBlockM == mma_tile(false, kIsAmd).block_m && Small::kBlockN == mma_tile(false, kIsAmd).block_n,
+                  Small::kBlockM == mma_tile(false, kIsAmd).block_m &&
+                  Small::kBlockN == mma_tile(false, kIsAmd).block_n,
               "the plan knows the tiles");
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The ladder's entries, rungs 01 to 08: what they serve, their tiles, a rough cost model.
+#include "kernels/rungs.h"
 #include "core/math.h"
 #include "core/rung.h"
 #include "kernels/gpu/kernels.h"
-#include "kernels/rungs.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -52,8 +52,8 @@ LadderPlan plan_register_tiled_4x4(const GpuProblem&, const Chip& chip) {
 // The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
 LadderPlan plan_register_tiled(const GpuProblem& problem, const Chip& chip) {
   const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
-  const bool is_large = problem.gemm.dtype != DType::f64 &&
-                        2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  const bool is_large =
+      problem.gemm.dtype != DType::f64 && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : plan_register_tiled_4x4(problem, chip);
 }
 
@@ -113,8 +113,7 @@ const Rung register_tiled_rung = rung<4, false, plan_register_tiled>(
     launch_register_tiled);
 const Rung register_tiled_4x4_rung = rung<4, false, plan_register_tiled_4x4>(
     "register_tiled.4x4", "the same with thread tiles of 4 x 4", false, launch_register_tiled);
-const Rung mma_rung =
-    rung<5, true, plan_mma_small>("mma", "matrix instructions, nothing cached", false, launch_mma);
+const Rung mma_rung = rung<5, true, plan_mma_small>("mma", "matrix instructions, nothing cached", false, launch_mma);
 const Rung mma_cached_rung =
     rung<6, true, plan_mma>("mma_cached", "A and B cached in shared memory", false, launch_mma_cached);
 const Rung mma_double_buffered_rung = rung<7, true, plan_mma>(

@@ -1,8 +1,8 @@
 // Rung 04 for the instruction set avx512.
 #if defined(__x86_64__)
 #define TILEDMM_ISA_AVX512
-#include "kernels/cpu/04_register_tiled/launch.h"
 #include "kernels/cpu/04_register_tiled/fma_peak.h"
+#include "kernels/cpu/04_register_tiled/launch.h"
 
 namespace tiledmm::cpu {
 Status launch_register_tiled_avx512(const GpuProblem& problem, const Plan& plan, const Executor& executor) {

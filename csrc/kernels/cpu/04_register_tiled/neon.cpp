@@ -1,8 +1,8 @@
 // Rung 04 for the instruction set neon.
 #if defined(__aarch64__)
 #define TILEDMM_ISA_NEON
-#include "kernels/cpu/04_register_tiled/launch.h"
 #include "kernels/cpu/04_register_tiled/fma_peak.h"
+#include "kernels/cpu/04_register_tiled/launch.h"
 
 namespace tiledmm::cpu {
 Status launch_register_tiled_neon(const GpuProblem& problem, const Plan& plan, const Executor& executor) {

@@ -22,8 +22,8 @@ struct CpuKernelShape {
   bool sums_in_c;  // C has the accumulator's type: where its stride is 1, partial sums need no memory of their own
 };
 
-// A vector register holds 4 blocks of 128 bits in AVX-512, 2 in AVX2, and a micro-tile has 4 registers a row: 24 + 4 + 1
-// of 32 in AVX-512, 20 + 4 + 1 of 32 in NEON, 12 + 3 + 1 of 16 in AVX2, 8 + 4 + 1 of 16 in the baseline.
+// A vector register holds 4 blocks of 128 bits in AVX-512, 2 in AVX2, and a micro-tile has 4 registers a row: 24 + 4 +
+// 1 of 32 in AVX-512, 20 + 4 + 1 of 32 in NEON, 12 + 3 + 1 of 16 in AVX2, 8 + 4 + 1 of 16 in the baseline.
 struct MicroTile {
   int max_thread_m, thread_n;
 };

@@ -1,8 +1,8 @@
 // Rung 04 for the instruction set portable.
 #if 1
 #define TILEDMM_ISA_PORTABLE
-#include "kernels/cpu/04_register_tiled/launch.h"
 #include "kernels/cpu/04_register_tiled/fma_peak.h"
+#include "kernels/cpu/04_register_tiled/launch.h"
 
 namespace tiledmm::cpu {
 Status launch_register_tiled_portable(const GpuProblem& problem, const Plan& plan, const Executor& executor) {

@@ -28,7 +28,8 @@ template <Isa ISA>
 void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
   const double rate = kEfficiency * kFlopsPerCycle[int(ISA)][int(problem.gemm.dtype)];
   plan.cost_us = cost_us(problem, chip, rate, true);
-  if (!is_empty(problem)) plan.as<CpuPlan>() = choose_cpu_plan(problem, chip.num_cus, kernel_shape(ISA, problem.gemm.dtype));
+  if (!is_empty(problem))
+    plan.as<CpuPlan>() = choose_cpu_plan(problem, chip.num_cus, kernel_shape(ISA, problem.gemm.dtype));
 }
 
 template <Isa ISA>

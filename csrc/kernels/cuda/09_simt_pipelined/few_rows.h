@@ -3,8 +3,8 @@
 // the order of the chunks. Few columns are few rows of the transposed product.
 #pragma once
 
-#include "kernels/cuda/09_simt_pipelined/plan.h"
 #include "core/summation.h"
+#include "kernels/cuda/09_simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 

@@ -6,16 +6,16 @@
 // and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
 // the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
 // wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel (add_split_tiles.h) adds them
-// up. Few rows: simt_few_rows.h.
+// up. Few rows: few_rows.h.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
 // Osama et al., "Stream-K": parts of tiles for the last wave.
-#include "kernels/cuda/09_simt_pipelined/plan.h"
+#include "core/plan.h"
 #include "core/summation.h"
 #include "core/transposed.h"
 #include "kernels/cuda/09_simt_pipelined/add_split_tiles.h"
 #include "kernels/cuda/09_simt_pipelined/few_rows.h"
 #include "kernels/cuda/09_simt_pipelined/pack.h"
-#include "core/plan.h"
+#include "kernels/cuda/09_simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 

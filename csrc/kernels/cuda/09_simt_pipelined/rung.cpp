@@ -45,7 +45,15 @@ void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& 
 
 }  // namespace
 
-const Rung simt_pipelined_rung = {"simt_pipelined", "fp32 multiply-adds fed by asynchronous copies",
-                                  9, true, true, Order::simt_chunks, refuse, plan, describe, launch_simt_pipelined};
+const Rung simt_pipelined_rung = {"simt_pipelined",
+                                  "fp32 multiply-adds fed by asynchronous copies",
+                                  9,
+                                  true,
+                                  true,
+                                  Order::simt_chunks,
+                                  refuse,
+                                  plan,
+                                  describe,
+                                  launch_simt_pipelined};
 
 }  // namespace tiledmm::gpu

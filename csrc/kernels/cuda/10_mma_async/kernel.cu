@@ -10,14 +10,14 @@
 // bytes are repacked first, but in small products (10_mma_unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
 // (efficient_gemm.md).
 #include "core/plan.h"
-#include "kernels/cuda/10_mma_async/plan.h"
-#include "kernels/cuda/10_mma_async/unaligned_plan.h"
 #include "core/transposed.h"
-#include "kernels/cuda/shared/chunk_sums.h"
-#include "kernels/cuda/shared/divisor.h"
+#include "kernels/cuda/10_mma_async/plan.h"
 #include "kernels/cuda/10_mma_async/repack_batch.h"
 #include "kernels/cuda/10_mma_async/strip.h"
 #include "kernels/cuda/10_mma_async/total_in_c.h"
+#include "kernels/cuda/10_mma_async/unaligned_plan.h"
+#include "kernels/cuda/shared/chunk_sums.h"
+#include "kernels/cuda/shared/divisor.h"
 #include "platform/async_tile.h"
 #include "platform/mma.h"
 

@@ -44,6 +44,9 @@ void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& 
 }  // namespace
 
 const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
-                             10, true, true, Order::mma_chunks, refuse, plan, describe, launch_mma_async};
+                             10,          true,
+                             true,        Order::mma_chunks,
+                             refuse,      plan,
+                             describe,    launch_mma_async};
 
 }  // namespace tiledmm::gpu

@@ -6,10 +6,10 @@
 // together from two loads. Words that overhang the operand's memory, its first and last one, are not copied: their one
 // element is stored instead. Limits: four times as many copies as with 16 bytes, so large products are faster with a
 // copy of their operands.
-#include "kernels/cuda/10_mma_async/unaligned_plan.h"
 #include "core/summation.h"
-#include "kernels/cuda/shared/chunk_sums.h"
 #include "kernels/cuda/10_mma_async/total_in_c.h"
+#include "kernels/cuda/10_mma_async/unaligned_plan.h"
+#include "kernels/cuda/shared/chunk_sums.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"

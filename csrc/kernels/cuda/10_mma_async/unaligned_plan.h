@@ -1,5 +1,5 @@
 // How rung 10 multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
-// (kernels/cuda/10_mma_unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
+// (unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
 // changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <initializer_list>
 
 #include "core/math.h"
-#include "kernels/cuda/10_mma_async/plan.h"
 #include "core/problem.h"
+#include "kernels/cuda/10_mma_async/plan.h"
 
 namespace tiledmm {
 
@@ -131,8 +131,8 @@ inline MmaAsyncPlan plan_mma_async(const GpuProblem& given, int num_cus, int64_t
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
   const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
-  plan.choice = choose_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus,
-                                 max_shared_bytes);
+  plan.choice =
+      choose_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes);
   cost_us = mma_async_us(plan.choice, p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus);
   if (is_16_bit) {
     const MmaUnalignedProblem unaligned = describe_unaligned(problem);

@@ -14,19 +14,19 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/11_wgmma/plan.h"
-#include "kernels/cuda/11_wgmma/repack.h"
-#include "kernels/cuda/11_wgmma/tensor_map.h"
+#include "core/plan.h"
 #include "kernels/cuda/11_wgmma/cluster.h"
 #include "kernels/cuda/11_wgmma/epilogue.h"
 #include "kernels/cuda/11_wgmma/load.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
+#include "kernels/cuda/11_wgmma/plan.h"
 #include "kernels/cuda/11_wgmma/produce.h"
+#include "kernels/cuda/11_wgmma/repack.h"
 #include "kernels/cuda/11_wgmma/task.h"
+#include "kernels/cuda/11_wgmma/tensor_map.h"
 #include "kernels/cuda/11_wgmma/tf32.h"
 #include "kernels/cuda/11_wgmma/tf32_launch.h"
 #include "kernels/cuda/11_wgmma/tiles.h"
-#include "core/plan.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
 

@@ -285,8 +285,8 @@ inline WgmmaPlan plan_wgmma(const GpuProblem& given, int num_sms, double& cost_u
   plan.tiles = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, b.is_k_major,
                            alignment(p.a, plan.copies_a, a), alignment(p.b, plan.copies_b, b), p.row_sums != nullptr},
                           num_sms);
-  const double num_copied = (plan.copies_a ? num_elements(view_a(p), problem) : 0) +
-                            (plan.copies_b ? num_elements(view_b(p), problem) : 0);
+  const double num_copied =
+      (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
   cost_us = plan.tiles.microseconds + (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
             copied_us(problem, plan.copies_a, plan.copies_b, num_sms) +

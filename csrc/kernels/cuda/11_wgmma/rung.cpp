@@ -33,8 +33,7 @@ const char* refuse(const GpuProblem& problem, const Chip& chip) {
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   if (p.stride_cm != 1 && p.stride_cn != 1 && p.m != 1 && p.n != 1) return "C has no unit stride";
   // Tiles, each for every chunk of k, are counted in 32 bits; the smallest are of 64 x 32.
-  const double num_tiles =
-      double(ceil_div(p.m, 64)) * double(ceil_div(p.n, 32)) * double(problem.batch_size);
+  const double num_tiles = double(ceil_div(p.m, 64)) * double(ceil_div(p.n, 32)) * double(problem.batch_size);
   if (num_tiles * double(ceil_div(p.k, kChunkUnit)) >= double(kLimit)) return "it has 2^30 tiles or more";
   return nullptr;
 }
@@ -73,7 +72,10 @@ void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& 
 
 }  // namespace
 
-const Rung wgmma_rung = {"wgmma", "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
-                         11, true, true, Order::mma_chunks, refuse, plan, describe, launch_wgmma};
+const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
+                         11,       true,
+                         true,     Order::mma_chunks,
+                         refuse,   plan,
+                         describe, launch_wgmma};
 
 }  // namespace tiledmm::gpu

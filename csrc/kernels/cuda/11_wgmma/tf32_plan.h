@@ -123,8 +123,8 @@ inline Tf32Plan plan_wgmma_tf32(const GpuProblem& given, int num_sms, double& co
                                   num_sms);
   TensorMapView c{};
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  cost_us = plan.tiles.microseconds +
-            (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7);
+  cost_us =
+      plan.tiles.microseconds + (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7);
   return plan;
 }
 

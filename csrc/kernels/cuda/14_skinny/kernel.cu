@@ -10,9 +10,9 @@
 // time; wgmma is faster then, where there is one. Sources: PTX ISA (cp.async, mma); roles exchanged as in Marlin
 // (IST-DASLab) and swapAB of CUTLASS.
 #include "core/plan.h"
-#include "kernels/cuda/14_skinny/plan.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/14_skinny/plan.h"
 #include "kernels/cuda/shared/chunk_sums.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"

@@ -38,6 +38,9 @@ void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& 
 }  // namespace
 
 const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
-                          14, true, true, Order::mma_chunks, refuse, plan, describe, launch_skinny};
+                          14,       true,
+                          true,     Order::mma_chunks,
+                          refuse,   plan,
+                          describe, launch_skinny};
 
 }  // namespace tiledmm::gpu

@@ -25,7 +25,6 @@ int main() {
     const Tf32Plan plan = plan_wgmma_tf32(folded, 132, cost_us);
     std::printf("%d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),
-                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)),
-                cost_us);
+                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)), cost_us);
   }
 }

@@ -22,7 +22,13 @@ import gpu_objects  # noqa: E402
 IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
 # Rungs whose compilation takes longest. For sm_80, whose registers are those of sm_90a, it goes without optimisation or
 # ends with PTX: the instructions are those of other rungs.
-LARGEST = ("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached", "10_mma_async/unaligned", "14_skinny/kernel")
+LARGEST = (
+    "06_mma_cached",
+    "07_mma_double_buffered",
+    "08_mma_output_cached",
+    "10_mma_async/unaligned",
+    "14_skinny/kernel",
+)
 PTX_FOR_SM_80 = ("09_simt_pipelined/kernel", "10_mma_async/kernel")
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction.
 FP16 = {
@@ -43,7 +49,11 @@ RUNGS = gpu_objects.gpu_sources()
 
 def name_of(value: object) -> str:
     """A source as "08_mma_output_cached" or "10_mma_async/kernel", which begin with the number of the rung."""
-    return str(value.relative_to(gpu_objects.CSRC / "kernels").with_suffix("")).split("/", 1)[1] if isinstance(value, Path) else value
+    return (
+        str(value.relative_to(gpu_objects.CSRC / "kernels").with_suffix("")).split("/", 1)[1]
+        if isinstance(value, Path)
+        else value
+    )
 
 
 pytestmark = pytest.mark.skipif(not IN_CI and not IS_WHOLE, reason="minutes long: set TILEDMM_DEVICE_CODE=1")

@@ -176,7 +176,12 @@ MUTANTS = {
         "int lead = plan.num_stages - ({on} ? 0 : 1);",
         "skinny",
     ),
-    "14 beyond the end of k": (CUDA + "14_skinny/kernel.cu", "k < left_k ? 16 : 0", "k < left_k || {on} ? 16 : 0", "skinny"),
+    "14 beyond the end of k": (
+        CUDA + "14_skinny/kernel.cu",
+        "k < left_k ? 16 : 0",
+        "k < left_k || {on} ? 16 : 0",
+        "skinny",
+    ),
 }
 # One warp size shows each of them, but for the one that is about warps.
 CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
