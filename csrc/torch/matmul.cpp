@@ -21,6 +21,8 @@
 
 #include "api/kernels_api.h"
 #include "torch/overlap.h"
+#include "torch/shapes.h"
+#include "torch/text.h"
 
 #include <dlfcn.h>
 #if defined(__linux__)
@@ -31,30 +33,6 @@ namespace tiledmm {
 namespace {
 
 using at::Tensor;
-using Sizes = c10::SmallVector<int64_t, 6>;
-
-DType to_dtype(const char* name, const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::f32;
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    default:
-      TORCH_CHECK_TYPE(false, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
-                       "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
-  }
-}
-
-void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
-                   " and ", other_name, " has ", other.scalar_type(), "; both must have one dtype");
-  TORCH_CHECK(tensor.device() == other.device(), "tiledmm: ", name, " is on ", tensor.device(), " and ", other_name,
-              " on ", other.device(), "; both must be on one device");
-}
 
 void check_operand(const char* name, const Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.defined(), "tiledmm: ", name, " is None; accepted is a tensor");
@@ -62,34 +40,6 @@ void check_operand(const char* name, const Tensor& tensor) {
               "; accepted are cpu and cuda");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),
                               "; accepted is torch.strided");
-}
-
-// The text of one of the C interface's functions.
-template <class Write>
-std::string whole_text(const Write& write) {
-  std::string text(1 << 14, '\0');
-  const size_t length = write(text.data(), text.size());
-  if (length > text.size()) {
-    text.resize(length);
-    write(text.data(), text.size());
-  }
-  text.resize(length);
-  return text;
-}
-
-int32_t to_algorithm(std::string_view name) {
-  const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
-  TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name, "' is not known; known are ",
-                    whole_text([](char* text, size_t size) { return tiledmm_algorithm_names(text, size); }));
-  return algorithm;
-}
-
-Activation to_activation(std::string_view name) {
-  for (int i = 0; i < kNumActivations; ++i) {
-    if (name == kActivationNames[i]) return Activation(i);
-  }
-  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name,
-                    "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
 }
 
 // torch's threads and torch's memory.
@@ -208,34 +158,6 @@ Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
   return result;
 }
 
-// The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
-struct MatmulShape {
-  bool a_is_vector, b_is_vector;
-  Sizes out;  // shape of the result
-  int64_t num_batch_dims;
-
-  MatmulShape(const Tensor& a, const Tensor& b) : a_is_vector(a.dim() == 1), b_is_vector(b.dim() == 1) {
-    TORCH_CHECK(a.dim() > 0 && b.dim() > 0, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
-                "; both need at least 1");
-    TORCH_CHECK(a.size(-1) == b.size(b_is_vector ? 0 : -2), "tiledmm: the shapes of a ", a.sizes(), " and b ",
-                b.sizes(), " do not fit: the last dimension of a must be the ", b_is_vector ? "only" : "last but one",
-                " of b");
-    const int64_t batch_a = std::max<int64_t>(a.dim() - 2, 0), batch_b = std::max<int64_t>(b.dim() - 2, 0);
-    num_batch_dims = std::max(batch_a, batch_b);
-    TORCH_CHECK(num_batch_dims <= kMaxBatchDims, "tiledmm: a and b have ", num_batch_dims,
-                " batch dimensions; accepted are ", kMaxBatchDims);
-    for (int64_t d = 0; d < num_batch_dims; ++d) {
-      const int64_t in_a = d - (num_batch_dims - batch_a), in_b = d - (num_batch_dims - batch_b);
-      const int64_t size_a = in_a < 0 ? 1 : a.size(in_a), size_b = in_b < 0 ? 1 : b.size(in_b);
-      TORCH_CHECK(size_a == size_b || size_a == 1 || size_b == 1, "tiledmm: the batch dimensions of a ", a.sizes(),
-                  " and b ", b.sizes(), " do not broadcast");
-      out.push_back(size_a == 1 ? size_b : size_a);
-    }
-    if (!a_is_vector) out.push_back(a.size(-2));
-    if (!b_is_vector) out.push_back(b.size(-1));
-  }
-};
-
 void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
   problem.a = a.const_data_ptr();
   problem.b = b.const_data_ptr();
@@ -249,7 +171,7 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
 }
 
 // out = a b, all checked, out of the right shape.
-void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape& shape, DType dtype,
+void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape, DType dtype,
                  int32_t algorithm) {
   GemmProblem problem{};
   problem.dtype = dtype;
@@ -287,7 +209,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
     run(problem, algorithm_idx, a.device());
     return out;
   }
-  const MatmulShape shape(a, b);
+  const MatmulShape<int64_t> shape(a, b);
   const Tensor out = new_result(shape.out, a.options());
   matmul_into(a, b, out, shape, dtype, algorithm_idx);
   return out;
@@ -299,7 +221,7 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   check_operand("out", out);
   check_alike("a", a, "b", b);
   check_alike("a", a, "out", out);
-  const MatmulShape shape(a, b);
+  const MatmulShape<int64_t> shape(a, b);
   TORCH_CHECK(out.sizes() == c10::IntArrayRef(shape.out), "tiledmm: out has shape ", out.sizes(), "; the result has ",
               c10::IntArrayRef(shape.out));
   const Answer itself = overlaps_itself(out);
@@ -321,13 +243,12 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   check_operand("input", input);
   check_operand("weight", weight);
   check_alike("input", input, "weight", weight);
+  if (bias && bias->defined()) {
+    check_operand("bias", *bias);
+    check_alike("input", input, "bias", *bias);
+  }
+  const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options());
   const int64_t dim = input.dim(), weight_dim = weight.dim();
-  TORCH_CHECK(dim >= 1, "tiledmm: input has 0 dimensions; it needs at least 1, the last of size in_features");
-  TORCH_CHECK(weight_dim == 1 || weight_dim == 2, "tiledmm: weight has shape ", weight.sizes(),
-              "; accepted are (out_features, in_features) and (in_features,)");
-  TORCH_CHECK(input.size(-1) == weight.size(-1), "tiledmm: the shapes of input ", input.sizes(), " and weight ",
-              weight.sizes(), " do not fit: their last dimensions must be equal");
-  TORCH_CHECK(dim - 2 <= kMaxBatchDims, "tiledmm: input has ", dim, " dimensions; accepted are ", kMaxBatchDims + 2);
 
   GemmProblem problem{};
   problem.dtype = to_dtype("input", input);
@@ -344,17 +265,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   problem.stride_cm = problem.n;
   problem.stride_cn = 1;
   if (bias && bias->defined()) {
-    check_operand("bias", *bias);
-    check_alike("input", input, "bias", *bias);
-    const int64_t size = bias->dim() == 0 ? 1 : bias->size(0);
-    TORCH_CHECK(bias->dim() <= 1 && (size == problem.n || size == 1), "tiledmm: bias has shape ", bias->sizes(),
-                "; accepted are (", problem.n, ",) and (1,)");
     problem.bias = bias->const_data_ptr();
-    problem.stride_bias_n = size == 1 ? 0 : bias->stride(0);
+    problem.stride_bias_n = bias->dim() == 0 || bias->size(0) == 1 ? 0 : bias->stride(0);
   }
-  Sizes out_sizes(input.sizes().begin(), input.sizes().end() - 1);
-  if (weight_dim == 2) out_sizes.push_back(problem.n);
-  const Tensor out = new_result(out_sizes, input.options());
   problem.c = out.mutable_data_ptr();
 
   BatchDim dims[kMaxBatchDims];
@@ -373,9 +286,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
   check_operand("grad", grad);
   check_operand("input", input);
   check_alike("grad", grad, "input", input);
-  TORCH_CHECK(grad.dim() == 2 && input.dim() == 2 && grad.size(0) == input.size(0), "tiledmm: grad has shape ",
-              grad.sizes(), " and input ", input.sizes(),
-              "; accepted are (rows, out_features) and (rows, in_features)");
+  check_weight_grads<int64_t>(grad, input);
   const Tensor weight_grad = new_result({grad.size(1), input.size(1)}, input.options());
   GemmProblem problem{};
   problem.dtype = to_dtype("grad", grad);

@@ -1,0 +1,60 @@
+// Meta kernels of the operators, which torch's fake tensors use, too: the checks of the real ones and an empty result.
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "torch/shapes.h"
+
+namespace tiledmm {
+namespace {
+
+using at::Tensor;
+using c10::SymInt;
+
+Tensor empty(const Tensor& like, c10::SymIntArrayRef shape) { return like.new_empty_symint(shape); }
+
+Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
+  check_alike("a", a, "b", b);
+  to_dtype("a", a);
+  to_algorithm(algorithm);
+  return empty(a, MatmulShape<SymInt>(a, b).out);
+}
+
+void matmul_out(const Tensor& a, const Tensor& b, Tensor& out, std::string_view algorithm) {
+  check_alike("a", a, "b", b);
+  check_alike("a", a, "out", out);
+  to_dtype("a", a);
+  to_algorithm(algorithm);
+  const Shape<SymInt> shape = MatmulShape<SymInt>(a, b).out;
+  bool fits = out.dim() == int64_t(shape.size());
+  for (size_t d = 0; fits && d < shape.size(); ++d) fits = must_equal(out.sym_size(int64_t(d)), shape[d]);
+  TORCH_CHECK(fits, "tiledmm: out has shape ", out.sym_sizes(), "; the result has ", c10::SymIntArrayRef(shape));
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
+              std::string_view algorithm) {
+  check_alike("input", input, "weight", weight);
+  if (bias && bias->defined()) check_alike("input", input, "bias", *bias);
+  to_dtype("input", input);
+  to_activation(activation);
+  to_algorithm(algorithm);
+  return empty(input, linear_shape<SymInt>(input, weight, bias));
+}
+
+std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor& input, std::string_view algorithm) {
+  check_alike("grad", grad, "input", input);
+  to_dtype("grad", grad);
+  to_algorithm(algorithm);
+  check_weight_grads<SymInt>(grad, input);
+  return {empty(grad, {grad.sym_size(1), input.sym_size(1)}), empty(grad, {grad.sym_size(1)})};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
+  m.impl("matmul", &matmul);
+  m.impl("matmul_out", &matmul_out);
+  m.impl("linear", &linear);
+  m.impl("linear_weight_grads", &linear_weight_grads);
+}
+
+}  // namespace tiledmm

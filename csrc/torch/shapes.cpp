@@ -1,0 +1,49 @@
+// The checks of what is not a shape.
+#include "torch/shapes.h"
+
+#include "api/kernels_api.h"
+#include "torch/text.h"
+
+namespace tiledmm {
+
+using at::Tensor;
+
+DType to_dtype(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    default:
+      TORCH_CHECK_TYPE(false, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
+                       "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
+  }
+}
+
+void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
+                   " and ", other_name, " has ", other.scalar_type(), "; both must have one dtype");
+  TORCH_CHECK(tensor.device() == other.device(), "tiledmm: ", name, " is on ", tensor.device(), " and ", other_name,
+              " on ", other.device(), "; both must be on one device");
+}
+
+int32_t to_algorithm(std::string_view name) {
+  const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
+  TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name, "' is not known; known are ",
+                    whole_text([](char* text, size_t size) { return tiledmm_algorithm_names(text, size); }));
+  return algorithm;
+}
+
+Activation to_activation(std::string_view name) {
+  for (int i = 0; i < kNumActivations; ++i) {
+    if (name == kActivationNames[i]) return Activation(i);
+  }
+  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name,
+                    "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,116 @@
+// Which operands are accepted, and the shape that comes out: for plain sizes (Size is int64_t) and for symbolic ones
+// (c10::SymInt: meta tensors, torch.compile, torch.export).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+DType to_dtype(const char* name, const at::Tensor& tensor);
+int32_t to_algorithm(std::string_view name);
+Activation to_activation(std::string_view name);
+
+// Operands have one of the four dtypes, and one device.
+void check_alike(const char* name, const at::Tensor& tensor, const char* other_name, const at::Tensor& other);
+
+template <class Size>
+using Shape = c10::SmallVector<Size, 6>;
+
+template <class Size>
+Size size_of(const at::Tensor& tensor, int64_t dim) {
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return tensor.size(dim);
+  } else {
+    return tensor.sym_size(dim);
+  }
+}
+
+// For messages.
+template <class Size>
+auto shape_of(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return tensor.sizes();
+  } else {
+    return tensor.sym_sizes();
+  }
+}
+
+// A size that is not known yet is taken to be what makes sense, and checked when it is.
+inline bool must_equal(int64_t a, int64_t b) { return a == b; }
+inline bool must_equal(const c10::SymInt& a, const c10::SymInt& b) {
+  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+inline bool is_one(int64_t size) { return size == 1; }
+inline bool is_one(const c10::SymInt& size) { return TORCH_GUARD_OR_FALSE(size.sym_eq(1)); }
+
+// The operands' last dimensions as matrices: a 1-D a is a row, a 1-D b a column, as in torch.matmul.
+template <class Size>
+struct MatmulShape {
+  bool a_is_vector, b_is_vector;
+  int64_t num_batch_dims;
+  Shape<Size> out;
+
+  MatmulShape(const at::Tensor& a, const at::Tensor& b) : a_is_vector(a.dim() == 1), b_is_vector(b.dim() == 1) {
+    TORCH_CHECK(a.dim() > 0 && b.dim() > 0, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
+                "; both need at least 1");
+    TORCH_CHECK(must_equal(size_of<Size>(a, -1), size_of<Size>(b, b_is_vector ? 0 : -2)), "tiledmm: the shapes of a ",
+                shape_of<Size>(a), " and b ", shape_of<Size>(b), " do not fit: the last dimension of a must be the ",
+                b_is_vector ? "only" : "last but one", " of b");
+    const int64_t batch_a = std::max<int64_t>(a.dim() - 2, 0), batch_b = std::max<int64_t>(b.dim() - 2, 0);
+    num_batch_dims = std::max(batch_a, batch_b);
+    TORCH_CHECK(num_batch_dims <= kMaxBatchDims, "tiledmm: a and b have ", num_batch_dims,
+                " batch dimensions; accepted are ", kMaxBatchDims);
+    for (int64_t d = 0; d < num_batch_dims; ++d) {
+      const int64_t in_a = d - (num_batch_dims - batch_a), in_b = d - (num_batch_dims - batch_b);
+      const Size size_a = in_a < 0 ? Size(1) : size_of<Size>(a, in_a);
+      const Size size_b = in_b < 0 ? Size(1) : size_of<Size>(b, in_b);
+      const bool takes_b = is_one(size_a);
+      TORCH_CHECK(takes_b || is_one(size_b) || must_equal(size_a, size_b), "tiledmm: the batch dimensions of a ",
+                  shape_of<Size>(a), " and b ", shape_of<Size>(b), " do not broadcast");
+      out.push_back(takes_b ? size_b : size_a);
+    }
+    if (!a_is_vector) out.push_back(size_of<Size>(a, -2));
+    if (!b_is_vector) out.push_back(size_of<Size>(b, -1));
+  }
+};
+
+template <class Size>
+Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const int64_t dim = input.dim(), weight_dim = weight.dim();
+  TORCH_CHECK(dim >= 1, "tiledmm: input has 0 dimensions; it needs at least 1, the last of size in_features");
+  TORCH_CHECK(weight_dim == 1 || weight_dim == 2, "tiledmm: weight has shape ", shape_of<Size>(weight),
+              "; accepted are (out_features, in_features) and (in_features,)");
+  TORCH_CHECK(must_equal(size_of<Size>(input, -1), size_of<Size>(weight, -1)), "tiledmm: the shapes of input ",
+              shape_of<Size>(input), " and weight ", shape_of<Size>(weight),
+              " do not fit: their last dimensions must be equal");
+  TORCH_CHECK(dim - 2 <= kMaxBatchDims, "tiledmm: input has ", dim, " dimensions; accepted are ", kMaxBatchDims + 2);
+  const Size n = weight_dim == 1 ? Size(1) : size_of<Size>(weight, 0);
+  if (bias && bias->defined()) {
+    const Size size = bias->dim() == 0 ? Size(1) : size_of<Size>(*bias, 0);
+    TORCH_CHECK(bias->dim() <= 1 && (is_one(size) || must_equal(size, n)), "tiledmm: bias has shape ",
+                shape_of<Size>(*bias), "; accepted are (", n, ",) and (1,)");
+  }
+  Shape<Size> out;
+  for (int64_t d = 0; d + 1 < dim; ++d) out.push_back(size_of<Size>(input, d));
+  if (weight_dim == 2) out.push_back(n);
+  return out;
+}
+
+// The operands of linear_weight_grads: (rows, out_features) and (rows, in_features).
+template <class Size>
+void check_weight_grads(const at::Tensor& grad, const at::Tensor& input) {
+  TORCH_CHECK(grad.dim() == 2 && input.dim() == 2 && must_equal(size_of<Size>(grad, 0), size_of<Size>(input, 0)),
+              "tiledmm: grad has shape ", shape_of<Size>(grad), " and input ", shape_of<Size>(input),
+              "; accepted are (rows, out_features) and (rows, in_features)");
+}
+
+}  // namespace tiledmm
