@@ -475,10 +475,13 @@ def draw_case(seed: int, number: int, device: str = "cpu", *, modes=MODES, large
         case = replace(case, needs=tuple(name for i, name in enumerate(case.operands) if chosen >> i & 1))
     kind = draw_kind(rng, case)
     kinds = {name: "uniform" if name not in case.operands else kind for name in case.tensors}
-    # torch gives a tangent the strides of its primal, so each element needs memory of its own.
-    has_tangent = case.needs if mode in _TANGENT_MODES else ()
-    can_expand = {name: name not in ("out", *has_tangent) for name in (*case.tensors, "out")}
-    layouts = {name: draw_layout(rng, case.shape(name), can) for name, can in can_expand.items()}
+    # torch gives a tangent the strides of its primal, so each element needs memory of its own; its derivative of gelu
+    # does not take a gradient that overlaps itself.
+    shared = {name: ("expanded", "overlapping") for name in (*case.operands, "grad")}
+    shared.update((name, ()) for name in (case.needs if mode in _TANGENT_MODES else ()))
+    if activation.startswith("gelu"):
+        shared["grad"] = ("expanded",)
+    layouts = {name: draw_layout(rng, case.shape(name), shared.get(name, ())) for name in (*case.tensors, "out")}
     return replace(case, kinds=tuple(kinds.items()), layouts=tuple(layouts.items()))
 
 
@@ -557,11 +560,11 @@ def draw_batches(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return batches[0], batches[1]
 
 
-def draw_layout(rng: random.Random, shape: tuple[int, ...], can_expand: bool) -> Layout:
-    """Any order of dimensions, steps, gaps and margins; reads may overlap where nothing is written."""
+def draw_layout(rng: random.Random, shape: tuple[int, ...], shared: tuple[str, ...]) -> Layout:
+    """Any order of dimensions, steps, gaps and margins, and the ways of `shared` to read an element several times."""
     num_dims = len(shape)
     styles = ["rows", "rows", "transposed", "transposed", "padded", "stepped", "any_order"]
-    style = rng.choice(styles + ["expanded", "overlapping"] * can_expand)
+    style = rng.choice((*styles, *shared))
     order = list(reversed(range(num_dims)))
     if style == "transposed" or (style == "padded" and rng.random() < 0.5):
         order[:2] = reversed(order[:2])

@@ -12,7 +12,7 @@ b. What is added to it, each element by itself (u_out is the unit roundoff of th
   multiplied by up to 60 before it vanishes. grad * slope is rounded, and the product with this inexact operand is off
   by its error times |W|. silu's slope s (1 + z (1 - s)), s = sigmoid(z), is computed in the dtype where it may be
   differentiated itself (is_slope_rounded: torch.func, tangents): three roundings of size 1 + |z|, one of s times |z|,
-  and three of the whole.
+  and three of the whole. torch's kernels for activations may flush denormals.
 - A tangent is the sum of the tangents' products, each of them and each partial sum rounded to the dtype.
 
 tf32 rounds each element of both operands to 11 bits: 2 * 2^-11 of |A| |B|, where torch's fp32_precision allows it; it
@@ -50,6 +50,7 @@ def expect_linear_of_rounded_sum(
     if activation == "none":
         return z
     error = _LIPSCHITZ[activation] * _error_when_rounded(z) + 8 * _u_acc(z.dtype) * (z.value.abs() + z.bound)
+    error = error + _smallest_normal(z.dtype)
     return Expected(f"{z.what}, {activation}", z.dtype, _FUNCTIONS[activation](z.value), error, math.inf)
 
 
@@ -154,8 +155,17 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
+def _acc_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def _u_acc(dtype: torch.dtype) -> float:
-    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+    return torch.finfo(_acc_dtype(dtype)).eps / 2
+
+
+def _smallest_normal(dtype: torch.dtype) -> float:
+    """Of the accumulator."""
+    return torch.finfo(_acc_dtype(dtype)).tiny
 
 
 def _rounding(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
@@ -251,4 +261,5 @@ def _times_slope(factor: _Inexact, z: Expected, activation: str, is_slope_rounde
         if is_slope_rounded:
             error = error + torch.finfo(z.dtype).eps / 2 * (8 + 4 * (z.value.abs() + off))
     inexact = factor.error + torch.where(factor.error > 0, _rounding(factor.value.abs() + factor.error, z.dtype), 0.0)
-    return _Inexact(factor.value * slope, inexact * (slope.abs() + error) + factor.value.abs() * error)
+    error = inexact * (slope.abs() + error) + factor.value.abs() * error + _smallest_normal(z.dtype)
+    return _Inexact(factor.value * slope, error)
