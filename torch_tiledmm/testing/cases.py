@@ -270,7 +270,7 @@ class Case:
         call, rest = f"compute({arguments})", ", ".join(others)
         if self.op == "matmul_out":
             call = "compute_out()"
-        code = [("", f"result = {call}"), ("values", f"assert_close(result, {self._expected_result(arguments)})")]
+        code = [("", f"result = {call}"), ("values", self._close("result", self._expected_result(arguments)))]
         code.append(("second run", f"assert_same_bits({call}, result)"))
         if self.threads > 1:
             lines = [f"torch.set_num_threads({self.threads})", f"other = {call}", "torch.set_num_threads(1)"]
@@ -326,7 +326,7 @@ class Case:
         if self.threads > 1:
             threads = [("", f"torch.set_num_threads({n})") for n in (self.threads, 1)]
             code = [threads[0], *code, threads[1]]
-        code.append(("values", f"assert_close(result, {self._expected_result(arguments)})"))
+        code.append(("values", self._close("result", self._expected_result(arguments))))
         what = "linear" if self.op == "linear" else "matmul"
         inputs, how = arguments, ", is_tf32=True" * self.is_tf32
         if self.op == "linear":
@@ -336,12 +336,17 @@ class Case:
         if self.mode in _TANGENT_MODES:
             names = ("input", "weight", "bias") if self.op == "linear" else self.operands
             given = ", ".join(f"{name}_tangent" if name in self.needs else "None" for name in names)
-            code.append(("tangent", f"assert_close(tangent, expect_{what}_tangent({inputs}, {given}{how}))"))
+            code.append(("tangent", self._close("tangent", f"expect_{what}_tangent({inputs}, {given}{how})")))
         else:
             for place, name in enumerate(self.needs):
                 expected = f'expect_{what}_grad("{name}", {inputs}, grad{how})'
-                code.append(("gradients", f"assert_close(grads[{place}], {expected})"))
+                code.append(("gradients", self._close(f"grads[{place}]", expected)))
         return code
+
+    def _close(self, actual: str, expected: str) -> str:
+        if any(self.layout(name).expanded for name in self.tensors):
+            expected = f"of_equal_terms({expected})"
+        return f"assert_close({actual}, {expected})"
 
     def _expected_result(self, arguments: str) -> str:
         activation = f', "{self.activation}"' if self.op == "linear" else ""
@@ -392,6 +397,7 @@ _HELPERS = {
         gradients.expect_linear_tangent,
         gradients.expect_matmul_grad,
         gradients.expect_matmul_tangent,
+        gradients.of_equal_terms,
         reference.assert_close,
         reference.expect_linear,
         reference.expect_matmul,

@@ -42,6 +42,13 @@ def allow_tf32(expected: Expected, a: Tensor, b: Tensor, activation: str = "none
     return _widen(expected, _LIPSCHITZ[activation] * (relative * torch.matmul(a, b) + underflow))
 
 
+def of_equal_terms(expected: Expected) -> Expected:
+    """`expected`, where a sum may add one number again and again: its roundings do not average out, each is held to its
+    own bound alone.
+    """
+    return replace(expected, frobenius_bound=math.inf)
+
+
 def expect_linear_of_rounded_sum(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, is_tf32: bool = False
 ) -> Expected:
