@@ -207,7 +207,11 @@ def dies(case):
     return case.op != "linear" and case.k > 6
 
 
-def test_command(capsys):
-    """A failing case ends in exit code 1, an empty run in 0."""
+def test_command(capsys, monkeypatch):
+    """A failing case ends in exit code 1, a run without one in 0."""
     assert fuzz.main(["--cases", "0"]) == 0
     assert "0 cases, 0 failures" in capsys.readouterr().out
+    failure = fuzz.Failure(1, 5, "cpu", Outcome("values", "AssertionError", "planted"))
+    monkeypatch.setattr(fuzz, "fuzz", lambda *args, **how: fuzz.Report(1, 1, 1.0, [failure]))
+    assert fuzz.main(["--seed", "1", "--case", "5"]) == 1
+    assert "failed: values, AssertionError: 1, cases 5" in capsys.readouterr().out
