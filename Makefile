@@ -9,6 +9,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_FLAGS ?=
+CASES ?= 100000
+SEED ?= $(shell date +%Y%m%d)
+DEVICE ?= cpu
 # A test takes up to 3 GB, where nvcc is found.
 PYTEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
@@ -18,7 +21,7 @@ BUILD_STAMP := $(if $(VENV),$(VENV),build)/.is_built
 SOURCES := setup.py gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
 
-.PHONY: build demo test bench check format clean help
+.PHONY: build demo test fuzz bench check format clean help
 .DELETE_ON_ERROR:
 
 build: $(BUILD_STAMP)
@@ -42,6 +45,10 @@ demo: build
 
 test: build
 	$(VENV_PYTHON) -m pytest -n $(PYTEST_PROCESSES) --maxschedchunk 1 $(PYTEST_FLAGS)
+
+# About 10 minutes on 2 cores. A failing case is printed as code, with the command that runs it again.
+fuzz: build
+	$(VENV_PYTHON) -m torch_tiledmm.testing.fuzz --cases $(CASES) --seed $(SEED) --device $(DEVICE)
 
 bench: build
 	$(VENV_PYTHON) -m torch_tiledmm bench
@@ -68,6 +75,7 @@ help:
 	@echo "make build    virtual environment in $(VENV), libraries"
 	@echo "make demo     the main example; plots go to out/"
 	@echo "make test     all tests; PYTEST_FLAGS='-k linear' for some"
+	@echo "make fuzz     random cases against the reference; CASES=100000 SEED=1 DEVICE=cuda"
 	@echo "make bench    speed against torch and numpy, on this machine"
 	@echo "make check    style; make format repairs it"
 	@echo "make clean    removes everything that was made"

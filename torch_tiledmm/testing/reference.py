@@ -17,8 +17,8 @@ term counts twice.
 
 The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per
 operation. bf16 has more of it: the vdpbf16ps instruction reads denormal inputs as zero and writes zero for
-denormal sums (Intel SDM), which loses at most 2^-126 * (sum |a| + sum |b| + k). In every other dtype
-denormals are kept, and the bound is too tight for a flush to pass.
+denormal sums (Intel SDM), which loses at most 2^-126 * (sum |a| + sum |b| + k + 1), the last for the bias.
+In every other dtype denormals are kept, and the bound is too tight for a flush to pass.
 
 An activation multiplies all this by its Lipschitz constant and adds its own evaluation error, 8 u_acc |x|,
 which covers implementations that lose relative accuracy where the activation cancels to nearly zero.
@@ -132,7 +132,7 @@ def _expect(what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | No
     absolute = torch.full_like(value, num_ops * _SMALLEST_DENORMAL[acc_dtype])
     if dtype == torch.bfloat16:
         ones_a, ones_b = torch.ones_like(a), torch.ones_like(b)
-        absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k)
+        absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k + 1)
 
     is_finite = value.isfinite()
     evaluation = _ACTIVATION_ROUNDINGS[activation] * u_acc * value.abs()
