@@ -29,5 +29,7 @@ Status launch_wgmma(const GpuProblem& problem, const Executor& executor);
 
 // The current device of the calling thread becomes `idx`, and what its runtime says of it; false where there is none.
 bool use_device(int32_t idx, int32_t& arch, int32_t& num_cus, int32_t& warp_size);
+// Why that, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
+const char* take_error();
 
 }  // namespace tiledmm::gpu

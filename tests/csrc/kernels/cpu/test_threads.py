@@ -1,0 +1,105 @@
+"""The C interface called by many threads at once, compiled with the thread sanitizer (threads.cpp).
+
+The mutants say that it can fail: what threads share without an atomic, and a GPU that stays unknown or half known. They
+are compiled with the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
+"""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[3] / "csrc"
+CXX = os.environ.get("CXX", "g++").split()
+# threads.cpp has AVX2's in their place.
+LEFT_OUT = {"04_register_tiled_avx512.cpp", "04_register_tiled_avx512_bf16.cpp"}
+TILE, DEVICE = "kernels/cpu/04_register_tiled.h", "kernels/gpu/device.cu"
+# name: file, text, what takes its place ({on}: this mutant is switched on)
+MUTANTS = {
+    "a counter without an atomic": (
+        "kernels/cpu/01_naive.cpp",
+        "Status launch_naive(const GemmProblem& problem, const Executor&) {",
+        "Status launch_naive(const GemmProblem& problem, const Executor&) {\n"
+        "  static int64_t num_calls = 0;\n  if ({on}) ++num_calls;",
+    ),
+    "a workspace that calls share": (
+        TILE,
+        "char* workspace = is_near ? near_workspace :",
+        "static char shared_workspace[16 << 10];\n"
+        "  char* workspace = is_near ? ({on} ? shared_workspace : near_workspace) :",
+    ),
+    "a workspace that threads share": (
+        TILE,
+        "workspace + worker_idx * bytes_task",
+        "workspace + ({on} ? 0 : worker_idx) * bytes_task",
+    ),
+    "devices without an atomic": (
+        DEVICE,
+        "known.arch.store(device.arch, std::memory_order_relaxed);",
+        "if ({on}) reinterpret_cast<int32_t&>(known.arch) = device.arch;\n"
+        "    else known.arch.store(device.arch, std::memory_order_relaxed);",
+    ),
+    "a failed query is remembered": (
+        DEVICE,
+        "if (!query_device(idx, device)) return false;",
+        "if (!query_device(idx, device)) {\n"
+        "      if ({on}) known.num_cus.store(1, std::memory_order_release);\n      return false;\n    }",
+    ),
+}
+
+
+def compile_program(folder: Path, num_jobs: int) -> None:
+    csrc = folder / "csrc"
+    shutil.copytree(CSRC, csrc)
+    for number, (name, (changed, text, replacement)) in enumerate(MUTANTS.items(), 1):
+        source = (csrc / changed).read_text()
+        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
+        replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
+        (csrc / changed).write_text(source.replace(text, replacement))
+    command = [*CXX, "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
+    command += ["-fsanitize=thread", "-include", str(HERE.parent / "mutant.h")]
+    of_gpu = ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32"]
+
+    def compile_source(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.name}.o"
+        flags = of_gpu if source.name == "threads.cpp" else []
+        compile_it = [*command, *flags, "-c", source, "-o", target]
+        done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        return target
+
+    kernels = [path for path in sorted(csrc.glob("kernels/cpu/*.cpp")) if path.name not in LEFT_OUT]
+    with ThreadPoolExecutor(num_jobs) as pool:
+        objects = list(pool.map(compile_source, [*kernels, HERE / "threads.cpp", *sorted(csrc.glob("dispatch/*.cpp"))]))
+    subprocess.run([*CXX, "-fsanitize=thread", "-pthread", *objects, "-o", folder / "threads"], check=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def program(built_once, num_jobs):
+    return built_once("threads", lambda folder: compile_program(folder, num_jobs)) / "threads"
+
+
+def run(program: Path, mutant: int = 0) -> subprocess.CompletedProcess:
+    options = f"{os.environ.get('TSAN_OPTIONS', '')} halt_on_error=1"
+    env = os.environ | {"TILEDMM_MUTANT": str(mutant), "TSAN_OPTIONS": options}
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300, env=env)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel: vm.mmap_rnd_bits is too large for it")
+    return done
+
+
+@pytest.mark.takes_long
+def test_threads_race_for_nothing_and_change_no_bit(program):
+    done = run(program)
+    assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_found(mutant, program):
+    done = run(program, list(MUTANTS).index(mutant) + 1)
+    assert done.returncode != 0, done.stdout
+    print((done.stdout + done.stderr)[:400])
