@@ -2,8 +2,8 @@
 
 Without torch, each allocation and each launch fails once in tests/csrc/kernels; on a GPU, in test_gpu_faults.py.
 
-Planted bugs that these tests caught: a failed allocation of a workspace that is no error, one table of names written anew
-by every call, one current block of the host executor for all threads.
+Planted bugs that these tests caught: a failed allocation of a workspace that is no error, one current block of the host
+executor for all threads.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The operators across processes: fork before and after the first call, spawn, DataLoader workers, and the exit of the
 interpreter while kernels run. Where torch itself hangs or aborts, no more is promised than torch.matmul does.
 
-Planted bugs that these tests caught: a lock of the library that stays locked in a child, a table of the library that is
-destroyed at exit while kernels use it.
+A planted bug that these tests caught: a lock of the library that stays locked in a child. What the library itself does
+at exit: tests/csrc/kernels/cpu/threads.cpp.
 """
 
 import os
@@ -126,22 +126,6 @@ def test_dataloader_workers(how):
         assert torch.equal(torch.as_tensor(item), product(index))
 
 
-# Threads of torch's own, which never ask for the interpreter's lock.
-EXIT_WITH_TORCH_THREADS = """
-import time, torch, torch_tiledmm
-
-unit = torch.jit.CompilationUnit(
-    "def compute(a: Tensor):\\n"
-    "  for i in range(1000000000):\\n"
-    "    torch.ops.tiledmm.matmul(a, a)\\n"
-    "  return a\\n"
-)
-torch.set_num_threads(2)
-for size in (8, 700):
-    torch.jit.fork(unit.compute, torch.rand(size, size))
-time.sleep(0.3)
-print("leaving", flush=True)
-"""
 # A thread of Python's: older than 3.14, it ends threads that come back from C++ in a way that C++ aborts at.
 EXIT_WITH_PYTHON_THREADS = """
 import sys, threading, time, torch, torch_tiledmm
@@ -155,11 +139,6 @@ threading.Thread(target=compute, daemon=True).start()
 time.sleep(0.3)
 print("leaving", flush=True)
 """
-
-
-def test_exit_while_kernels_run():
-    done = run_python(EXIT_WITH_TORCH_THREADS)
-    assert done.stdout == "leaving\n" and done.returncode == 0, done.stderr
 
 
 def test_exit_while_a_daemon_thread_computes():

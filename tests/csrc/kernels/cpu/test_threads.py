@@ -26,6 +26,13 @@ MUTANTS = {
         "Status launch_naive(const GemmProblem& problem, const Executor&) {\n"
         "  static int64_t num_calls = 0;\n  if ({on}) ++num_calls;",
     ),
+    "a table that is destroyed at exit": (
+        "kernels/cpu/02_block_tiled.cpp",
+        "Status launch_block_tiled(const GemmProblem& problem, const Executor& executor) {",
+        "Status launch_block_tiled(const GemmProblem& problem, const Executor& executor) {\n"
+        "  static struct Table {\n    int64_t* size = new int64_t(1);\n    ~Table() { delete size; }\n  } table;\n"
+        "  if ({on} && *table.size != 1) return Status::unsupported;",
+    ),
     "a workspace that calls share": (
         TILE,
         "char* workspace = is_near ? near_workspace :",
@@ -83,10 +90,10 @@ def program(built_once, num_jobs):
     return built_once("threads", lambda folder: compile_program(folder, num_jobs)) / "threads"
 
 
-def run(program: Path, mutant: int = 0) -> subprocess.CompletedProcess:
+def run(program: Path, *arguments: str, mutant: int = 0) -> subprocess.CompletedProcess:
     options = f"{os.environ.get('TSAN_OPTIONS', '')} halt_on_error=1"
     env = os.environ | {"TILEDMM_MUTANT": str(mutant), "TSAN_OPTIONS": options}
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitizer does not run on this kernel: vm.mmap_rnd_bits is too large for it")
     return done
@@ -98,8 +105,14 @@ def test_threads_race_for_nothing_and_change_no_bit(program):
     assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
 
 
+def test_exit_while_threads_compute(program):
+    done = run(program, "exit")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    done = run(program, list(MUTANTS).index(mutant) + 1)
+    arguments = ["exit"] if "exit" in mutant else []
+    done = run(program, *arguments, mutant=list(MUTANTS).index(mutant) + 1)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])

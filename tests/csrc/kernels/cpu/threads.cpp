@@ -4,6 +4,8 @@
 //
 // GPUs, too, are used first by all threads at once. The runtime is one of the test's own, which fails once for each
 // device. (The host executor is left out: its fibers are none that the sanitizer knows.)
+//
+// With the argument `exit` the program ends while threads compute.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -159,7 +161,18 @@ bool gpu::query_of_test(int idx, Device& device) {
   return ++num_queries[idx] > 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "exit") == 0) {
+    static std::atomic<int> num_done{0};
+    for (int thread = 0; thread < 2; ++thread) {
+      std::thread([thread] {
+        for (int call = thread;; ++call, ++num_done) multiply(9, 33, 70, DType::f32, kAlgorithms[call % 4], 1);
+      }).detach();
+    }
+    while (num_done < 16) std::this_thread::yield();
+    std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });  // before destructors end
+    return 0;
+  }
   Results results[kNumThreads];
   std::atomic<int> num_waiting{kNumThreads};
   std::vector<std::thread> threads;
