@@ -1,4 +1,4 @@
-"""What fails on a GPU fails with the reason and leaks nothing, and the next call is right; threads, streams, devices, exit.
+"""What fails on a GPU fails with the reason and leaks nothing, and the next call is right; threads, streams, the exit.
 
 Skipped without a GPU. The same on the host executor, for every allocation and launch: tests/csrc/kernels/gpu.
 """
