@@ -203,8 +203,10 @@ Status launch_gpu(const GemmProblem& unfolded, int32_t algorithm, Executor execu
 #if defined(TILEDMM_WITH_GPU)
   int32_t arch = 0;
   if (!gpu::use_device(executor.device_idx, arch, executor.num_cus, executor.warp_size)) {
-    std::snprintf(reason, capacity, "there is no GPU of index %d, or its driver is too old", int(executor.device_idx));
-    return Status::unsupported;
+    const char* why = gpu::take_error();
+    std::snprintf(reason, capacity, "GPU %d cannot be used: %s", int(executor.device_idx),
+                  why ? why : "there is none of this index");
+    return why ? Status::launch_failed : Status::unsupported;
   }
   const GpuChip* chip = find_gpu_chip(arch);
   if (!chip) {
@@ -240,8 +242,9 @@ Status launch_gpu(const GemmProblem& unfolded, int32_t algorithm, Executor execu
   if (status == Status::out_of_memory) {
     std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", kernel.name);
   } else if (status == Status::launch_failed) {
-    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed; was the library built for it?",
-                  kernel.name, chip->name);
+    const char* why = gpu::take_error();
+    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed: %s", kernel.name, chip->name,
+                  why ? why : "it takes no such operands");
   }
   return status;
 #else
