@@ -150,6 +150,7 @@ def matmul(
         algorithm.encode(),
         ctypes.c_uint64(seed),
         ctypes.byref(counts),
+        None,  # nothing is to fail
         reason,
         ctypes.c_size_t(len(reason)),
     )

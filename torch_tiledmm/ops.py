@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils.flop_counter import register_flop_formula
 
 
-
 def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
     """Matrix product with the semantics of `torch.matmul`.
 

@@ -10,10 +10,11 @@ using namespace tiledmm;
 
 extern "C" {
 
-// Runs one problem. `seed` orders the threads, 0: by their number. On failure returns the Status, or -1 for what the
-// executor found (a race, a barrier not reached by all), and writes the reason.
+// Runs one problem. `seed` orders the threads, 0: by their number. Counts and faults may be null. On failure returns
+// the Status, or -1 for what the executor found (a race, a barrier not reached by all), and writes the reason.
 TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
-                                      host_gpu::Counts* counts, char* reason, size_t capacity) {
+                                      host_gpu::Counts* counts, host_gpu::Faults* faults, char* reason,
+                                      size_t capacity) {
   const int32_t idx = find_algorithm(algorithm);
   if (idx < 0) {
     std::snprintf(reason, capacity, "there is no algorithm '%s' for GPUs", algorithm);
@@ -22,7 +23,9 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
   host_gpu::Session session;
   session.seed = seed;
   session.is_counting = counts != nullptr;
+  if (faults) session.faults = *faults;
   const Status status = run_on_gpu(*problem, idx, host_gpu::executor_of(session), reason, capacity);
+  if (faults) *faults = session.faults;
   if (status != Status::ok) return int32_t(status);
   if (!session.error.empty()) {
     std::snprintf(reason, capacity, "%s", session.error.c_str());

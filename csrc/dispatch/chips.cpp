@@ -50,14 +50,14 @@ const Chip& row_of(Isa isa) { return chips()[std::size(kGpuChips) + size_t(isa)]
 }  // namespace
 
 const std::vector<Chip>& chips() {
-  static const std::vector<Chip> rows = [] {
-    std::vector<Chip> rows(std::begin(kGpuChips), std::end(kGpuChips));
+  static const auto* const rows = [] {  // never destroyed: threads may compute at exit
+    auto* rows = new std::vector<Chip>(std::begin(kGpuChips), std::end(kGpuChips));
     // Each kernel of a CPU knows the rates of its own instruction set.
     for (int isa = 0; isa < kNumIsas; ++isa)
-      rows.push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
+      rows->push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
     return rows;
   }();
-  return rows;
+  return *rows;
 }
 
 const Chip* find_gpu_chip(int32_t arch) {

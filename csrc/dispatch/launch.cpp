@@ -31,36 +31,40 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
   if (status == Status::out_of_memory) {
     std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", choice.rung->name);
   } else if (status == Status::launch_failed) {
-    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed; was the library built for it?",
-                  choice.rung->name, chip.name);
+    const char* why = choice.rung->is_gpu ? gpu::take_error() : nullptr;
+    std::snprintf(reason, capacity, "the launch of algorithm '%s' on %s failed: %s", choice.rung->name, chip.name,
+                  why ? why : "it takes no such operands");
   }
   return status;
 }
 
-// The row of a GPU of this machine, with what its runtime says; false, and the reason, where there are no kernels.
-bool find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity) {
-  gpu::Device device{};
-  if (!gpu::use_device || !gpu::use_device(device_idx, device)) {
+// The row of a GPU of this machine, with what its runtime says. On failure writes a reason.
+Status find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity) {
+  if (!gpu::use_device) {
     std::snprintf(reason, capacity,
-                  gpu::use_device
-                      ? "there is no GPU of index %d, or its driver is too old"
-                      : "this build has no GPU kernels for device %d; build it again where torch has CUDA or "
-                        "ROCm, and nvcc or hipcc is on the PATH",
-                  int(device_idx));
-    return false;
+                  "this build has no GPU kernels; build it again where torch has CUDA or ROCm, and nvcc or hipcc is on "
+                  "the PATH");
+    return Status::unsupported;
+  }
+  gpu::Device device{};
+  if (!gpu::use_device(device_idx, device)) {
+    const char* why = gpu::take_error();
+    std::snprintf(reason, capacity, "GPU %d cannot be used: %s", int(device_idx),
+                  why ? why : "there is none of this index");
+    return why ? Status::launch_failed : Status::unsupported;
   }
   const Chip* row = find_gpu_chip(device.arch);
   if (!row) {
     std::snprintf(reason, capacity,
                   "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, gfx942, gfx950, "
                   "gfx1100 and gfx1201");
-    return false;
+    return Status::unsupported;
   }
   chip = *row;
   chip.num_cus = device.num_cus;
   chip.warp_size = device.warp_size;
   chip.max_shared_bytes = device.max_shared_bytes;
-  return true;
+  return Status::ok;
 }
 
 }  // namespace
@@ -74,7 +78,8 @@ Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor&
 
 Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
   Chip chip;
-  if (!find_device(executor.device_idx, chip, reason, capacity)) return Status::unsupported;
+  const Status status = find_device(executor.device_idx, chip, reason, capacity);
+  if (status != Status::ok) return status;
   executor.num_cus = chip.num_cus;
   executor.warp_size = chip.warp_size;
   return run(problem, algorithm, chip, executor, reason, capacity);
@@ -83,7 +88,7 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
 bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx) {
   Chip chip;
   char reason[320];
-  if (!find_device(device_idx, chip, reason, sizeof reason)) return false;
+  if (find_device(device_idx, chip, reason, sizeof reason) != Status::ok) return false;
   BatchDim dims[kMaxBatchDims];
   return serves_row_sums(fold_batch(problem, dims), algorithm, chip);
 }

@@ -46,8 +46,8 @@ struct Algorithms {
 };
 
 const Algorithms& algorithms() {
-  static const Algorithms algorithms;
-  return algorithms;
+  static const auto* const algorithms = new Algorithms;  // never destroyed: threads may compute at exit
+  return *algorithms;
 }
 
 // Kernels that an algorithm admits on a chip.
@@ -85,12 +85,12 @@ Order faster_order_of_ladder(const GpuProblem& problem, int64_t n, Mask legal, c
 }  // namespace
 
 const std::vector<const Rung*>& rungs() {
-  static const std::vector<const Rung*> rungs = {
+  static const auto* const rungs = new std::vector<const Rung*>{
 #define TILEDMM_RUNG(NAMESPACE, NAME) &NAMESPACE::NAME##_rung,
 #include "kernels/rungs.def"
 #undef TILEDMM_RUNG
   };
-  return rungs;
+  return *rungs;
 }
 
 bool is_built(bool is_gpu) {

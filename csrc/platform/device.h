@@ -16,5 +16,7 @@ struct Device {
 // GPU `idx` becomes the current one of the calling thread; what its runtime says of it, asked once. False where there
 // is none. Null in a library without GPU kernels.
 TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
+// Why that, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
+TILEDMM_IF_LINKED const char* take_error();
 
 }  // namespace tiledmm::gpu

@@ -29,6 +29,7 @@ int hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** args, si
 int hipSetDevice(int device);
 int hipGetDeviceCount(int* count);
 int hipDeviceGetAttribute(int* value, int attribute, int device);
+int hipGetLastError();
 const char* hipGetErrorString(int error);
 int __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void* stream);
 int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, void** stream);
@@ -385,13 +386,16 @@ TILEDMM_DEVICE void store_element(const GemmProblem& problem, int64_t row, int64
 }
 
 // ---- Devices
-// What the runtime says of a device; false where there is none of that number.
+// What the runtime says of a device; false where there is none of that number. take_runtime_error: what it refused
+// last, in its words, null for nothing. It forgets that, so that whoever asks next (torch, behind a kernel of its own)
+// is not told of it.
 #if defined(TILEDMM_HOST_GPU)
 inline bool query_device(int, Device& device) {
   device = {0, 4, kWarpSize, 227 << 10};
   return true;
 }
 inline bool set_device(int) { return true; }
+inline const char* take_runtime_error() { return host_gpu::take_error(); }
 #elif defined(__CUDACC__) && !defined(__HIP__)
 inline bool query_device(int idx, Device& device) {
   int major = 0, minor = 0;
@@ -406,12 +410,20 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return cudaSetDevice(idx) == cudaSuccess; }
+inline const char* take_runtime_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
 #elif defined(TILEDMM_HIP_STANDALONE)
 inline bool query_device(int, Device&) {
   int count = 0;
   return hipGetDeviceCount(&count) == 0 && false;  // without ROCm's headers no properties can be read
 }
 inline bool set_device(int idx) { return hipSetDevice(idx) == 0; }
+inline const char* take_runtime_error() {
+  const int error = hipGetLastError();
+  return error == 0 ? nullptr : hipGetErrorString(error);
+}
 #else
 inline bool query_device(int idx, Device& device) {
   hipDeviceProp_t properties;
@@ -426,6 +438,10 @@ inline bool query_device(int idx, Device& device) {
   return true;
 }
 inline bool set_device(int idx) { return hipSetDevice(idx) == hipSuccess; }
+inline const char* take_runtime_error() {
+  const hipError_t error = hipGetLastError();
+  return error == hipSuccess ? nullptr : hipGetErrorString(error);
+}
 #endif
 
 // ---- Launch
@@ -434,8 +450,9 @@ inline int warp_size(const Executor&) { return kWarpSize; }
 template <class... Params, class... Args>
 Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y, int num_threads, size_t shared_bytes,
                      const Executor& executor, Args... args) {
-  host_gpu::launch(blocks, blocks_y, num_threads, kWarpSize, shared_bytes, executor, [&] { kernel(args...); });
-  return Status::ok;
+  const bool is_launched =
+      host_gpu::launch(blocks, blocks_y, num_threads, kWarpSize, shared_bytes, executor, [&] { kernel(args...); });
+  return is_launched ? Status::ok : Status::launch_failed;
 }
 #else
 #if defined(__CUDACC__) && !defined(__HIP__)

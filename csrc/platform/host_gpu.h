@@ -31,27 +31,39 @@ struct Counts {
   int64_t flops;
 };
 
+// What fails in a run, and what the run asked for.
+struct Faults {
+  int64_t failing_allocation = -1, failing_launch = -1;         // counted from 0; -1: none
+  int64_t num_allocations = 0, num_live = 0, num_launches = 0;  // live: not given back yet
+  bool is_dry = false;                                          // launches succeed, but no kernel runs
+};
+
 // What one run has from and gives to its caller: Executor::self.
 struct Session {
   uint64_t seed = 0;
   bool is_counting = false;
   Counts counts{};
+  Faults faults;
   std::string error;  // the first one
 };
 
 inline constexpr size_t kScratchBytes = 64 * 256;  // of a warp
 
 // ---- For the launcher
-// An executor without a device: its kernels run in the session, its memory is that of malloc.
+// An executor without a device: its kernels run in the session, its memory is that of malloc. As from torch's allocator
+// of GPU memory, there are no 0 bytes.
 Executor executor_of(Session& session);
+// Why the calling thread's last launch failed, once; null: it did not.
+const char* take_error();
 
-void launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
+// False where the session lets the launch fail.
+bool launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
             const Executor& executor, void (*kernel)(const void*), const void* arguments);
 template <class Kernel>
-void launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
+bool launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
             const Executor& executor, const Kernel& kernel) {
   const auto call = [](const void* self) { (*static_cast<const Kernel*>(self))(); };
-  launch(blocks, blocks_y, num_threads, warp_size, shared_bytes, executor, call, &kernel);
+  return launch(blocks, blocks_y, num_threads, warp_size, shared_bytes, executor, call, &kernel);
 }
 
 // ---- For the thread that runs

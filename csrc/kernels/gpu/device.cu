@@ -4,20 +4,33 @@
 #include "platform/gpu.h"
 
 namespace tiledmm::gpu {
+namespace {
+
+constexpr int kMaxDevices = 64;
+std::atomic<const Device*> devices[kMaxDevices];  // null: not asked yet, or without success
+
+}  // namespace
 
 bool use_device(int32_t idx, Device& device) {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<const Device*> known[kMaxDevices];  // null: not asked yet, or without success
   if (idx < 0 || idx >= kMaxDevices || !set_device(idx)) return false;
-  if (const Device* found = known[idx].load(std::memory_order_acquire)) {
-    device = *found;
-    return true;
+  const Device* known = devices[idx].load(std::memory_order_acquire);
+  if (!known) {
+    auto* asked = new Device{};  // lives as long as the process
+    if (!query_device(idx, *asked)) {
+      delete asked;
+      return false;
+    }
+    // Of threads that come at the same time, the first one's answer stays.
+    if (devices[idx].compare_exchange_strong(known, asked, std::memory_order_acq_rel)) {
+      known = asked;
+    } else {
+      delete asked;
+    }
   }
-  if (!query_device(idx, device)) return false;
-  const Device* none = nullptr;
-  const auto* made = new Device(device);  // lives as long as the process
-  if (!known[idx].compare_exchange_strong(none, made, std::memory_order_release)) delete made;
+  device = *known;
   return true;
 }
+
+const char* take_error() { return take_runtime_error(); }
 
 }  // namespace tiledmm::gpu

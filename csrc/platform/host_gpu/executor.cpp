@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/math.h"
@@ -347,24 +348,46 @@ void commit_copies() { Block::current()->commit_copies(); }
 void wait_copies(int pending) { Block::current()->wait_copies(size_t(pending)); }
 void count_flops(int64_t flops) { Block::current()->count_flops(flops); }
 
+namespace {
+
+thread_local const char* launch_error = nullptr;
+
+}  // namespace
+
+const char* take_error() { return std::exchange(launch_error, nullptr); }
+
 Executor executor_of(Session& session) {
   Executor executor{};
   executor.self = &session;
   executor.num_cus = 4;
   executor.warp_size = TILEDMM_WARP_SIZE;
-  executor.allocate = [](void*, size_t bytes) { return std::malloc(bytes); };
-  executor.release = [](void*, void* memory) { std::free(memory); };
+  executor.allocate = [](void* self, size_t bytes) -> void* {
+    Faults& faults = static_cast<Session*>(self)->faults;
+    if (faults.num_allocations++ == faults.failing_allocation || bytes == 0) return nullptr;
+    ++faults.num_live;
+    return std::malloc(faults.is_dry ? 1 : bytes);
+  };
+  executor.release = [](void* self, void* memory) {
+    --static_cast<Session*>(self)->faults.num_live;
+    std::free(memory);
+  };
   return executor;
 }
 
-void launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
+bool launch(int64_t blocks, int64_t blocks_y, int num_threads, int warp_size, size_t shared_bytes,
             const Executor& executor, void (*kernel)(const void*), const void* arguments) {
   Session& session = *static_cast<Session*>(executor.self);
+  if (session.faults.num_launches++ == session.faults.failing_launch) {
+    launch_error = "the launch was to fail";
+    return false;
+  }
+  if (session.faults.is_dry) return true;
   std::mt19937_64 random(session.seed);
   Block block(num_threads, warp_size, shared_bytes, session, kernel, arguments);
   for (int64_t y = 0; y < blocks_y; ++y) {
     for (int64_t x = 0; x < blocks && session.error.empty(); ++x) block.run(x, y, blocks_y, random);
   }
+  return true;
 }
 
 }  // namespace tiledmm::host_gpu

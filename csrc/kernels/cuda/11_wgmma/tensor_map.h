@@ -30,7 +30,9 @@ EncodeTiled find_encode_tiled() {
 // swizzled; they may be shorter. The engine can round fp32 to tf32, to nearest even, while it copies.
 bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const TensorMapView& operand, int box_inner,
                        int box_outer, int pitch, bool rounds_to_tf32) {
-  static const EncodeTiled encode = find_encode_tiled();
+  static std::atomic<EncodeTiled> found{nullptr};  // once it is; else the next call asks again
+  EncodeTiled encode = found.load(std::memory_order_relaxed);
+  if (!encode) found.store(encode = find_encode_tiled(), std::memory_order_relaxed);
   if (!encode) return false;
   const int64_t bytes = size_of(dtype);
   const cuuint64_t sizes[3] = {cuuint64_t(operand.inner), cuuint64_t(operand.outer), cuuint64_t(operand.batch_count)};

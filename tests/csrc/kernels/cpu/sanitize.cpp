@@ -6,7 +6,7 @@
 // page that must not be touched: vector intrinsics with a mask are invisible to the sanitizer. What no index
 // reaches, in operands and output, is NaN, and must stay so. Every result is compared with a float64
 // reference within gamma(k + 2) (|A| |B| + |bias|), torch_tiledmm/testing/reference.py, and bit for bit with
-// that of other thread counts.
+// that of other thread counts. Where a call needs a workspace, one whose allocation fails comes before the next.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,10 +41,16 @@ T pick(const T (&choices)[COUNT]) {
 
 // --- What the caller lends to a kernel ---
 
+struct Lender {
+  int32_t num_threads;
+  int64_t failing_allocation = -1;  // counted from 0; -1: none
+  int64_t num_allocations = 0, num_live = 0;
+};
+
 void run_on_threads(void* self, int64_t num_tasks, void (*task)(void*, int64_t), void* arg) {
   std::atomic<int64_t> next{0};
   std::vector<std::thread> threads;
-  for (int32_t idx = 0; idx < *static_cast<int32_t*>(self); ++idx) {
+  for (int32_t idx = 0; idx < static_cast<Lender*>(self)->num_threads; ++idx) {
     threads.emplace_back([&] {
       for (int64_t task_idx = next++; task_idx < num_tasks; task_idx = next++) task(arg, task_idx);
     });
@@ -52,14 +58,23 @@ void run_on_threads(void* self, int64_t num_tasks, void (*task)(void*, int64_t),
   for (std::thread& thread : threads) thread.join();
 }
 
-// Exactly the size asked for, filled with NaN.
-void* allocate(void*, size_t num_bytes) {
+// Exactly the size asked for, filled with NaN. As from torch, there are no 0 bytes.
+void* allocate(void* self, size_t num_bytes) {
+  Lender& lender = *static_cast<Lender*>(self);
+  if (lender.num_allocations++ == lender.failing_allocation || num_bytes == 0) return nullptr;
+  ++lender.num_live;
   void* memory = nullptr;
   if (posix_memalign(&memory, 64, num_bytes)) std::abort();
   return std::memset(memory, 0xff, num_bytes);
 }
-void* allocate_nothing(void*, size_t) { return nullptr; }
-void release(void*, void* memory) { std::free(memory); }
+void release(void* self, void* memory) {
+  --static_cast<Lender*>(self)->num_live;
+  std::free(memory);
+}
+
+Executor executor_of(Lender& lender) {
+  return {&lender, lender.num_threads, 0, 0, 0, nullptr, run_on_threads, allocate, release};
+}
 
 // --- Operands ---
 
@@ -270,7 +285,7 @@ const char* const kAlgorithms[] = {"auto",
                                    "register_tiled.avx512_bf16"};
 constexpr int kNumAlgorithms = int(sizeof kAlgorithms / sizeof *kAlgorithms);
 const char* const kDTypes[] = {"fp32", "fp64", "fp16", "bf16"};
-int64_t num_runs[kNumAlgorithms] = {};
+int64_t num_runs[kNumAlgorithms] = {}, num_failed_allocations = 0;
 
 [[noreturn]] void fail(const Case& c, const char* algorithm, int32_t num_threads, const std::string& what) {
   std::string batch;
@@ -319,13 +334,29 @@ void run_case(const Case& c) {
     const int32_t algorithm_idx = tiledmm_find_algorithm(algorithm, std::strlen(algorithm));
     if (algorithm_idx < 0) fail(c, algorithm, 1, "there is no such algorithm");
     std::vector<char> first_bits;
+    int64_t num_allocations = 0;
     for (int32_t num_threads = 1; num_threads <= 3; num_threads += is_large ? 2 : 1) {
-      const Executor executor{&num_threads, num_threads, 0, 0, 0, nullptr, run_on_threads, allocate, release};
+      // Each of the allocations that the run before asked for fails once; the run below is the next call.
+      for (int64_t failing = 0; failing < num_allocations; ++failing) {
+        Lender lender{num_threads, failing};
+        const Executor executor = executor_of(lender);
+        char reason[256] = "";
+        const Status status = tiledmm_gemm_cpu(&problem, algorithm_idx, &executor, reason, sizeof reason);
+        if (lender.num_allocations <= failing) break;  // more threads need less
+        if (status != Status::out_of_memory || !reason[0])
+          fail(c, algorithm, num_threads, "no memory, and no word of it");
+        if (lender.num_live != 0) fail(c, algorithm, num_threads, "memory is not given back after a failure");
+        ++num_failed_allocations;
+      }
+      Lender lender{num_threads};
+      const Executor executor = executor_of(lender);
       out.buffer->clear();
       char reason[256] = "";
       const Status status = tiledmm_gemm_cpu(&problem, algorithm_idx, &executor, reason, sizeof reason);
       if (status == Status::unsupported && idx >= 6) break;  // this CPU lacks the instruction set
       if (status != Status::ok) fail(c, algorithm, num_threads, reason);
+      if (lender.num_live != 0) fail(c, algorithm, num_threads, "memory is not given back");
+      num_allocations = lender.num_allocations;
       ++num_runs[idx];
       const char* data = out.buffer->data();
       const std::vector<char> bits(data, data + out.buffer->num_bytes());
@@ -378,28 +409,10 @@ const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099
                                    {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},   {130, 97, 130}, {4, 257, 2050}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
-void test_out_of_memory() {
-  std::vector<float> a(300 * 700, 1), b(700 * 300, 1), c(300 * 300);
-  GemmProblem problem{};
-  problem.m = problem.n = 300, problem.k = 700;
-  problem.a = a.data(), problem.stride_am = 700, problem.stride_ak = 1;
-  problem.b = b.data(), problem.stride_bk = 300, problem.stride_bn = 1;
-  problem.c = c.data(), problem.stride_cm = 300, problem.stride_cn = 1;
-  int32_t num_threads = 2;
-  const Executor executor{&num_threads, num_threads, 0, 0, 0, nullptr, run_on_threads, allocate_nothing, release};
-  char reason[256] = "";
-  const int32_t algorithm = tiledmm_find_algorithm("register_tiled", 14);
-  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::out_of_memory || !reason[0]) {
-    std::printf("WRONG: without memory the status must be out_of_memory, with a reason\n");
-    std::exit(1);
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   const int64_t num_cases = argc > 1 ? std::atoll(argv[1]) : 400;
-  test_out_of_memory();
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
   int64_t num_named = 0;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
@@ -413,6 +426,6 @@ int main(int argc, char** argv) {
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
   for (int idx = 0; idx < kNumAlgorithms; ++idx) std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
-  std::printf("\n");
+  std::printf(" failed_allocations %lld\n", (long long)num_failed_allocations);
   return 0;
 }

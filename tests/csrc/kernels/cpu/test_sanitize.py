@@ -1,7 +1,8 @@
 """The CPU kernels without torch, compiled with the address and undefined behaviour sanitizers (sanitize.cpp).
 
-The mutants say that the program can fail: each is one guard of an edge taken away. They are compiled with the rest and
-switched on by an environment variable, as in ../gpu/test_host_execution.py.
+The mutants say that the program can fail: each is one guard of an edge taken away, or a failed allocation or what must
+be given back forgotten. They are compiled with the rest and switched on by an environment variable, as in
+../gpu/test_host_execution.py.
 """
 
 import os
@@ -30,6 +31,13 @@ MUTANTS = {
         EPILOGUE,
         "const int64_t count = min_of(kLanes, cols - j);",
         "const int64_t count = {on} ? kLanes : min_of(kLanes, cols - j);",
+    ),
+    "workspace that stays": (TILE, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
+    "no memory for a workspace": (TILE, "if (!workspace) return", "if (!workspace && !{on}) return"),
+    "no memory for dot products": (
+        "kernels/cpu/04_register_tiled/long_dot.h",
+        "if (!sums) return Status::out_of_memory;",
+        "if (!sums) return {on} ? Status::ok : Status::out_of_memory;",
     ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
@@ -78,10 +86,12 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(program):
     counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
     assert counts["auto"] == counts["naive"] == counts["native"] >= 1200
     assert counts["register_tiled.portable"] >= 1200
+    assert counts["failed_allocations"] >= 1000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    done = run(program, 400, list(MUTANTS).index(mutant) + 1)
+    num_random_cases = 0 if mutant == "no memory for dot products" else 400  # only a named shape shows it
+    done = run(program, num_random_cases, list(MUTANTS).index(mutant) + 1)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])

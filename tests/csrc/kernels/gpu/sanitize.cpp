@@ -1,8 +1,13 @@
 // Runs the GPU rungs on the host executor, for test_host_execution.py, which compiles everything with the address and
-// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM]. The first wrong case ends the program with code 1.
+// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM [faults]]; ALGORITHM may be all. The first wrong
+// case ends the program with code 1.
 //
 // Operands lie in heap memory of exactly their size; C starts as NaN. Every result is compared with a float64 reference
 // within gamma(k + 2) (|A| |B| + |bias|), and bit for bit with that of other orders of the threads.
+//
+// With `faults` each allocation and each launch of a case fails once: the status must say so, with a reason, all memory
+// must be given back, and the next run must have the bits of the first. Before that come 50 times as many cases in
+// which launches succeed without running a kernel: large ones, whose operands are no memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,7 +29,7 @@
 using namespace tiledmm;
 
 extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* algorithm, uint64_t seed,
-                                     host_gpu::Counts* counts, char* reason, size_t capacity);
+                                     host_gpu::Counts* counts, host_gpu::Faults* faults, char* reason, size_t capacity);
 
 namespace {
 
@@ -61,6 +66,7 @@ double value_of(T element) {
 template <class T>
 struct Matrix {
   int64_t rows, cols, stride_row, stride_col;
+  size_t num_bytes;
   std::unique_ptr<T[]> memory;
 
   Matrix(int64_t rows, int64_t cols, bool is_transposed, int64_t margin) : rows(rows), cols(cols) {
@@ -69,8 +75,10 @@ struct Matrix {
     stride_col = is_transposed ? wide + margin : 1;
     const int64_t size = tall == 0 || wide == 0 ? 0 : (tall - 1) * (wide + margin) + wide;
     memory.reset(new T[size_t(size)]);
-    std::memset(static_cast<void*>(memory.get()), 0xff, size_t(size) * sizeof(T));
+    num_bytes = size_t(size) * sizeof(T);
+    clear();
   }
+  void clear() { std::memset(static_cast<void*>(memory.get()), 0xff, num_bytes); }
   T& at(int64_t row, int64_t col) { return memory[size_t(row * stride_row + col * stride_col)]; }
   void randomize() {
     for (int64_t row = 0; row < rows; ++row) {
@@ -87,9 +95,11 @@ MmaAsyncChoice random_choice(int64_t num_chunks) {
 }
 
 // mma_async with chunks so short that small products have several.
-int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed, char* reason, size_t capacity) {
+int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, const MmaAsyncChoice& choice, uint64_t seed,
+                      host_gpu::Faults& faults, char* reason, size_t capacity) {
   host_gpu::Session session;
   session.seed = seed;
+  session.faults = faults;
   GpuProblem whole{};
   whole.gemm = problem;
   whole.gemm.batch_dims = nullptr;
@@ -98,23 +108,63 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, uint64_t seed
   whole.chunk_k = chunk_k;
   Plan plan;
   gpu::mma_async_rung.plan(whole, *find_chip("host:host"), plan);
-  if (problem.k > chunk_k) plan.as<MmaAsyncPlan>().choice = random_choice(ceil_div(problem.k, chunk_k));
+  if (problem.k > chunk_k) plan.as<MmaAsyncPlan>().choice = choice;
   const Status status = gpu::mma_async_rung.launch(whole, plan, host_gpu::executor_of(session));
-  std::snprintf(reason, capacity, "%s", session.error.c_str());
-  return status == Status::ok && session.error.empty() ? 0 : -1;
+  faults = session.faults;
+  std::snprintf(reason, capacity, "%s", status == Status::ok ? session.error.c_str() : "it has only a status");
+  return session.error.empty() ? int32_t(status) : -1;
 }
 #else
-int32_t run_in_chunks(const GemmProblem&, int64_t, uint64_t, char*, size_t) { return -1; }
+MmaAsyncChoice random_choice(int64_t) { return {}; }
+int32_t run_in_chunks(const GemmProblem&, int64_t, const MmaAsyncChoice&, uint64_t, host_gpu::Faults&, char*, size_t) {
+  return -1;
+}
 #endif
+
+bool has_faults = false;
+int64_t num_failed_allocations = 0, num_failed_launches = 0;
+
+// run(faults, reason) starts anew and returns the status; is_right(): whether its result is.
+template <class Run, class IsRight>
+bool survives_faults(const char* algorithm, const Run& run, const IsRight& is_right) {
+  char reason[256];
+  host_gpu::Faults counted;
+  if (run(counted, reason) != 0 || counted.num_live != 0) return false;
+  for (int64_t fault = 0; fault < counted.num_allocations + counted.num_launches; ++fault) {
+    const bool is_allocation = fault < counted.num_allocations;
+    host_gpu::Faults faults;
+    (is_allocation ? faults.failing_allocation : faults.failing_launch) =
+        is_allocation ? fault : fault - counted.num_allocations;
+    const Status expected = is_allocation ? Status::out_of_memory : Status::launch_failed;
+    ++(is_allocation ? num_failed_allocations : num_failed_launches);
+    reason[0] = 0;
+    const int32_t status = run(faults, reason);
+    const bool has_reason = std::strstr(reason, is_allocation ? "no memory" : "the launch was to fail") ||
+                            std::strstr(reason, "it has only a status");
+    if (status != int32_t(expected) || !has_reason || faults.num_live != 0) {
+      std::printf("%s, fault %ld of %ld and %ld: status %d, %ld allocations not given back, '%s'\n", algorithm,
+                  long(fault), long(counted.num_allocations), long(counted.num_launches), int(status),
+                  long(faults.num_live), reason);
+      return false;
+    }
+    host_gpu::Faults none;
+    if (run(none, reason) != 0 || none.num_live != 0 || !is_right()) {
+      std::printf("%s, behind fault %ld: %ld allocations not given back, or another result\n", algorithm, long(fault),
+                  long(none.num_live));
+      return false;
+    }
+  }
+  return true;
+}
 
 template <class T>
 bool run_case(DType dtype, const char* algorithm, bool is_empty) {
-  const int64_t limit = random_int(0, 5) == 0 ? 270 : 70;
+  const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
   int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90), batch = 1;
   const auto is = [&](const char* name) { return std::strcmp(algorithm, name) == 0; };
   if (is("skinny")) (random_int(0, 1) ? m : n) = random_int(1, 64);
   if (is("simt_pipelined") || is("mma_async") || is("skinny")) {
-    const int64_t kind = random_int(0, 7);
+    const int64_t kind = random_int(0, has_faults ? 3 : 7);
     if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
     if (kind == 0) k = random_int(4096, 4200);  // in chunks
     if (kind == 1) k = random_int(2400, 2600);  // more tiles than stages
@@ -150,15 +200,29 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
   problem.batch_dims = &batch_dim, problem.num_batch_dims = 1;
   problem.dtype = dtype;
   problem.activation = Activation(random_int(0, 1));  // none, relu
+  MmaAsyncChoice choice{};                            // drawn anew for the second run: no bit depends on it
+  const auto run = [&](Matrix<T>& to, uint64_t seed, host_gpu::Faults& faults, char (&reason)[256]) {
+    to.clear();
+    problem.c = to.memory.get();
+    return is_in_chunks ? run_in_chunks(problem, chunk_k, choice, seed, faults, reason, sizeof reason)
+                        : tiledmm_host_gemm(&problem, algorithm, seed, nullptr, &faults, reason, sizeof reason);
+  };
   for (Matrix<T>* to : {&c, &again}) {
-    problem.c = to->memory.get();
     char reason[256] = "";
+    host_gpu::Faults faults;
     const uint64_t seed = to == &c ? 0 : uint64_t(random_int(1, 1000000));
-    if ((is_in_chunks ? run_in_chunks(problem, chunk_k, seed, reason, sizeof reason)
-                      : tiledmm_host_gemm(&problem, algorithm, seed, nullptr, reason, sizeof reason)) != 0) {
-      std::printf("%s m %ld n %ld k %ld: %s\n", algorithm, long(m), long(n), long(k), reason);
+    if (is_in_chunks) choice = random_choice(ceil_div(k, chunk_k));
+    if (run(*to, seed, faults, reason) != 0 || faults.num_live != 0) {
+      std::printf("%s m %ld n %ld k %ld, %ld allocations not given back: %s\n", algorithm, long(m), long(n), long(k),
+                  long(faults.num_live), reason);
       return false;
     }
+  }
+  if (has_faults &&
+      !survives_faults(
+          algorithm, [&](host_gpu::Faults& faults, char (&reason)[256]) { return run(again, 0, faults, reason); },
+          [&] { return std::memcmp(c.memory.get(), again.memory.get(), c.num_bytes) == 0; })) {
+    return false;
   }
   const double unit = sizeof(T) == 8 ? std::ldexp(1, -52) : std::ldexp(1, -24);
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
@@ -192,24 +256,63 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
   return true;
 }
 
+// A case in which no kernel runs.
+bool run_dry_case(DType dtype, const char* algorithm) {
+  const auto size = [](int64_t most) { return random_int(0, 2) == 0 ? random_int(1, 64) : random_int(1, most); };
+  GemmProblem problem{};
+  problem.dtype = dtype;
+  problem.m = size(3000), problem.n = size(3000), problem.k = random_int(0, 3) == 0 ? size(40000) : size(3000);
+  if (std::strcmp(algorithm, "skinny") == 0) (random_int(0, 1) ? problem.m : problem.n) = random_int(1, 64);
+  const auto place = [](int64_t& stride_row, int64_t& stride_col, int64_t rows, int64_t cols, bool is_stepped) {
+    const int64_t step = is_stepped ? 2 : 1, margin = 8 * random_int(0, 1) + random_int(0, 1);
+    const bool is_transposed = random_int(0, 1);
+    stride_row = is_transposed ? step : cols * step + margin, stride_col = is_transposed ? rows * step + margin : step;
+    return reinterpret_cast<void*>(uintptr_t(1) << 20 | uintptr_t(random_int(0, 1) * 8));
+  };
+  problem.a = place(problem.stride_am, problem.stride_ak, problem.m, problem.k, random_int(0, 7) == 0);
+  problem.b = place(problem.stride_bk, problem.stride_bn, problem.k, problem.n, random_int(0, 7) == 0);
+  problem.c = place(problem.stride_cm, problem.stride_cn, problem.m, problem.n, false);
+  const BatchDim dim{random_int(1, 3), int64_t(1) << 28, random_int(0, 1) << 28, int64_t(1) << 28};
+  problem.batch_dims = &dim, problem.num_batch_dims = 1;
+  return survives_faults(
+      algorithm,
+      [&](host_gpu::Faults& faults, char (&reason)[256]) {
+        faults.is_dry = true;
+        return tiledmm_host_gemm(&problem, algorithm, 0, nullptr, &faults, reason, sizeof reason);
+      },
+      [] { return true; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
+  const char* only = argc > 2 && std::strcmp(argv[2], "all") != 0 ? argv[2] : nullptr;
+  has_faults = argc > 3 && std::strcmp(argv[3], "faults") == 0;
+  const auto choose_algorithm = [&](int idx) { return only ? only : kAlgorithms[idx % int(std::size(kAlgorithms))]; };
+  const auto choose_dtype = [](const char* algorithm) {
+    if (std::strcmp(algorithm, "simt_pipelined") == 0) return DType::f32;
+    if (std::strcmp(algorithm, "mma_async in short chunks") == 0) return DType::f64;
+    return DType(random_int(std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0, kNumDTypes - 1));
+  };
+  for (int idx = 0; has_faults && idx < 50 * cases; ++idx) {
+    const char* algorithm = choose_algorithm(idx);
+    const DType dtype = choose_dtype(algorithm);
+    if (std::strcmp(algorithm, "mma_async in short chunks") == 0) algorithm = "mma_async";
+    if (!run_dry_case(dtype, algorithm)) return 1;
+  }
   int done = 0;
   for (int idx = 0; idx < cases; ++idx) {
-    const char* algorithm = argc > 2 ? argv[2] : kAlgorithms[idx % int(std::size(kAlgorithms))];
-    const bool is_simt = std::strcmp(algorithm, "simt_pipelined") == 0;  // fp32 alone
-    const int first = std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0;
-    const bool is_in_chunks = std::strcmp(algorithm, "mma_async in short chunks") == 0;  // fp64 alone
-    const DType dtype = is_simt ? DType::f32 : is_in_chunks ? DType::f64 : DType(random_int(first, kNumDTypes - 1));
-    const bool is_first = idx < (argc > 2 ? 1 : int(std::size(kAlgorithms)));
+    const char* algorithm = choose_algorithm(idx);
+    const DType dtype = choose_dtype(algorithm);
+    const bool is_first = idx < (only ? 1 : int(std::size(kAlgorithms)));
     const bool is_right = visit_dtype(dtype, [&](auto* element) {
       return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm, is_first);
     });
     if (!is_right) return 1;
     ++done;
   }
-  std::printf("%d cases are right\n", done);
+  std::printf("%d cases are right, %ld allocations and %ld launches were made to fail\n", done,
+              long(num_failed_allocations), long(num_failed_launches));
   return 0;
 }

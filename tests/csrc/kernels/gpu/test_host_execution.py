@@ -4,10 +4,11 @@ the address and undefined behaviour sanitizers (sanitize.cpp).
 The mutants say that all this can fail: a barrier removed, an edge guard taken away, a store to the buffer that is still
 being read, each in the rung or the helper that owns it. They are compiled with the rest, and an environment variable
 switches one of them on: to compile a program for each would take most of the time (mutant schemata; Untch, Offutt and
-Harrold 1993).
+Harrold 1993). More of them forget a failed allocation or launch, or what is to be given back then.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ SANITIZE = {
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 NUM_CASES = {32: 15 * 12, 64: 11 * 12}  # twelve of each algorithm
+NUM_FAULT_CASES = {32: 15 * 3, 64: 11 * 2}
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
 BLOCK, RUNG, CUDA = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/"
@@ -183,6 +185,64 @@ MUTANTS = {
         "skinny",
     ),
 }
+# The same; they show where an allocation or a launch fails.
+FAULT_MUTANTS = {
+    "sums that stay when the launch fails": (
+        "platform/mma.h",
+        "executor.release(executor.self, sums.base);",
+        "if (!{on} || status == Status::ok) executor.release(executor.self, sums.base);",
+        "mma",
+    ),
+    "no memory for sums is not noticed": (
+        "platform/mma.h",
+        "if (!sums.base) return Status::out_of_memory;",
+        "if (!sums.base && !{on}) return Status::out_of_memory;",
+        "mma_cached",
+    ),
+    "a refused launch is not noticed": (
+        "platform/gpu.h",
+        "return is_launched ? Status::ok : Status::launch_failed;\n}\n#else",
+        "return is_launched || {on} ? Status::ok : Status::launch_failed;\n}\n#else",
+        "naive",
+    ),
+    "09 partial sums that stay when the launch fails": (
+        CUDA + "09_simt_pipelined/kernel.cu",
+        "executor.release(executor.self, work.partial);",
+        "if (!{on} || status == Status::ok) executor.release(executor.self, work.partial);",
+        "simt_pipelined",
+    ),
+    "09 packed operands that stay": (
+        CUDA + "09_simt_pipelined/pack.h",
+        "for (int i = 0; i < count_; ++i) executor_.release",
+        "for (int i = {on}; i < count_; ++i) executor_.release",
+        "simt_pipelined",
+    ),
+    "09 a refused copy of the operands is not noticed": (
+        CUDA + "09_simt_pipelined/kernel.cu",
+        "if (status == Status::ok) status = pack.launch();",
+        "if (status == Status::ok && pack.launch() != Status::ok && !{on}) status = Status::launch_failed;",
+        "simt_pipelined",
+    ),
+    "10 no memory for repacked operands is a refused launch": (
+        CUDA + "10_mma_async/repack_batch.h",
+        "* 2)) return Status::out_of_memory;",
+        "* 2)) return {on} ? Status::launch_failed : Status::out_of_memory;",
+        "mma_async",
+    ),
+    "14 chunks are added whatever became of the launch": (
+        CUDA + "14_skinny/kernel.cu",
+        "return status == Status::ok && work.plan.splits_chunks",
+        "return ({on} || status == Status::ok) && work.plan.splits_chunks",
+        "skinny",
+    ),
+    "sums of chunks that stay": (
+        CUDA + "shared/chunk_sums.h",
+        "if (sums) executor_.release",
+        "if (sums && !{on}) executor_.release",
+        "skinny",
+    ),
+}
+ALL_MUTANTS = MUTANTS | FAULT_MUTANTS
 # One warp size shows each of them, but for the one that is about warps.
 CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
 
@@ -190,7 +250,7 @@ CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
 def mutable_sources(folder: Path) -> Path:
     """A copy of csrc with all mutants in it, switched off."""
     shutil.copytree(CSRC, folder / "csrc")
-    for number, (name, (changed, text, replacement, _)) in enumerate(MUTANTS.items(), 1):
+    for number, (name, (changed, text, replacement, _)) in enumerate(ALL_MUTANTS.items(), 1):
         path = folder / "csrc" / changed
         source = path.read_text()
         assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
@@ -247,7 +307,25 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
 
 @pytest.mark.parametrize("warp_size, mutant", CASES)
 def test_mutant_is_found(warp_size, mutant, program):
-    number, algorithm = list(MUTANTS).index(mutant) + 1, MUTANTS[mutant][3]
+    number, algorithm = list(ALL_MUTANTS).index(mutant) + 1, ALL_MUTANTS[mutant][3]
     done = run(program(warp_size), "40", algorithm, mutant=number)
+    assert done.returncode != 0, done.stdout
+    print((done.stdout + done.stderr)[:300])
+
+
+@pytest.mark.takes_long
+@pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
+def test_each_allocation_and_each_launch_fails_once(warp_size, program):
+    """With the status, and a reason; nothing stays allocated, and the next run has the bits of one without failures."""
+    done = run(program(warp_size), str(NUM_FAULT_CASES[warp_size]), "all", "faults")
+    assert done.returncode == 0, done.stdout + done.stderr
+    allocations, launches = map(int, re.findall(r"(\d+) allocations and (\d+) launches", done.stdout)[0])
+    assert allocations >= 10 * NUM_FAULT_CASES[warp_size] and launches >= 50 * NUM_FAULT_CASES[warp_size]
+
+
+@pytest.mark.parametrize("mutant", FAULT_MUTANTS)
+def test_mutant_is_found_by_faults(mutant, program):
+    number, algorithm = list(ALL_MUTANTS).index(mutant) + 1, FAULT_MUTANTS[mutant][3]
+    done = run(program(32), "4", algorithm, "faults", mutant=number)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:300])

@@ -1,0 +1,121 @@
+"""The C interface called by many threads at once, compiled with the thread sanitizer (threads.cpp).
+
+The mutants say that it can fail: what threads share without an atomic, and a GPU that stays unknown or half known. They
+are compiled with the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[3] / "csrc"
+sys.path.insert(0, str(CSRC.parent))
+import gpu_objects  # noqa: E402
+
+CXX = os.environ.get("CXX", "g++").split()
+# The same sources as AVX2's, with wider vectors: compiling them would take half of the time.
+LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}
+TILE, DEVICE = "kernels/cpu/04_register_tiled/launch.h", "kernels/gpu/device.cu"
+# name: file, text, what takes its place ({on}: this mutant is switched on)
+MUTANTS = {
+    "a counter without an atomic": (
+        "kernels/cpu/01_naive.cpp",
+        "Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {",
+        "Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {\n"
+        "  static int64_t num_calls = 0;\n  if ({on}) ++num_calls;",
+    ),
+    "a table that is destroyed at exit": (
+        "kernels/cpu/02_block_tiled.cpp",
+        "Status launch_block_tiled(const GpuProblem& folded, const Plan&, const Executor& executor) {",
+        "Status launch_block_tiled(const GpuProblem& folded, const Plan&, const Executor& executor) {\n"
+        "  static struct Table {\n    int64_t* size = new int64_t(1);\n    ~Table() { delete size; }\n  } table;\n"
+        "  if ({on} && *table.size != 1) return Status::unsupported;",
+    ),
+    "a workspace that calls share": (
+        TILE,
+        "char* workspace = is_near ? near_workspace :",
+        "static char shared_workspace[16 << 10];\n"
+        "  char* workspace = is_near ? ({on} ? shared_workspace : near_workspace) :",
+    ),
+    "a workspace that threads share": (
+        TILE,
+        "workspace + worker_idx * bytes_task",
+        "workspace + ({on} ? 0 : worker_idx) * bytes_task",
+    ),
+    "devices without an atomic": (
+        DEVICE,
+        "    if (devices[idx].compare_exchange_strong(",
+        "    if ({on}) reinterpret_cast<const Device*&>(devices[idx]) = asked;\n"
+        "    if (devices[idx].compare_exchange_strong(",
+    ),
+    "a failed query is remembered": (
+        DEVICE,
+        "    if (!query_device(idx, *asked)) {",
+        "    if (!query_device(idx, *asked)) {\n      if ({on}) devices[idx].store(new Device{});",
+    ),
+}
+
+
+def compile_program(folder: Path, num_jobs: int) -> None:
+    csrc = folder / "csrc"
+    shutil.copytree(CSRC, csrc)
+    for number, (name, (changed, text, replacement)) in enumerate(MUTANTS.items(), 1):
+        source = (csrc / changed).read_text()
+        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
+        replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
+        (csrc / changed).write_text(source.replace(text, replacement))
+    command = [*CXX, "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
+    command += ["-fsanitize=thread", "-include", str(HERE.parent / "mutant.h")]
+    of_gpu = ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32"]
+
+    def compile_source(source: Path) -> Path:
+        target = folder / gpu_objects.object_name(source)
+        flags = of_gpu if source.name == "threads.cpp" else []
+        compile_it = [*command, *flags, "-c", source, "-o", target]
+        done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        return target
+
+    sources = [csrc / path.relative_to(CSRC) for path in gpu_objects.cpp_sources() if path.name not in LEFT_OUT]
+    with ThreadPoolExecutor(num_jobs) as pool:
+        objects = list(pool.map(compile_source, [*sources, HERE / "threads.cpp"]))
+    subprocess.run([*CXX, "-fsanitize=thread", "-pthread", *objects, "-o", folder / "threads"], check=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def program(built_once, num_jobs):
+    return built_once("threads", lambda folder: compile_program(folder, num_jobs)) / "threads"
+
+
+def run(program: Path, *arguments: str, mutant: int = 0) -> subprocess.CompletedProcess:
+    options = f"{os.environ.get('TSAN_OPTIONS', '')} halt_on_error=1"
+    env = os.environ | {"TILEDMM_MUTANT": str(mutant), "TSAN_OPTIONS": options}
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel: vm.mmap_rnd_bits is too large for it")
+    return done
+
+
+@pytest.mark.takes_long
+def test_threads_race_for_nothing_and_change_no_bit(program):
+    done = run(program)
+    assert done.returncode == 0 and done.stdout == "right\n", done.stdout + done.stderr
+
+
+def test_exit_while_threads_compute(program):
+    done = run(program, "exit")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_found(mutant, program):
+    arguments = ["exit"] if "exit" in mutant else []
+    done = run(program, *arguments, mutant=list(MUTANTS).index(mutant) + 1)
+    assert done.returncode != 0, done.stdout
+    print((done.stdout + done.stderr)[:400])
