@@ -26,7 +26,7 @@ def largest_first(paths) -> list[Path]:
 
 
 def cpp_sources() -> list[Path]:
-    """What g++ compiles for the library of the kernels: interface, dispatch, the entries of all kernels, CPU kernels."""
+    """What g++ compiles for the library of the kernels: interface, dispatch, all entries, CPU kernels."""
     folders = ("dispatch/*.cpp", "kernels/**/*.cpp")
     return largest_first([CSRC / "api/kernels_api.cpp", *(path for folder in folders for path in CSRC.glob(folder))])
 
