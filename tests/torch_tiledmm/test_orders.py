@@ -1,0 +1,80 @@
+"""The registry's orders of summation against the bits: kernels that are said to be of one order give the same ones.
+
+`auto` compares the costs of such kernels alone, so this and test_dispatch.py's test of the order over m say that a
+row's bits do not depend on which kernel is cheapest. GPU kernels run on the host executor.
+
+Planted bugs that this caught: the portable kernel said to be of the order of AVX2's, rung 08 of the order of rung 04.
+"""
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+import torch_tiledmm
+from torch_tiledmm import host_gpu, matmul
+from torch_tiledmm.dispatch import DTYPES
+
+SHAPES = [(1, 5, 7), (3, 64, 100), (33, 17, 700), (70, 40, 1100), (9, 20, 4200)]
+GPU_SHAPES = [(1, 5, 7), (9, 17, 70), (2, 3, 4100)]  # the last one for orders with chunks of k
+
+
+def by_order(m: int, n: int, k: int, dtype_name: str, device: str) -> dict[str, list[str]]:
+    """The legal kernels of each order, of one kind of device."""
+    kernels = defaultdict(list)
+    for candidate in torch_tiledmm.explain(m, n, k, dtype_name, device=device).candidates:
+        if candidate.legal:
+            kernels[candidate.order].append(candidate.algorithm)
+    return kernels
+
+
+def operands(m: int, n: int, k: int, dtype_name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values over a wide range, so that another order shows in most elements."""
+    scale = torch.logspace(-2, 2, k)
+    a, b = torch.randn(m, k) * scale, torch.randn(n, k) / scale.flip(0)
+    return a.to(DTYPES[dtype_name]), b.to(DTYPES[dtype_name]).mT
+
+
+def check_same_bits(results: dict[str, torch.Tensor], what: tuple) -> None:
+    first, *others = results
+    for other in others:
+        assert torch.equal(results[first].isnan(), results[other].isnan())
+        differs = results[first].view(torch.uint8) != results[other].view(torch.uint8)
+        assert not differs.any(), f"{what}: {first} and {other} differ"
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_on_the_cpu(dtype_name):
+    for m, n, k in SHAPES:
+        a, b = operands(m, n, k, dtype_name)
+        for order, names in by_order(m, n, k, dtype_name, "cpu").items():
+            check_same_bits({name: matmul(a, b, algorithm=name) for name in names}, (order, m, n, k))
+
+
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_on_gpus(dtype_name, warp_size):
+    for m, n, k in GPU_SHAPES:
+        a, b = operands(m, n, k, dtype_name)
+        for order, names in by_order(m, n, k, dtype_name, "host:host").items():
+            if k > 1000 and not order.endswith("chunks"):
+                continue
+            results = {}
+            for name in names:
+                try:
+                    results[name] = host_gpu.matmul(a, b, algorithm=name, warp_size=warp_size)[0]
+                except NotImplementedError:
+                    assert warp_size == 64  # kernels for NVIDIA's chips are not compiled for it
+            if results:
+                check_same_bits(results, (order, m, n, k))
+
+
+def test_orders_differ_in_their_bits():
+    """Else the tests above would say nothing."""
+    a, b = operands(33, 17, 700, "fp32")
+    cpu = [matmul(a, b, algorithm=names[0]) for names in by_order(33, 17, 700, "fp32", "cpu").values()]
+    assert len(cpu) >= 2 and not torch.equal(cpu[0], cpu[-1])
+    a, b = a[:17], b[:, :9]
+    gpu = by_order(17, 9, 700, "fp32", "host:host")
+    results = [host_gpu.matmul(a, b, algorithm=gpu[order][0])[0] for order in ("chain", "mma_chain")]
+    assert not torch.equal(*results)
