@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fw
 import torch.nn.functional as F
-from test_gradients import FEW, backward, check, compare, expected_gradients, few, leaves
+from test_gradient_values import FEW, backward, check, compare, expected_gradients, few, leaves
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 

@@ -179,18 +179,22 @@ void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word
     }
     ahead.fetch_piece();
   }
-  // Elsewhere the words of a block beyond k are zeros, whose products turn a chain of -0 into +0. So do these.
+  // Elsewhere the words of a block beyond k are zeros, whose products turn a chain of -0 into +0. So does this.
   const auto add_zero = [&](int w) {
+#pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 8
       for (int i = 0; i < MR; ++i) acc[i][v][w] += Acc(0);
     }
   };
+  if (num_words > 0) {
 #pragma GCC unroll 4
-  for (int w = 0; num_words > 0 && w < kWords; ++w) {
-    if (w < num_words) {
-      multiply_word(w);
-    } else {
-      add_zero(w);
+    for (int w = 0; w < kWords; ++w) {
+      if (w < num_words) {
+        multiply_word(w);
+      } else {
+        add_zero(w);
+      }
     }
   }
 #pragma GCC unroll 8
