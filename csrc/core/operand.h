@@ -10,12 +10,15 @@
 
 namespace tiledmm {
 
+// A batch's stride of one operand. Named, since nvcc writes such a member with parentheses that g++ warns of.
+using BatchStride = int64_t BatchDim::*;
+
 // A or B^T as the product sees it: m (n) rows of k elements.
 struct OperandView {
   const void* data;
   int64_t rows, k;
   int64_t stride_row, stride_k;
-  int64_t BatchDim::* batch_stride;
+  BatchStride batch_stride;
 };
 
 inline OperandView view_a(const GemmProblem& p) {
@@ -84,7 +87,7 @@ inline bool describe_matrix(const void* data, DType dtype, int64_t rows, int64_t
 }
 
 // The items of a batch, however many dimensions it has: their offsets are multiples of the strides' common divisor.
-inline bool describe_batch(const GpuProblem& problem, int64_t BatchDim::* stride, TensorMapView& view) {
+inline bool describe_batch(const GpuProblem& problem, BatchStride stride, TensorMapView& view) {
   const int64_t unit = kTensorMapBytes / size_of(problem.gemm.dtype);
   int64_t step = 0, extent = 0;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {

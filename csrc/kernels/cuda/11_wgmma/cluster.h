@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/11_wgmma/epilogue.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
+#include "kernels/cuda/11_wgmma/plan.h"
 #include "kernels/cuda/11_wgmma/produce.h"
 #include "kernels/cuda/11_wgmma/tiles.h"
 

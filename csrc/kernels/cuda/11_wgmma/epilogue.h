@@ -4,7 +4,7 @@
 
 #include "core/problem.h"
 #include "kernels/cuda/11_wgmma/load.h"
-#include "platform/element.h"
+#include "platform/gpu.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {

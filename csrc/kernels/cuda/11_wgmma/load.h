@@ -46,7 +46,7 @@ struct BoxLoader {
   static bool encode(CUtensorMap& map, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
                      bool is_shared) {
     // Halves begin where the pattern of the swizzle does; the engine copies whole units.
-    const int64_t unit = IS_K_MAJOR ? 8 << is_shared : kCopyBytes / sizeof(T);
+    const int64_t unit = IS_K_MAJOR ? 8 << is_shared : kTensorMapBytes / sizeof(T);
     boxes.rows = int(min_of(BOX, round_up(IS_K_MAJOR ? operand.outer : operand.inner, unit)));
     const int inner = IS_K_MAJOR ? kBlockK : boxes.rows, outer = IS_K_MAJOR ? boxes.rows : kBlockK;
     return encode_tensor_map(&map, dtype, data, operand, inner, outer >> is_shared, kPitch, sizeof(T) == 4);
