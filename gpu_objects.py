@@ -1,34 +1,54 @@
-"""Finds the kernels' sources by folder and suffix, and compiles those of GPUs, for setup.py and for the tests.
+"""Finds the sources by folder and suffix, and compiles them: for setup.py, for the tests, and for host_gpu.py.
 
     csrc/**/*.cpp                    g++, but for the host executor's own files
+    csrc/torch/*.cpp                 g++, the only ones that see torch's headers
     csrc/kernels/gpu/*.cu            every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
     csrc/kernels/cuda/*/*.cu         nvcc, and g++ for the host executor
     csrc/kernels/cuda/*/*_sm90a.cu   nvcc, for sm_90a alone
 
-None of them sees a torch header, and nothing is translated from one language to the other.
+Nothing is translated from one language to the other.
 """
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parent / "csrc"
 HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WARP_SIZES = (32, 64)
+# What the host executor's libraries need of csrc.
+HOST_FOLDERS = ("api", "core", "dispatch", "kernels", "platform")
 
 
-def largest_first(paths) -> list[Path]:
-    """They take longest, and the last compilation has no other beside it."""
-    return sorted(paths, key=lambda path: (-path.stat().st_size, path))
+def largest_first(paths: Iterable[Path]) -> list[Path]:
+    """They take longest, and the last compilation has no other beside it. A file and what it includes itself counts."""
+
+    def size(path: Path) -> int:
+        own = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+        return sum(file.stat().st_size for file in [path, *(CSRC / name for name in own)] if file.exists())
+
+    return sorted(paths, key=lambda path: (-size(path), path))
 
 
 def cpp_sources() -> list[Path]:
     """What g++ compiles for the library of the kernels: interface, dispatch, all entries, CPU kernels."""
     folders = ("dispatch/*.cpp", "kernels/**/*.cpp")
     return largest_first([CSRC / "api/kernels_api.cpp", *(path for folder in folders for path in CSRC.glob(folder))])
+
+
+def torch_sources() -> list[Path]:
+    """The torch operators."""
+    return largest_first(CSRC.glob("torch/*.cpp"))
 
 
 def gpu_sources() -> list[Path]:
@@ -38,12 +58,12 @@ def gpu_sources() -> list[Path]:
 
 def cuda_sources() -> list[Path]:
     """Kernels for NVIDIA's chips from sm_80 on; the host executor runs them at its warp size of 32."""
-    return sorted(path for path in CSRC.glob("kernels/cuda/*/*.cu") if path not in hopper_sources())
+    return largest_first(set(CSRC.glob("kernels/cuda/*/*.cu")) - set(hopper_sources()))
 
 
 def hopper_sources() -> list[Path]:
     """Kernels for sm_90a alone."""
-    return sorted(CSRC.glob("kernels/cuda/*/*_sm90a.cu"))
+    return largest_first(CSRC.glob("kernels/cuda/*/*_sm90a.cu"))
 
 
 def host_sources(warp_size: int) -> list[Path]:
@@ -84,33 +104,54 @@ def hip_command(clang: str, archs: list[str], *, standalone: bool = False, werro
 
 
 def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]:
-    command = [*cxx.split(), "-std=c++17", "-x", "c++", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+    command = [*shlex.split(cxx), "-std=c++17", "-x", "c++", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
     command += ["-Wall", "-Wextra", "-DTILEDMM_HOST_GPU", f"-DTILEDMM_WARP_SIZE={warp_size}"]
     return command + (["-Werror"] if werror else [])
 
 
-def compile_objects(sources: list[Path], command: list[str], folder: Path, jobs: int) -> list[Path]:
-    """One object for each source; those that are up to date stay. Raises RuntimeError with the compiler's words."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [*command, f"-I{CSRC}", "-c"]
-    stamp = folder / "command"
-    is_same = stamp.exists() and stamp.read_text() == "\n".join(command)
+class Sources(NamedTuple):
+    """Sources that one command compiles, and the folder of their objects."""
 
-    def compile_one(source: Path) -> Path:
+    paths: list[Path]
+    command: list[str]
+    folder: Path
+
+
+def compile_objects(groups: list[Sources], jobs: int, *, is_quiet: bool = False) -> list[list[Path]]:
+    """The objects of each group, all side by side, the first ones first; those that are up to date stay.
+
+    An object is up to date if it was made by the same command and is newer than all files that its compiler read.
+    Raises RuntimeError with the compiler's words.
+    """
+
+    def compile_one(source: Path, command: list[str], folder: Path) -> Path:
         target = folder / object_name(source)
-        depends = target.with_suffix(".d")
+        depends, made_by = target.with_suffix(".d"), target.with_suffix(".command")
+        command = [*command, f"-I{CSRC}", "-c", str(source), "-o", str(target), "-MD", "-MF", str(depends)]
+        is_same = made_by.exists() and made_by.read_text() == shlex.join(command)
         if is_same and is_newer(target, depends):
             return target
-        print(f"  {Path(command[0]).name} {source.name}", flush=True)
-        done = subprocess.run([*command, source, "-o", target, "-MMD", "-MF", depends], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} {source}:\n{done.stdout}{done.stderr}")
+        if not is_quiet:
+            print(f"  {Path(command[0]).name} {source.relative_to(CSRC)}", flush=True)
+        made_by.unlink(missing_ok=True)  # what is interrupted is not up to date
+        run_compiler(command)
+        made_by.write_text(shlex.join(command))
         return target
 
-    with ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(compile_one, sources))
-    stamp.write_text("\n".join(command))
-    return objects
+    for group in groups:
+        group.folder.mkdir(parents=True, exist_ok=True)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        started = [[pool.submit(compile_one, path, *group[1:]) for path in group.paths] for group in groups]
+        return [[one.result() for one in group] for group in started]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure the rest need not be tried
+
+
+def run_compiler(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(command)}:\n{done.stdout}{done.stderr}")
 
 
 def is_newer(target: Path, depends: Path) -> bool:
@@ -121,11 +162,71 @@ def is_newer(target: Path, depends: Path) -> bool:
     return all(os.path.exists(file) and os.path.getmtime(file) < target.stat().st_mtime for file in files)
 
 
-def build_host_library(cxx: str, warp_size: int, objects_folder: Path, target: Path, jobs: int, werror: bool) -> None:
-    """The rungs on the host executor, as one library."""
-    command = host_command(cxx, warp_size, werror=werror)
-    objects = compile_objects(host_sources(warp_size), command, objects_folder, jobs)
-    subprocess.run([*cxx.split(), "-shared", "-Wl,--no-undefined", "-o", target, *objects], check=True)
+def link_library(command: list[str], objects: list[Path], target: Path, flags: Sequence[str] = ()) -> None:
+    """Links a shared library, unless it is newer than its objects and made by the same command.
+
+    It takes its place in one step: whoever has the old one loaded keeps it.
+    """
+    command = [*command, "-shared", "-Wl,--no-undefined", *map(str, objects), *flags]
+    made_by = objects[0].parent / f"{target.name}.command"
+    is_same = made_by.exists() and made_by.read_text() == shlex.join([*command, str(target)])
+    if is_same and target.exists() and all(one.stat().st_mtime < target.stat().st_mtime for one in objects):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    finished = target.with_name(f"{target.name}.{os.getpid()}")
+    run_compiler([*command, "-o", str(finished)])
+    finished.replace(target)
+    made_by.write_text(shlex.join([*command, str(target)]))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time builds in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def host_cache() -> Path:
+    """Where the host executor's libraries are kept: in a checkout's build folder, else with the user's other caches,
+    in a folder of these very sources and compiler."""
+    if (CSRC.parent / "setup.py").exists():
+        return CSRC.parent / "build" / "host_gpu"
+    found = hashlib.sha256()
+    for path in sorted(path for path in [Path(__file__), *CSRC.rglob("*")] if path.is_file()):
+        found.update(path.read_bytes())
+    cxx = shlex.split(os.environ.get("CXX", "g++"))
+    found.update(subprocess.run([*cxx, "--version"], capture_output=True).stdout)
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "torch_tiledmm" / "host_gpu" / found.hexdigest()[:16]
+
+
+def host_library(warp_size: int) -> Path:
+    """The rungs on the host executor, as one library; compiled where it is missing or older than its sources."""
+    cxx = os.environ.get("CXX", "g++")
+    if not shutil.which(shlex.split(cxx)[0]):
+        raise RuntimeError(
+            f"there is no C++ compiler '{cxx}', and the GPU kernels on the CPU are compiled when they are first asked "
+            "for: install g++ 12 or later (Debian: apt install g++), or set CXX"
+        )
+    folder = host_cache() / f"wave{warp_size}"
+    sources = Sources(host_sources(warp_size), host_command(cxx, warp_size), folder)
+    with locked(folder):
+        target = folder / f"_host_gpu_wave{warp_size}.so"
+        if not target.exists():
+            print("torch_tiledmm: compiling the GPU kernels for the CPU, half a minute, once", file=sys.stderr)
+        (objects,) = compile_objects([sources], num_jobs(), is_quiet=True)
+        link_library(shlex.split(cxx), objects, target)
+    return target
+
+
+def num_jobs() -> int:
+    """Compilers at a time: MAX_JOBS, else one for each core and each 2 GB of memory."""
+    if os.environ.get("MAX_JOBS"):
+        return int(os.environ["MAX_JOBS"])
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // (2 << 30)))
 
 
 def find_nvcc() -> str | None:

@@ -1,24 +1,32 @@
-"""Builds the two libraries of torch_tiledmm (docs: CONTRIBUTING.md, "Build").
+"""Builds the libraries of torch_tiledmm (docs: CONTRIBUTING.md, "Build").
 
-_kernels  kernels and dispatch, plain C interface, no torch: one binary for every torch version.
-_ops      the torch operators on top of it: built for the torch that is installed now.
+_kernels.so   kernels and dispatch, plain C interface, no torch: one binary for every torch.
+_ops_2.13.so  the torch operators on top of it, for torch 2.13: for the installed torch, or one for each torch whose
+              folder TILEDMM_TORCHES names (`make wheel TORCHES=...`).
+
+Neither uses Python's interface, so one wheel serves every Python.
 """
 
 import functools
+import importlib.util
 import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-from glob import glob
 from pathlib import Path
+from typing import NamedTuple
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 PACKAGE = "torch_tiledmm"
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -27,29 +35,73 @@ import gpu_objects  # noqa: E402
 OLDEST_GCC = 12  # __builtin_shufflevector
 OLDEST_TORCH = (2, 11)
 REBUILD = "pip install --no-build-isolation ."
+OBJECTS = Path(HERE, "build", "objects")
 
 
 def stop(problem: str, remedy: str) -> None:
     raise SystemExit(f"\ntorch_tiledmm: {problem}\n  What to do: {remedy}\n")
 
 
-def import_torch():
-    try:
-        import torch
-    except ImportError:
+class Torch(NamedTuple):
+    """A torch that the operators are built for: its package's folder, which need not be importable here."""
+
+    folder: Path
+    version: str
+    cuda: str | None
+    hip: str | None
+
+    @property
+    def minor(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def flags(self) -> list[str]:
+        # As system headers: their warnings are not ours.
+        include = self.folder / "include"
+        system = [f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
+        return ["-std=c++20", *system, f'-DTILEDMM_TORCH="{self.version}"']
+
+
+def torches() -> list[Torch]:
+    """Those whose folders TILEDMM_TORCHES names, else the installed one."""
+    folders = [Path(folder) for folder in os.environ.get("TILEDMM_TORCHES", "").split(os.pathsep) if folder]
+    found = []
+    for folder in folders or [installed_torch()]:
+        if not (folder / "version.py").exists():
+            stop(f"{folder} is no folder of a torch.", "name folders that hold torch's version.py in TILEDMM_TORCHES")
+        version = runpy.run_path(str(folder / "version.py"))
+        found.append(Torch(folder, version["__version__"], version.get("cuda"), version.get("hip")))
+    for torch in found:
+        if tuple(map(int, torch.minor.split("."))) < OLDEST_TORCH:
+            stop(f"torch {torch.version} is too old.", "install torch >= " + ".".join(map(str, OLDEST_TORCH)))
+    if len({torch.minor for torch in found}) < len(found):
+        stop("TILEDMM_TORCHES names two torches of one minor version.", "name one: its library serves the other, too")
+    return found
+
+
+def installed_torch() -> Path:
+    found = importlib.util.find_spec("torch")
+    if not found:
         stop(
             f"the build needs torch, and {sys.executable} has none.",
             "install torch first (CPU only: pip install torch --index-url "
             f"https://download.pytorch.org/whl/cpu), then `{REBUILD}`. "
             "Without --no-build-isolation, pip hides the installed torch from the build.",
         )
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        stop(f"torch {torch.__version__} is too old.", "install torch >= " + ".".join(map(str, OLDEST_TORCH)))
-    return torch
+    return Path(found.origin).parent
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """Of the first CUDA device that torch sees; None without an installed torch or a device."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 def compiler() -> str:
-    command = os.environ.setdefault("CXX", "g++")  # torch's build asks for the same variable
+    command = os.environ.setdefault("CXX", "g++")
     remedy = f"install g++ {OLDEST_GCC} or later (Debian: apt install g++), or set CXX."
     if not shutil.which(command.split()[0]):
         stop(f"there is no C++ compiler '{command}'.", remedy)
@@ -59,10 +111,6 @@ def compiler() -> str:
     if gcc and int(gcc[1]) < OLDEST_GCC and "#define __clang__" not in macros:
         stop(f"'{command}' is g++ {gcc[1]}, which has no __builtin_shufflevector.", remedy)
     return run([*command.split(), "--version"]).stdout.split("\n")[0].strip()
-
-
-def relative(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(HERE)) for path in paths]
 
 
 def needed_libraries(path: Path) -> list[str] | None:
@@ -85,8 +133,8 @@ def needed_libraries(path: Path) -> list[str] | None:
     return names
 
 
-def check_shared_runtime(compiler) -> None:
-    """Stops where this compiler (of setuptools, with all its flags) links the C++ runtime statically.
+def check_shared_runtime(compile_with: list[str], link_with: list[str]) -> None:
+    """Stops where the compiler, with all its flags, links the C++ runtime statically.
 
     An exception that one copy of the runtime throws and another catches ends the process, and torch brings the shared
     one. A library of one function tells this in a second, before the long compilations.
@@ -94,8 +142,9 @@ def check_shared_runtime(compiler) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text("void probe(int* number) { if (!number) throw 1; }\n")
-        objects = compiler.compile([str(source)], output_dir=folder)
-        compiler.link_shared_object(objects, str(library), target_lang="c++")
+        made = [f"{folder}/probe.o"]
+        gpu_objects.run_compiler([*compile_with, "-c", str(source), "-o", *made])
+        gpu_objects.run_compiler([*link_with, "-shared", *made, "-o", str(library)])
         needed = needed_libraries(library)
     if needed is not None and not any(name.startswith(("libstdc++.so", "libc++.so")) for name in needed):
         stop(
@@ -108,10 +157,10 @@ def check_shared_runtime(compiler) -> None:
 class Gpu:
     """Whether and how the GPU kernels are compiled."""
 
-    def __init__(self, torch):
+    def __init__(self, torch: Torch):
         self.device, self.archs, self.why, self.command, self.link_flags = "", [], "", [], []
         self.has_hopper, self.hopper_command = False, []
-        self.is_rocm = bool(torch.version.hip)
+        self.is_rocm = bool(torch.hip)
         wanted = os.environ.get("TILEDMM_CUDA")
         werror = os.environ.get("TILEDMM_WERROR") == "1"
         if self.is_rocm and wanted != "0":
@@ -128,7 +177,7 @@ class Gpu:
             lib = Path(hipcc).resolve().parent.parent / "lib"
             self.link_flags = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lamdhip64"]
             return
-        if wanted == "0" or (not torch.version.cuda and wanted != "1"):
+        if wanted == "0" or (not torch.cuda and wanted != "1"):
             self.why = (
                 "TILEDMM_CUDA=0" if wanted == "0" else "this torch has no CUDA; TILEDMM_CUDA=1 builds it all the same"
             )
@@ -142,9 +191,8 @@ class Gpu:
         self.device = "cuda"
         if os.environ.get("TORCH_CUDA_ARCH_LIST"):
             self.archs = re.split("[; ]+", os.environ["TORCH_CUDA_ARCH_LIST"].strip("; "))
-        elif torch.cuda.is_available():
-            major, minor = torch.cuda.get_device_capability()
-            self.archs = ["9.0a" if (major, minor) == (9, 0) else f"{major}.{minor}"]
+        elif capability := gpu_capability():
+            self.archs = ["9.0a" if capability == (9, 0) else "{}.{}".format(*capability)]
         else:
             self.archs = ["8.0", "9.0a"]
         self.command = gpu_objects.nvcc_command(nvcc, self.archs, werror=werror)
@@ -160,114 +208,101 @@ class Gpu:
         return f"no: {self.why}"
 
 
+class Build(build_ext):
+    """Compiles everything side by side, incrementally (gpu_objects.py), and links it into the package's folder."""
+
+    def run(self):
+        built_for = torches()
+        compiled_by = compiler()
+        gpu = Gpu(built_for[0])
+        print(
+            f"torch_tiledmm {VERSION}: building for torch {', '.join(torch.version for torch in built_for)} with "
+            f"{compiled_by}\n"
+            "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
+            f"  CUDA  {gpu.describe('cuda')}\n"
+            f"  ROCm  {gpu.describe('hip')}",
+            flush=True,
+        )
+        folder = self.library_folder()
+        with gpu_objects.locked(OBJECTS):
+            try:
+                build_libraries(folder, built_for, gpu)
+            except RuntimeError as error:  # a compiler's words need no traceback
+                raise SystemExit(str(error)) from None
+        info = {
+            "version": VERSION,
+            "torch_versions": [torch.minor for torch in built_for],
+            "compiler": compiled_by,
+            "kernels": ["cpu", *([gpu.device] if gpu.device else [])],
+        }
+        (folder / "_build_info.json").write_text(json.dumps(info, indent=1))
+        if not self.inplace:  # the host executor's libraries are compiled when they are first asked for
+            sources = folder / "_sources"
+            shutil.rmtree(sources, ignore_errors=True)
+            sources.mkdir()
+            shutil.copy2("gpu_objects.py", sources)
+            for name in gpu_objects.HOST_FOLDERS:
+                ignore = shutil.ignore_patterns("*_sm90a.cu")
+                shutil.copytree(gpu_objects.CSRC / name, sources / "csrc" / name, ignore=ignore)
+
+    def library_folder(self) -> Path:
+        return Path(HERE if self.inplace else self.build_lib, PACKAGE).resolve()
+
+    def get_outputs(self):
+        folder = self.library_folder()
+        made = [*folder.glob("_*.so"), folder / "_build_info.json", *folder.glob("_sources/**/*")]
+        return [str(path) for path in made if path.is_file()]
+
+    def get_output_mapping(self):
+        return {}
+
+
+def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
+    cxx, link = shlex.split(os.environ["CXX"]), shlex.split(os.environ.get("LDFLAGS", ""))
+    flags = ["-O3", "-DNDEBUG", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+    flags += [f"-ffile-prefix-map={HERE}/=", f'-DTILEDMM_VERSION="{VERSION}"']
+    flags += ["-Werror"] if os.environ.get("TILEDMM_WERROR") == "1" else []
+    for name in ("CPPFLAGS", "CXXFLAGS"):
+        flags += shlex.split(os.environ.get(name, ""))
+    check_shared_runtime([*cxx, *flags], [*cxx, *link])
+
+    macros = [f'-DTILEDMM_GPU_DEVICE="{gpu.device}"', f'-DTILEDMM_GPU_ARCHS="{" ".join(gpu.archs)}"']
+    of_kernels = [*cxx, "-std=c++17", *flags, *(macros if gpu.device else [])]
+    groups = {}  # those that take longest first
+    if gpu.has_hopper:
+        groups["sm_90a"] = (gpu_objects.hopper_sources(), gpu.hopper_command)
+    for torch in built_for:
+        groups[torch.minor] = (gpu_objects.torch_sources(), [*cxx, *flags, *torch.flags])
+    if gpu.device:
+        of_cuda = gpu_objects.cuda_sources() if gpu.device == "cuda" else []
+        groups[gpu.device] = (of_cuda + gpu_objects.gpu_sources(), gpu.command)
+    groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
+    sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
+    objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))
+
+    of_torches = [objects.pop(torch.minor) for torch in built_for]
+    gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
+    for torch, of_ops in zip(built_for, of_torches, strict=True):
+        libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+        libraries += [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
+        gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", libraries)
+
+
+class Wheel(bdist_wheel):
+    """For every Python: no library uses its interface."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 def main() -> None:
     os.chdir(HERE)
-    build_commands = {"build_ext", "build", "bdist_wheel", "develop", "install", "editable_wheel"}
-    if not build_commands & set(sys.argv):  # sdist, egg_info: neither torch nor a compiler is needed
-        setup(version=VERSION, packages=[PACKAGE, f"{PACKAGE}.testing"])
-        return
-
-    torch = import_torch()
-    compiled_by = compiler()
-    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, is_ninja_available
-
-    flags = [
-        "-O3",
-        "-fvisibility=hidden",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Wextra",
-        "-g0",
-        f'-DTILEDMM_VERSION="{VERSION}"',
-    ]
-    if os.environ.get("TILEDMM_WERROR") == "1":
-        flags.append("-Werror")
-    werror = "-Werror" in flags
-    headers = glob("csrc/**/*.h", recursive=True)
-    gpu = Gpu(torch)
-
-    class Build(BuildExtension):
-        """Plain file names (_kernels.so, _ops.so), so that one library finds the other on every Python."""
-
-        def get_ext_filename(self, fullname):
-            return os.path.join(*fullname.split(".")) + ".so"
-
-        def run(self):
-            print(
-                f"torch_tiledmm {VERSION}: building for torch {torch.__version__} with {compiled_by}\n"
-                "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
-                f"  CUDA  {gpu.describe('cuda')}\n"
-                f"  ROCm  {gpu.describe('hip')}\n"
-                f"  ninja {'yes' if is_ninja_available() else 'no, one file at a time: pip install ninja'}",
-                flush=True,
-            )
-            super().run()
-            info = {
-                "version": VERSION,
-                "torch_version": ".".join(torch.__version__.split(".")[:2]),
-                "compiler": compiled_by,
-                "kernels": ["cpu", *([gpu.device] if gpu.device else [])],
-            }
-            folder = PACKAGE if self.inplace else os.path.join(self.build_lib, PACKAGE)
-            if self.inplace:  # setuptools copies the extensions alone
-                for warp_size in gpu_objects.WARP_SIZES:
-                    shutil.copy(os.path.join(self.build_lib, PACKAGE, f"_host_gpu_wave{warp_size}.so"), folder)
-            with open(os.path.join(folder, "_build_info.json"), "w") as file:
-                json.dump(info, file, indent=1)
-
-        def build_extensions(self):
-            check_shared_runtime(self.compiler)
-            objects, jobs = Path(self.build_temp).resolve() / "gpu", int(os.environ["MAX_JOBS"])
-            if gpu.device:
-                gpu_sources = gpu_objects.gpu_sources() + (gpu_objects.cuda_sources() if gpu.device == "cuda" else [])
-                compiled = gpu_objects.compile_objects(gpu_sources, gpu.command, objects / gpu.device, jobs)
-                if gpu.has_hopper:
-                    compiled += gpu_objects.compile_objects(
-                        gpu_objects.hopper_sources(), gpu.hopper_command, objects / "sm_90a", jobs
-                    )
-                self.extensions[0].extra_objects = [str(path) for path in compiled]
-            for warp_size in gpu_objects.WARP_SIZES:
-                target = Path(self.get_ext_fullpath(f"{PACKAGE}._host_gpu_wave{warp_size}"))
-                target.parent.mkdir(parents=True, exist_ok=True)
-                folder = objects / f"host{warp_size}"
-                gpu_objects.build_host_library(os.environ["CXX"], warp_size, folder, target, jobs, werror)
-            self.extensions[1].include_dirs = [f"{HERE}/csrc"]
-            # _ops is linked to the _kernels that this very build has just made.
-            self.extensions[1].library_dirs.append(os.path.dirname(self.get_ext_fullpath(f"{PACKAGE}._kernels")))
-            super().build_extensions()
-
-    if "MAX_JOBS" not in os.environ:
-        os.environ["MAX_JOBS"] = str(min(os.cpu_count() or 1, 8))
-    gpu_macros = [
-        f'-DTILEDMM_GPU_{key}="{value}"' for key, value in (("DEVICE", gpu.device), ("ARCHS", " ".join(gpu.archs)))
-    ]
-    kernels = Extension(
-        f"{PACKAGE}._kernels",
-        relative(gpu_objects.cpp_sources()),
-        include_dirs=[f"{HERE}/csrc"],
-        depends=headers,
-        language="c++",
-        extra_compile_args=["-std=c++17", *flags, *(gpu_macros if gpu.device else [])],
-        extra_link_args=gpu.link_flags,
-    )
-    # torch's headers as system headers: their warnings are not ours.
-    system_includes = [f"-isystem{path}" for path in include_paths()]
-    # Nobody looks whether those have changed: after an update of torch in place, it is by the command or by a file of
-    # torch's that all is compiled anew.
-    ops = CppExtension(
-        f"{PACKAGE}._ops",
-        relative(gpu_objects.largest_first(Path(HERE).glob("csrc/torch/*.cpp"))),
-        include_dirs=[f"{HERE}/csrc"],
-        depends=[*headers, torch.version.__file__],
-        extra_compile_args=[*flags, *system_includes, f'-DTILEDMM_TORCH="{torch.__version__}"'],
-        extra_link_args=["-l:_kernels.so", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed"],
-    )
     setup(
         version=VERSION,
         packages=[PACKAGE, f"{PACKAGE}.testing"],
-        package_data={PACKAGE: ["_build_info.json", "py.typed"]},
-        ext_modules=[kernels, ops],
-        cmdclass={"build_ext": Build},
+        package_data={PACKAGE: ["py.typed"]},
+        ext_modules=[Extension(f"{PACKAGE}._kernels", [])],  # so that the wheel is for one platform
+        cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
     )
 
 

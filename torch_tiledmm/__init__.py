@@ -1,5 +1,6 @@
 """Tiled matrix multiplication as PyTorch operators: hand-written kernels, autograd, a drop-in for nn.Linear."""
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -9,18 +10,30 @@ _REBUILD = "pip install --no-build-isolation -e . (in the source tree), or reins
 
 
 def _load_libraries() -> str:
+    """Loads the operators that were built for this torch, and says with what to build them where there are none."""
     folder = Path(__file__).parent
     info_path = folder / "_build_info.json"
-    if not info_path.exists() or not (folder / "_ops.so").exists():
+    if not info_path.exists():
         raise ImportError(f"torch_tiledmm is not built: {folder} holds no libraries. Build it with: {_REBUILD}")
     info = json.loads(info_path.read_text())
-    found = ".".join(torch.__version__.split(".")[:2])
-    if info["torch_version"] != found:
+    minor = ".".join(torch.__version__.split(".")[:2])
+    if minor not in info["torch_versions"]:
         raise ImportError(
-            f"torch_tiledmm was built for torch {info['torch_version']} (with {info['compiler']}), but torch "
-            f"{torch.__version__} is installed. Build it again with: {_REBUILD}"
+            f"torch_tiledmm was built for torch {', '.join(info['torch_versions'])} (with {info['compiler']}), but "
+            f"torch {torch.__version__} is installed. Build it again with: {_REBUILD}"
         )
-    torch.ops.load_library(folder / "_ops.so")
+    kernels, ops = folder / "_kernels.so", folder / f"_ops_{minor}.so"
+    for library in (kernels, ops):
+        if not library.exists():
+            raise ImportError(f"torch_tiledmm is not whole: {library} is missing. Build it again with: {_REBUILD}")
+    found = ctypes.CDLL(str(kernels)).tiledmm_abi_version()
+    torch.ops.load_library(ops)
+    expected = ctypes.CDLL(str(ops)).tiledmm_ops_abi_version()
+    if found != expected:
+        raise ImportError(
+            f"{ops} was compiled for version {expected} of the kernels' interface, but {kernels} has version {found}. "
+            f"Build both again with: {_REBUILD}"
+        )
     return info["version"]
 
 

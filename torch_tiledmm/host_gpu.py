@@ -1,14 +1,17 @@
 """The GPU kernels on the CPU: the same source, run thread by thread to check and count it (csrc/platform/host_gpu.h).
 
-It needs no GPU and says nothing about speed in seconds; it counts what decides it.
+It needs no GPU and says nothing about speed in seconds; it counts what decides it. The libraries are compiled when they
+are first asked for, which needs a C++ compiler and takes half a minute.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -78,7 +81,20 @@ class Counts:
 def _library(warp_size: int) -> ctypes.CDLL:
     if warp_size not in WARP_SIZES:
         raise ValueError(f"wave: got {warp_size!r}, expected one of {', '.join(map(str, WARP_SIZES))}")
-    return ctypes.CDLL(str(Path(__file__).parent / f"_host_gpu_wave{warp_size}.so"))
+    return ctypes.CDLL(str(_compiler().host_library(warp_size)))
+
+
+def _compiler() -> ModuleType:
+    """gpu_objects.py: beside the package in a checkout, else with the sources that a wheel brings."""
+    package = Path(__file__).resolve().parent
+    places = [folder / "gpu_objects.py" for folder in (package / "_sources", package.parent)]
+    found = next((place for place in places if place.exists()), None)
+    if not found:
+        raise RuntimeError(f"the sources of the GPU kernels are missing: neither {places[0]} nor {places[1]} exists")
+    spec = importlib.util.spec_from_file_location("gpu_objects", found)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activation: str) -> None:

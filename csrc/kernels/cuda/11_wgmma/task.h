@@ -1,12 +1,16 @@
 // What the launchers of the wgmma kernel make of a problem before they choose its instantiation.
 #pragma once
 
-#include "core/transposed.h"
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/math.h"
+#include "core/operand.h"
+#include "core/problem.h"
 #include "kernels/cuda/11_wgmma/plan.h"
-#include "kernels/cuda/11_wgmma/tensor_map.h"
 
 namespace tiledmm::cuda {
-namespace {
 
 // A problem and what was learned of it.
 struct Task {
@@ -23,5 +27,4 @@ struct Task {
 // Distance of the rows of partial sums: they are stored in pairs.
 constexpr int64_t ld_partial(int64_t n) { return round_up(n, 2); }
 
-}  // namespace
 }  // namespace tiledmm::cuda

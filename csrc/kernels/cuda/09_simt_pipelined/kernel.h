@@ -9,12 +9,10 @@
 // up. Few rows: few_rows.h.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
 // Osama et al., "Stream-K": parts of tiles for the last wave.
-#include "core/plan.h"
+#pragma once
+
 #include "core/summation.h"
-#include "core/transposed.h"
-#include "kernels/cuda/09_simt_pipelined/add_split_tiles.h"
-#include "kernels/cuda/09_simt_pipelined/few_rows.h"
-#include "kernels/cuda/09_simt_pipelined/pack.h"
+#include "kernels/cuda/09_simt_pipelined/launch_shape.h"
 #include "kernels/cuda/09_simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -180,15 +178,6 @@ struct Side {
       }
     }
   }
-};
-
-struct SimtWork {
-  // Tiles of each product whose chunks of k one block computes each. Those of the others are shared out: each block
-  // stores its sums to a tile of its own, [item][tile][chunk][row][col].
-  int64_t num_whole;
-  int32_t num_split, num_chunks;
-  float* partial;
-  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
 };
 
 // Where a block's tile lies, and which chunk of k it sums up.
@@ -511,58 +500,21 @@ Status launch_layout(const GpuProblem& problem, const SimtWork& work, const Exec
                        Config::kNumThreads, bytes, executor, problem, work);
 }
 
-template <int SHAPE = 0>
-Status launch_shape(int shape, const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
-  if constexpr (SHAPE < kNumSimtShapes) {
-    if (shape != SHAPE) return launch_shape<SHAPE + 1>(shape, problem, work, executor);
-    using Config = SimtConfig<SHAPE>;
-    const GemmProblem& gemm = problem.gemm;
-    const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
-    const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
-    if (is_a_k_major && is_b_k_major) return launch_layout<Config, true, true>(problem, work, executor);
-    if (is_b_k_major) return launch_layout<Config, false, true>(problem, work, executor);
-    if (!is_a_k_major) return launch_layout<Config, false, false>(problem, work, executor);
-    if constexpr (is_built(Config::kShape, true, false)) {
-      return launch_layout<Config, true, false>(problem, work, executor);
-    }
-  }
-  return Status::unsupported;  // choose_simt_plan takes another one
-}
-
-Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Executor& executor) {
-  const SimtShape& shape = kSimtShapes[plan.shape];
-  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
-  const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
-  SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
-  if (num_split == 0) return launch_shape(plan.shape, problem, work, executor);
-  const int64_t elements = problem.batch_size * num_split * num_chunks * shape.area();
-  work.partial = static_cast<float*>(executor.allocate(executor.self, size_t(elements) * sizeof(float)));
-  if (!work.partial) return Status::out_of_memory;
-  Status status = launch_shape(plan.shape, problem, work, executor);
-  if (status == Status::ok) {
-    const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
-    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
-                          kAddThreads, 0, executor, problem, tiles);
-  }
-  executor.release(executor.self, work.partial);
-  return status;
-}
-
 }  // namespace
 
-Status launch_simt_pipelined(const GpuProblem& asked, const Plan& made, const Executor& executor) {
-  const SimtPlan& plan = made.as<SimtPlan>();
-  GpuProblem problem = plan.is_transposed ? transposed(asked) : asked;
-  if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
-  GemmProblem& gemm = problem.gemm;
-  Pack pack(executor);
-  Status status = Status::ok;
-  if (plan.packs_a) status = pack.add(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
-  if (status == Status::ok && plan.packs_b)
-    status = pack.add(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
-  if (status == Status::ok) status = pack.launch();
-  if (status != Status::ok) return status;
-  return launch_tiles(plan, problem, executor);
+template <int SHAPE>
+Status launch_shape(const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
+  using Config = SimtConfig<SHAPE>;
+  const GemmProblem& gemm = problem.gemm;
+  const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
+  const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
+  if (is_a_k_major && is_b_k_major) return launch_layout<Config, true, true>(problem, work, executor);
+  if (is_b_k_major) return launch_layout<Config, false, true>(problem, work, executor);
+  if (!is_a_k_major) return launch_layout<Config, false, false>(problem, work, executor);
+  if constexpr (is_built(Config::kShape, true, false)) {
+    return launch_layout<Config, true, false>(problem, work, executor);
+  }
+  return Status::unsupported;  // choose_simt_plan takes another one
 }
 
 }  // namespace tiledmm::gpu

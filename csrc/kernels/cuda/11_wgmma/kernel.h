@@ -9,25 +9,22 @@
 // an operand each where rows cross sectors of that cache (multicast, which gains nothing otherwise). fp32 needs
 // operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the
 // copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+#pragma once
+
 #include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "core/plan.h"
 #include "kernels/cuda/11_wgmma/cluster.h"
 #include "kernels/cuda/11_wgmma/epilogue.h"
+#include "kernels/cuda/11_wgmma/launch_tile.h"
 #include "kernels/cuda/11_wgmma/load.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
-#include "kernels/cuda/11_wgmma/plan.h"
 #include "kernels/cuda/11_wgmma/produce.h"
-#include "kernels/cuda/11_wgmma/repack.h"
-#include "kernels/cuda/11_wgmma/task.h"
 #include "kernels/cuda/11_wgmma/tensor_map.h"
 #include "kernels/cuda/11_wgmma/tf32.h"
-#include "kernels/cuda/11_wgmma/tf32_launch.h"
 #include "kernels/cuda/11_wgmma/tiles.h"
-#include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
@@ -433,8 +430,10 @@ const char* launch_layout(const Task& task) {
   return "this tile needs a k-major B";
 }
 
+}  // namespace
+
 template <class T, int TILE>
-const char* launch_kind(const Task& task) {
+const char* launch_tile(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.problem.gemm.row_sums) {
@@ -450,64 +449,17 @@ const char* launch_kind(const Task& task) {
   return launch_layout<T, TILE, pairs_by_the_way(kShape)>(task);
 }
 
-template <class T, int TILE = 0>
-const char* launch_tile(const Task& task) {
-  if constexpr (TILE < kNumTileShapes)
-    return task.plan.tile == TILE ? launch_kind<T, TILE>(task) : launch_tile<T, TILE + 1>(task);
-  else
-    return "no such tile";
-}
-
-template <int TILE = 0>
+template <int TILE>
 const char* launch_tile_tf32(const Task& task) {
-  if constexpr (TILE < kNumTf32TileShapes) {
-    if (task.plan.tile != TILE) return launch_tile_tf32<TILE + 1>(task);
-    constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
-    if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
-    if (task.b.is_k_major)
-      return task.is_transposed
-                 ? launch_config<Config<float, M, N, true, false>>(task)
-                 : launch_config<Config<float, M, N, true, false, false, pairs_by_the_way({M, N}), false>>(task);
-    if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
-      return launch_config<Config<float, M, N, true, true>>(task);
-  }
-  return "no such tile";
+  constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
+  if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+  if (task.b.is_k_major)
+    return task.is_transposed
+               ? launch_config<Config<float, M, N, true, false>>(task)
+               : launch_config<Config<float, M, N, true, false, false, pairs_by_the_way({M, N}), false>>(task);
+  if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
+    return launch_config<Config<float, M, N, true, true>>(task);
+  return "this tile does not transpose B";
 }
 
-}  // namespace
 }  // namespace tiledmm::cuda
-
-namespace tiledmm::gpu {
-
-Status launch_wgmma(const GpuProblem& given, const Plan& made, const Executor& executor) {
-  using namespace tiledmm::cuda;
-  Task task{
-      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  GpuProblem& problem = task.problem;
-  GemmProblem& p = problem.gemm;
-  if (p.dtype == DType::f32) {
-    return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_tile_tf32<>);
-  }
-  const WgmmaPlan& plan = made.as<WgmmaPlan>();
-  Repack repack(executor);
-  Status status = Status::ok;
-  if (plan.copies_a) status = repack.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
-  if (status == Status::ok && plan.copies_b)
-    status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
-  if (status != Status::ok) return status;
-  if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
-    return Status::launch_failed;
-  }
-  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
-  task.plan = plan.tiles;
-  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
-  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
-  task.partial = chunk_sums.sums;
-  const char* refused = repack.launch();
-  if (!refused) refused = p.dtype == DType::f16 ? launch_tile<__half>(task) : launch_tile<__nv_bfloat16>(task);
-  if (refused) return Status::launch_failed;
-  if (!task.plan.splits_chunks) return Status::ok;
-  return p.dtype == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
-}
-
-}  // namespace tiledmm::gpu

@@ -9,13 +9,12 @@
 // mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that are not aligned to 16
 // bytes are repacked first, but in small products (10_mma_unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
 // (efficient_gemm.md).
-#include "core/plan.h"
-#include "core/transposed.h"
+#pragma once
+
+#include "kernels/cuda/10_mma_async/launch_shape.h"
 #include "kernels/cuda/10_mma_async/plan.h"
-#include "kernels/cuda/10_mma_async/repack_batch.h"
 #include "kernels/cuda/10_mma_async/strip.h"
 #include "kernels/cuda/10_mma_async/total_in_c.h"
-#include "kernels/cuda/10_mma_async/unaligned_plan.h"
 #include "kernels/cuda/shared/chunk_sums.h"
 #include "kernels/cuda/shared/divisor.h"
 #include "platform/async_tile.h"
@@ -486,43 +485,18 @@ Status launch_layout(const GpuProblem& problem, int64_t num_splits, bool is_vect
   });
 }
 
-template <class T, int SHAPE = 0>
-Status launch_shape(const GpuProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                    const Executor& executor) {
-  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
-  if constexpr (SHAPE < num_mma_async_shapes(kDType)) {
-    if (choice.shape != SHAPE) return launch_shape<T, SHAPE + 1>(problem, choice, is_vectorised, executor);
-    // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
-    if constexpr (sizeof(T) == 8) {
-      if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-        return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice.num_splits, is_vectorised, executor);
-    }
-    return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice.num_splits,
-                                                                                 is_vectorised, executor);
-  } else {
-    return Status::unsupported;
-  }
-}
-
 }  // namespace
 
-Status launch_mma_unaligned(const GpuProblem& problem, int shape, const Executor& executor);
-
-Status launch_mma_async(const GpuProblem& given, const Plan& made, const Executor& executor) {
-  const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
-  GpuProblem problem = oriented(given, plan.is_transposed);
-  if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
-  Workspace packed_a(executor), packed_b(executor);
-  GemmProblem& p = problem.gemm;
-  if (size_of(p.dtype) == 2) {
-    Status status = repack_if_unaligned(problem, &BatchDim::stride_a, p.a, p.m, p.stride_am, p.stride_ak, packed_a);
-    if (status == Status::ok)
-      status = repack_if_unaligned(problem, &BatchDim::stride_b, p.b, p.n, p.stride_bn, p.stride_bk, packed_b);
-    if (status != Status::ok) return status;
+template <class T, int SHAPE>
+Status launch_shape(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
+  // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
+  if constexpr (sizeof(T) == 8) {
+    if (num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, num_splits, is_vectorised, executor);
   }
-  return visit_dtype(p.dtype, [&](auto* element) {
-    return launch_shape<std::remove_pointer_t<decltype(element)>>(problem, plan.choice, plan.is_vectorised, executor);
-  });
+  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, num_splits, is_vectorised,
+                                                                               executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -1,0 +1,10 @@
+// Instances of the mma_async kernel: fp64, tiles of 32 x 64, 32 x 32, 16 x 32.
+#include "kernels/cuda/10_mma_async/kernel.h"
+
+namespace tiledmm::gpu {
+
+template Status launch_shape<double, 5>(const GpuProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 6>(const GpuProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 7>(const GpuProblem&, int64_t, bool, const Executor&);
+
+}  // namespace tiledmm::gpu
