@@ -144,16 +144,14 @@ std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
 Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip) {
   const Mask wanted = admitted(algorithm, chip);
   const auto& of_order = algorithms().of_order;
-  for (int order = kNumOrders; order-- > 0;) {
-    Mask legal = legal_of(problem, wanted & of_order[order], chip);
-    if (!legal) continue;
-    if (Order(order) == Order::mma_chain) {  // both orders of the ladder serve many problems
-      legal |= legal_of(problem, wanted & of_order[int(Order::chain)], chip);
-      legal &= of_order[int(faster_order_of_ladder(problem, n, legal, chip))];
-    }
-    return cheapest(problem, legal, chip);
+  Mask legal = 0;
+  int order = kNumOrders;
+  while (!legal && order-- > 0) legal = legal_of(problem, wanted & of_order[order], chip);
+  if (Order(order) == Order::mma_chain) {  // both orders of the ladder serve many problems
+    legal |= legal_of(problem, wanted & of_order[int(Order::chain)], chip);
+    legal &= of_order[int(faster_order_of_ladder(problem, n, legal, chip))];
   }
-  return {};
+  return cheapest(problem, legal, chip);
 }
 
 std::vector<Candidate> list_candidates(const GpuProblem& problem, const Chip& chip) {
