@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import torch
+
 from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
 
 
@@ -13,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m torch_tiledmm", description="matrix multiplication in tiles")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    info = commands.add_parser("info", help="version, build, instruction set in use, algorithms")
+    info = commands.add_parser("info", help="version, build, what this machine has and what is in use, algorithms")
     info.set_defaults(run=_info)
 
     explain_ = commands.add_parser("explain", help="what auto picks for a problem, and why")
@@ -52,9 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _info(args: argparse.Namespace) -> None:
     info = build_info()
     print(f"torch_tiledmm {info.version}, compiled by {info.compiler}")
-    for device, names in info.compiled.items():
-        isa = info.isa.get(device, "none")
-        print(f"{device}: {info.num_cores} cores, compiled for {', '.join(names)}; in use: {isa}")
+    toolkits = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    toolkit = next((f"{name} {version}" for name, version in toolkits.items() if version), "no CUDA, no ROCm")
+    print(f"torch {torch.__version__}, {toolkit}")
+    print(info.cpu)
+    built = [f"{name} ({', '.join(archs)})" for name, archs in info.compiled.items() if name != "cpu"]
+    gpus, why_none = (), "torch sees none"
+    try:
+        gpus = info.gpus
+    except RuntimeError as error:
+        why_none = f"torch cannot ask them: {str(error).splitlines()[0]}"
+    print("\n".join(map(str, gpus)) or f"GPUs: {why_none}; kernels for {', '.join(built) or 'none'}")
     rows = [("algorithm", "device", "rung", "dtypes", "description")]
     for entry in info.algorithms:
         dtypes = " ".join(entry.dtypes) if entry.available else f"not available: {entry.reason}"

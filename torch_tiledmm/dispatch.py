@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
+
+from .machine import Cpu, Gpu, chip_of, find_cpu, find_gpus
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -18,7 +21,9 @@ class Algorithm:
 
     name: str
     device: str
-    rung: int  # its place on the ladder, see the kernel files
+    rung: int  # its place on the ladder, see the kernel files; 0 for a name that stands for several kernels
+    order: str  # of summation, docs/NUMERICS.md; empty for a name that stands for several kernels
+    is_native: bool  # one of those that `native` admits
     dtypes: tuple[str, ...]
     available: bool
     reason: str  # why it is not available, else empty
@@ -40,6 +45,16 @@ class BuildInfo:
     num_cores: int
     algorithms: tuple[Algorithm, ...]
     chips: dict[str, dict]  # GPUs that are known: rates by dtype, from data sheets
+
+    @cached_property
+    def cpu(self) -> Cpu:
+        """This machine's processor."""
+        return find_cpu(self.compiled["cpu"], self.isa["cpu"])
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that torch sees. To read this starts their runtime: RuntimeError where it does not start."""
+        return find_gpus(self.compiled, lambda chip: explain(1, 1, 1, "fp32", device=chip).isa)
 
 
 @dataclass(frozen=True)
@@ -167,9 +182,7 @@ def _visible_chip(device: str) -> str:
     if int(index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device: got {device!r}, but torch sees no such GPU; a chip can be named, as in cuda:sm_90")
     properties = torch.cuda.get_device_properties(int(index) if index else torch.cuda.current_device())
-    if torch.version.hip:
-        return "hip:" + properties.gcnArchName.split(":")[0]
-    return f"cuda:sm_{properties.major}{properties.minor}"
+    return chip_of(properties)
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:

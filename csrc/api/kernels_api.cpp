@@ -1,6 +1,7 @@
 // The C interface, and what info and explain say as JSON.
 #include "api/kernels_api.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <sstream>
@@ -72,22 +73,47 @@ bool serves(const Rung& rung, DType dtype, Platform platform) {
   return false;
 }
 
-// One entry of info's algorithms. `rung` is null for auto and native, which take every dtype.
-void add_algorithm(Joined& list, const char* name, Platform platform, const Rung* rung, const std::string& reason,
-                   const char* description) {
+// Why a kernel cannot run here; empty if it can.
+std::string reason_against(const Rung& rung, Platform platform) {
+  if (rung.is_gpu && std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) != 0) {
+    return std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
+  }
+  if (!rung.launch) {
+    return rung.is_gpu ? "this build lacks it: it was compiled for other chips" : "not compiled for this architecture";
+  }
+  if (rung.is_gpu) return "";
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    if (!rung.refuse(usual_problem(DType(dtype)), cpu_chip(1))) return "";
+  }
+  return rung.refuse(usual_problem(DType::f32), cpu_chip(1));
+}
+
+// One entry of info's algorithms: a kernel, or, where `own` is null, a name that stands for several.
+void add_algorithm(Joined& list, int32_t algorithm, Platform platform, const Rung* own) {
+  const std::vector<const Rung*> kernels = kernels_of(algorithm, platform != Platform::cpu);
   Joined dtypes;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
-    if (!rung || serves(*rung, DType(dtype), platform)) dtypes.add(quoted(kDTypeNames[dtype]));
+    const auto takes = [&](const Rung* rung) { return serves(*rung, DType(dtype), platform); };
+    if (std::any_of(kernels.begin(), kernels.end(), takes)) dtypes.add(quoted(kDTypeNames[dtype]));
   }
   if (dtypes.text.empty()) return;
+  std::string reason = reason_against(*kernels[0], platform);
+  for (const Rung* rung : kernels) {
+    if (!reason.empty()) reason = reason_against(*rung, platform);
+  }
   Joined fields;
-  fields.add(field("name", quoted(name)));
+  fields.add(field("name", quoted(algorithm_name(algorithm))));
   fields.add(field("device", quoted(kPlatformNames[int(platform)])));
-  fields.add(field("rung", std::to_string(rung ? rung->number : 0)));
+  fields.add(field("rung", std::to_string(own ? own->number : 0)));
+  fields.add(field("order", quoted(own ? kOrderNames[int(own->order)] : "")));
+  fields.add(field("is_native", own && own->is_native ? "true" : "false"));
   fields.add(field("dtypes", "[" + dtypes.text + "]"));
   fields.add(field("available", reason.empty() ? "true" : "false"));
   fields.add(field("reason", quoted(reason)));
-  fields.add(field("description", quoted(description)));
+  fields.add(field("description", quoted(own                    ? own->description
+                                         : algorithm == kAuto   ? "the cheapest kernel that is legal"
+                                         : algorithm == kNative ? "the cheapest of the kernels meant for production"
+                                                                : "the cheapest of its variants that are legal")));
   list.add("{" + fields.text + "}");
 }
 
@@ -95,25 +121,13 @@ std::string algorithms_text() {
   Joined list;
   for (const Platform platform : {Platform::cpu, Platform::cuda, Platform::hip}) {
     const bool is_gpu = platform != Platform::cpu;
-    const bool is_here = !is_gpu || std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) == 0;
-    const std::string no_kernels =
-        is_here ? "" : std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
-    add_algorithm(list, "auto", platform, nullptr, no_kernels, "the cheapest kernel that is legal");
-    add_algorithm(list, "native", platform, nullptr, no_kernels, "the cheapest of the kernels meant for production");
-    if (!is_gpu) {
-      add_algorithm(list, "register_tiled", platform, nullptr, "",
-                    "the variant for the best instruction set of this machine");
+    for (int32_t algorithm = 0; algorithm < num_algorithms(); ++algorithm) {
+      const std::vector<const Rung*> kernels = kernels_of(algorithm, is_gpu);
+      const bool stands_for_several = !kernels.empty() && std::strcmp(kernels[0]->name, algorithm_name(algorithm));
+      if (stands_for_several) add_algorithm(list, algorithm, platform, nullptr);
     }
     for (const Rung* rung : rungs()) {
-      if (rung->is_gpu != is_gpu) continue;
-      std::string reason = no_kernels;
-      if (reason.empty() && !rung->launch) {
-        reason = is_gpu ? "this build lacks it: it was compiled for other chips" : "not compiled for this architecture";
-      } else if (!is_gpu) {
-        const char* refused = rung->refuse(usual_problem(DType::f32), cpu_chip(1));
-        reason = refused ? refused : "";
-      }
-      add_algorithm(list, rung->name, platform, rung, reason, rung->description);
+      if (rung->is_gpu == is_gpu) add_algorithm(list, find_algorithm(rung->name), platform, rung);
     }
   }
   return "[" + list.text + "]";
@@ -223,10 +237,9 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   if (chip.platform == Platform::cpu) chip.num_cus = num_threads;
   BatchDim dims[kMaxBatchDims];
   const GpuProblem folded = fold_batch(*problem, dims);
-  std::vector<Candidate> candidates;
-  const Choice choice = select(folded, problem->n, kAuto, chip, &candidates);
+  const Choice choice = select(folded, problem->n, kAuto, chip);
   Joined list, shape, explained;
-  for (const Candidate& candidate : candidates) list.add(candidate_text(candidate, folded, chip));
+  for (const Candidate& candidate : list_candidates(folded, chip)) list.add(candidate_text(candidate, folded, chip));
   shape.add(field("m", std::to_string(problem->m)));
   shape.add(field("n", std::to_string(problem->n)));
   shape.add(field("k", std::to_string(problem->k)));

@@ -27,6 +27,7 @@ enum class Order : int32_t {
 };
 inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",   "blocks_unfused", "blocks",
                                               "blocks_of_pairs", "simt_chunks", "mma_chunks"};
+inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.
 struct Fields {

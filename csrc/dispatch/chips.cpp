@@ -7,7 +7,7 @@
 #include <thread>
 
 #if !defined(TILEDMM_HOST_GPU)
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/04_register_tiled/variants.h"
 #endif
 
 namespace tiledmm {

@@ -15,7 +15,7 @@ using Mask = uint64_t;  // bit i: kernel i
 struct Algorithms {
   std::vector<std::string> names{"auto", "native"};
   std::vector<Mask> admitted;  // by each
-  Mask of_gpus = 0;
+  Mask of_gpus = 0, of_order[kNumOrders] = {};
 
   Algorithms() {
     for (const Rung* rung : rungs()) {
@@ -23,7 +23,10 @@ struct Algorithms {
       if (!rung->is_gpu) add(name.substr(0, name.find('.')));
       add(name);
     }
-    for (size_t i = 0; i < rungs().size(); ++i) of_gpus |= Mask(rungs()[i]->is_gpu) << i;
+    for (size_t i = 0; i < rungs().size(); ++i) {
+      of_gpus |= Mask(rungs()[i]->is_gpu) << i;
+      of_order[int(rungs()[i]->order)] |= Mask(1) << i;
+    }
     for (const std::string& name : names) admitted.push_back(find(name, of_gpus) | find(name, ~of_gpus));
   }
 
@@ -50,11 +53,11 @@ const Algorithms& algorithms() {
   return *algorithms;
 }
 
-// Kernels that an algorithm admits on a chip.
-Mask admitted(int32_t algorithm, const Chip& chip) {
+Mask admitted(int32_t algorithm, bool is_gpu) {
   const Mask of_gpus = algorithms().of_gpus;
-  return algorithms().admitted[size_t(algorithm)] & (chip.platform == Platform::cpu ? ~of_gpus : of_gpus);
+  return algorithms().admitted[size_t(algorithm)] & (is_gpu ? of_gpus : ~of_gpus);
 }
+Mask admitted(int32_t algorithm, const Chip& chip) { return admitted(algorithm, chip.platform != Platform::cpu); }
 
 const char* refuse(const Rung& rung, const GpuProblem& problem, const Chip& chip) {
   // A library without any kernel for GPUs explains what one with them would do.
@@ -63,7 +66,18 @@ const char* refuse(const Rung& rung, const GpuProblem& problem, const Chip& chip
   return !rung.launch && is_built(true) ? "this build lacks it: it was not compiled for this chip" : nullptr;
 }
 
-// Both orders of the ladder serve many problems: the one that is faster with many rows is taken for any number of them.
+template <class Visit>
+void for_each_kernel(Mask kernels, const Visit& visit) {
+  for (; kernels; kernels &= kernels - 1) visit(__builtin_ctzll(kernels));
+}
+
+Mask legal_of(const GpuProblem& problem, Mask kernels, const Chip& chip) {
+  Mask legal = 0;
+  for_each_kernel(kernels, [&](int i) { legal |= Mask(!refuse(*rungs()[size_t(i)], problem, chip)) << i; });
+  return legal;
+}
+
+// The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
 Order faster_order_of_ladder(const GpuProblem& problem, int64_t n, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
   GpuProblem many{};
@@ -73,13 +87,28 @@ Order faster_order_of_ladder(const GpuProblem& problem, int64_t n, Mask legal, c
   many.batch_size = 1, many.chunk_k = problem.chunk_k;
   Order order{};
   double least_us = 0;
-  for (size_t i = 0; i < rungs().size(); ++i) {
-    if (!(legal >> i & 1)) continue;
+  for_each_kernel(legal, [&](int i) {
+    const Rung& rung = *rungs()[size_t(i)];
     Plan plan;
-    rungs()[i]->plan(many, chip, plan);
-    if (least_us == 0 || plan.cost_us < least_us) least_us = plan.cost_us, order = rungs()[i]->order;
-  }
+    rung.plan(many, chip, plan);
+    if (least_us == 0 || plan.cost_us < least_us) least_us = plan.cost_us, order = rung.order;
+  });
   return order;
+}
+
+Choice cheapest(const GpuProblem& problem, Mask legal, const Chip& chip) {
+  Choice choice;
+  for_each_kernel(legal, [&](int i) {
+    const Rung& rung = *rungs()[size_t(i)];
+    if (!choice.rung) {
+      choice.rung = &rung;
+      return rung.plan(problem, chip, choice.plan);
+    }
+    Plan plan;
+    rung.plan(problem, chip, plan);
+    if (plan.cost_us < choice.plan.cost_us) choice = {&rung, plan};
+  });
+  return choice;
 }
 
 }  // namespace
@@ -106,55 +135,44 @@ int32_t find_algorithm(std::string_view name) {
   return found == names.end() ? -1 : int32_t(found - names.begin());
 }
 
-Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip,
-              std::vector<Candidate>* candidates) {
-  const Mask wanted = admitted(algorithm, chip), considered = candidates ? admitted(kAuto, chip) : wanted;
+std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
+  std::vector<const Rung*> kernels;
+  for_each_kernel(admitted(algorithm, is_gpu), [&](int i) { kernels.push_back(rungs()[size_t(i)]); });
+  return kernels;
+}
+
+Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip) {
+  const Mask wanted = admitted(algorithm, chip);
+  const auto& of_order = algorithms().of_order;
   Mask legal = 0;
-  Order order = Order::chain;
-  bool has_order_of_ladder = false;
-  for (size_t i = 0; considered >> i; ++i) {
-    if (!(considered >> i & 1)) continue;
-    const Rung& rung = *rungs()[i];
-    const char* reason = refuse(rung, problem, chip);
-    if (candidates) {
-      candidates->push_back({&rung, reason, {}});
-      if (!reason) rung.plan(problem, chip, candidates->back().plan);
-    }
-    if (reason || !(wanted >> i & 1)) continue;
-    legal |= Mask(1) << i;
-    order = std::max(order, rung.order);
-    has_order_of_ladder = has_order_of_ladder || rung.order == Order::chain;
+  int order = kNumOrders;
+  while (!legal && order-- > 0) legal = legal_of(problem, wanted & of_order[order], chip);
+  if (Order(order) == Order::mma_chain) {  // both orders of the ladder serve many problems
+    legal |= legal_of(problem, wanted & of_order[int(Order::chain)], chip);
+    legal &= of_order[int(faster_order_of_ladder(problem, n, legal, chip))];
   }
-  if (order == Order::mma_chain && has_order_of_ladder) {
-    order = faster_order_of_ladder(problem, n, legal, chip);
-  }
-  Choice choice{};
-  for (size_t i = 0; legal >> i; ++i) {
-    const Rung& rung = *rungs()[i];
-    if (!(legal >> i & 1) || rung.order != order) continue;
-    Plan plan;
-    rung.plan(problem, chip, plan);
-    if (!choice.rung || plan.cost_us < choice.plan.cost_us) choice = {&rung, plan};
-  }
-  return choice;
+  return cheapest(problem, legal, chip);
+}
+
+std::vector<Candidate> list_candidates(const GpuProblem& problem, const Chip& chip) {
+  std::vector<Candidate> candidates;
+  for_each_kernel(admitted(kAuto, chip), [&](int i) {
+    const Rung& rung = *rungs()[size_t(i)];
+    candidates.push_back({&rung, refuse(rung, problem, chip), {}});
+    if (!candidates.back().reason) rung.plan(problem, chip, candidates.back().plan);
+  });
+  return candidates;
 }
 
 const char* explain_refusal(const GpuProblem& problem, int32_t algorithm, const Chip& chip) {
-  const Mask wanted = admitted(algorithm, chip);
   const char* reason = nullptr;
-  for (size_t i = 0; wanted >> i; ++i) {
-    if (wanted >> i & 1) reason = refuse(*rungs()[i], problem, chip);
-  }
+  for_each_kernel(admitted(algorithm, chip), [&](int i) { reason = refuse(*rungs()[size_t(i)], problem, chip); });
   if (reason) return reason;
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 
 bool serves_row_sums(const GpuProblem& problem, int32_t algorithm, const Chip& chip) {
-  const Mask wanted = admitted(algorithm, chip);
-  for (size_t i = 0; wanted >> i; ++i) {
-    if ((wanted >> i & 1) && !refuse(*rungs()[i], problem, chip)) return true;
-  }
-  return false;
+  return legal_of(problem, admitted(algorithm, chip), chip) != 0;
 }
 
 }  // namespace tiledmm

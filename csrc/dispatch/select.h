@@ -19,6 +19,8 @@ inline constexpr int32_t kAuto = 0, kNative = 1;
 int32_t num_algorithms();
 const char* algorithm_name(int32_t algorithm);
 int32_t find_algorithm(std::string_view name);  // -1: there is none
+// The kernels for GPUs, or for CPUs, that an algorithm stands for.
+std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu);
 
 struct Candidate {
   const Rung* rung;
@@ -27,15 +29,17 @@ struct Candidate {
 };
 
 struct Choice {
-  const Rung* rung;  // null: none
+  const Rung* rung = nullptr;  // null: none
   Plan plan;
 };
 
 // The cheapest of the kernels that `algorithm` admits and that are of one order of summation. That order is a function
 // of the caller's n (before a batch was folded into it), of k, dtype and chip, so that a row's bits depend neither on m
-// nor on the batch. `candidates`, one for each kernel of the chip's kind of device, may be null.
-Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip,
-              std::vector<Candidate>* candidates = nullptr);
+// nor on the batch.
+Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip);
+
+// All kernels of the chip's kind of device, as explain shows them.
+std::vector<Candidate> list_candidates(const GpuProblem& problem, const Chip& chip);
 
 // Why an algorithm that has no choice has none.
 const char* explain_refusal(const GpuProblem& problem, int32_t algorithm, const Chip& chip);

@@ -6,6 +6,7 @@ Skipped without a GPU. What the same kernels do on the host executor: tests/csrc
 import itertools
 import math
 import os
+import re
 
 import pytest
 import torch
@@ -24,9 +25,6 @@ if not torch.cuda.is_available():
 OPS = torch.ops.tiledmm
 DTYPES = tuple(DTYPE_NAMES.values())
 IS_HOPPER = torch.cuda.get_device_capability() == (9, 0)
-RUNGS = [
-    entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.rung > 0 and (IS_HOPPER or entry.name != "wgmma")
-]
 SHAPES = [
     (1, 1, 1),
     (5, 3, 0),
@@ -53,29 +51,37 @@ def operand(rows, cols, dtype, is_transposed=False, margin=0):
     return base[:, :cols]
 
 
+def refusal(algorithm, dtype, m=64, n=64, k=64):
+    """Why the kernel refuses such a product of whole matrices on this GPU; empty if it does not."""
+    candidates = torch_tiledmm.explain(m, n, k, dtype, device="cuda").candidates
+    return next((c.reason for c in candidates if c.algorithm == algorithm), "")
+
+
 def serves(algorithm, dtype):
-    if algorithm in ("wgmma", "skinny"):
-        return dtype.itemsize == 2
-    if algorithm == "simt_pipelined":
-        return dtype is torch.float32
-    return dtype is not torch.float32 or not algorithm.startswith("mma")
+    return not refusal(algorithm, dtype)
 
 
-def fits(algorithm, m, n, k):
-    """Whether the kernel takes these sizes."""
-    return not (algorithm == "wgmma" and k == 0 or algorithm == "skinny" and min(m, n) > 64)
+# What this build and this GPU have, and of these what needs the permission for tf32.
+with matmul_precision("tf32"):
+    RUNGS = [
+        entry.name
+        for entry in torch_tiledmm.algorithms("cuda")
+        if entry.rung > 0 and any(serves(entry.name, dtype) for dtype in DTYPES)
+    ]
+    TF32_RUNGS = [name for name in RUNGS if serves(name, torch.float32)]
+TF32_RUNGS = [name for name in TF32_RUNGS if not serves(name, torch.float32)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("algorithm", ["auto", "native", *RUNGS])
 def test_every_rung_in_every_layout(algorithm, dtype):
-    if not serves(algorithm, dtype):
-        with pytest.raises(NotImplementedError, match=f"{algorithm}.*(tf32|it serves)"):
+    if reason := refusal(algorithm, dtype):
+        with pytest.raises(NotImplementedError, match=f"{algorithm}.*{re.escape(reason)}"):
             matmul(rand(3, 4, dtype=dtype), rand(4, 5, dtype=dtype), algorithm=algorithm)
         return
     for m, n, k in SHAPES:
-        if not fits(algorithm, m, n, k):
-            with pytest.raises(NotImplementedError, match=f"{algorithm}.*(k is 0|rows)"):
+        if reason := refusal(algorithm, dtype, m, n, k):
+            with pytest.raises(NotImplementedError, match=f"{algorithm}.*{re.escape(reason)}"):
                 matmul(rand(m, k, dtype=dtype), rand(k, n, dtype=dtype), algorithm=algorithm)
             continue
         for layout in ("NN", "NT", "TN", "TT"):
@@ -92,7 +98,7 @@ def test_every_rung_in_every_layout(algorithm, dtype):
     assert_close(out, expect_matmul(a, b))
 
 
-@pytest.mark.parametrize("algorithm", [name for name in RUNGS if name.startswith("mma") or name == "wgmma"])
+@pytest.mark.parametrize("algorithm", TF32_RUNGS)
 def test_tf32_where_it_is_allowed(algorithm):
     a, b = operand(129, 300, torch.float32, margin=4), operand(300, 70, torch.float32, is_transposed=True)
     with matmul_precision("tf32"):
@@ -154,7 +160,7 @@ def test_bias_and_activation(algorithm, dtype):
     if not serves(algorithm, dtype):
         return
     for m, n, k in ((4, 30, 20), (130, 140, 70)):
-        if not fits(algorithm, m, n, k):
+        if refusal(algorithm, dtype, m, n, k):
             continue
         input, weight, bias = rand(m, k, dtype=dtype), rand(n, k, dtype=dtype), rand(n, dtype=dtype)
         for activation in ACTIVATIONS:
@@ -416,7 +422,7 @@ def test_several_devices_in_one_process():
         if not serves(algorithm, dtype):
             continue
         for m, n, k in ((30, 40, 20), (60, 64, 5000), (300, 200, 130)):
-            if not fits(algorithm, m, n, k):
+            if refusal(algorithm, dtype, m, n, k):
                 continue
             a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
             expected = matmul(a, b, algorithm=algorithm)
@@ -469,7 +475,7 @@ def test_random_problems():
         limit = 70 if is_long else (20, 150, 600)[draw(3)]
         m, n, k = 1 + draw(limit), 1 + draw(limit), 2000 + draw(7000) if is_long else draw(limit)
         batch = ((), (), (), (1 + draw(5),), (1 + draw(3), 1 + draw(3)))[draw(5)] if limit < 600 else ()
-        names = [name for name in RUNGS if serves(name, dtype) and fits(name, m, n, k)]
+        names = [name for name in RUNGS if not refusal(name, dtype, m, n, k)]
         algorithm = "auto" if draw(2) else names[draw(len(names))]
         a = draw_operand(draw, batch, m, k, dtype)
         if draw(3) == 0:

@@ -1,10 +1,22 @@
+"""The commands of `python -m torch_tiledmm`.
+
+Planted bugs that these tests caught: code for sm_90a said to run on sm_80 and on sm_120, the instruction cache taken
+for the data's, a driver that does not start taken for a fault of `info`.
+"""
+
+import dataclasses
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import torch_tiledmm
+import torch_tiledmm.__main__ as main_module
+from torch_tiledmm import machine
 from torch_tiledmm.__main__ import main
+from torch_tiledmm.dispatch import build_info
 
 
 def run(capsys, arguments: str) -> str:
@@ -17,6 +29,74 @@ def test_info_names_version_build_and_every_algorithm(capsys):
     for entry in torch_tiledmm.algorithms():
         assert entry.name in out
     assert "compiled by" in out and "in use:" in out
+
+
+def test_info_says_what_the_processor_has_and_uses(capsys, tmp_path, monkeypatch):
+    info, out = build_info(), run(capsys, "info")
+    line = next(line for line in out.splitlines() if line.startswith("cpu: "))
+    assert line.endswith(f"; kernels for {', '.join(info.compiled['cpu'])}; in use: {info.isa['cpu']}")
+    assert f"{torch.get_num_threads()} thread" in line and torch.__version__ in out
+    # What the kernels use, the processor has.
+    needed = {"avx2": "avx2", "avx512": "avx512f", "avx512_bf16": "avx512_bf16", "neon": "asimd"}
+    assert needed.get(info.isa["cpu"], "") in (*info.cpu.features, "")
+
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Abacus 9\nflags : fpu avx2 amx_tile\n")
+    caches = (("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K"), ("3", "Unified", "36864K"))
+    for idx, words in enumerate(caches):
+        folder = tmp_path / "cache" / f"index{idx}"
+        folder.mkdir(parents=True)
+        for name, word in zip(("level", "type", "size"), words, strict=True):
+            (folder / name).write_text(word + "\n")
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_CACHES", tmp_path / "cache")
+    line = next(line for line in run(capsys, "info").splitlines() if line.startswith("cpu: "))
+    assert line.startswith("cpu: Abacus 9, ") and ", L1d 48 KiB, L2 2 MiB, L3 36 MiB; has avx2 amx_tile;" in line
+
+
+def test_info_without_proc_and_sys_still_answers(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "no such file")
+    monkeypatch.setattr(machine, "_CACHES", tmp_path / "no such folder")
+    out = run(capsys, "info")
+    assert " L1d " not in out and "; has " not in out and "in use: " in out
+
+
+H200 = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "compiled, change, state",
+    [
+        (("9.0a",), {}, "kernels for 9.0a; in use: yes, by the figures of sm_90"),
+        (("8.0", "9.0a"), {"major": 8, "minor": 9}, "kernels for 8.0, 9.0a; in use: yes, by the figures of sm_80"),
+        (("8.0+PTX",), {"major": 12}, "kernels for 8.0+PTX; in use: yes, by the figures of sm_80"),
+        (("9.0a",), {"major": 8}, "kernels for 9.0a; not in use: this build was compiled for other chips"),
+        (("8.0",), {}, "kernels for 8.0; not in use: this build was compiled for other chips"),
+        (("8.6",), {"major": 8}, "kernels for 8.6; not in use: this build was compiled for other chips"),
+        (("8.0",), {"major": 7, "minor": 5}, "kernels for 8.0; not in use: there are no kernels for this chip"),
+        ((), {}, "not in use: this build has no kernels for cuda"),
+    ],
+)
+def test_info_says_whether_a_gpu_is_in_use(compiled, change, state, capsys, monkeypatch):
+    gpu = SimpleNamespace(**vars(H200) | change)
+    info = build_info()
+    with_gpu = {"cpu": info.compiled["cpu"], **({"cuda": compiled} if compiled else {})}
+    monkeypatch.setattr(main_module, "build_info", lambda: dataclasses.replace(info, compiled=with_gpu))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda idx: gpu)
+    monkeypatch.setattr(machine, "driver_version", lambda: "580.1")
+    lines = run(capsys, "info").splitlines()
+    chip = f"sm_{gpu.major}{gpu.minor}"
+    for device in ("cuda:0", "cuda:1"):
+        assert f"{device}: NVIDIA H200, {chip}, 132 SMs, 140 GiB, driver 580.1; {state}" in lines
+
+
+def test_info_says_what_keeps_torch_from_asking_the_gpus(capsys, monkeypatch):
+    def fail(idx):
+        raise RuntimeError("the driver is too old\nand more")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert "GPUs: torch cannot ask them: the driver is too old; kernels for " in run(capsys, "info")
 
 
 def test_explain_prints_what_the_function_says(capsys):

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from ..dispatch import DTYPES, algorithms, build_info, dtype_name, format_columns
+from ..machine import cpu_name
 from .origin import origin
 from .shapes import KINDS, SHAPES, Shape, make_operands, select_shapes
 from .timing import bandwidth_of, copy_bandwidths, fma_peak, time_arms
@@ -231,7 +232,7 @@ def describe_run(benchmark: str, dtype: torch.dtype) -> dict:
     return {
         "benchmark": benchmark,
         "dtype": dtype_name(dtype),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "isa": info.isa["cpu"],
         "num_cores": info.num_cores,
         "num_threads": torch.get_num_threads(),
@@ -285,12 +286,3 @@ def with_progress(rows: Sequence) -> Iterator:
 def write_json(results: dict, path: Path | None) -> None:
     if path is not None:
         path.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

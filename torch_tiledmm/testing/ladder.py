@@ -25,9 +25,7 @@ from .origin import GpuClocks, describe_gpu_run
 from .shapes import Shape, make_operands, parse_shape
 from .timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
-SIMT_RUNGS = ("naive", "block_tiled", "row_register_tiled", "register_tiled")
-MMA_RUNGS = ("mma", "mma_cached", "mma_double_buffered", "mma_output_cached")
-RUNGS = (*SIMT_RUNGS, *MMA_RUNGS)  # those that run on every chip and on the host executor
+_MULTIPLY_ADD_ORDERS = ("chain", "simt_chunks")  # of summation; the others are those of matrix instructions
 VENDOR = "vendor"
 # Cubes; Accera's problem (m, n, k = 2048, 1024, 2048); the linear layer of the slides' use case, 4 x 1024 tokens.
 SHAPES = (
@@ -38,6 +36,15 @@ SHAPES = (
     "2048x1024x2048:NN",
     "4096x3072x768:NT",
 )
+
+
+def ladder_rungs() -> list[str]:
+    """The rungs that run on every chip and at every warp size of the host executor, without their variants."""
+    return [
+        entry.name
+        for entry in algorithms("cuda")
+        if entry.order in ("chain", "mma_chain") and "." not in entry.name and "fp32" in entry.dtypes
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +100,7 @@ def count(shape: Shape, dtype: torch.dtype, warp_size: int) -> list[dict]:
     a, b = make_operands(shape, dtype)
     expected = a.double() @ b.double()
     results = []
-    for algorithm in RUNGS:
+    for algorithm in ladder_rungs():
         out, counts = host_gpu.matmul(a, b, algorithm=algorithm, warp_size=warp_size)
         torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02 * max(1, shape.k) ** 0.5)
         results.append({"algorithm": algorithm, **dataclasses.asdict(counts)})
@@ -159,11 +166,12 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
         arms[VENDOR] = lambda: torch.mm(a, b)
         timings = time_on_gpu(arms)
     dram = _dram_bytes(shape, precision) if has_ncu else {}
+    orders = {entry.name: entry.order for entry in algorithms("cuda")}
     rows, before = [], None
     for name in [*names, VENDOR]:
         timing = timings[name]
         median = timing.median
-        is_mma = precision != "fp32" if name == VENDOR else name not in (*SIMT_RUNGS, "simt_pipelined")
+        is_mma = precision != "fp32" if name == VENDOR else orders[name] not in _MULTIPLY_ADD_ORDERS
         peak = peaks.get("mma_tflops" if is_mma else "simt_tflops", {}).get(
             "fp32" if precision == "tf32" else precision
         )
@@ -218,9 +226,13 @@ def _host_costs(precision: str) -> dict[str, float]:
 
 def _rungs_of(shape: Shape, precision: str) -> list[str]:
     """What serves the shape on this GPU, variants of a rung left out; in tf32, what uses it."""
-    available = {entry.name for entry in algorithms("cuda") if entry.available and "." not in entry.name}
-    if precision == "tf32":
-        available -= {*SIMT_RUNGS, "simt_pipelined"}
+    available = {
+        entry.name
+        for entry in algorithms("cuda")
+        if entry.available
+        and "." not in entry.name
+        and not (precision == "tf32" and entry.order in _MULTIPLY_ADD_ORDERS)
+    }
     with matmul_precision(precision) as dtype:
         explained = explain(shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=gpu_name())
     return [c.algorithm for c in explained.candidates if c.legal and c.algorithm in available]

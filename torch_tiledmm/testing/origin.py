@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from ..dispatch import build_info
+from ..machine import NVML, driver_version
 from .timing import gpu_copy_rate
 
 ROOT = Path(__file__).parents[2]
 # No measurement depends on these: results of one run leave the next one clean.
 _NOT_MEASURED = (":!benchmarks/results", ":!docs", ":!*.md")
-_NVML = "libnvidia-ml.so.1"
 _SAMPLE_SECONDS = 0.1
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_TEMPERATURE = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 # nvmlClocksEventReasons, from bit 0 on
@@ -100,7 +100,7 @@ class GpuClocks:
 
     def __enter__(self) -> GpuClocks:
         try:
-            nvml = ctypes.CDLL(_NVML)
+            nvml = ctypes.CDLL(NVML)
         except OSError as error:
             print(f"clocks are not recorded: {error}", file=sys.stderr)
             return self
@@ -124,10 +124,8 @@ class GpuClocks:
             return None
         sm_clocks, memory_clocks, temperatures, reasons = zip(*self._samples, strict=True)
         power_limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
-        driver = ctypes.create_string_buffer(96)
-        self._nvml.nvmlSystemGetDriverVersion(driver, len(driver))
         return {
-            "driver": driver.value.decode(),
+            "driver": driver_version(NVML),
             "num_samples": len(self._samples),
             "sm_mhz": _distribution(sm_clocks),
             "sm_mhz_limit": self._ask("nvmlDeviceGetMaxClockInfo", _SM_CLOCK),

@@ -5,7 +5,8 @@
 // One chain of additions per element, in the order of k. It is also the plainest statement of what the others compute.
 #include <type_traits>
 
-#include "kernels/cpu/kernels.h"
+#include "core/executor.h"
+#include "core/plan.h"
 #include "platform/element.h"
 
 namespace tiledmm::cpu {

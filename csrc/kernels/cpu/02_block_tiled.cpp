@@ -7,7 +7,8 @@
 // Figures behind the tile size: three tiles of 64 x 64 fp32 are 48 KiB; see docs/LADDER.md.
 #include <type_traits>
 
-#include "kernels/cpu/kernels.h"
+#include "core/executor.h"
+#include "core/plan.h"
 #include "platform/element.h"
 #include "platform/parallel.h"
 

@@ -1,9 +1,12 @@
 // The entries of the CPU's teaching rungs, 01 and 02.
 #include "kernels/rungs.h"
-#include "kernels/cpu/cost.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/shared/cost.h"
 
 namespace tiledmm::cpu {
+
+TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+
 namespace {
 
 const char* refuse(const GpuProblem&, const Chip&) { return nullptr; }

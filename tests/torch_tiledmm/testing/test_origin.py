@@ -123,7 +123,7 @@ def fake_nvml(tmp_path_factory):
 
 
 def test_clocks_are_sampled_meanwhile(fake_nvml, monkeypatch):
-    monkeypatch.setattr(module, "_NVML", str(fake_nvml))
+    monkeypatch.setattr(module, "NVML", str(fake_nvml))
     monkeypatch.setattr(module, "_SAMPLE_SECONDS", 1e-3)
     with GpuClocks("one-two") as clocks:
         for _ in range(10_000):
@@ -145,11 +145,11 @@ def test_clocks_are_sampled_meanwhile(fake_nvml, monkeypatch):
 
 
 def test_without_nvml_there_are_no_clocks(fake_nvml, monkeypatch, capsys):
-    monkeypatch.setattr(module, "_NVML", "libnothing.so.1")
+    monkeypatch.setattr(module, "NVML", "libnothing.so.1")
     with GpuClocks("one-two") as clocks:
         assert clocks.to_dict() is None
     assert "clocks are not recorded: libnothing.so.1" in capsys.readouterr().err
-    monkeypatch.setattr(module, "_NVML", str(fake_nvml))
+    monkeypatch.setattr(module, "NVML", str(fake_nvml))
     with GpuClocks("another") as clocks:
         assert clocks.to_dict() is None
     assert "NVML's error 6 for GPU-another" in capsys.readouterr().err

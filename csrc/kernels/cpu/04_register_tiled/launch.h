@@ -12,7 +12,7 @@
 #include "kernels/cpu/04_register_tiled/long_dot.h"
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/04_register_tiled/variants.h"
 #include "platform/element.h"
 #include "platform/epilogue.h"
 #include "platform/pack.h"

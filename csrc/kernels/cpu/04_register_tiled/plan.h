@@ -1,4 +1,4 @@
-// The tile numbers of the CPU's register_tiled kernel, as plain data, and the pure function that chooses them.
+// The tile numbers of the CPU's register_tiled kernel, as plain data, and the pure functions that choose them.
 // They move data and share out work; none of them changes a bit of the result: the order of summation is fixed by
 // kChunkWords alone.
 #pragma once
@@ -77,9 +77,12 @@ struct CpuConfig {
   return double(ceil_div(cols, shape.thread_n)) * double(rows) + 0.25 * double(rows + cols);
 }
 
-[[maybe_unused]] CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major,
-                                             bool is_b_k_major, int64_t num_threads, const CpuKernelShape& shape) {
-  CpuConfig config{};
+// A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
+template <Isa ISA, DType DTYPE>
+CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major, bool is_b_k_major,
+                            bool sums_in_c, int64_t num_threads) {
+  constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
+  CpuConfig config;
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
   const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
@@ -136,7 +139,7 @@ struct CpuConfig {
   // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
   // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
-  if (!shape.sums_in_c && depth > chunk && config.path == CpuPath::packed) {
+  if (!sums_in_c && depth > chunk && config.path == CpuPath::packed) {
     // Even tasks of so many rows that the sums of block_n columns fit.
     const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / shape.acc_bytes / config.block_n);
     const int64_t parts = ceil_div(config.task_m, fitting_rows);
@@ -164,20 +167,23 @@ struct CpuPlan {
   return vectors * words + is_strided * stores > vectors_exchanged * words + is_strided_exchanged * stores;
 }
 
-[[maybe_unused]] CpuPlan choose_cpu_plan(const GpuProblem& problem, int64_t num_threads, CpuKernelShape shape) {
+template <Isa ISA, DType DTYPE>
+CpuPlan choose_cpu_plan(const GpuProblem& problem, int64_t num_threads) {
+  constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   const GemmProblem& p = problem.gemm;
-  CpuPlan plan{};
+  CpuPlan plan;
   plan.is_exchanged = exchanges_operands(p, shape);
   if (problem.batch_size == 1 && p.m * p.n <= kMaxDots && p.k >= kMinDotChunks * kChunkWords * shape.k_per_word &&
       p.stride_ak == 1 && p.stride_bk == 1) {
+    plan.config = {};
     plan.config.path = CpuPath::long_dots;
     return plan;
   }
   const bool is_exchanged = plan.is_exchanged;
-  shape.sums_in_c = shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1;
-  plan.config = choose_cpu_config(is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
-                                  (is_exchanged ? p.stride_am : p.stride_bn) == 1,
-                                  (is_exchanged ? p.stride_ak : p.stride_bk) == 1, num_threads, shape);
+  plan.config = choose_cpu_config<ISA, DTYPE>(
+      is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
+      (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
+      shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
   return plan;
 }
 

@@ -1,8 +1,8 @@
 // The entries of rung 04 on the CPU, one for each instruction set.
 #include "core/rung.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
-#include "kernels/cpu/cost.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/04_register_tiled/variants.h"
+#include "kernels/cpu/shared/cost.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
@@ -24,12 +24,24 @@ const char* refuse(const GpuProblem&, const Chip& chip) {
   return includes(Isa(chip.arch), ISA) ? nullptr : "the CPU lacks the instruction set";
 }
 
+template <Isa ISA, DType DTYPE>
+void plan_dtype(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+  plan.cost_us = cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true);
+  if (!is_empty(problem)) plan.as<CpuPlan>() = choose_cpu_plan<ISA, DTYPE>(problem, chip.num_cus);
+}
+
 template <Isa ISA>
 void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
-  const double rate = kEfficiency * kFlopsPerCycle[int(ISA)][int(problem.gemm.dtype)];
-  plan.cost_us = cost_us(problem, chip, rate, true);
-  if (!is_empty(problem))
-    plan.as<CpuPlan>() = choose_cpu_plan(problem, chip.num_cus, kernel_shape(ISA, problem.gemm.dtype));
+  switch (problem.gemm.dtype) {
+    case DType::f32:
+      return plan_dtype<ISA, DType::f32>(problem, chip, plan);
+    case DType::f64:
+      return plan_dtype<ISA, DType::f64>(problem, chip, plan);
+    case DType::f16:
+      return plan_dtype<ISA, DType::f16>(problem, chip, plan);
+    case DType::bf16:
+      return plan_dtype<ISA, DType::bf16>(problem, chip, plan);
+  }
 }
 
 template <Isa ISA>

@@ -24,6 +24,9 @@
 #include <vector>
 
 #include "api/kernels_api.h"
+#include "dispatch/chips.h"
+#include "dispatch/fold_batch.h"
+#include "dispatch/select.h"
 #include "platform/element.h"
 
 using namespace tiledmm;
@@ -273,19 +276,38 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
 
 // --- One case, on every algorithm and thread count ---
 
-const char* const kAlgorithms[] = {"auto",
-                                   "naive",
-                                   "block_tiled",
-                                   "register_tiled",
-                                   "native",
-                                   "register_tiled.portable",
-                                   "register_tiled.neon",
-                                   "register_tiled.avx2",
-                                   "register_tiled.avx512",
-                                   "register_tiled.avx512_bf16"};
-constexpr int kNumAlgorithms = int(sizeof kAlgorithms / sizeof *kAlgorithms);
+// A name that a caller may ask for, and the kernels of this program that it stands for.
+struct Algorithm {
+  int32_t idx;
+  const char* name;
+  std::vector<const Rung*> kernels;
+  int64_t num_runs = 0;
+
+  bool is_one_kernel() const { return kernels.size() == 1; }
+  bool is_native() const { return kernels[0]->is_native; }
+  bool is_refused(const GemmProblem& problem, int32_t num_threads) const {
+    BatchDim dims[kMaxBatchDims];
+    const GpuProblem folded = fold_batch(problem, dims);
+    const Chip chip = cpu_chip(num_threads);
+    return std::all_of(kernels.begin(), kernels.end(), [&](const Rung* rung) { return rung->refuse(folded, chip); });
+  }
+};
+
+std::vector<Algorithm> cpu_algorithms() {
+  std::vector<Algorithm> algorithms;
+  for (int32_t idx = 0; idx < num_algorithms(); ++idx) {
+    Algorithm algorithm{idx, algorithm_name(idx), {}};
+    for (const Rung* rung : kernels_of(idx, false)) {
+      if (rung->launch) algorithm.kernels.push_back(rung);
+    }
+    if (!algorithm.kernels.empty()) algorithms.push_back(algorithm);
+  }
+  return algorithms;
+}
+
+std::vector<Algorithm> algorithms = cpu_algorithms();
 const char* const kDTypes[] = {"fp32", "fp64", "fp16", "bf16"};
-int64_t num_runs[kNumAlgorithms] = {}, num_failed_allocations = 0;
+int64_t num_failed_allocations = 0;
 
 [[noreturn]] void fail(const Case& c, const char* algorithm, int32_t num_threads, const std::string& what) {
   std::string batch;
@@ -326,13 +348,12 @@ void run_case(const Case& c) {
 
   const double volume = double(c.m) * double(c.n) * double(c.k);
   const bool is_large = volume > 4e6;
-  for (int idx = 0; idx < kNumAlgorithms; ++idx) {
-    const char* algorithm = kAlgorithms[idx];
-    if (is_large && idx < 5) continue;
-    // Of a row or a column it computes whole tiles, 32 times as much, and knows no special cases.
-    if (volume > 1e6 && std::strcmp(algorithm, "block_tiled") == 0) continue;
-    const int32_t algorithm_idx = tiledmm_find_algorithm(algorithm, std::strlen(algorithm));
-    if (algorithm_idx < 0) fail(c, algorithm, 1, "there is no such algorithm");
+  for (Algorithm& asked : algorithms) {
+    const char* algorithm = asked.name;
+    const int32_t algorithm_idx = asked.idx;
+    if (is_large && !(asked.is_one_kernel() && asked.is_native())) continue;
+    // Of a row or a column a kernel of the ladder computes whole tiles, 32 times as much; it knows no special cases.
+    if (volume > 1e6 && asked.is_one_kernel() && !asked.is_native()) continue;
     std::vector<char> first_bits;
     int64_t num_allocations = 0;
     for (int32_t num_threads = 1; num_threads <= 3; num_threads += is_large ? 2 : 1) {
@@ -353,11 +374,11 @@ void run_case(const Case& c) {
       out.buffer->clear();
       char reason[256] = "";
       const Status status = tiledmm_gemm_cpu(&problem, algorithm_idx, &executor, reason, sizeof reason);
-      if (status == Status::unsupported && idx >= 6) break;  // this CPU lacks the instruction set
+      if (status == Status::unsupported && asked.is_refused(problem, num_threads)) break;
       if (status != Status::ok) fail(c, algorithm, num_threads, reason);
       if (lender.num_live != 0) fail(c, algorithm, num_threads, "memory is not given back");
       num_allocations = lender.num_allocations;
-      ++num_runs[idx];
+      ++asked.num_runs;
       const char* data = out.buffer->data();
       const std::vector<char> bits(data, data + out.buffer->num_bytes());
       if (num_threads == 1) {
@@ -425,7 +446,7 @@ int main(int argc, char** argv) {
     ++num_named;
   }
   std::printf("%lld cases:", (long long)(num_cases + num_named));
-  for (int idx = 0; idx < kNumAlgorithms; ++idx) std::printf(" %s %lld", kAlgorithms[idx], (long long)num_runs[idx]);
+  for (const Algorithm& algorithm : algorithms) std::printf(" %s %lld", algorithm.name, (long long)algorithm.num_runs);
   std::printf(" failed_allocations %lld\n", (long long)num_failed_allocations);
   return 0;
 }

@@ -1,6 +1,6 @@
 // Runs the GPU rungs on the host executor, for test_host_execution.py, which compiles everything with the address and
-// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM [faults]]; ALGORITHM may be all. The first wrong
-// case ends the program with code 1.
+// undefined behaviour sanitizers. Usage: sanitize CASES [ALGORITHM [faults]]: so many cases of one algorithm, or of
+// each (all, the default). The first wrong case ends the program with code 1.
 //
 // Operands lie in heap memory of exactly their size; C starts as NaN. Every result is compared with a float64 reference
 // within gamma(k + 2) (|A| |B| + |bias|), and bit for bit with that of other orders of the threads.
@@ -21,6 +21,7 @@
 #include "core/executor.h"
 #include "core/math.h"
 #include "dispatch/chips.h"
+#include "dispatch/select.h"
 #include "kernels/cuda/10_mma_async/plan.h"
 #include "kernels/rungs.h"
 #include "platform/element.h"
@@ -33,29 +34,46 @@ extern "C" int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* alg
 
 namespace {
 
-constexpr const char* kAlgorithms[] = {
-    "naive",
-    "block_tiled",
-    "block_tiled.8",
-    "block_tiled.32",
-    "row_register_tiled",
-    "register_tiled",
-    "register_tiled.4x4",
-    "mma",
-    "mma_cached",
-    "mma_double_buffered",
-    "mma_output_cached",
-#if TILEDMM_WARP_SIZE == 32  // kernels/cuda
-    "simt_pipelined",
-    "mma_async",
-    "mma_async in short chunks",
-    "skinny",
-#endif
+struct Algorithm {
+  std::string name;
+  const Rung* rung;
+  bool is_in_short_chunks = false;
 };
+
+// The kernels that are linked, and one of them with chunks so short that small products have several.
+std::vector<Algorithm> find_algorithms() {
+  std::vector<Algorithm> algorithms;
+  for (const Rung* rung : rungs()) {
+    if (rung->launch) algorithms.push_back({rung->name, rung});
+  }
+  const Rung* chunked = &gpu::mma_async_rung;
+  if (chunked->launch) algorithms.push_back({chunked->name + std::string(" in short chunks"), chunked, true});
+  return algorithms;
+}
+
+const std::vector<Algorithm> algorithms = find_algorithms();
 
 std::mt19937 generator(20240301);
 
 int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
+
+// Whether a kernel refuses operands that lie without gaps.
+bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) {
+  GpuProblem problem{};
+  GemmProblem& p = problem.gemm;
+  p.m = m, p.n = n, p.k = k, p.dtype = dtype;
+  p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
+  problem.batch_size = 1, problem.chunk_k = max_of(k, 1);
+  return rung.refuse(problem, *find_chip("host:host")) != nullptr;
+}
+
+DType random_dtype(const Algorithm& algorithm) {
+  if (algorithm.is_in_short_chunks) return DType::f64;
+  for (;;) {
+    const auto dtype = DType(random_int(0, kNumDTypes - 1));
+    if (!is_refused(*algorithm.rung, dtype, 64, 64, 64)) return dtype;
+  }
+}
 
 template <class T>
 double value_of(T element) {
@@ -158,29 +176,29 @@ bool survives_faults(const char* algorithm, const Run& run, const IsRight& is_ri
 }
 
 template <class T>
-bool run_case(DType dtype, const char* algorithm, bool is_empty) {
-  const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
-  int64_t m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90), batch = 1;
-  const auto is = [&](const char* name) { return std::strcmp(algorithm, name) == 0; };
-  if (is("skinny")) (random_int(0, 1) ? m : n) = random_int(1, 64);
-  if (is("simt_pipelined") || is("mma_async") || is("skinny")) {
+bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
+  const char* algorithm = asked.name.c_str();
+  const Rung& rung = *asked.rung;
+  const bool sums_chunks = rung.order != Order::chain && rung.order != Order::mma_chain;
+  const bool is_in_chunks = asked.is_in_short_chunks;
+  int64_t m, n, k, batch = 1;
+  do {
+    const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
+    m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
+    if (!sums_chunks) continue;
     const int64_t kind = random_int(0, has_faults ? 3 : 7);
     if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
-    if (kind == 0) k = random_int(4096, 4200);  // in chunks
-    if (kind == 1) k = random_int(2400, 2600);  // more tiles than stages
-    if (kind == 2 && is("skinny")) k = random_int(200, 600);
-    if (kind == 2 && is("simt_pipelined")) {  // chunks of tiles
-      m = min_of(m, 100), n = min_of(n, 100), k = random_int(512, 600);
-    }
+    if (kind == 0) k = random_int(4096, 4200);                                        // in chunks
+    if (kind == 1) k = random_int(2400, 2600);                                        // more tiles than stages
+    if (kind == 2) m = min_of(m, 100), n = min_of(n, 100), k = random_int(512, 600);  // chunks of tiles, in fp32
     batch = random_int(1, 2);
-  }
-  const bool is_in_chunks = is("mma_async in short chunks");
+  } while (is_refused(rung, dtype, m, n, k));
   if (is_in_chunks) {
     m = random_int(65, 80), n = random_int(65, 80), k = random_int(65, 130);
     batch = 2;
   }
   const int64_t chunk_k = is_in_chunks ? 32 * random_int(1, 2) : max_of(k, 1);
-  if (is_empty) k = 0;
+  if (is_empty && !is_refused(rung, dtype, m, n, 0)) k = 0;
   const bool has_bias = random_int(0, 1), is_a_transposed = random_int(0, 1), is_b_transposed = random_int(0, 1);
   const int64_t margins[] = {0, 1, 8};
   Matrix<T> a(batch * m, k, is_a_transposed, margins[random_int(0, 2)]);
@@ -257,12 +275,14 @@ bool run_case(DType dtype, const char* algorithm, bool is_empty) {
 }
 
 // A case in which no kernel runs.
-bool run_dry_case(DType dtype, const char* algorithm) {
+bool run_dry_case(DType dtype, const Algorithm& asked) {
+  const char* algorithm = asked.rung->name;
   const auto size = [](int64_t most) { return random_int(0, 2) == 0 ? random_int(1, 64) : random_int(1, most); };
   GemmProblem problem{};
   problem.dtype = dtype;
-  problem.m = size(3000), problem.n = size(3000), problem.k = random_int(0, 3) == 0 ? size(40000) : size(3000);
-  if (std::strcmp(algorithm, "skinny") == 0) (random_int(0, 1) ? problem.m : problem.n) = random_int(1, 64);
+  do {
+    problem.m = size(3000), problem.n = size(3000), problem.k = random_int(0, 3) == 0 ? size(40000) : size(3000);
+  } while (is_refused(*asked.rung, dtype, problem.m, problem.n, problem.k));
   const auto place = [](int64_t& stride_row, int64_t& stride_col, int64_t rows, int64_t cols, bool is_stepped) {
     const int64_t step = is_stepped ? 2 : 1, margin = 8 * random_int(0, 1) + random_int(0, 1);
     const bool is_transposed = random_int(0, 1);
@@ -286,33 +306,35 @@ bool run_dry_case(DType dtype, const char* algorithm) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int cases = argc > 1 ? std::atoi(argv[1]) : 100;
+  const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 10;
   const char* only = argc > 2 && std::strcmp(argv[2], "all") != 0 ? argv[2] : nullptr;
   has_faults = argc > 3 && std::strcmp(argv[3], "faults") == 0;
-  const auto choose_algorithm = [&](int idx) { return only ? only : kAlgorithms[idx % int(std::size(kAlgorithms))]; };
-  const auto choose_dtype = [](const char* algorithm) {
-    if (std::strcmp(algorithm, "simt_pipelined") == 0) return DType::f32;
-    if (std::strcmp(algorithm, "mma_async in short chunks") == 0) return DType::f64;
-    return DType(random_int(std::strcmp(algorithm, "skinny") == 0 ? int(DType::f16) : 0, kNumDTypes - 1));
-  };
-  for (int idx = 0; has_faults && idx < 50 * cases; ++idx) {
-    const char* algorithm = choose_algorithm(idx);
-    const DType dtype = choose_dtype(algorithm);
-    if (std::strcmp(algorithm, "mma_async in short chunks") == 0) algorithm = "mma_async";
-    if (!run_dry_case(dtype, algorithm)) return 1;
+  std::vector<Algorithm> asked;
+  std::string names;
+  for (const Algorithm& algorithm : algorithms) {
+    if (only && algorithm.name != only) continue;
+    asked.push_back(algorithm);
+    names += (names.empty() ? "" : ", ") + algorithm.name;
   }
-  int done = 0;
-  for (int idx = 0; idx < cases; ++idx) {
-    const char* algorithm = choose_algorithm(idx);
-    const DType dtype = choose_dtype(algorithm);
-    const bool is_first = idx < (only ? 1 : int(std::size(kAlgorithms)));
+  if (asked.empty()) {
+    std::printf("there is no algorithm '%s'\n", only);
+    return 1;
+  }
+  const int64_t num_cases = cases * int64_t(asked.size());
+  const auto algorithm_of = [&](int64_t idx) -> const Algorithm& { return asked[size_t(idx) % asked.size()]; };
+  for (int64_t idx = 0; has_faults && idx < 50 * num_cases; ++idx) {
+    const Algorithm& algorithm = algorithm_of(idx);
+    if (!run_dry_case(random_dtype(algorithm), algorithm)) return 1;
+  }
+  for (int64_t idx = 0; idx < num_cases; ++idx) {
+    const Algorithm& algorithm = algorithm_of(idx);
+    const DType dtype = random_dtype(algorithm);
     const bool is_right = visit_dtype(dtype, [&](auto* element) {
-      return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm, is_first);
+      return run_case<std::remove_pointer_t<decltype(element)>>(dtype, algorithm, idx < int64_t(asked.size()));
     });
     if (!is_right) return 1;
-    ++done;
   }
-  std::printf("%d cases are right, %ld allocations and %ld launches were made to fail\n", done,
-              long(num_failed_allocations), long(num_failed_launches));
+  std::printf("%ld cases are right, %ld allocations and %ld launches were made to fail, by %s\n", long(num_cases),
+              long(num_failed_allocations), long(num_failed_launches), names.c_str());
   return 0;
 }

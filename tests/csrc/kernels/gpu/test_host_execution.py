@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_tiledmm
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 sys.path.insert(0, str(ROOT))
@@ -34,8 +36,7 @@ SANITIZE = {
 # What runs and compares the kernels, which takes most of the time. Its errors of memory are left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-NUM_CASES = {32: 15 * 12, 64: 11 * 12}  # twelve of each algorithm
-NUM_FAULT_CASES = {32: 15 * 3, 64: 11 * 2}
+NUM_CASES, NUM_FAULT_CASES = 12, {32: 3, 64: 2}  # of each algorithm
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
 BLOCK, RUNG, CUDA = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/"
@@ -286,6 +287,11 @@ def run(program: Path, *arguments: str, mutant: int = 0) -> subprocess.Completed
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
 
 
+def algorithms_of(output: str) -> list[str]:
+    """The names at the end of what the program says."""
+    return output.strip().split(", by ")[1].split(", ")
+
+
 @pytest.fixture(scope="module")
 def program(built_once, num_jobs):
     def of_warp_size(warp_size: int) -> Path:
@@ -300,9 +306,12 @@ def program(built_once, num_jobs):
 @pytest.mark.takes_long
 @pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
 def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
-    count = NUM_CASES[warp_size]
-    done = run(program(warp_size), str(count))
-    assert done.returncode == 0 and f"{count} cases are right" in done.stdout, done.stdout + done.stderr
+    done = run(program(warp_size), str(NUM_CASES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = algorithms_of(done.stdout)
+    assert f"{NUM_CASES * len(names)} cases are right" in done.stdout
+    of_the_ladder = {entry.name for entry in torch_tiledmm.algorithms("cuda") if entry.order in ("chain", "mma_chain")}
+    assert set(names) >= of_the_ladder and (len(names) > len(of_the_ladder)) == (warp_size == 32), names
 
 
 @pytest.mark.parametrize("warp_size, mutant", CASES)
@@ -320,7 +329,8 @@ def test_each_allocation_and_each_launch_fails_once(warp_size, program):
     done = run(program(warp_size), str(NUM_FAULT_CASES[warp_size]), "all", "faults")
     assert done.returncode == 0, done.stdout + done.stderr
     allocations, launches = map(int, re.findall(r"(\d+) allocations and (\d+) launches", done.stdout)[0])
-    assert allocations >= 10 * NUM_FAULT_CASES[warp_size] and launches >= 50 * NUM_FAULT_CASES[warp_size]
+    num_cases = NUM_FAULT_CASES[warp_size] * len(algorithms_of(done.stdout))
+    assert allocations >= 10 * num_cases and launches >= 50 * num_cases
 
 
 @pytest.mark.parametrize("mutant", FAULT_MUTANTS)

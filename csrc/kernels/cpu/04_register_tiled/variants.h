@@ -1,5 +1,4 @@
-// The CPU's launchers, and what measures its peak. Each takes any problem that is not empty (k = 0, any strides, a
-// batch).
+// Rung 04 for each instruction set: its launcher, and GFLOP/s of the multiply-add instruction on all threads, measured.
 #pragma once
 
 #include "core/executor.h"
@@ -8,10 +7,6 @@
 
 namespace tiledmm::cpu {
 
-TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-
-// Rung 04 for each instruction set: its launcher, and GFLOP/s of the multiply-add instruction on all threads, measured.
 #define TILEDMM_REGISTER_TILED(ISA)                                                                 \
   TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const GpuProblem& problem, const Plan& plan, \
                                                        const Executor& executor);                   \
