@@ -8,14 +8,16 @@
 #include "platform/vector_math.h"
 
 namespace tiledmm {
-namespace {
 
+// Of external linkage: instances of the kernels for them are compiled apart from the launchers.
 struct Half {
   uint16_t bits;
 };
 struct BFloat16 {
   uint16_t bits;
 };
+
+namespace {
 
 template <class T>
 struct ElementTraits {
