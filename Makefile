@@ -61,7 +61,7 @@ bench: build
 # The kernels once, the operators for each torch. Of a torch, headers and libraries are enough, so that none brings
 # gigabytes of others. Kernels for GPUs are in it as in a build: by the first torch, by nvcc or hipcc.
 wheel: $(TORCH_FOLDERS) | $(VENV_STAMP)
-	$(PIP) -q build
+	$(PIP) -q 'setuptools>=77' build
 	TILEDMM_TORCHES='$(subst $(empty) $(empty),:,$(TORCH_FOLDERS))' $(VENV_PYTHON) -m build --no-isolation --sdist --wheel
 
 $(CURDIR)/build/torches/%/torch: | $(VENV_STAMP)

@@ -22,9 +22,17 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import setuptools
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    raise SystemExit(
+        f"\ntorch_tiledmm: setuptools {setuptools.__version__} is too old.\n"
+        "  What to do: pip install 'setuptools>=77'\n"
+    ) from None
 
 VERSION = "0.2.0"
 PACKAGE = "torch_tiledmm"
