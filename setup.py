@@ -291,7 +291,7 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
     of_torches = [objects.pop(torch.minor) for torch in built_for]
     gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
     for torch, of_ops in zip(built_for, of_torches, strict=True):
-        libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+        libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch_cpu", "-lc10"]
         libraries += [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
         gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", libraries)
 
