@@ -1,5 +1,6 @@
 # make demo   sets up .venv, builds, trains the digits example with nn.Linear and with TiledLinear
 # make test   sets up .venv, builds, runs all tests
+# make wheel  a wheel and a source distribution in dist/; for several torches: TORCHES="2.13.0 2.15.0"
 # make help   lists the rest
 #
 # The virtual environment gets a torch without CUDA, so nothing here downloads gigabytes. To use an environment that has
@@ -12,16 +13,20 @@ PYTEST_FLAGS ?=
 CASES ?= 100000
 SEED ?= $(shell date +%Y%m%d)
 DEVICE ?= cpu
+# Versions of torch that a wheel is for; none: the installed one.
+TORCHES ?=
 # A test takes up to 3 GB, where nvcc is found.
 PYTEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 VENV_PYTHON := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 VENV_STAMP := $(if $(VENV),$(VENV)/.torch_is_installed)
 BUILD_STAMP := $(if $(VENV),$(VENV),build)/.is_built
+TORCH_FOLDERS := $(TORCHES:%=$(CURDIR)/build/torches/%/torch)
+empty :=
 SOURCES := setup.py gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
 
-.PHONY: build demo test fuzz bench check format clean help
+.PHONY: build demo test fuzz bench wheel check format clean help
 .DELETE_ON_ERROR:
 
 build: $(BUILD_STAMP)
@@ -30,7 +35,7 @@ build: $(BUILD_STAMP)
 # a folder of wheels) is asked first and answers at once, then the index of PyTorch itself.
 $(VENV)/.torch_is_installed:
 	$(PYTHON) -m venv $(VENV) || { echo "make: needs Python >= 3.10 with venv (Debian: apt install python3-venv)"; exit 1; }
-	$(PIP) -q 'setuptools>=77' wheel ninja
+	$(PIP) -q 'setuptools>=77'
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
 	touch $@
 
@@ -53,7 +58,16 @@ fuzz: build
 bench: build
 	$(VENV_PYTHON) -m torch_tiledmm bench
 
-# What needs no build: style, and README's tables against the committed results.
+# The kernels once, the operators for each torch. Of a torch, headers and libraries are enough, so that none brings
+# gigabytes of others. Kernels for GPUs are in it as in a build: by the first torch, by nvcc or hipcc.
+wheel: $(TORCH_FOLDERS) | $(VENV_STAMP)
+	$(PIP) -q 'setuptools>=77' build
+	TILEDMM_TORCHES='$(subst $(empty) $(empty),:,$(TORCH_FOLDERS))' $(VENV_PYTHON) -m build --no-isolation --sdist --wheel
+
+$(CURDIR)/build/torches/%/torch: | $(VENV_STAMP)
+	$(PIP) -q --no-deps --no-compile --upgrade --target $(@D) 'torch==$*'
+
+# Style, and README's tables against the committed results.
 check: build
 	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
 	$(VENV_PYTHON) -m ruff check .
@@ -68,7 +82,7 @@ format: build
 	$(dir $(VENV_PYTHON))clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 
 clean:
-	rm -rf build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
+	rm -rf build dist out *.egg-info .pytest_cache .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
 	$(if $(VENV),rm -rf $(VENV))
 
 help:
@@ -77,5 +91,6 @@ help:
 	@echo "make test     all tests; PYTEST_FLAGS='-k linear' for some"
 	@echo "make fuzz     random cases against the reference; CASES=100000 SEED=1 DEVICE=cuda"
 	@echo "make bench    speed against torch and numpy, on this machine"
+	@echo "make wheel    wheel and source distribution in dist/; TORCHES='2.13.0 2.15.0' for several torches"
 	@echo "make check    style; make format repairs it"
 	@echo "make clean    removes everything that was made"

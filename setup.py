@@ -22,9 +22,17 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import setuptools
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    raise SystemExit(
+        f"\ntorch_tiledmm: setuptools {setuptools.__version__} is too old.\n"
+        "  What to do: pip install 'setuptools>=77'\n"
+    ) from None
 
 VERSION = "0.2.0"
 PACKAGE = "torch_tiledmm"
@@ -283,7 +291,7 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
     of_torches = [objects.pop(torch.minor) for torch in built_for]
     gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
     for torch, of_ops in zip(built_for, of_torches, strict=True):
-        libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+        libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch_cpu", "-lc10"]
         libraries += [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
         gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", libraries)
 
