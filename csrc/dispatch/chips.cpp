@@ -95,18 +95,11 @@ Chip cpu_chip(int32_t num_threads) {
 int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 
 double measure_fma_peak(DType dtype, const Executor& executor) {
-  switch (best_isa()) {
-    case Isa::avx512_bf16:
-      return cpu::fma_peak_avx512_bf16(dtype, executor);
-    case Isa::avx512:
-      return cpu::fma_peak_avx512(dtype, executor);
-    case Isa::avx2:
-      return cpu::fma_peak_avx2(dtype, executor);
-    case Isa::neon:
-      return cpu::fma_peak_neon(dtype, executor);
-    default:
-      return cpu::fma_peak_portable(dtype, executor);
-  }
+  // By Isa.
+  constexpr decltype(&cpu::fma_peak_portable) kPeaks[kNumIsas] = {
+      cpu::fma_peak_portable, cpu::fma_peak_neon, cpu::fma_peak_avx2, cpu::fma_peak_avx512, cpu::fma_peak_avx512_bf16};
+  const auto peak = kPeaks[int(best_isa())];
+  return peak ? peak(dtype, executor) : 0;
 }
 #endif
 

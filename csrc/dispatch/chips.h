@@ -24,7 +24,8 @@ Isa best_isa();
 Chip cpu_chip(int32_t num_threads);
 int32_t num_cores();
 
-// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now.
+// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now; 0 where the kernel that
+// has it is not compiled.
 double measure_fma_peak(DType dtype, const Executor& executor);
 
 }  // namespace tiledmm
