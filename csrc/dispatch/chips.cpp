@@ -80,6 +80,24 @@ const Chip* find_chip(const std::string& device) {
   return nullptr;
 }
 
+std::string known_devices() {
+  std::string known = "cpu";
+  for (const Chip& chip : chips()) {
+    if (chip.platform != Platform::host) {
+      known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
+    }
+  }
+  return known + "; NVIDIA's other chips from cuda:sm_86 to cuda:sm_121 are taken for sm_80";
+}
+
+std::string supported_gpus() {
+  std::string supported = "NVIDIA's from sm_80 on";
+  for (const Chip& chip : kGpuChips) {
+    if (chip.platform == Platform::hip) supported += std::string(", ") + chip.name;
+  }
+  return supported;
+}
+
 #if !defined(TILEDMM_HOST_GPU)
 Isa best_isa() {
   static const Isa isa = find_best_isa();

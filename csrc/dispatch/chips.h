@@ -18,6 +18,10 @@ const Chip* find_chip(const std::string& device);
 // The row of a GPU's architecture, by the number that its runtime says; null where there are no kernels for it.
 const Chip* find_gpu_chip(int32_t arch);
 
+// In words: what find_chip knows, and what GPUs find_gpu_chip has a row for.
+std::string known_devices();
+std::string supported_gpus();
+
 // What this machine's CPU has, by cpuid, read once.
 Isa best_isa();
 // The row of the best instruction set, with so many threads.
