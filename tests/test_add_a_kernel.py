@@ -4,8 +4,8 @@ csrc/kernels/cpu/90_toy and csrc/kernels/cuda/91_toy_gpu, each with an entry and
 kernels/rungs.def. The copy is built without optimisation and without the other kernels but the naive ones: launchers
 are weak, so what is not linked is "not compiled".
 
-Planted bugs that these tests caught: a list of names in place of the registry in either sanitizers' program, in info
-and in the property test; a toy that leaves out the last column, one that reads beyond A.
+Planted bugs that these tests caught: a list of kernels in place of the registry in the GPU's sanitizers' program and in
+the property test; a null peak that bench called; a toy that leaves out the last column, one that reads beyond A.
 """
 
 import importlib.util
