@@ -3,6 +3,7 @@
     python examples/train_characters.py               # with TiledLinear
     python examples/train_characters.py --linear      # with nn.Linear, for comparison
     python examples/train_characters.py --bf16        # autocast to bfloat16
+    python examples/train_characters.py --device cpu  # default: the GPU, where this build has kernels for it
     python examples/train_characters.py --quick       # seconds, for tests
 
 Prints the loss and the speed on the way, and a text that the model wrote at the end.
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torch_tiledmm import replace_linear
+from torch_tiledmm.dispatch import PICKS, build_info
 
 NUM_CHARACTERS = 128  # ASCII
 
@@ -61,7 +63,7 @@ class CharacterModel(nn.Module):
 
     @torch.no_grad()
     def write(self, start: str, num_characters: int, temperature: float = 0.7) -> str:
-        text = torch.tensor([list(start.encode("ascii"))])
+        text = torch.tensor([list(start.encode("ascii"))], device=self.head.weight.device)
         for _ in range(num_characters):
             logits = self(text[:, -self.length :])[:, -1].float() / temperature
             text = torch.cat([text, torch.multinomial(logits.softmax(-1), 1)], dim=1)
@@ -82,23 +84,31 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps of a small model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="default: torch's")
+    parser.add_argument("--device", choices=PICKS, default="auto", help="auto: the GPU, where it can be used")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     num_steps, batch, length, width = (40, 8, 32, 64) if args.quick else (300, 16, 128, 256)
 
+    try:
+        machine = build_info().pick(args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    device = torch.device(machine.device)
+    print(f"device {device}: {machine.name}")
+
     torch.manual_seed(args.seed)
-    text = load_text()
-    model = CharacterModel(length, width, num_heads=4, num_blocks=2 if args.quick else 4)
+    text = load_text().to(device)
+    model = CharacterModel(length, width, num_heads=4, num_blocks=2 if args.quick else 4).to(device)
     if not args.linear:
         print(replace_linear(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    precision = torch.autocast("cpu", torch.bfloat16) if args.bf16 else contextlib.nullcontext()
+    precision = torch.autocast(device.type, torch.bfloat16) if args.bf16 else contextlib.nullcontext()
 
     start, mean_loss = time.perf_counter(), None
     for step in range(1, num_steps + 1):
-        begins = torch.randint(len(text) - length, (batch, 1))
-        pieces = text[begins + torch.arange(length + 1)]
+        begins = torch.randint(len(text) - length, (batch, 1)).to(device)
+        pieces = text[begins + torch.arange(length + 1, device=device)]
         optimizer.zero_grad()
         with precision:
             loss = F.cross_entropy(model(pieces[:, :-1]).flatten(0, 1).float(), pieces[:, 1:].flatten())

@@ -2,6 +2,7 @@
 
     python examples/train_digits.py                # 30 epochs; the plot goes to out/train_digits.png
     python examples/train_digits.py --dtype fp64   # shows that the two learn the same, up to rounding
+    python examples/train_digits.py --device cpu   # default: the GPU, where this build has kernels for it
     python examples/train_digits.py --quick        # seconds, for tests
 
 Same seed, same batches; the two take turns at every batch, so that their times compare. Prints accuracies,
@@ -22,8 +23,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from torch_tiledmm import replace_linear
-from torch_tiledmm.dispatch import DTYPES
-from torch_tiledmm.testing.timing import time_arms
+from torch_tiledmm.dispatch import DTYPES, PICKS, build_info
+from torch_tiledmm.testing.timing import time_arms, time_on_gpu
 
 NUM_CLASSES = 10
 COLORS = {"nn.Linear": "#9aa5b1", "TiledLinear": "#e4572e"}
@@ -36,12 +37,14 @@ class History:
     backward_seconds: float = 0.0
 
 
-def load_data(dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def load_data(
+    dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images (n, 64) scaled to [0, 1] and labels (n,), four fifths for training, one for testing."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=generator)
-    images = torch.from_numpy(digits.data).to(dtype)[order] / 16
-    labels = torch.from_numpy(digits.target)[order]
+    images = torch.from_numpy(digits.data).to(dtype)[order].to(device) / 16
+    labels = torch.from_numpy(digits.target)[order].to(device)
     split = len(labels) * 4 // 5
     return images[:split], labels[:split], images[split:], labels[split:]
 
@@ -54,6 +57,13 @@ def make_model(num_features: int, hidden: int, dtype: torch.dtype) -> nn.Sequent
         nn.ReLU(),
         nn.Linear(hidden, NUM_CLASSES, dtype=dtype),
     )
+
+
+def seconds_of(device: torch.device) -> float:
+    """The time, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def train(
@@ -69,16 +79,16 @@ def train(
     histories = {name: History() for name in models}
     for epoch in range(epochs):
         totals = dict.fromkeys(models, 0.0)
-        for rows in torch.randperm(len(labels), generator=generator).split(batch):
+        for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch):
             for name, model in models.items():
                 optimizers[name].zero_grad()
-                start = time.perf_counter()
+                start = seconds_of(images.device)
                 logits = model(images[rows])
                 loss = nn.functional.cross_entropy(logits, labels[rows])
-                middle = time.perf_counter()
+                middle = seconds_of(images.device)
                 loss.backward()
                 histories[name].forward_seconds += middle - start
-                histories[name].backward_seconds += time.perf_counter() - middle
+                histories[name].backward_seconds += seconds_of(images.device) - middle
                 optimizers[name].step()
                 totals[name] += loss.item() * len(rows)
         for name, history in histories.items():
@@ -101,21 +111,25 @@ def layer_speeds(models: dict[str, nn.Module], batch: int, seconds: float) -> di
     for layers in zip(*models.values(), strict=True):
         if not isinstance(layers[0], nn.Linear):
             continue
-        (out_features, in_features), dtype = layers[0].weight.shape, layers[0].weight.dtype
-        input = torch.randn(batch, in_features, dtype=dtype, requires_grad=True)
-        grad = torch.randn(batch, out_features, dtype=dtype)
+        weight = layers[0].weight
+        (out_features, in_features), like = weight.shape, {"dtype": weight.dtype, "device": weight.device}
+        input = torch.randn(batch, in_features, **like, requires_grad=True)
+        grad = torch.randn(batch, out_features, **like)
         arms = {
             name: lambda layer=layer, input=input, grad=grad: layer(input).backward(grad)
             for name, layer in zip(models, layers, strict=True)
         }
+        time_them = time_on_gpu if like["device"].type == "cuda" else time_arms
         num_flops = 3 * 2 * batch * in_features * out_features
         speeds[f"{in_features} → {out_features}"] = {
-            name: num_flops / timing.median / 1e9 for name, timing in time_arms(arms, seconds=seconds).items()
+            name: num_flops / timing.median / 1e9 for name, timing in time_them(arms, seconds=seconds).items()
         }
     return speeds
 
 
-def plot(path: Path, histories: dict[str, History], speeds: dict[str, dict[str, float]], batch: int) -> None:
+def plot(
+    path: Path, histories: dict[str, History], speeds: dict[str, dict[str, float]], batch: int, where: str
+) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -134,9 +148,8 @@ def plot(path: Path, histories: dict[str, History], speeds: dict[str, dict[str, 
         ]
         right.bar_label(bars, labels, padding=2)
     right.set_xticks(range(len(speeds)), speeds)
-    threads = torch.get_num_threads()
     right.set(
-        xlabel=f"layer, at batch {batch} on {threads} thread{'s' * (threads != 1)}",
+        xlabel=f"layer, at batch {batch} on {where}",
         ylabel="GFLOP/s, forward + backward",
         title="Speed of each layer",
     )
@@ -163,6 +176,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("fp32", "fp64"), default="fp32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive, help="default: torch's")
+    parser.add_argument("--device", choices=PICKS, default="auto", help="auto: the GPU, where it can be used")
     parser.add_argument("--out", type=Path, default=Path("out/train_digits.png"), help="the plot")
     parser.add_argument("--quick", action="store_true", help="few epochs of a small model")
     args = parser.parse_args()
@@ -171,9 +185,16 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     dtype, generator = DTYPES[args.dtype], torch.Generator().manual_seed(args.seed)
     torch.manual_seed(args.seed)
+    try:
+        machine = build_info().pick(args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    device, threads = torch.device(machine.device), torch.get_num_threads()
+    where = machine.name if device.type == "cuda" else f"{threads} thread{'s' * (threads != 1)} of {machine.name}"
+    print(f"device {device}: {where}")
 
-    train_images, train_labels, test_images, test_labels = load_data(dtype, generator)
-    linear = make_model(train_images.shape[1], hidden, dtype)
+    train_images, train_labels, test_images, test_labels = load_data(dtype, device, generator)
+    linear = make_model(train_images.shape[1], hidden, dtype).to(device)
     tiled = copy.deepcopy(linear)
     print(replace_linear(tiled))
     models = {"nn.Linear": linear, "TiledLinear": tiled}
@@ -195,7 +216,7 @@ def main() -> None:
     speeds = layer_speeds(models, args.batch, seconds=0.05 if args.quick else 1.0)
     for shape, of_layer in speeds.items():
         print(f"layer {shape:12s}" + "".join(f"{name:>14s} {speed:6.1f} GFLOP/s" for name, speed in of_layer.items()))
-    plot(args.out, histories, speeds, args.batch)
+    plot(args.out, histories, speeds, args.batch, where)
     print(f"plot: {args.out}")
 
 

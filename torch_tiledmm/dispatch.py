@@ -12,6 +12,7 @@ from .machine import Cpu, Gpu, chip_of, find_cpu, find_gpus
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("NN", "NT", "TN", "TT")
+PICKS = ("auto", "cpu", "cuda")  # what BuildInfo.pick takes
 _MOST_ELEMENTS = 2**48  # of an operand: no machine has more
 
 
@@ -55,6 +56,18 @@ class BuildInfo:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that torch sees. To read this starts their runtime: RuntimeError where it does not start."""
         return find_gpus(self.compiled, lambda chip: explain(1, 1, 1, "fp32", device=chip).isa)
+
+    def pick(self, device: str) -> Cpu | Gpu:
+        """The processor for "cpu", the first GPU that a call can use for "cuda"; "auto": that GPU if there is one.
+
+        Raises ValueError where "cuda" is asked for and cannot be used, and for any other word.
+        """
+        if device not in PICKS:
+            raise ValueError(f"device: got {device!r}, expected one of {', '.join(PICKS)}")
+        usable = [gpu for gpu in self.gpus if not gpu.problem] if device != "cpu" else []
+        if device == "cuda" and not usable:
+            raise ValueError(f"device: got 'cuda', but {'; '.join(map(str, self.gpus)) or 'torch sees no GPU'}")
+        return usable[0] if usable else self.cpu
 
 
 @dataclass(frozen=True)

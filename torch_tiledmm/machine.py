@@ -32,6 +32,7 @@ class Cpu:
     features: tuple[str, ...]  # instruction sets, as the system calls them
     compiled: tuple[str, ...]  # instruction sets that this build has kernels for
     isa: str  # the one of them in use
+    device: str = "cpu"  # as torch calls it
 
     def __str__(self) -> str:
         parts = [self.name, _count(self.num_cores, "core"), _count(self.num_threads, "thread")]

@@ -168,15 +168,6 @@ std::string candidate_text(const Candidate& candidate, const GpuProblem& problem
   return "{" + fields.text + "}";
 }
 
-std::string known_devices() {
-  std::string known = "cpu";
-  for (const Chip& chip : chips()) {
-    if (chip.platform != Platform::host)
-      known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
-  }
-  return known + "; NVIDIA's other chips from cuda:sm_86 to cuda:sm_121 are taken for sm_80";
-}
-
 }  // namespace
 }  // namespace tiledmm
 

@@ -80,6 +80,24 @@ const Chip* find_chip(const std::string& device) {
   return nullptr;
 }
 
+std::string known_devices() {
+  std::string known = "cpu";
+  for (const Chip& chip : chips()) {
+    if (chip.platform != Platform::host) {
+      known += std::string(", ") + kPlatformNames[int(chip.platform)] + ":" + chip.name;
+    }
+  }
+  return known + "; NVIDIA's other chips from cuda:sm_86 to cuda:sm_121 are taken for sm_80";
+}
+
+std::string supported_gpus() {
+  std::string supported = "NVIDIA's from sm_80 on";
+  for (const Chip& chip : kGpuChips) {
+    if (chip.platform == Platform::hip) supported += std::string(", ") + chip.name;
+  }
+  return supported;
+}
+
 #if !defined(TILEDMM_HOST_GPU)
 Isa best_isa() {
   static const Isa isa = find_best_isa();
@@ -95,18 +113,11 @@ Chip cpu_chip(int32_t num_threads) {
 int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 
 double measure_fma_peak(DType dtype, const Executor& executor) {
-  switch (best_isa()) {
-    case Isa::avx512_bf16:
-      return cpu::fma_peak_avx512_bf16(dtype, executor);
-    case Isa::avx512:
-      return cpu::fma_peak_avx512(dtype, executor);
-    case Isa::avx2:
-      return cpu::fma_peak_avx2(dtype, executor);
-    case Isa::neon:
-      return cpu::fma_peak_neon(dtype, executor);
-    default:
-      return cpu::fma_peak_portable(dtype, executor);
-  }
+  // By Isa.
+  constexpr decltype(&cpu::fma_peak_portable) kPeaks[kNumIsas] = {
+      cpu::fma_peak_portable, cpu::fma_peak_neon, cpu::fma_peak_avx2, cpu::fma_peak_avx512, cpu::fma_peak_avx512_bf16};
+  const auto peak = kPeaks[int(best_isa())];
+  return peak ? peak(dtype, executor) : 0;
 }
 #endif
 

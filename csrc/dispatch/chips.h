@@ -18,13 +18,18 @@ const Chip* find_chip(const std::string& device);
 // The row of a GPU's architecture, by the number that its runtime says; null where there are no kernels for it.
 const Chip* find_gpu_chip(int32_t arch);
 
+// In words: what find_chip knows, and what GPUs find_gpu_chip has a row for.
+std::string known_devices();
+std::string supported_gpus();
+
 // What this machine's CPU has, by cpuid, read once.
 Isa best_isa();
 // The row of the best instruction set, with so many threads.
 Chip cpu_chip(int32_t num_threads);
 int32_t num_cores();
 
-// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now.
+// GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now; 0 where the kernel that
+// has it is not compiled.
 double measure_fma_peak(DType dtype, const Executor& executor);
 
 }  // namespace tiledmm

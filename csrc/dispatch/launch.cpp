@@ -55,9 +55,7 @@ Status find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity
   }
   const Chip* row = find_gpu_chip(device.arch);
   if (!row) {
-    std::snprintf(reason, capacity,
-                  "there are no kernels for this GPU; supported are NVIDIA's from sm_80 on, gfx90a, gfx942, gfx950, "
-                  "gfx1100 and gfx1201");
+    std::snprintf(reason, capacity, "there are no kernels for this GPU; supported are %s", supported_gpus().c_str());
     return Status::unsupported;
   }
   chip = *row;

@@ -1,7 +1,7 @@
 """The commands of `python -m torch_tiledmm`.
 
-Planted bugs that these tests caught: code for sm_90a said to run on sm_80 and on sm_120, the instruction cache taken
-for the data's, a driver that does not start taken for a fault of `info`.
+Planted bugs that these tests caught: code for sm_120a said to run on sm_121, that for sm_86 on sm_80, the instruction
+cache taken for the data's, GPUs that torch cannot ask taken for a fault of `info`.
 """
 
 import dataclasses
@@ -72,6 +72,11 @@ H200 = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_cou
         (("9.0a",), {"major": 8}, "kernels for 9.0a; not in use: this build was compiled for other chips"),
         (("8.0",), {}, "kernels for 8.0; not in use: this build was compiled for other chips"),
         (("8.6",), {"major": 8}, "kernels for 8.6; not in use: this build was compiled for other chips"),
+        (
+            ("12.0a",),
+            {"major": 12, "minor": 1},
+            "kernels for 12.0a; not in use: this build was compiled for other chips",
+        ),
         (("8.0",), {"major": 7, "minor": 5}, "kernels for 8.0; not in use: there are no kernels for this chip"),
         ((), {}, "not in use: this build has no kernels for cuda"),
     ],

@@ -276,6 +276,8 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
 
 // --- One case, on every algorithm and thread count ---
 
+constexpr double kLargeVolume = 4e6;
+
 // A name that a caller may ask for, and the kernels of this program that it stands for.
 struct Algorithm {
   int32_t idx;
@@ -283,8 +285,12 @@ struct Algorithm {
   std::vector<const Rung*> kernels;
   int64_t num_runs = 0;
 
-  bool is_one_kernel() const { return kernels.size() == 1; }
-  bool is_native() const { return kernels[0]->is_native; }
+  // Whether products of so many multiply-adds are tried. A kernel of the ladder knows no special cases: of a row or a
+  // column it may compute whole tiles, 32 times as much. What stands for several is left to them.
+  bool takes(double volume) const {
+    if (kernels.size() > 1) return volume <= kLargeVolume;
+    return kernels[0]->is_native || volume <= 1e6;
+  }
   bool is_refused(const GemmProblem& problem, int32_t num_threads) const {
     BatchDim dims[kMaxBatchDims];
     const GpuProblem folded = fold_batch(problem, dims);
@@ -325,6 +331,10 @@ std::vector<int64_t> with_matrix(std::vector<int64_t> batch, int64_t rows, int64
 }
 
 void run_case(const Case& c) {
+  const double volume = double(c.m) * double(c.n) * double(c.k);
+  if (std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& asked) { return asked.takes(volume); })) {
+    return;
+  }
   Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false), b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true);
   Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false);
@@ -346,14 +356,11 @@ void run_case(const Case& c) {
   problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
   problem.dtype = c.dtype, problem.activation = c.activation;
 
-  const double volume = double(c.m) * double(c.n) * double(c.k);
-  const bool is_large = volume > 4e6;
+  const bool is_large = volume > kLargeVolume;
   for (Algorithm& asked : algorithms) {
     const char* algorithm = asked.name;
     const int32_t algorithm_idx = asked.idx;
-    if (is_large && !(asked.is_one_kernel() && asked.is_native())) continue;
-    // Of a row or a column a kernel of the ladder computes whole tiles, 32 times as much; it knows no special cases.
-    if (volume > 1e6 && asked.is_one_kernel() && !asked.is_native()) continue;
+    if (!asked.takes(volume)) continue;
     std::vector<char> first_bits;
     int64_t num_allocations = 0;
     for (int32_t num_threads = 1; num_threads <= 3; num_threads += is_large ? 2 : 1) {
