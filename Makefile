@@ -53,12 +53,13 @@ fuzz: build
 bench: build
 	$(VENV_PYTHON) -m torch_tiledmm bench
 
-# What needs no build: style, and README's tables against the committed results.
+# Style, types, and README's tables against the committed results.
 check: build
-	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
+	$(PIP) -q ruff==0.14.5 clang-format==21.1.5 mypy==2.4.1
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(dir $(VENV_PYTHON))clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
+	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) benchmarks/readme_table.py --check
 
 format: build
@@ -68,7 +69,7 @@ format: build
 	$(dir $(VENV_PYTHON))clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 
 clean:
-	rm -rf build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
+	rm -rf build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
 	$(if $(VENV),rm -rf $(VENV))
 
 help:
@@ -77,5 +78,5 @@ help:
 	@echo "make test     all tests; PYTEST_FLAGS='-k linear' for some"
 	@echo "make fuzz     random cases against the reference; CASES=100000 SEED=1 DEVICE=cuda"
 	@echo "make bench    speed against torch and numpy, on this machine"
-	@echo "make check    style; make format repairs it"
+	@echo "make check    style and types; make format repairs style"
 	@echo "make clean    removes everything that was made"

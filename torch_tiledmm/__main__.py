@@ -55,7 +55,7 @@ def _info(args: argparse.Namespace) -> None:
     for device, names in info.compiled.items():
         isa = info.isa.get(device, "none")
         print(f"{device}: {info.num_cores} cores, compiled for {', '.join(names)}; in use: {isa}")
-    rows = [("algorithm", "device", "rung", "dtypes", "description")]
+    rows: list[tuple[str, ...]] = [("algorithm", "device", "rung", "dtypes", "description")]
     for entry in info.algorithms:
         dtypes = " ".join(entry.dtypes) if entry.available else f"not available: {entry.reason}"
         rows.append((entry.name, entry.device, str(entry.rung), dtypes, entry.description))
