@@ -13,7 +13,7 @@ def _load_libraries() -> str:
     info_path = folder / "_build_info.json"
     if not info_path.exists() or not (folder / "_ops.so").exists():
         raise ImportError(f"torch_tiledmm is not built: {folder} holds no libraries. Build it with: {_REBUILD}")
-    info = json.loads(info_path.read_text())
+    info: dict[str, str] = json.loads(info_path.read_text())
     found = ".".join(torch.__version__.split(".")[:2])
     if info["torch_version"] != found:
         raise ImportError(
@@ -27,8 +27,19 @@ def _load_libraries() -> str:
 __version__ = _load_libraries()
 
 from . import distributed  # noqa: E402, F401
-from .dispatch import algorithms, explain  # noqa: E402
-from .modules import TiledLinear, replace_linear, restore_linear  # noqa: E402
+from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
+from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import linear, matmul  # noqa: E402
 
-__all__ = ["TiledLinear", "algorithms", "explain", "linear", "matmul", "replace_linear", "restore_linear"]
+__all__ = [
+    "LinearSwap",
+    "TiledLinear",
+    "algorithms",
+    "build_info",
+    "explain",
+    "linear",
+    "matmul",
+    "replace_linear",
+    "restore_linear",
+    "use_algorithm",
+]
