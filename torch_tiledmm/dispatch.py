@@ -160,9 +160,9 @@ class use_algorithm(TorchFunctionMode, ContextDecorator):
     torch.utils.checkpoint, which computes forward anew there, needs
     `context_fn=lambda: (use_algorithm(name), use_algorithm(name))`.
 
-    torch.compile takes part: a function that is called in another context is compiled once more. What is recorded ahead
-    keeps the names in force when it is recorded: the programs of torch.export, torch.jit.trace and AOTInductor.
-    TorchScript does not see a context around it.
+    torch.compile takes part: a function that is called in another context is compiled once more. torch.export and
+    torch.jit.trace record the name in force. A context around the call of their program gives a meaning to the "auto"
+    that torch.export has recorded; TorchScript and AOTInductor do not see it.
 
     While the context is entered, each call of a torch function from Python takes some 1 us longer and one of these
     operators some 8 us; compiled code takes no longer.
