@@ -67,12 +67,13 @@ wheel: $(TORCH_FOLDERS) | $(VENV_STAMP)
 $(CURDIR)/build/torches/%/torch: | $(VENV_STAMP)
 	$(PIP) -q --no-deps --no-compile --upgrade --target $(@D) 'torch==$*'
 
-# Style, and README's tables against the committed results.
+# Style, types, and README's tables against the committed results.
 check: build
-	$(PIP) -q ruff==0.14.5 clang-format==21.1.5
+	$(PIP) -q ruff==0.14.5 clang-format==21.1.5 mypy==2.4.1
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(dir $(VENV_PYTHON))clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
+	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) benchmarks/readme_table.py --check
 
 format: build
@@ -82,7 +83,7 @@ format: build
 	$(dir $(VENV_PYTHON))clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 
 clean:
-	rm -rf build dist out *.egg-info .pytest_cache .ruff_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
+	rm -rf build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache torch_tiledmm/*.so torch_tiledmm/_build_info.json
 	$(if $(VENV),rm -rf $(VENV))
 
 help:
@@ -92,5 +93,5 @@ help:
 	@echo "make fuzz     random cases against the reference; CASES=100000 SEED=1 DEVICE=cuda"
 	@echo "make bench    speed against torch and numpy, on this machine"
 	@echo "make wheel    wheel and source distribution in dist/; TORCHES='2.13.0 2.15.0' for several torches"
-	@echo "make check    style; make format repairs it"
+	@echo "make check    style and types; make format repairs style"
 	@echo "make clean    removes everything that was made"

@@ -40,8 +40,19 @@ def _load_libraries() -> str:
 __version__ = _load_libraries()
 
 from . import distributed  # noqa: E402, F401
-from .dispatch import algorithms, explain  # noqa: E402
-from .modules import TiledLinear, replace_linear, restore_linear  # noqa: E402
+from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
+from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import linear, matmul  # noqa: E402
 
-__all__ = ["TiledLinear", "algorithms", "explain", "linear", "matmul", "replace_linear", "restore_linear"]
+__all__ = [
+    "LinearSwap",
+    "TiledLinear",
+    "algorithms",
+    "build_info",
+    "explain",
+    "linear",
+    "matmul",
+    "replace_linear",
+    "restore_linear",
+    "use_algorithm",
+]

@@ -59,13 +59,14 @@ def _info(args: argparse.Namespace) -> None:
     print(f"torch {torch.__version__}, {toolkit}")
     print(info.cpu)
     built = [f"{name} ({', '.join(archs)})" for name, archs in info.compiled.items() if name != "cpu"]
-    gpus, why_none = (), "torch sees none"
+    gpus: tuple[object, ...] = ()
+    why_none = "torch sees none"
     try:
         gpus = info.gpus
     except RuntimeError as error:
         why_none = f"torch cannot ask them: {str(error).splitlines()[0]}"
     print("\n".join(map(str, gpus)) or f"GPUs: {why_none}; kernels for {', '.join(built) or 'none'}")
-    rows = [("algorithm", "device", "rung", "dtypes", "description")]
+    rows: list[tuple[str, ...]] = [("algorithm", "device", "rung", "dtypes", "description")]
     for entry in info.algorithms:
         dtypes = " ".join(entry.dtypes) if entry.available else f"not available: {entry.reason}"
         rows.append((entry.name, entry.device, str(entry.rung), dtypes, entry.description))

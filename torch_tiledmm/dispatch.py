@@ -1,18 +1,26 @@
-"""What can compute a product, and what auto picks and why. The C++ side decides; this module asks it."""
+"""What can compute a product, what auto picks and why; `use_algorithm` gives auto another meaning for a while.
+
+The C++ side decides; this module asks it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .machine import Cpu, Gpu, chip_of, find_cpu, find_gpus
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("NN", "NT", "TN", "TT")
 PICKS = ("auto", "cpu", "cuda")  # what BuildInfo.pick takes
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 _MOST_ELEMENTS = 2**48  # of an operand: no machine has more
 
 
@@ -101,7 +109,7 @@ class Explanation:
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
         problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"
-        rows = [("", "algorithm", "legal", "cost us", "order", "config", "reason")]
+        rows: list[tuple[str, ...]] = [("", "algorithm", "legal", "cost us", "order", "config", "reason")]
         for c in self.candidates:
             mark = "->" if c.algorithm == self.choice else ""
             cost = "" if c.cost_us is None else f"{c.cost_us:.4g}"
@@ -142,6 +150,74 @@ def algorithms(device: str | torch.device | None = None) -> list[Algorithm]:
     if device_type not in known:
         raise ValueError(f"device: got {str(device)!r}, expected one of {', '.join(known)}")
     return [entry for entry in entries if entry.device == device_type]
+
+
+# Asked once, as torch.compile cannot trace the question.
+_ALGORITHM_NAMES = tuple(dict.fromkeys(entry.name for entry in algorithms()))
+_OPERATORS = frozenset(
+    name
+    for packet in (
+        torch.ops.tiledmm.matmul,
+        torch.ops.tiledmm.matmul_out,
+        torch.ops.tiledmm.linear,
+        torch.ops.tiledmm.linear_weight_grads,
+    )
+    for name in (packet, packet.default)
+)
+
+
+def check_algorithm(name: str) -> None:
+    """Raises ValueError for a name that no device knows."""
+    if name not in _ALGORITHM_NAMES:
+        raise ValueError(f"algorithm: got {name!r}, expected one of {', '.join(_ALGORITHM_NAMES)}")
+
+
+class use_algorithm(TorchFunctionMode, ContextDecorator):
+    """Context manager and decorator: inside it "auto", which is the default everywhere, means the given algorithm.
+
+    It holds for `matmul`, `linear`, TiledLinear and torch.ops.tiledmm.*, on the thread that entered it. A name that a
+    call or a layer gives itself goes first; of nested contexts the innermost holds, and use_algorithm("auto") gives
+    back auto. What cannot be served is refused when it is called, with the reason:
+
+        with torch_tiledmm.use_algorithm("wgmma"):
+            loss = model(input).sum()
+        loss.backward()  # by wgmma, too
+
+    A backward pass takes what forward recorded, wherever and on whichever thread it runs; entering a context around
+    `backward()` alone changes nothing. Python code that runs in a backward pass is outside of the contexts around it:
+    torch.utils.checkpoint, which computes forward anew there, needs
+    `context_fn=lambda: (use_algorithm(name), use_algorithm(name))`.
+
+    torch.compile takes part: a function that is called in another context is compiled once more. torch.export and
+    torch.jit.trace record the name in force. A context around the call of their program gives a meaning to the "auto"
+    that torch.export has recorded; TorchScript and AOTInductor do not see it.
+
+    While the context is entered, each call of a torch function from Python takes some 1 us longer and one of these
+    operators some 8 us; compiled code takes no longer.
+
+    Raises:
+        ValueError: an algorithm that no device knows.
+    """
+
+    # A mode for torch functions, as torch.compile guards those: it needs no state of our own, which it would not see.
+
+    def __init__(self, algorithm: str) -> None:
+        super().__init__()
+        check_algorithm(algorithm)
+        self.algorithm = algorithm
+        # A context around this one would replace "auto".
+        self._name = "plain_auto" if algorithm == "auto" else algorithm
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _OPERATORS and kwargs.get("algorithm", "auto") == "auto":
+            kwargs = {**kwargs, "algorithm": self._name}
+        return func(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"use_algorithm({self.algorithm!r})"
 
 
 def explain(
@@ -202,7 +278,7 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """The torch dtype for fp32, fp64, fp16, bf16 or for itself. Raises ValueError for any other."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
-    if dtype in DTYPES.values():
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
     raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)} or the torch dtype")
 

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    Rules = list[tuple[list[Placement], list[Placement]]]
 
 _DTENSOR = "torch.distributed.tensor"
 
@@ -32,13 +40,13 @@ def register_sharding_rules() -> None:
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
 
 
-def _matmul_rules(a, b, *, algorithm="auto"):
+def _matmul_rules(a: DTensorSpec, b: DTensorSpec, *, algorithm: str = "auto") -> Rules:
     """([placement of the result], [of a, of b]) without communication, for one dimension of the device mesh."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     batch_a, batch_b = a.shape[:-2], b.shape[:-2]
     num_batch_dims = max(len(batch_a), len(batch_b))
-    rules = [
+    rules: Rules = [
         ([Replicate()], [Replicate(), Replicate()]),
         ([Partial()], [Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))]),
         ([Partial()], [Partial(), Replicate()]),
@@ -51,7 +59,7 @@ def _matmul_rules(a, b, *, algorithm="auto"):
     for dim in range(num_batch_dims):
         in_a, in_b = dim - num_batch_dims + len(batch_a), dim - num_batch_dims + len(batch_b)
         size = max(batch_a[in_a] if in_a >= 0 else 1, batch_b[in_b] if in_b >= 0 else 1)
-        placements = [
+        placements: list[Placement] = [
             Shard(own) if own >= 0 and batch[own] == size else Replicate()  # what is broadcast stays whole
             for own, batch in ((in_a, batch_a), (in_b, batch_b))
         ]
@@ -59,7 +67,14 @@ def _matmul_rules(a, b, *, algorithm="auto"):
     return rules
 
 
-def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="auto"):
+def _linear_rules(
+    input: DTensorSpec,
+    weight: DTensorSpec,
+    bias: DTensorSpec | None = None,
+    *,
+    activation: str = "none",
+    algorithm: str = "auto",
+) -> Rules:
     """([placement of the result], [of input, of weight, of bias]); see `_matmul_rules`.
 
     A partial sum takes its bias as one, too, so that it counts once: DTensor keeps a replicated bias on one
@@ -68,10 +83,10 @@ def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="aut
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    def add(out, *operands):
+    def add(out: Placement, *operands: Placement) -> None:
         rules.append(([out], list(operands if bias is not None else operands[:2])))
 
-    rules = []
+    rules: Rules = []
     last = input.ndim - 1
     add(Replicate(), Replicate(), Replicate(), Replicate())
     for dim in range(last):
@@ -86,7 +101,7 @@ def _linear_rules(input, weight, bias=None, *, activation="none", algorithm="aut
     return rules
 
 
-def _linear_weight_grads_rules(grad, input, *, algorithm="auto"):
+def _linear_weight_grads_rules(grad: DTensorSpec, input: DTensorSpec, *, algorithm: str = "auto") -> Rules:
     """([placements of the weight's and the bias's gradient], [of grad, of input]); see `_matmul_rules`."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -102,10 +117,12 @@ def _linear_weight_grads_rules(grad, input, *, algorithm="auto"):
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Registers the rules at the end of the import of torch.distributed.tensor, then is gone."""
 
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _DTENSOR:
             return None
         spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
         run_module = spec.loader.exec_module
 
         def run_module_and_register(module: ModuleType) -> None:
@@ -113,7 +130,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             run_module(module)
             register_sharding_rules()
 
-        spec.loader.exec_module = run_module_and_register
+        spec.loader.exec_module = run_module_and_register  # type: ignore[method-assign]
         return spec
 
 

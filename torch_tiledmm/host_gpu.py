@@ -16,10 +16,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .dispatch import DTYPES
+from .dispatch import ACTIVATIONS, DTYPES
 
 WARP_SIZES = (32, 64)
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 class _BatchDim(ctypes.Structure):

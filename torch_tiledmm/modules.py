@@ -14,22 +14,87 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .dispatch import DTYPES
+from .dispatch import ACTIVATIONS, DTYPES, check_algorithm
 
 # The overload itself: `torch_tiledmm.linear` costs a Python frame more per call, the packet a look-up.
 _linear = torch.ops.tiledmm.linear.default
+_ATTRIBUTES = ("algorithm", "activation")
 
 
 class TiledLinear(nn.Linear):
-    """nn.Linear on tiled matmul; constructor, parameters, initialisation and state_dict are the same, print shows the
-    class.
+    """nn.Linear on tiled matmul; parameters, initialisation and state_dict are the same, print shows the class.
 
     Shapes: input (..., in_features), weight (out_features, in_features), bias (out_features,), output
-    (..., out_features). Dtypes: float32, float64, float16, bfloat16. Raises what `torch_tiledmm.linear` does.
+    (..., out_features). Dtypes: float32, float64, float16, bfloat16. Its call raises what `torch_tiledmm.linear` does.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in nn.Linear.
+        algorithm: as in `torch_tiledmm.linear`, for any device; what the layer's own cannot serve is refused when it
+            is called.
+        activation: as in `torch_tiledmm.linear`.
+
+    The last two are attributes and may be changed at any time; print shows what is not the default. They are pickled,
+    and no part of the state_dict.
+
+    Raises:
+        ValueError: an algorithm or an activation that is not known.
     """
 
+    # Of layers that no constructor of this class has made: `replace_linear` changes the class of those that exist, and
+    # pickles may be older than the attributes.
+    algorithm: str = "auto"
+    activation: str = "none"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        algorithm: str = "auto",
+        activation: str = "none",
+    ) -> None:
+        check_algorithm(algorithm)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.algorithm = algorithm
+        self.activation = activation
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, *, algorithm: str = "auto", activation: str = "none") -> TiledLinear:
+        """A new layer that shares weight and bias with `layer` and has its training flag.
+
+        Hooks and other attributes are not carried over, nor is the activation of a TiledLinear; `replace_linear`
+        keeps the layer itself.
+
+        Raises:
+            TypeError: `layer` is not an nn.Linear, has a `forward` of its own, or cannot be tiled.
+            ValueError: an algorithm or an activation that is not known.
+        """
+        if not isinstance(layer, nn.Linear) or type(layer).forward not in (nn.Linear.forward, TiledLinear.forward):
+            raise TypeError(f"layer: got a {type(layer).__name__}, expected a torch.nn.Linear with the forward of that")
+        if reason := _obstacle(layer):
+            raise TypeError(f"layer: got a {type(layer).__name__} that cannot be tiled: {reason}")
+        tiled = cls(
+            layer.in_features, layer.out_features, bias=False, device="meta", algorithm=algorithm, activation=activation
+        )
+        tiled.weight, tiled.bias = layer.weight, layer.bias
+        return tiled.train(layer.training)
+
     def forward(self, input: Tensor) -> Tensor:
-        return _linear(input, self.weight, self.bias)
+        out: Tensor
+        if self.activation == "none" and self.algorithm == "auto":  # 1 us less than to hand over what is the default
+            out = _linear(input, self.weight, self.bias)
+        else:
+            out = _linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
+        return out
+
+    def extra_repr(self) -> str:
+        names = [name for name in _ATTRIBUTES if getattr(self, name) != getattr(TiledLinear, name)]
+        return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in names)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +114,12 @@ class LinearSwap:
         return "\n".join(lines)
 
 
-def replace_linear(model: nn.Module, *, module_filter_fn: Callable[[nn.Module, str], bool] | None = None) -> LinearSwap:
+def replace_linear(
+    model: nn.Module,
+    *,
+    algorithm: str = "auto",
+    module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> LinearSwap:
     """Turns the linear layers of `model` into TiledLinear, in place.
 
     A layer stays the same object and only its class changes, so parameters, tied weights, hooks, optimiser
@@ -58,6 +128,8 @@ def replace_linear(model: nn.Module, *, module_filter_fn: Callable[[nn.Module, s
     Args:
         model: any module, also a linear layer itself. A layer that occurs twice is handled once, by its first
             name.
+        algorithm: the attribute of each layer that is replaced. For a while, or for layers that are tiled already,
+            there is `torch_tiledmm.use_algorithm`.
         module_filter_fn: called as (module, fully qualified name) for each nn.Linear and subclass of it; True
             replaces. The default takes `type(module) is nn.Linear`. A subclass that is taken keeps its
             methods: TiledLinear is put between it and nn.Linear, so in a `forward` of its own
@@ -71,8 +143,10 @@ def replace_linear(model: nn.Module, *, module_filter_fn: Callable[[nn.Module, s
 
     Raises:
         TypeError: `model` is not a module.
+        ValueError: an algorithm that is not known.
     """
     _check_module("replace_linear", model)
+    check_algorithm(algorithm)
     swap = LinearSwap()
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear):
@@ -81,7 +155,9 @@ def replace_linear(model: nn.Module, *, module_filter_fn: Callable[[nn.Module, s
         if reason:
             swap.skipped.append((name, reason))
         else:
-            module.__class__ = _tiled_class(type(module))
+            module.__class__ = _tiled_class(type(module))  # type: ignore[arg-type]  # mypy: a class is not Hashable
+            if algorithm != "auto":
+                vars(module)["algorithm"] = algorithm
             swap.replaced.append(name)
     for name, module in model.named_modules():
         swap.warnings.extend(f"{name or 'the model itself'} {bypass}" for bypass in _bypasses(module))
@@ -96,7 +172,8 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     What was made as TiledLinear becomes nn.Linear.
 
     Returns:
-        The names replaced; skipped are layers whose class was made from TiledLinear by somebody else.
+        The names replaced; skipped are layers with an activation, which nn.Linear cannot do, and those whose class was
+        made from TiledLinear by somebody else.
 
     Raises:
         TypeError: `model` is not a module.
@@ -109,8 +186,14 @@ def restore_linear(model: nn.Module) -> LinearSwap:
         former_class = nn.Linear if type(module) is TiledLinear else vars(type(module)).get("_former_class")
         if former_class is None:
             swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
+        elif module.activation != "none":
+            swap.skipped.append(
+                (name, f"its activation is {module.activation!r}, which {former_class.__name__} has not")
+            )
         else:
-            module.__class__ = former_class
+            module.__class__ = former_class  # type: ignore[assignment]
+            for attribute in _ATTRIBUTES:
+                vars(module).pop(attribute, None)
             swap.replaced.append(name)
     return swap
 
@@ -123,7 +206,7 @@ def _tiled_class(former_class: type[nn.Linear]) -> type[TiledLinear]:
 
     # pickle finds a class by its name, and this one has none.
     def reduce(module: nn.Module, protocol: int) -> tuple:
-        _, _, *state = former_class.__reduce_ex__(module, 2)
+        state = former_class.__reduce_ex__(module, 2)[2:]
         return (_new_tiled, (former_class,), *state)
 
     namespace = {"_former_class": former_class, "__module__": __name__, "__reduce_ex__": reduce}
@@ -131,7 +214,7 @@ def _tiled_class(former_class: type[nn.Linear]) -> type[TiledLinear]:
 
 
 def _new_tiled(former_class: type[nn.Linear]) -> TiledLinear:
-    tiled_class = _tiled_class(former_class)
+    tiled_class: type[TiledLinear] = _tiled_class(former_class)  # type: ignore[arg-type]
     return tiled_class.__new__(tiled_class)
 
 
@@ -139,6 +222,14 @@ def _reason_to_keep(module: nn.Linear) -> str:
     """Why a layer cannot be replaced, whatever the filter says; empty if it can."""
     if isinstance(module, TiledLinear):
         return "already tiled"
+    for attribute in _ATTRIBUTES:
+        if hasattr(module, attribute):
+            return f"it has an attribute {attribute!r} of its own"
+    return _obstacle(module)
+
+
+def _obstacle(module: nn.Linear) -> str:
+    """Why the operator cannot compute what a layer computes; empty if it can."""
     if is_parametrized(module):
         return "parametrized; replace first, then parametrize"
     if isinstance(module, LazyModuleMixin):

@@ -4,37 +4,54 @@ flop counts.
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils.flop_counter import register_flop_formula
 
 
-def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto") -> Tensor:
-    """Matrix product with the semantics of `torch.matmul`.
+def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None = None) -> Tensor:
+    """Matrix product with the semantics of `torch.matmul`:
+
+        matmul(torch.randn(8, 3, 4), torch.randn(4, 5)).shape  # torch.Size([8, 3, 5])
+        matmul(torch.randn(4), torch.randn(4, 5)).shape        # torch.Size([5]): a vector is a row of a, a column of b
 
     Args:
         a: (k,), (m, k) or (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied.
         b: (k,), (k, n) or (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
-        algorithm: a name of `torch_tiledmm.algorithms()`; "auto" takes the cheapest legal kernel.
+        algorithm: a name of `torch_tiledmm.algorithms(device)`: each device has its own. "auto" is what
+            `torch_tiledmm.use_algorithm` says, else the cheapest legal kernel.
+        out: the result goes there; its shape, dtype and device, any strides, no memory in common with `a` and `b`.
+            Gradients do not pass through it.
 
     Returns:
-        The product, contiguous; float16 and bfloat16 are summed in float32 and rounded once. A row's bits depend
-        neither on m, nor on the place in the batch, nor on the number of threads.
+        `out`, or the product in new memory, contiguous. float16 and bfloat16 are summed in float32 and rounded
+        once. A row's bits depend neither on m, nor on the place in the batch, nor on the number of threads.
 
     Raises:
         TypeError: a dtype that is not accepted, or two different dtypes.
         ValueError: an algorithm that is not known.
         NotImplementedError: an algorithm that cannot serve this device; a layout other than strided.
-        RuntimeError: shapes that do not fit, or different devices.
+        RuntimeError: shapes that do not fit, or different devices; an `out` that shares memory, or needs a gradient.
     """
-    return torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+    if out is None:
+        product: Tensor = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+        return product
+    torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
+    return out
 
 
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none", algorithm: str = "auto"
 ) -> Tensor:
-    """`activation(input @ weight.T + bias)`, with the semantics of `torch.nn.functional.linear`.
+    """`activation(input @ weight.T + bias)`, with the semantics of `torch.nn.functional.linear`:
+
+        linear(torch.randn(8, 3, 4), torch.randn(5, 4), torch.randn(5), activation="gelu").shape  # (8, 3, 5)
 
     Args:
         input: (..., in_features); float32, float64, float16 or bfloat16; any strides.
@@ -45,15 +62,17 @@ def linear(
         algorithm: see `matmul`.
 
     Returns:
-        (..., out_features), contiguous.
+        (..., out_features), contiguous. It is rounded once, after bias and activation; under torch.vmap over weight or
+        bias, bias and activation are operations of their own, so that float16 and bfloat16 are rounded before each.
 
     Raises:
         As `matmul`; ValueError also for an activation that is not known.
     """
-    return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm)
+    out: Tensor = torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm)
+    return out
 
 
-def _check_mapped(op, in_dims, *operands: Tensor | None, **kwargs: str) -> None:
+def _check_mapped(op: OpOverload, in_dims: Sequence[int | None], *operands: Tensor | None, **kwargs: str) -> None:
     """Raises what the operator raises for the shapes that the function under vmap sees: its meta kernel checks them."""
     op(
         *(
@@ -74,7 +93,7 @@ def _align(tensor: Tensor, is_mapped: bool, batch_dims: int) -> Tensor:
     return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:])
 
 
-def _own_shape(tensor: Tensor, mapped_dim: int | None) -> list:
+def _own_shape(tensor: Tensor, mapped_dim: int | None) -> list[int]:
     """The shape that the function under vmap sees."""
     return [size for d, size in enumerate(tensor.shape) if d != mapped_dim]
 
@@ -89,32 +108,35 @@ def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, a
     b = b.unsqueeze(-1) if own_b == 1 else b
     batch_dims = max(own_a, own_b, 2) - 2
     a, b = _align(a, a_dim is not None, batch_dims), _align(b, b_dim is not None, batch_dims)
-    out = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+    out: Tensor = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
     out = out.squeeze(-1) if own_b == 1 else out
     return out.squeeze(-1 if own_b == 1 else -2) if own_a == 1 else out
 
 
-def _matmul_vmap(info, in_dims, a: Tensor, b: Tensor, *, algorithm: str = "auto"):
+def _matmul_vmap(
+    info: object, in_dims: Sequence[int | None], a: Tensor, b: Tensor, *, algorithm: str = "auto"
+) -> tuple[Tensor, int]:
     a_dim, b_dim = in_dims[:2]
     _check_mapped(torch.ops.tiledmm.matmul.default, in_dims, a, b, algorithm=algorithm)
     return _mapped_matmul(a_dim, b_dim, a, b, algorithm), 0
 
 
 def _linear_vmap(
-    info,
-    in_dims,
+    info: object,
+    in_dims: Sequence[int | None],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
     activation: str = "none",
     algorithm: str = "auto",
-):
+) -> tuple[Tensor, int]:
     input_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
     operands = (input, weight, bias)
     dims = (input_dim, weight_dim, bias_dim)
     _check_mapped(torch.ops.tiledmm.linear.default, dims, *operands, activation=activation, algorithm=algorithm)
     if weight_dim is None and bias_dim is None:
+        assert input_dim is not None
         input = input.movedim(input_dim, 0)
         return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm), 0
     if weight_dim is not None:
@@ -132,7 +154,7 @@ def _linear_vmap(
     return _activate(out if bias is None else out + bias, activation), 0
 
 
-def _fake(mode: FakeTensorMode, op, types, args, kwargs=None):
+def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: Any = None) -> Any:
     """The meta kernel for fake tensors. torch's own way there takes 2.5 times as long as aten.mm, since torch remembers
     the results of its own operators alone; it stays the way of symbolic shapes and of all that is unusual.
     """
@@ -164,23 +186,22 @@ def _activate(z: Tensor, activation: str) -> Tensor:
     return functional.silu(z) if activation == "silu" else z
 
 
-def _product(sizes) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
 @register_flop_formula(torch.ops.tiledmm.matmul)
-def _matmul_flops(a_shape, b_shape, *args, out_shape=None, **kwargs) -> int:
-    return 2 * _product(out_shape) * a_shape[-1]
+def _matmul_flops(
+    a_shape: Sequence[int], b_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
+) -> int:
+    return 2 * math.prod(out_shape) * a_shape[-1]
 
 
 @register_flop_formula(torch.ops.tiledmm.linear_weight_grads)
-def _linear_weight_grads_flops(grad_shape, input_shape, *args, out_shape=None, **kwargs) -> int:
-    return 2 * _product(grad_shape) * input_shape[1]
+def _linear_weight_grads_flops(
+    grad_shape: Sequence[int], input_shape: Sequence[int], *args: object, **kwargs: object
+) -> int:
+    return 2 * math.prod(grad_shape) * input_shape[1]
 
 
 @register_flop_formula(torch.ops.tiledmm.linear)
-def _linear_flops(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    return 2 * _product(out_shape) * input_shape[-1]
+def _linear_flops(
+    input_shape: Sequence[int], weight_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
+) -> int:
+    return 2 * math.prod(out_shape) * input_shape[-1]

@@ -145,7 +145,7 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Formula, HAS_BIAS
     if (!grads[0].defined()) return result;
     const variable_list saved = context->get_saved_variables();
     const auto found = context->saved_data.find("algorithm");
-    const std::string algorithm = found == context->saved_data.end() ? "auto" : found->second.toStringRef();
+    const std::string algorithm(found == context->saved_data.end() ? kPlainAuto : found->second.toStringRef());
     const std::array<bool, 3> needs = {context->needs_input_grad(0), context->needs_input_grad(1),
                                        HAS_BIAS && context->needs_input_grad(2)};
     const variable_list own = Formula::backward(grads[0], saved[0], saved[1], needs, algorithm);
@@ -200,7 +200,7 @@ Tensor call_with_node(const Tensor& a, const Tensor& b, const Tensor& bias, c10:
     node->needs = {a.requires_grad(), b.requires_grad(), bias.defined() && bias.requires_grad()};
     node->a = SavedVariable(saves_first(node->needs) ? a : Tensor(), false);
     node->b = SavedVariable(saves_second(node->needs) ? b : Tensor(), false);
-    node->algorithm = std::string(algorithm);
+    node->algorithm = std::string(algorithm == "auto" ? kPlainAuto : algorithm);
   }
   Tensor result;
   {

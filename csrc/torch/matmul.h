@@ -10,6 +10,10 @@
 
 namespace tiledmm {
 
+// This name means auto, too, and torch_tiledmm.use_algorithm does not replace it: a backward pass gives it to the
+// products of what was recorded with auto.
+constexpr std::string_view kPlainAuto = "plain_auto";
+
 using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm);
 using MatmulOutOp = void(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, std::string_view algorithm);
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

@@ -2,6 +2,7 @@
 #include "torch/shapes.h"
 
 #include "api/kernels_api.h"
+#include "torch/matmul.h"
 #include "torch/text.h"
 
 namespace tiledmm {
@@ -32,6 +33,7 @@ void check_alike(const char* name, const Tensor& tensor, const char* other_name,
 }
 
 int32_t to_algorithm(std::string_view name) {
+  if (name == kPlainAuto) name = "auto";
   const int32_t algorithm = tiledmm_find_algorithm(name.data(), name.size());
   TORCH_CHECK_VALUE(algorithm >= 0, "tiledmm: algorithm '", name, "' is not known; known are ",
                     whole_text([](char* text, size_t size) { return tiledmm_algorithm_names(text, size); }));

@@ -3,12 +3,16 @@
 Planted bugs that these tests caught: forward through F.linear, forward without the bias, restore to nn.Linear
 whatever was there before, TiledLinear before the subclass, the filter's arguments swapped, no pickling of
 subclasses, parametrized layers and subclasses replaced, no word on the transformer's fast path, a tiled layer that
-prints itself as Linear, one that calls a subclass TiledLinear.
+prints itself as Linear, one that calls a subclass TiledLinear. Of `algorithm` and `activation`: one that forward does
+not hand over, one that a copy loses, no default for layers without it, a restored layer that keeps its algorithm, one
+that loses its activation, an attribute of a subclass taken for ours, `from_linear` that copies parameters, forgets the
+training flag, or takes a layer with a forward of its own.
 """
 
 import copy
 import io
 import pickle
+import re
 import warnings
 
 import pytest
@@ -26,21 +30,22 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Counted(TorchDispatchMode):
-    """Counts the calls of tiledmm::linear: the proof that a layer is tiled."""
+    """Notes the calls of tiledmm::linear: the proof that a layer is tiled."""
 
     def __init__(self):
         super().__init__()
-        self.calls = 0
+        self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls += function is torch.ops.tiledmm.linear.default
+        if function is torch.ops.tiledmm.linear.default:
+            self.names.append(((kwargs or {}).get("activation"), (kwargs or {}).get("algorithm")))
         return function(*args, **(kwargs or {}))
 
 
 def tiled_calls(function, *args) -> int:
     with Counted() as counted:
         function(*args)
-    return counted.calls
+    return len(counted.names)
 
 
 class Doubled(nn.Linear):
@@ -105,6 +110,111 @@ def test_learns_what_linear_does():
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+NAMES = {"algorithm": "block_tiled", "activation": "relu"}
+
+
+def handed_over(module, *args) -> list[tuple]:
+    """(activation, algorithm) of each call of tiledmm::linear, None where it is the default. Without a gradient: with
+    one, the activation is an operation of its own."""
+    with torch.no_grad(), Counted() as counted:
+        module(*args)
+    return counted.names
+
+
+@pytest.mark.parametrize("activation", ("none", "relu", "gelu", "gelu_tanh", "silu"))
+@pytest.mark.parametrize("algorithm", ("auto", "naive"))
+def test_algorithm_and_activation(activation, algorithm):
+    tiled = TiledLinear(7, 5, algorithm=algorithm, activation=activation).requires_grad_(False)
+    input = torch.randn(3, 7)
+    assert_close(tiled(input), expect_linear(input, tiled.weight, tiled.bias, activation))
+    assert handed_over(tiled, input) == [
+        (activation if activation != "none" else None, algorithm if algorithm != "auto" else None)
+    ]
+
+
+def test_attributes_are_plain():
+    linear, tiled = make_pair(7, 5)
+    input = torch.randn(3, 7)
+    assert (tiled.algorithm, tiled.activation) == ("auto", "none")
+    tiled.activation, tiled.algorithm = "silu", "naive"
+    assert handed_over(tiled, input) == [("silu", "naive")]
+    assert tiled.state_dict().keys() == linear.state_dict().keys()
+    for name in NAMES:
+        changed = copy.deepcopy(tiled)
+        setattr(changed, name, "fast")
+        with pytest.raises(ValueError, match=f"{name} 'fast' is not known"):
+            changed(input)
+
+
+def test_print_shows_what_is_not_the_default():
+    text = "TiledLinear(in_features=7, out_features=5, bias=True"
+    assert repr(TiledLinear(7, 5)) == f"{text})"
+    assert repr(TiledLinear(7, 5, activation="relu")) == f"{text}, activation='relu')"
+    assert repr(TiledLinear(7, 5, **NAMES)) == f"{text}, algorithm='block_tiled', activation='relu')"
+
+
+def test_refuses_names_that_are_not_known():
+    with pytest.raises(ValueError, match="^activation: got 'tanh', expected one of none, relu, gelu, gelu_tanh, silu$"):
+        TiledLinear(7, 5, activation="tanh")
+    expected = "^algorithm: got 'fast', expected one of auto, .*wgmma"
+    with pytest.raises(ValueError, match=expected):
+        TiledLinear(7, 5, algorithm="fast")
+    model = nn.Linear(7, 5)
+    with pytest.raises(ValueError, match=expected):
+        replace_linear(model, algorithm="fast")
+    assert type(model) is nn.Linear
+
+
+def test_refuses_what_its_device_cannot_serve_when_called():
+    tiled = TiledLinear(7, 5, algorithm="wgmma")
+    with pytest.raises(NotImplementedError, match="algorithm 'wgmma' cannot serve this call.*only GPUs have it"):
+        tiled(torch.randn(3, 7))
+
+
+def test_layers_without_the_attributes():
+    """As those in pickles that are older than the attributes."""
+    tiled = TiledLinear(7, 5)
+    for name in NAMES:
+        del vars(tiled)[name]
+    old = pickle.loads(pickle.dumps(tiled))
+    input = torch.randn(3, 7)
+    assert not NAMES.keys() & vars(old).keys() and handed_over(old, input) == [(None, None)]
+    assert repr(old) == repr(TiledLinear(7, 5)) and torch.equal(old(input), tiled(input))
+
+
+@pytest.mark.parametrize("bias", (True, False))
+@pytest.mark.parametrize("make", (nn.Linear, TiledLinear, Plain), ids=lambda make: make.__name__)
+def test_from_linear(make, bias):
+    linear = make(7, 5, bias=bias, dtype=torch.float64).eval()
+    linear.weight.requires_grad_(False)
+    linear.register_forward_hook(lambda *_: pytest.fail("a hook was carried over"))
+    state = torch.get_rng_state()
+    tiled = TiledLinear.from_linear(linear, **NAMES)
+    assert type(tiled) is TiledLinear and type(linear) is make and not tiled.training
+    assert tiled.weight is linear.weight and tiled.bias is linear.bias
+    assert (tiled.in_features, tiled.out_features) == (7, 5) and torch.equal(torch.get_rng_state(), state)
+    input = torch.randn(3, 7, dtype=torch.float64)
+    expected = expect_linear(input, linear.weight, linear.bias.detach() if bias else None, "relu")
+    assert_close(tiled(input).detach(), expected)
+    assert TiledLinear.from_linear(nn.Linear(7, 5)).algorithm == "auto"
+
+
+def test_from_linear_refuses():
+    parametrized = parametrize.register_parametrization(nn.Linear(3, 3), "weight", nn.Tanh())
+    for layer, message in (
+        (nn.ReLU(), "layer: got a ReLU, expected a torch.nn.Linear with the forward of that"),
+        (None, "layer: got a NoneType, expected"),
+        (Doubled(3, 3), "layer: got a Doubled, expected a torch.nn.Linear with the forward of that"),
+        (parametrized, "layer: got a ParametrizedLinear that cannot be tiled: parametrized"),
+        (nn.LazyLinear(3), "layer: got a LazyLinear that cannot be tiled: lazy"),
+        (nn.Linear(3, 3, dtype=torch.complex64), "layer: got a Linear that cannot be tiled: torch.complex64"),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+            TiledLinear.from_linear(layer)
+    with pytest.raises(ValueError, match="^activation: got 'tanh'"):
+        TiledLinear.from_linear(nn.Linear(3, 3), activation="tanh")
+
+
 def save_and_load(module: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(module, file)
@@ -125,10 +235,11 @@ COPIES = {
 @pytest.mark.filterwarnings("ignore:replace_linear")
 def test_copies_are_tiled_and_independent(make, make_copy):
     module = nn.Sequential(make(7, 5))
-    replace_linear(module, module_filter_fn=lambda *_: True)
-    module[0].attribute = "kept"
+    replace_linear(module, algorithm="naive", module_filter_fn=lambda *_: True)
+    module[0].attribute, module[0].algorithm, module[0].activation = "kept", *NAMES.values()
     double = make_copy(module)
     input = torch.randn(3, 7)
+    assert handed_over(double, input)[0] == ("relu", "block_tiled") and "relu" in repr(double)
     assert type(double[0]) is type(module[0]) and double[0].attribute == "kept"
     assert tiled_calls(double, input) == 1 and torch.equal(double(input), module(input))
     with torch.no_grad():
@@ -364,11 +475,47 @@ def test_attention_bypasses_its_projection_in_every_mode():
     assert tiled_calls(attention, input, input, input) == 0
 
 
-def test_restores_exactly():
+def test_replaces_with_an_algorithm():
+    model = nn.Sequential(nn.Linear(7, 7), Doubled(7, 7), TiledLinear(7, 7))
+    with warnings.catch_warnings(action="ignore"):
+        swap = replace_linear(model, algorithm="naive", module_filter_fn=lambda *_: True)
+    assert swap.replaced == ["0", "1"] and swap.skipped == [("2", "already tiled")]
+    assert [layer.algorithm for layer in model] == ["naive", "naive", "auto"]
+    assert handed_over(model, torch.randn(3, 7)) == [(None, "naive"), (None, "naive"), (None, None)]
+    assert "TiledDoubled(in_features=7, out_features=7, bias=True, algorithm='naive')" in repr(model)
+
+
+def test_keeps_attributes_of_a_subclass():
+    class Active(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.activation = nn.ReLU()
+
+    class Named(nn.Linear):
+        algorithm = "of its own"
+
+    model = nn.Sequential(Active(3, 3), Named(3, 3))
+    swap = replace_linear(model, module_filter_fn=lambda *_: True)
+    assert swap.replaced == [] and swap.skipped == [
+        ("0", "it has an attribute 'activation' of its own"),
+        ("1", "it has an attribute 'algorithm' of its own"),
+    ]
+
+
+def test_restore_leaves_layers_with_an_activation():
+    model = nn.Sequential(TiledLinear(4, 4, activation="gelu"), TiledLinear(4, 4, algorithm="naive"))
+    swap = restore_linear(model)
+    assert swap.replaced == ["1"] and type(model[0]) is TiledLinear and model[0].activation == "gelu"
+    assert swap.skipped == [("0", "its activation is 'gelu', which Linear has not")]
+    assert vars(model[1]).keys() == vars(nn.Linear(4, 4)).keys()
+
+
+@pytest.mark.parametrize("algorithm", ("auto", "naive"))
+def test_restores_exactly(algorithm):
     model = Model()
     state, classes = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
     attributes = [set(vars(module)) for module in model.modules()]
-    swap = replace_linear(model, module_filter_fn=lambda *_: True)
+    swap = replace_linear(model, algorithm=algorithm, module_filter_fn=lambda *_: True)
     assert restore_linear(model).replaced == swap.replaced
     assert [type(module) for module in model.modules()] == classes
     assert [set(vars(module)) for module in model.modules()] == attributes

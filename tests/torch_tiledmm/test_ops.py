@@ -188,6 +188,21 @@ def test_matmul_out_writes_its_elements_only():
     assert_close(column_major, expect_matmul(a[0], b))
 
 
+@pytest.mark.parametrize("algorithm", ("auto", "block_tiled"))
+def test_matmul_with_out(algorithm):
+    a, b = randn(2, 5, 7), randn(7, 3)
+    out = torch.full((2, 3, 5), torch.nan).mT
+    assert matmul(a, b, algorithm=algorithm, out=out) is out
+    assert_close(out, expect_matmul(a, b))
+    assert torch.equal(out, matmul(a, b, algorithm=algorithm))
+    with pytest.raises(RuntimeError, match=r"out has shape \[5, 3\]; the result has \[2, 5, 3\]"):
+        matmul(a, b, out=torch.empty(5, 3))
+    with pytest.raises(RuntimeError, match="does not support automatic differentiation"):
+        matmul(a.requires_grad_(), b, out=out)
+    with pytest.raises(NotImplementedError, match="'wgmma' cannot serve"):
+        matmul(a.detach(), b, algorithm="wgmma", out=out)
+
+
 def test_matmul_out_refuses():
     a, b, out = randn(5, 7), randn(7, 6), torch.empty(5, 6)
     with pytest.raises(RuntimeError, match="out has shape.*the result has"):

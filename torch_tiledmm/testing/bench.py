@@ -265,7 +265,8 @@ def _numpy_threads(num_threads: int) -> contextlib.AbstractContextManager:
         raise ValueError("numpy's threads cannot be set without threadpoolctl; pip install threadpoolctl") from None
     import numpy  # noqa: F401  its library has to be loaded before it can be limited
 
-    return threadpool_limits(limits=num_threads, user_api="blas")
+    limits: contextlib.AbstractContextManager = threadpool_limits(limits=num_threads, user_api="blas")
+    return limits
 
 
 def with_progress(rows: Sequence) -> Iterator:

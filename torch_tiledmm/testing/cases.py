@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..dispatch import DTYPES, algorithms
+from ..dispatch import DTYPES, Algorithm, algorithms
 from . import gradients, reference
 
 OPS = ("matmul", "matmul_out", "linear")
@@ -38,7 +38,7 @@ _NUM_LITERALS = 24  # operands of at most so many elements are printed as they a
 # --- what a program calls ---
 
 
-def nans(num_elements: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+def nans(num_elements: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Memory for an operand."""
     return torch.full((num_elements,), torch.nan, dtype=dtype, device=device)
 
@@ -433,8 +433,10 @@ def run_case(case: Case, allocate: Callable[..., Tensor] = nans) -> Outcome:
 def _failure(program: list[tuple[str, str]], error: Exception) -> Outcome:
     """Which statement of the program raised."""
     trace = error.__traceback__
+    assert trace is not None
     while trace.tb_frame.f_code.co_filename != "<case>":
         trace = trace.tb_next
+        assert trace is not None  # the program raised
     checks = [check for check, code in program for _ in code.splitlines()]
     return Outcome(checks[trace.tb_lineno - 1] or "call", type(error).__name__, str(error))
 
@@ -442,7 +444,9 @@ def _failure(program: list[tuple[str, str]], error: Exception) -> Outcome:
 # --- drawing ---
 
 
-def draw_case(seed: int, number: int, device: str = "cpu", *, modes=MODES, large_share: float = 0.04) -> Case:
+def draw_case(
+    seed: int, number: int, device: str = "cpu", *, modes: Sequence[str] = MODES, large_share: float = 0.04
+) -> Case:
     """The case of this number; every other one is of the mode "values", if that is one of them."""
     rng = random.Random(f"{seed} {number}")
     dtype = list(DTYPES)[number % len(DTYPES)]
@@ -483,7 +487,7 @@ def draw_case(seed: int, number: int, device: str = "cpu", *, modes=MODES, large
     kinds = {name: "uniform" if name not in case.operands else kind for name in case.tensors}
     # torch gives a tangent the strides of its primal, so each element needs memory of its own; its derivative of gelu
     # does not take a gradient that overlaps itself.
-    shared = {name: ("expanded", "overlapping") for name in (*case.operands, "grad")}
+    shared: dict[str, tuple[str, ...]] = {name: ("expanded", "overlapping") for name in (*case.operands, "grad")}
     shared.update((name, ()) for name in (case.needs if mode in _TANGENT_MODES else ()))
     if activation.startswith("gelu"):
         shared["grad"] = ("expanded",)
@@ -496,10 +500,10 @@ def draw_algorithm(rng: random.Random, dtype: str, device: str) -> str:
     return rng.choice(["auto", "auto", *names])
 
 
-_KNOWN_ALGORITHMS: dict = {}
+_KNOWN_ALGORITHMS: dict[str, list[Algorithm]] = {}
 
 
-def _algorithms(device: str) -> list:
+def _algorithms(device: str) -> list[Algorithm]:
     if device not in _KNOWN_ALGORITHMS:  # asking takes longer than a case
         _KNOWN_ALGORITHMS[device] = algorithms(device)
     return _KNOWN_ALGORITHMS[device]

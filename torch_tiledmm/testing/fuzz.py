@@ -20,7 +20,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ _MOST_ATTEMPTS = 1500  # of shrinking one case
 _MOST_SECONDS = 60  # of shrinking it; a case that takes twice as long hangs
 _COUNTS_EVERY = 200  # cases
 _LOST_GPU = 99  # exit code
+Prepare = Callable[[], None] | None  # what a process does first
 
 
 @dataclass
@@ -160,7 +162,7 @@ def _smaller_sizes(case: Case) -> Iterator[Case]:
                 yield from _valid(case, **{name: smaller})
 
 
-def _valid(case: Case, **changes: object) -> Iterator[Case]:
+def _valid(case: Case, **changes: Any) -> Iterator[Case]:
     """The changed case, unless its parts do not fit any more."""
     changed = replace(case, **changes)
     changed = replace(changed, needs=tuple(name for name in changed.needs if name in changed.operands))
@@ -250,7 +252,7 @@ def fuzz(
 class _Worker:
     """A process that runs every step-th case; started again behind a case that ends it."""
 
-    def __init__(self, seed: int, first: int, last: int, step: int, device: str, prepare):
+    def __init__(self, seed: int, first: int, last: int, step: int, device: str, prepare: Prepare) -> None:
         self.seed, self.last, self.step, self.device, self.prepare = seed, last, step, device, prepare
         self.is_done = False
         self.start(first)
@@ -277,7 +279,7 @@ class _Worker:
                         report.counts.setdefault(name, Counter()).update(counter)
         except EOFError:
             self.process.join()
-            if self.process.exitcode != 0:
+            if self.process.exitcode:
                 yield Failure(self.seed, self.at[0], self.device, _crash(self.process.exitcode))
                 if self.at[0] + self.step < self.last:
                     return self.start(self.at[0] + self.step)
@@ -285,10 +287,11 @@ class _Worker:
         if self.at[1] != self.seen:
             self.seen, self.since = self.at[1], time.monotonic()
         elif time.monotonic() - self.since > 2 * _MOST_SECONDS:
+            assert self.process.pid is not None
             os.kill(self.process.pid, signal.SIGALRM)  # it hangs: a death by a signal that has no other source
 
 
-def _work(connection, at, seed: int, numbers: range, device: str, prepare) -> None:
+def _work(connection: Connection, at: Any, seed: int, numbers: range, device: str, prepare: Prepare) -> None:
     """What a process does."""
     if prepare is not None:
         prepare()
@@ -297,7 +300,8 @@ def _work(connection, at, seed: int, numbers: range, device: str, prepare) -> No
         at[1] += 1
         return run_case(case)
 
-    counts, kinds = {}, set()
+    counts: dict[str, Counter] = {}
+    kinds: set[tuple[str, str, str]] = set()
     for place, number in enumerate(numbers, 1):
         at[0] = number
         case = draw_case(seed, number, device)
@@ -317,7 +321,7 @@ def _work(connection, at, seed: int, numbers: range, device: str, prepare) -> No
     connection.close()
 
 
-def _shrink_a_crash(failure: Failure, prepare) -> str:
+def _shrink_a_crash(failure: Failure, prepare: Prepare) -> str:
     """The code of a smaller case that ends the process, too."""
     context = multiprocessing.get_context("spawn")
     reading, writing = context.Pipe(duplex=False)
@@ -327,14 +331,15 @@ def _shrink_a_crash(failure: Failure, prepare) -> str:
     writing.close()
     with reading:
         try:
-            return reading.recv()
+            code: str = reading.recv()
+            return code
         except EOFError:  # it died itself
             return write_code(case, failure.outcome)
         finally:
             process.join()
 
 
-def _work_on_a_crash(connection, case: Case, outcome: Outcome, prepare) -> None:
+def _work_on_a_crash(connection: Connection, case: Case, outcome: Outcome, prepare: Prepare) -> None:
     if prepare is not None:
         prepare()
     torch.set_num_threads(1)  # a child inherits no threads

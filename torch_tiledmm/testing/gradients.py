@@ -99,6 +99,7 @@ def expect_linear_grad(
     if name == "weight":
         error = None if error is None else error.mT
         return _reshape(_expect_product(operand.mT, _rows(input), error, is_tf32), weight.shape)
+    assert name == "bias" and bias is not None
     columns = _expect_product(operand.mT, torch.ones_like(operand[:, :1]), None if error is None else error.mT, False)
     if bias.numel() == columns.value.numel():
         return _reshape(columns, bias.shape)

@@ -14,9 +14,13 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from .. import host_gpu
 from ..dispatch import DTYPES, algorithms, build_info, explain, format_columns
@@ -24,6 +28,9 @@ from .bench import output_file
 from .origin import GpuClocks, describe_gpu_run
 from .shapes import Shape, make_operands, parse_shape
 from .timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MULTIPLY_ADD_ORDERS = ("chain", "simt_chunks")  # of summation; the others are those of matrix instructions
 VENDOR = "vendor"
@@ -74,11 +81,11 @@ def run(args: argparse.Namespace) -> None:
         dtypes = args.dtype or ["fp32"]
         if len(dtypes) != 1 or dtypes[0] == "tf32":
             raise ValueError(f"dtype: got {' '.join(dtypes)}, expected one of {', '.join(DTYPES)} to count")
-        results = count(parse_shape(f"{m}x{n}x{k}:{args.layout}"), DTYPES[dtypes[0]], args.wave)
-        print(format_counts(results, m, n, k, args.wave))
-        _write(args.json, results)
+        counts = count(parse_shape(f"{m}x{n}x{k}:{args.layout}"), DTYPES[dtypes[0]], args.wave)
+        print(format_counts(counts, m, n, k, args.wave))
+        _write(args.json, counts)
         if args.plot:
-            plot_counts(results, args.plot)
+            plot_counts(counts, args.plot)
         return
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU to measure; --count M N K needs none")
@@ -162,9 +169,7 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
     names = _rungs_of(shape, precision)
     with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
-        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
-        arms[VENDOR] = lambda: torch.mm(a, b)
-        timings = time_on_gpu(arms)
+        timings = time_on_gpu(_arms(names, a, b))
     dram = _dram_bytes(shape, precision) if has_ncu else {}
     orders = {entry.name: entry.order for entry in algorithms("cuda")}
     rows, before = [], None
@@ -195,7 +200,7 @@ def _measure_shape(shape: Shape, precision: str, peaks: dict, has_ncu: bool) -> 
 
 
 def format_measured(table: dict) -> str:
-    rows = [("algorithm", "us", "TFLOP/s", "% of peak", "% of vendor", "DRAM MB", "speed-up")]
+    rows: list[tuple[str, ...]] = [("algorithm", "us", "TFLOP/s", "% of peak", "% of vendor", "DRAM MB", "speed-up")]
     for row in table["rows"]:
         peak, speedup = row["percent_of_peak"], row["speedup"]
         rows.append(
@@ -219,9 +224,13 @@ def _host_costs(precision: str) -> dict[str, float]:
     names = _rungs_of(shape, precision)
     with matmul_precision(precision) as dtype:
         a, b = (operand.cuda() for operand in make_operands(shape, dtype))
-        arms = {name: lambda how=name: torch.ops.tiledmm.matmul(a, b, algorithm=how) for name in names}
-        arms[VENDOR] = lambda: torch.mm(a, b)
-        return {name: round(seconds * 1e6, 2) for name, seconds in host_seconds(arms).items()}
+        return {name: round(seconds * 1e6, 2) for name, seconds in host_seconds(_arms(names, a, b)).items()}
+
+
+def _arms(names: list[str], a: Tensor, b: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """What is timed: each rung and the vendor."""
+    rungs = {name: partial(torch.ops.tiledmm.matmul, a, b, algorithm=name) for name in names}
+    return {**rungs, VENDOR: partial(torch.mm, a, b)}
 
 
 def _rungs_of(shape: Shape, precision: str) -> list[str]:
@@ -301,7 +310,7 @@ def plot_measured(results: dict, path: Path) -> None:
     figure.savefig(path)
 
 
-def _figure(width: float, height: float):
+def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -309,7 +318,7 @@ def _figure(width: float, height: float):
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _write(path: Path | None, results) -> None:
+def _write(path: Path | None, results: list[dict] | dict) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n")

@@ -186,8 +186,13 @@ def parse_shape(text: str) -> Shape:
 
 
 # What a GPU is measured on: larger, the same kinds of use. Layers forward (NT) and their gradients (NN, TN).
-_GPU_LAYERS = (("bert_ffn_up", 3072, 768), ("bert_ffn_down", 768, 3072), ("llama_attention", 4096, 4096))
-_GPU_LAYERS += (("llama_ffn_up", 11008, 4096), ("llama_ffn_down", 4096, 11008))
+_GPU_LAYERS = (
+    ("bert_ffn_up", 3072, 768),
+    ("bert_ffn_down", 768, 3072),
+    ("llama_attention", 4096, 4096),
+    ("llama_ffn_up", 11008, 4096),
+    ("llama_ffn_down", 4096, 11008),
+)
 
 
 def _gpu(kind: str, why: str, *texts: str) -> tuple[Shape, ...]:

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -185,7 +186,7 @@ def copy_bandwidths() -> dict[int, float]:
         num_bytes = 2**exponent
         source = torch.ones(num_bytes // 8, dtype=torch.float32)
         target = torch.empty_like(source)
-        timing = time_arms({"copy": lambda target=target, source=source: target.copy_(source)}, seconds=0.1)["copy"]
+        timing = time_arms({"copy": partial(target.copy_, source)}, seconds=0.1)["copy"]
         best = max(best, num_bytes / timing.median / 1e9)
         bandwidths[num_bytes] = round(best, 2)
     return dict(sorted(bandwidths.items()))
