@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -52,7 +52,9 @@ def plot_speed(machines: Ratios) -> Figure:
     """One panel a machine: the geometric mean of each class of shape and precision, its worst and its best row."""
     figure = Figure(figsize=(12, 7.5), layout="constrained")
     names_before: list[str] = []
-    for axes, (machine, classes) in zip(figure.subplots(1, len(machines)), machines.items(), strict=True):
+    for axes, (machine, classes) in zip(
+        figure.subplots(1, len(machines), squeeze=False)[0], machines.items(), strict=True
+    ):
         names = list(classes)
         precisions = [name for name in COLORS if any(name in classes[c] for c in names)]
         for i, precision in enumerate(precisions):
@@ -113,12 +115,12 @@ def digest_of(numbers: object) -> str:
     return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="draws the documents' pictures from the committed results")
     parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if a picture is out of date")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     machines = load_machines(args.results)
     pictures: dict[str, tuple[Callable, dict]] = {
         "speed.png": (plot_speed, ratios_by_class(machines)),

@@ -11,7 +11,7 @@ benchmarks/plot_results.py draws the pictures.
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
@@ -333,12 +333,12 @@ def replace_part(text: str, name: str, part: str) -> str:
     return f"{before}{begin}\n{part}\n{end}{after}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="writes the tables of the documents from the committed results")
     parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if a document differs")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     machines = load_machines(args.results)
     if not machines:
         parser.error(f"results: no */*.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
