@@ -1,7 +1,7 @@
 """The pictures from small results.
 
 Planted bugs that these tests caught: a picture that is not drawn again, one machine alone that cannot be drawn, the
-ratio's worst row taken for its best, a class of shapes of one machine only left out.
+ratio's worst row taken for its best.
 """
 
 import json
