@@ -75,6 +75,7 @@ check: build
 	$(dir $(VENV_PYTHON))clang-format --dry-run -Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cpp')
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) benchmarks/readme_table.py --check
+	$(VENV_PYTHON) benchmarks/plot_results.py --check
 
 format: build
 	$(PIP) -q ruff==0.14.5 clang-format==21.1.5

@@ -1,7 +1,7 @@
 """Everything that is measured on a GPU, in one run: products of every kind and precision against torch (the vendor's
 library), layers in training against nn.Linear, the calling thread's cost, and what `explain` predicted.
 
-    python benchmarks/bench_gpu.py --json benchmarks/results/gpu/nvidia_h200.json
+    python benchmarks/bench_gpu.py --json benchmarks/results/nvidia_h200/gpu.json
     python benchmarks/bench_gpu.py --random 500      shapes that nobody chose instead of the table
 
 Products: single calls, caches of the GPU emptied before each, arms interleaved, medians, random data in [-1, 1], the

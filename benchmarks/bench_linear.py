@@ -1,6 +1,6 @@
 """Forward and backward of TiledLinear against nn.Linear on the layers of an MLP and of BERT-base.
 
-    python benchmarks/bench_linear.py --dtype bf16 --json benchmarks/results/linear_bf16.json
+    python benchmarks/bench_linear.py --dtype bf16 --json benchmarks/results/amd_epyc_2_cores/linear_bf16.json
 
 One step is the forward and the gradients of input, weight and bias. Both layers hold the same parameters
 and get the same input.

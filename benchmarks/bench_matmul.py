@@ -1,6 +1,6 @@
 """matmul against torch and numpy over the table of shapes, arms interleaved in one process. For example:
 
-    python benchmarks/bench_matmul.py --dtype bf16 --json benchmarks/results/matmul_bf16.json
+    python benchmarks/bench_matmul.py --dtype bf16 --json benchmarks/results/amd_epyc_2_cores/matmul_bf16.json
     python benchmarks/bench_matmul.py --rows square,8x64x64x64:NT --threads 1 --algorithm block_tiled
 
 The arms, the peaks and the columns are described in torch_tiledmm/testing/bench.py.

@@ -1,15 +1,17 @@
-"""Writes the tables of README.md and docs/LADDER.md from benchmarks/results, between markers, and docs/GPU_RESULTS.md.
+"""Writes what the committed results say: a page beside the results of each machine, and tables between markers.
 
     python benchmarks/readme_table.py           writes them
     python benchmarks/readme_table.py --check   fails if they say anything else than the results
 
-Nothing is left out: the rows come in the order of the shapes table, the bad ones included.
+Nothing is left out: the rows come in the order of the shapes table, the bad ones included. README.md gets one line for
+each machine, docs/ladder.md what each rung asks of the memory (counted) and what it reaches (measured).
+benchmarks/plot_results.py draws the pictures.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
@@ -19,10 +21,9 @@ from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.bench import matmul_table
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-GPU_BEGIN, GPU_END = "<!-- gpu results:begin -->", "<!-- gpu results:end -->"
-LADDER_BEGIN, LADDER_END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 TABLES = {"matmul": matmul_table, "linear": linear_table}
+LADDER_SHAPE = "4096x4096x4096:NN"  # of docs/ladder.md
+VENDOR = "vendor"
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -73,33 +74,41 @@ def summary_row(results: dict) -> tuple[str, ...]:
     )
 
 
-def render(all_results: list[dict]) -> str:
-    """The text between the markers: a summary, then each run in full, bad rows included, in shape order."""
+def render_cpu(all_results: list[dict]) -> list[str]:
+    """A summary, then each run in full, bad rows included, in shape order."""
     head = ("benchmark", "peers", "rows", "geomean", "worst", "best", "below 1.0", "FMA peak GFLOP/s")
     lines = ["Ratio: time of the fastest peer / ours, more is better.", "", *slower_rows(all_results), ""]
     lines += markdown_table([head, *map(summary_row, all_results)])
     for results in all_results:
         versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-        lines += ["", f"<details><summary>{name_of(results)}, all rows</summary>", ""]
+        lines += ["", f"## {name_of(results)}", ""]
         lines.append(
             f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads; {versions}; "
             f"commit {results['commit']}, {results['date']}."
         )
-        lines += ["", *markdown_table(TABLES[results["benchmark"]](results)), "", "</details>"]
-    return "\n".join(lines)
+        lines += ["", *markdown_table(TABLES[results["benchmark"]](results))]
+    return lines
 
 
-def load_results(folder: Path) -> list[dict]:
-    """All runs, matmul before linear, in the order of the dtypes."""
-    all_results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+def load_results(folder: Path) -> dict[str, list[dict]]:
+    """The runs of one machine: those of bench_matmul.py and bench_linear.py ("cpu", matmul before linear, in the order
+    of the dtypes), of bench_gpu.py ("gpu"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
+    """
+    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "ladder": [], "counts": []}
+    for path in sorted(folder.glob("*.json")):
+        results = json.loads(path.read_text())
+        if isinstance(results, list):
+            found["counts"].append({"problem": path.stem.replace("_wave", ", warps of "), "rows": results})
+        else:
+            found["cpu" if results["benchmark"] in TABLES else results["benchmark"]].append(results)
     benchmarks, dtypes = list(TABLES), list(DTYPES)
-    return sorted(all_results, key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"])))
+    found["cpu"].sort(key=lambda r: (r["cpu"], benchmarks.index(r["benchmark"]), dtypes.index(r["dtype"])))
+    return found
 
 
-def load_gpu_results(folder: Path, benchmark: str) -> list[dict]:
-    """The runs of bench_gpu.py ("gpu") or of `python -m torch_tiledmm ladder` ("ladder")."""
-    all_results = [json.loads(path.read_text()) for path in sorted((folder / "gpu").glob("*.json"))]
-    return [results for results in all_results if results["benchmark"] == benchmark]
+def load_machines(folder: Path) -> dict[str, dict[str, list[dict]]]:
+    """The results of each machine by the name of its folder."""
+    return {path.name: load_results(path) for path in sorted(folder.iterdir()) if list(path.glob("*.json"))}
 
 
 def describe_gpu(results: dict) -> str:
@@ -132,14 +141,19 @@ def missed_text(rows: list[dict]) -> str:
     return f"{sum(not is_met(row) for row in rows)} of {len(rows)}"
 
 
+def missed_by_precision(products: list[dict]) -> dict[str, str]:
+    groups: dict[str, list[dict]] = {}
+    for row in products:
+        groups.setdefault(row["precision"], []).append(row)
+    return {precision: missed_text(rows) for precision, rows in groups.items()}
+
+
 def missed_goals(all_results: list[dict]) -> list[str]:
     """For each GPU how many rows miss their goal, in all and in each precision, and where the figures come from."""
     lines = []
     for results in all_results:
-        products: dict[str, list[dict]] = {}
-        for row in results["products"]:
-            products.setdefault(row["precision"], []).append(row)
-        each = ", ".join(f"{precision} {missed_text(rows)}" for precision, rows in products.items())
+        counts = missed_by_precision(results["products"])
+        each = ", ".join(f"{precision} {text}" for precision, text in counts.items())
         lines.append(
             f"- {results['device']}: **{missed_text(results['products'])} products with a goal miss it** ({each}), "
             f"{missed_text(results['layers'])} layers, {missed_text(results['training'])} steps of training; "
@@ -149,25 +163,21 @@ def missed_goals(all_results: list[dict]) -> list[str]:
     return lines
 
 
-def render_gpu(all_results: list[dict]) -> str:
-    """One line for each precision and kind of shape, one for the layers, one for the calling thread."""
-    lines = ["Ratio: time of torch (the vendor's library) / ours, more is better. Goals and all rows:"]
-    lines += ["[docs/GPU_RESULTS.md](docs/GPU_RESULTS.md).", "", *missed_goals(all_results)]
-    for results in all_results:
-        rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal")]
-        for entry in results["summary"]:
-            has_goal = any(row["goal"] for row in results["products"] if row["kind"] == entry["kind"])
-            rows.append(
-                (
-                    entry["precision"],
-                    entry["kind"],
-                    str(entry["rows"]),
-                    *(f"{entry[name]:.2f}" for name in ("geomean", "worst", "best")),
-                    str(len(entry["below_goal"])) if has_goal else "-",
-                )
+def kinds_table(results: dict) -> list[str]:
+    """One line for each precision and kind of shape."""
+    rows = [("precision", "kind", "rows", "geomean", "worst", "best", "below goal")]
+    for entry in results["summary"]:
+        has_goal = any(row["goal"] for row in results["products"] if row["kind"] == entry["kind"])
+        rows.append(
+            (
+                entry["precision"],
+                entry["kind"],
+                str(entry["rows"]),
+                *(f"{entry[name]:.2f}" for name in ("geomean", "worst", "best")),
+                str(len(entry["below_goal"])) if has_goal else "-",
             )
-        lines += ["", describe_gpu(results), "", *markdown_table(rows)]
-    return "\n".join(lines)
+        )
+    return markdown_table(rows)
 
 
 def times_of(row: dict) -> list[str]:
@@ -183,44 +193,46 @@ def training_line(row: dict) -> tuple[str, ...]:
     return (row["model"], str(row["rows"]), *times_of(row), f"{row['ratio']:.2f}", goal_text(row))
 
 
-def render_gpu_document(all_results: list[dict]) -> str:
-    """Every row of every run."""
+def render_gpu(results: dict) -> list[str]:
+    """The kinds of shapes, then every row."""
+    share = 100 * results["share_predicted_within_30_percent"]
     lines = [
-        "# GPU results",
-        "",
-        "Written by benchmarks/readme_table.py from benchmarks/results/gpu. Products: single calls,",
+        "Ratio: time of torch (the vendor's library) / ours, more is better. Products are single calls, the caches"
     ]
-    lines += ["caches of the GPU emptied before each, medians, arms interleaved; a goal is the least ratio asked for."]
-    lines += ["", *missed_goals(all_results)]
-    for results in all_results:
-        share = 100 * results["share_predicted_within_30_percent"]
-        lines += ["", f"## {results['device']}", "", describe_gpu(results)]
-        lines += [f"Predicted times within 30 % of the measured: {share:.0f} % of the rows.", "", "### Products", ""]
-        lines += markdown_table([PRODUCT_HEAD, *map(product_line, results["products"])])
-        lines += ["", "### Layers: forward, gradients of input, weight and bias", ""]
-        head = ("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")
-        lines += markdown_table([head, *map(layer_line, results["layers"])])
-        lines += ["", "### Steps of training in bf16 under autocast, fused AdamW", ""]
-        head = ("model", "rows", "us", "nn.Linear us", "ratio", "goal")
-        lines += markdown_table([head, *map(training_line, results["training"])])
-        lines += ["", "### The calling thread, microseconds a call at 64 x 64 x 64", ""]
-        names = list(next(iter(results["host_us"].values())))
-        costs = [(precision, *(f"{us[name]:.1f}" for name in names)) for precision, us in results["host_us"].items()]
-        lines += markdown_table([("precision", *names), *costs])
-    return "\n".join(lines) + "\n"
+    lines += ["of the GPU are emptied before each, times are medians. A goal is the least ratio asked for.", ""]
+    lines += [*missed_goals([results]), "", describe_gpu(results)]
+    lines += [f"Predicted times within 30 % of the measured: {share:.0f} % of the rows.", ""]
+    lines += [*kinds_table(results), "", "## Products", ""]
+    lines += markdown_table([PRODUCT_HEAD, *map(product_line, results["products"])])
+    lines += ["", "## Layers: forward, gradients of input, weight and bias", ""]
+    head = ("layer", "rows", "precision", "us", "nn.Linear us", "TFLOP/s", "ratio", "goal")
+    lines += markdown_table([head, *map(layer_line, results["layers"])])
+    lines += ["", "## Steps of training in bf16 under autocast, fused AdamW", ""]
+    head = ("model", "rows", "us", "nn.Linear us", "ratio", "goal")
+    lines += markdown_table([head, *map(training_line, results["training"])])
+    lines += ["", "## The calling thread, microseconds a call at 64 x 64 x 64", ""]
+    names = list(next(iter(results["host_us"].values())))
+    costs = [(precision, *(f"{us[name]:.1f}" for name in names)) for precision, us in results["host_us"].items()]
+    return [*lines, *markdown_table([("precision", *names), *costs])]
 
 
-def render_ladder(all_results: list[dict]) -> str:
-    """TFLOP/s of each rung at each shape, a table a precision, and DRAM bytes where Nsight Compute counted them."""
-    timed, counted = [], {}
+def ladder_tables(all_results: list[dict]) -> tuple[dict[str, list[dict]], dict[str, dict]]:
+    """The measured tables of each precision, and the one whose DRAM bytes Nsight Compute counted."""
+    timed: dict[str, list[dict]] = {}
+    counted: dict[str, dict] = {}
     for table in (table for results in all_results for table in results["tables"]):
         if table["rows"][0]["dram_bytes_from"] == "ncu":
             counted[table["precision"]] = table
         else:
-            timed.append(table)
-    lines: list[str] = []
-    for precision in dict.fromkeys(table["precision"] for table in timed):
-        tables = [table for table in timed if table["precision"] == precision]
+            timed.setdefault(table["precision"], []).append(table)
+    return timed, counted
+
+
+def render_ladder(all_results: list[dict]) -> list[str]:
+    """TFLOP/s of each rung at each shape, a table a precision, and DRAM bytes where Nsight Compute counted them."""
+    lines = ["", "## The ladder, TFLOP/s"]
+    timed, counted = ladder_tables(all_results)
+    for precision, tables in timed.items():
         columns = [{row["algorithm"]: f"{row['tflops']:.1f}" for row in table["rows"]} for table in tables]
         heads = [table["shape"] for table in tables]
         if precision in counted:
@@ -228,38 +240,114 @@ def render_ladder(all_results: list[dict]) -> str:
             heads.append(f"DRAM at {counted[precision]['shape']}")
             columns.append({row["algorithm"]: f"{row['dram_bytes'] / 1e9:.1f} GB" for row in rows[:-1]})
         body = [(f"`{name}`", *(column.get(name, "-") for column in columns)) for name in columns[0]]
-        lines += [*markdown_table([(precision, *heads), *body]), ""]
-    return "\n".join(lines[:-1])
+        lines += ["", *markdown_table([(precision, *heads), *body])]
+    return lines
 
 
-def replace_tables(text: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
-    """The document's text with the new tables. Raises ValueError unless it has each marker once, in order."""
+def render_counts(all_results: list[dict]) -> list[str]:
+    """What each rung asked of the GPU that the host executor stands in for."""
+    lines = [
+        "Counted by the host executor, which runs the kernels' sources without a GPU. A load is counted by element,"
+    ]
+    lines += ["a sector is 32 bytes of one warp's access, bank conflicts are extra turns of shared memory."]
+    for results in all_results:
+        names = list(results["rows"][0])
+        rows = [
+            tuple(row[name] if name == "algorithm" else f"{row[name]:,}" for name in names) for row in results["rows"]
+        ]
+        lines += ["", f"## {results['problem']} lanes", ""]
+        lines += markdown_table([tuple(name.replace("_", " ") for name in names), *rows])
+    return lines
+
+
+def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
+    """The page of one machine: every row of every run."""
+    lines = [f"# {title_of(name, machine)}", "", "Written by benchmarks/readme_table.py from the results beside it."]
+    if machine["cpu"]:
+        lines += render_cpu(machine["cpu"])
+    for results in machine["gpu"]:
+        lines += render_gpu(results)
+    if machine["ladder"]:
+        lines += render_ladder(machine["ladder"])
+    if machine["counts"]:
+        lines += render_counts(machine["counts"])
+    return "\n".join(lines) + "\n"
+
+
+def title_of(name: str, machine: dict[str, list[dict]]) -> str:
+    for results in (*machine["gpu"], *machine["ladder"], *machine["cpu"]):
+        return results.get("device") or f"{results['cpu']}, {results['num_cores']} cores"
+    return name.replace("_", " ")
+
+
+def render_summary(machines: dict[str, dict[str, list[dict]]]) -> str:
+    """README's lines: how many rows of each machine miss their goal, with the way to all rows."""
+    rows = [("machine", "miss their goal", "of them", "all rows")]
+    for name, machine in machines.items():
+        link = f"[{name}](benchmarks/results/{name}/README.md)"
+        title = title_of(name, machine)
+        if machine["cpu"]:
+            below = sum(len(results["summary"]["below_one"]) for results in machine["cpu"])
+            total = sum(len(results["rows"]) for results in machine["cpu"])
+            each = ", ".join(f"{name_of(r)} {len(r['summary']['below_one'])}" for r in machine["cpu"])
+            rows.append((title, f"{below} of {total} (goal: 1.0)", each, link))
+        for results in machine["gpu"]:
+            counts = missed_by_precision(results["products"])
+            each = ", ".join(f"{precision} {text}" for precision, text in counts.items())
+            rows.append((title, f"{missed_text(results['products'])} products with a goal", each, link))
+    head, rule, *body = markdown_table(rows)
+    return "\n".join([head, rule.replace("---:", "---"), *body])
+
+
+def render_rungs(machines: dict[str, dict[str, list[dict]]]) -> dict[str, str]:
+    """For docs/ladder.md, by the rung's name: its speed in each precision with the step from the rung before, and what
+    was counted of it.
+    """
+    timed, _ = ladder_tables([results for machine in machines.values() for results in machine["ladder"]])
+    speeds: dict[str, dict[str, str]] = {}
+    for precision, tables in timed.items():
+        for row in next(table["rows"] for table in tables if table["shape"] == LADDER_SHAPE):
+            step = "" if row["speedup"] is None else f" (x {row['speedup']:.2f})"
+            speeds.setdefault(row["algorithm"], {})[precision] = f"{row['tflops']:.1f}{step}"
+    speeds.pop(VENDOR, None)
+    counts = [results for machine in machines.values() for results in machine["counts"]]
+    counted = {row["algorithm"]: row for results in counts for row in results["rows"]}
+    heads = ("global_load_elements", "global_load_sectors", "shared_loads", "bank_conflicts", "barriers")
+    texts = {}
+    for name, own in speeds.items():
+        columns = [(f"{precision} TFLOP/s", own[precision]) for precision in timed if precision in own]
+        columns += [(head.replace("_", " "), f"{counted[name][head]:,}") for head in heads if name in counted]
+        texts[name] = "\n".join(markdown_table(list(zip(*columns, strict=True))))
+    return texts
+
+
+def replace_part(text: str, name: str, part: str) -> str:
+    """The document's text with a new part between the markers of that name. Raises ValueError unless it has each
+    marker once, in order.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"document: expected one {begin} and after it one {end}")
     before, rest = text.split(begin)
     _, after = rest.split(end)
-    return f"{before}{begin}\n{tables}\n{end}{after}"
+    return f"{before}{begin}\n{part}\n{end}{after}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="writes the tables of README.md from the committed results")
-    parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if README.md differs")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="writes the tables of the documents from the committed results")
+    parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if a document differs")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    args = parser.parse_args()
-    all_results = load_results(args.results)
-    if not all_results:
-        parser.error(f"results: no *.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
-    gpu_results, ladders = (load_gpu_results(args.results, benchmark) for benchmark in ("gpu", "ladder"))
-    docs = args.readme.parent / "docs"
+    args = parser.parse_args(arguments)
+    machines = load_machines(args.results)
+    if not machines:
+        parser.error(f"results: no */*.json in {args.results}; run benchmarks/bench_matmul.py --json FILE first")
+    texts = {args.results / name / "README.md": render_machine(name, machine) for name, machine in machines.items()}
+    ladder = args.readme.parent / "docs" / "ladder.md"
     try:
-        texts = {args.readme: replace_tables(args.readme.read_text(), render(all_results))}
-        if gpu_results:
-            texts[args.readme] = replace_tables(texts[args.readme], render_gpu(gpu_results), GPU_BEGIN, GPU_END)
-            texts[docs / "GPU_RESULTS.md"] = render_gpu_document(gpu_results)
-        if ladders:
-            path = docs / "LADDER.md"
-            texts[path] = replace_tables(path.read_text(), render_ladder(ladders), LADDER_BEGIN, LADDER_END)
+        texts[args.readme] = replace_part(args.readme.read_text(), "results", render_summary(machines))
+        for name, part in render_rungs(machines).items():
+            texts[ladder] = replace_part(texts.get(ladder) or ladder.read_text(), name, part)
     except ValueError as error:
         parser.error(str(error))
     for path, text in texts.items():

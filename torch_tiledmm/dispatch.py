@@ -31,7 +31,7 @@ class Algorithm:
     name: str
     device: str
     rung: int  # its place on the ladder, see the kernel files; 0 for a name that stands for several kernels
-    order: str  # of summation, docs/NUMERICS.md; empty for a name that stands for several kernels
+    order: str  # of summation, docs/numerics.md; empty for a name that stands for several kernels
     is_native: bool  # one of those that `native` admits
     dtypes: tuple[str, ...]
     available: bool
@@ -85,7 +85,7 @@ class Candidate:
     algorithm: str
     legal: bool
     cost_us: float | None  # predicted; None if it is not legal
-    order: str  # of summation, docs/NUMERICS.md; kernels of one order give the same bits
+    order: str  # of summation, docs/numerics.md; kernels of one order give the same bits
     reason: str
     config: dict[str, object] = field(default_factory=dict)  # the tile numbers that its launcher would take
 

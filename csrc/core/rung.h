@@ -13,7 +13,7 @@
 
 namespace tiledmm {
 
-// Orders of summation (docs/NUMERICS.md). Kernels of one order give the same bits, so `auto` compares their costs for
+// Orders of summation (docs/numerics.md). Kernels of one order give the same bits, so `auto` compares their costs for
 // one problem; an order itself is picked by n, k, dtype and chip, never by m. Later ones are preferred: those of the
 // production kernels come after those of the ladder.
 enum class Order : int32_t {

@@ -1,5 +1,5 @@
 // The order of summation of the native GPU kernels. It depends on n, k and the precision alone, so that a row's bits do
-// not depend on m, on the batch or on the kernel that computed it (docs/NUMERICS.md).
+// not depend on m, on the batch or on the kernel that computed it (docs/numerics.md).
 #pragma once
 
 #include "core/math.h"

@@ -93,19 +93,34 @@ void* current_stream(c10::Device device) {
 #endif
 }
 
+// What one call has borrowed on a GPU: tensors, since they come from the allocator that is in force, also where a user
+// has put another in the place of torch's own.
+struct GpuWorkspace {
+  c10::Device device;
+  c10::SmallVector<Tensor, 4> tensors;
+};
+
 // torch's stream and torch's memory, which its allocator keeps for this stream until the kernels have run.
-Executor torch_gpu_executor(c10::Device device) {
+Executor torch_gpu_executor(GpuWorkspace& workspace) {
   Executor executor{};
-  executor.device_idx = device.index();
-  executor.stream = current_stream(device);
-  executor.allocate = [](void*, size_t num_bytes) -> void* {
+  executor.self = &workspace;
+  executor.device_idx = workspace.device.index();
+  executor.stream = current_stream(workspace.device);
+  executor.allocate = [](void* self, size_t num_bytes) -> void* {
+    GpuWorkspace& workspace = *static_cast<GpuWorkspace*>(self);
     try {
-      return c10::GetAllocator(c10::DeviceType::CUDA)->raw_allocate(num_bytes);
+      const auto options = at::TensorOptions().dtype(at::kByte).device(workspace.device);
+      workspace.tensors.push_back(at::empty({int64_t(num_bytes)}, options));
+      return workspace.tensors.back().mutable_data_ptr();
     } catch (const c10::OutOfMemoryError&) {
       return nullptr;
     }
   };
-  executor.release = [](void*, void* memory) { c10::GetAllocator(c10::DeviceType::CUDA)->raw_deallocate(memory); };
+  executor.release = [](void* self, void* memory) {
+    auto& tensors = static_cast<GpuWorkspace*>(self)->tensors;
+    tensors.erase(std::find_if(tensors.begin(), tensors.end(),
+                               [&](const Tensor& tensor) { return tensor.const_data_ptr() == memory; }));
+  };
   return executor;
 }
 
@@ -121,7 +136,8 @@ Status try_run(const GemmProblem& problem, int32_t algorithm, c10::Device device
     return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
   }
   const c10::DeviceGuard guard(device);
-  const Executor executor = torch_gpu_executor(device);
+  GpuWorkspace workspace{device, {}};
+  const Executor executor = torch_gpu_executor(workspace);
   return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
 }
 

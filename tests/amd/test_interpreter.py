@@ -536,7 +536,7 @@ BLOCKS["32x32"] = (32, 32, 64)
 
 
 def multiply(code, name: str, shape, *, batch: int = 1, grid_z: int = 1, order_seed=None):
-    """Runs a kernel on random matrices; C, the reference and the bound of each element (docs/NUMERICS)."""
+    """Runs a kernel on random matrices; C, the reference and the bound of each element (docs/numerics.md)."""
     m, n, k = shape
     kind = name.split("_")[1] if name.startswith(("naive", "mfma")) else "f32"
     block_m, block_n, threads = BLOCKS["32x32" if "32x32" in name else name.split("_")[0]]

@@ -1,24 +1,24 @@
 """Tables and counts from small results.
 
 Planted bugs that these tests caught: rows without a goal counted as rows with one, a ratio equal to its goal counted
-as missed, the sum over precisions that of the last, clocks of the wrong kind, rows below 1.0 of one run instead of all.
+as missed, the sum over precisions that of the last, clocks of the wrong kind, rows below 1.0 of one run instead of all,
+a rung's step taken from another shape.
 """
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "readme_table.py"
 README = "# title\n<!-- results:begin -->\nold\n<!-- results:end -->\nrest\n"
+LADDER_PAGE = "<!-- naive:begin -->\n<!-- naive:end -->\n<!-- mma:begin -->\n<!-- mma:end -->\n"
 MATMUL = {
     "benchmark": "matmul",
     "dtype": "fp32",
     "cpu": "a cpu",
     "isa": "avx2",
+    "num_cores": 2,
     "num_threads": 2,
     "versions": {"torch": "2.13"},
     "commit": "abc",
@@ -40,7 +40,6 @@ MATMUL = {
     ],
     "summary": {"geomean": 1.0, "below_one": ["bad"]},
 }
-GPU_README = README + "<!-- gpu results:begin -->\nold\n<!-- gpu results:end -->\n"
 GPU = {
     "benchmark": "gpu",
     "device": "a gpu",
@@ -88,42 +87,92 @@ GPU = {
 }
 
 
+LADDER = {
+    "benchmark": "ladder",
+    "device": "a gpu",
+    "tables": [
+        {
+            "shape": shape,
+            "precision": "bf16",
+            "rows": [
+                {"algorithm": name, "tflops": tflops, "speedup": speedup, "dram_bytes_from": "model"}
+                for name, tflops, speedup in (("naive", 5.0, None), ("mma", speed, speed / 5), ("vendor", 90.0, 4.0))
+            ],
+        }
+        for shape, speed in (("8x8x8:NN", 7.0), ("4096x4096x4096:NN", 30.0))
+    ],
+}
+COUNTS = [
+    {
+        "algorithm": "naive",
+        "global_load_elements": 1234567,
+        "global_load_sectors": 2,
+        "global_store_sectors": 3,
+        "shared_loads": 4,
+        "bank_conflicts": 5,
+        "barriers": 6,
+    }
+]
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "README.md").write_text(README)
-    (tmp_path / "results").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ladder.md").write_text(LADDER_PAGE)
     return tmp_path
 
 
-def readme_table(folder, *options: str) -> subprocess.CompletedProcess:
-    places = ("--readme", str(folder / "README.md"), "--results", str(folder / "results"))
-    command = [sys.executable, str(SCRIPT), *places, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def put(folder: Path, file: str, results: object) -> None:
+    path = folder / "results" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results))
 
 
-def test_tables_are_written_in_order_with_bad_rows_and_checked(folder):
-    bf16 = copy.deepcopy(MATMUL) | {"dtype": "bf16", "fma_peak_gflops": None}
-    (folder / "results" / "a.json").write_text(json.dumps(bf16))
-    (folder / "results" / "b.json").write_text(json.dumps(MATMUL))
-    assert readme_table(folder, "--check").returncode == 1
-    assert readme_table(folder).returncode == 0
-    text = (folder / "README.md").read_text()
-    assert text.startswith("# title\n<!-- results:begin -->\n") and text.endswith("<!-- results:end -->\nrest\n")
-    assert "old" not in text
+@pytest.fixture
+def readme_table(folder, monkeypatch, capsys):
+    """readme_table(*options) -> the exit code and what it says on stderr."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from readme_table import main
+
+    (folder / "results").mkdir()
+
+    def run(*options: str) -> tuple[int, str]:
+        try:
+            main(["--readme", str(folder / "README.md"), "--results", str(folder / "results"), *options])
+        except SystemExit as end:
+            return (end.code, capsys.readouterr().err) if isinstance(end.code, int) else (1, str(end.code))
+        return 0, ""
+
+    return run
+
+
+def test_tables_are_written_in_order_with_bad_rows_and_checked(folder, readme_table):
+    put(folder, "a_cpu/a.json", copy.deepcopy(MATMUL) | {"dtype": "bf16", "fma_peak_gflops": None})
+    put(folder, "a_cpu/b.json", MATMUL)
+    assert readme_table("--check")[0] == 1
+    assert readme_table() == (0, "")
+    page = folder / "results" / "a_cpu" / "README.md"
+    text = page.read_text()
     assert text.index("| matmul fp32 | torch | 2 | 1.00 | 0.50 | 2.00 | 1 | 500 |") < text.index("| matmul bf16 |")
     assert text.index("| good | 4x5x6:NT | 10.0 | 2% |") < text.index("| bad |")
-    assert readme_table(folder, "--check").returncode == 0
-    (folder / "README.md").write_text(text.replace("| 10.0 |", "| 9.0 |"))
-    child = readme_table(folder, "--check")
-    assert child.returncode == 1 and "differs" in child.stderr
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith("# title\n<!-- results:begin -->\n") and readme.endswith("<!-- results:end -->\nrest\n")
+    assert "old" not in readme
+    assert (
+        "| 2 of 4 (goal: 1.0) | matmul fp32 1, matmul bf16 1 | [a_cpu](benchmarks/results/a_cpu/README.md) |" in readme
+    )
+    assert readme_table("--check") == (0, "")
+    page.write_text(text.replace("| 10.0 |", "| 9.0 |"))
+    code, text = readme_table("--check")
+    assert code == 1 and "differs" in text
 
 
-def test_rows_below_one_are_counted_over_all_runs_of_a_machine(folder):
-    runs = (MATMUL, MATMUL | {"dtype": "bf16", "commit": "def"}, MATMUL | {"cpu": "another cpu"})
-    for i, run in enumerate(runs):
-        (folder / "results" / f"{i}.json").write_text(json.dumps(run))
-    assert readme_table(folder).returncode == 0
-    lines = (folder / "README.md").read_text().splitlines()
+def test_rows_below_one_are_counted_over_all_runs_of_a_machine(folder, readme_table):
+    for i, run in enumerate((MATMUL, MATMUL | {"dtype": "bf16", "commit": "def"}, MATMUL | {"cpu": "another cpu"})):
+        put(folder, f"a_cpu/{i}.json", run)
+    assert readme_table() == (0, "")
+    lines = (folder / "results" / "a_cpu" / "README.md").read_text().splitlines()
     assert [line for line in lines if line.startswith("- ")] == [
         "- a cpu, avx2, 2 threads: **2 of 4 rows are below 1.0** (matmul fp32 1 of 2, matmul bf16 1 of 2); "
         "commit abc, def; 2026-11-21.",
@@ -131,14 +180,10 @@ def test_rows_below_one_are_counted_over_all_runs_of_a_machine(folder):
     ]
 
 
-def test_missed_goals_of_a_gpu_come_first_with_commit_and_clocks(folder):
-    (folder / "results" / "gpu").mkdir()
-    (folder / "docs").mkdir()
-    (folder / "README.md").write_text(GPU_README)
-    (folder / "results" / "a.json").write_text(json.dumps(MATMUL))
-    (folder / "results" / "gpu" / "a.json").write_text(json.dumps(GPU))
-    (folder / "results" / "gpu" / "b.json").write_text(json.dumps(GPU | {"commit": None, "clocks": None}))
-    assert readme_table(folder).returncode == 0
+def test_missed_goals_of_a_gpu_come_first_with_commit_and_clocks(folder, readme_table):
+    put(folder, "a_gpu/gpu.json", GPU)
+    put(folder, "b_gpu/gpu.json", GPU | {"commit": None, "clocks": None})
+    assert readme_table() == (0, "")
     missed = (
         "- a gpu: **3 of 4 products with a goal miss it** (bf16 2 of 3, fp64 1 of 1), 1 of 2 layers, "
         "0 of 0 steps of training; commit "
@@ -147,19 +192,35 @@ def test_missed_goals_of_a_gpu_come_first_with_commit_and_clocks(folder):
         "SM clock 1500 MHz (1200 to 1980, limit 1981), memory 3201 MHz, power limit 700 W, "
         "sw_power_cap in 25 % of the samples, driver 580.1"
     )
-    readme = (folder / "README.md").read_text().split("<!-- gpu results:begin -->")[1]
-    for text in (readme, (folder / "docs" / "GPU_RESULTS.md").read_text()):
+    origins = {
+        "a_gpu": f"0123456789ab; 2026-11-22; {clocks}.",
+        "b_gpu": "not recorded; 2026-11-22; clocks not recorded.",
+    }
+    for name, origin in origins.items():
+        text = (folder / "results" / name / "README.md").read_text()
         head = text[: text.index("a gpu, copy")]
-        assert [line for line in head.splitlines() if line.startswith("- ")] == [
-            f"{missed}0123456789ab; 2026-11-22; {clocks}.",
-            f"{missed}not recorded; 2026-11-22; clocks not recorded.",
-        ]
+        assert [line for line in head.splitlines() if line.startswith("- ")] == [missed + origin]
+        line = f"| a gpu | 3 of 4 products with a goal | bf16 2 of 3, fp64 1 of 1 | [{name}](benchmarks/results/{name}/"
+        assert line in (folder / "README.md").read_text()
 
 
-def test_missing_markers_and_missing_results_are_named(folder):
-    child = readme_table(folder)
-    assert child.returncode == 2 and "no *.json" in child.stderr
-    (folder / "results" / "a.json").write_text(json.dumps(MATMUL))
+def test_a_rung_has_its_speed_its_step_and_its_counts(folder, readme_table):
+    put(folder, "a_gpu/ladder.json", LADDER)
+    put(folder, "host_executor/8x8x8_wave32.json", COUNTS)
+    assert readme_table() == (0, "")
+    naive, mma = (folder / "docs" / "ladder.md").read_text().split("<!-- naive:end -->")
+    assert "| 5.0 | 1,234,567 | 2 | 4 | 5 | 6 |" in naive
+    assert "| 30.0 (x 6.00) |" in mma
+    page = (folder / "results" / "a_gpu" / "README.md").read_text()
+    assert "| `mma` | 7.0 | 30.0 |" in page and "| `vendor` | 90.0 | 90.0 |" in page
+    counts = (folder / "results" / "host_executor" / "README.md").read_text()
+    assert "8x8x8, warps of 32 lanes" in counts and "| naive | 1,234,567 | 2 | 3 | 4 | 5 | 6 |" in counts
+
+
+def test_missing_markers_and_missing_results_are_named(folder, readme_table):
+    code, text = readme_table()
+    assert code == 2 and "no */*.json" in text
+    put(folder, "a_cpu/a.json", MATMUL)
     (folder / "README.md").write_text("no markers\n")
-    child = readme_table(folder)
-    assert child.returncode == 2 and "results:begin" in child.stderr
+    code, text = readme_table()
+    assert code == 2 and "results:begin" in text

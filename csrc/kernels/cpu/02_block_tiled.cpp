@@ -4,7 +4,7 @@
 // stay in the first-level cache for a whole block tile: each element that comes from memory is used kBlock times.
 // The inner loop runs along the contiguous n of the tile, so the compiler can vectorise it. Block tiles are spread over
 // threads. Still one load and one store of C's tile for every multiply-add: rung 04 keeps C in registers.
-// Figures behind the tile size: three tiles of 64 x 64 fp32 are 48 KiB; see docs/LADDER.md.
+// Figures behind the tile size: three tiles of 64 x 64 fp32 are 48 KiB; see docs/ladder.md.
 #include <type_traits>
 
 #include "core/executor.h"

@@ -8,7 +8,7 @@ namespace tiledmm::gpu {
 namespace {
 
 // By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
-// every rung of one family, and every rung of the second family is behind the first one's last; docs/LADDER.md has the
+// every rung of one family, and every rung of the second family is behind the first one's last; docs/ladder.md has the
 // measurements on an H200.
 constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35};
 constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};

@@ -365,7 +365,7 @@ Executor executor_of(Session& session) {
     Faults& faults = static_cast<Session*>(self)->faults;
     if (faults.num_allocations++ == faults.failing_allocation || bytes == 0) return nullptr;
     ++faults.num_live;
-    return std::malloc(faults.is_dry ? 1 : bytes);
+    return std::aligned_alloc(64, faults.is_dry ? 64 : (bytes + 63) / 64 * 64);
   };
   executor.release = [](void* self, void* memory) {
     --static_cast<Session*>(self)->faults.num_live;

@@ -50,7 +50,7 @@ enum class CpuPath : int32_t {
 };
 inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots"};
 
-// k is summed in chunks of so many packed words. docs/NUMERICS.md: changing it changes bits, nothing else here does.
+// k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kMaxStreamRows = 8;
 inline constexpr int64_t kMaxDotRows = 4;

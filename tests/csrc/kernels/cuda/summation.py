@@ -1,4 +1,4 @@
-"""The order of summation as docs/NUMERICS.md tells it, in Python: csrc/core/summation.h is to agree."""
+"""The order of summation as docs/numerics.md tells it, in Python: csrc/core/summation.h is to agree."""
 
 
 def count_chunks(n, k, is_tf32=False):

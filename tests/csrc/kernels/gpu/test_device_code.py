@@ -184,7 +184,7 @@ def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
         assert {of for of, _ in kernels} == {arch.replace(".", "")}
     for _, kernel in kernels:
         assert re.search(r"Used \d+ registers", kernel), kernel
-        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/LADDER.md); mma_async spills
+        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md); mma_async spills
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tile of 192 columns that

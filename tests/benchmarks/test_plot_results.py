@@ -1,0 +1,49 @@
+"""The pictures from small results.
+
+Planted bugs that these tests caught: a picture that is not drawn again, one machine alone that cannot be drawn, the
+ratio's worst row taken for its best.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_readme_table import GPU, LADDER, MATMUL
+
+
+@pytest.fixture
+def plot_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import plot_results
+
+    return plot_results
+
+
+def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
+    options = ["--out", str(tmp_path), "--results", str(tmp_path)]
+    (tmp_path / "a_gpu").mkdir()
+    tables = [LADDER["tables"][1] | {"precision": precision} for precision in ("bf16", "fp32")]
+    for name, results in (("gpu", GPU), ("ladder", LADDER | {"tables": tables})):
+        (tmp_path / "a_gpu" / f"{name}.json").write_text(json.dumps(results))
+    with pytest.raises(SystemExit, match="speed.png shows other numbers"):
+        plot_results.main([*options, "--check"])
+    plot_results.main(options)
+    plot_results.main([*options, "--check"])
+    products = [row | {"ratio": row["ratio"] + 0.01} for row in GPU["products"]]
+    (tmp_path / "a_gpu" / "gpu.json").write_text(json.dumps(GPU | {"products": products}))
+    with pytest.raises(SystemExit, match="speed.png shows other numbers"):
+        plot_results.main([*options, "--check"])
+
+
+def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):
+    rows = [row | {"kind": "long_k"} for row in MATMUL["rows"]]
+    machines = {
+        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "ladder": []},
+        "gpu": {"cpu": [], "gpu": [GPU], "ladder": []},
+    }
+    found = plot_results.ratios_by_class(machines)
+    assert list(found) == ["a gpu", "a cpu, 2 cores"]
+    assert found["a cpu, 2 cores"] == {"long k": {"fp32": (1.0, 0.5, 2.0)}}
+    geomean, worst, best = found["a gpu"]["large"]["bf16"]
+    assert (worst, best) == (0.99, 1.2)
+    assert geomean == pytest.approx((0.99 * 1.0 * 1.2) ** (1 / 3))
