@@ -143,7 +143,7 @@ def test_lines_are_short(path):
 
 
 def test_documents_are_short():
-    most = {"README.md": 150, "CONTRIBUTING.md": 60, "docs/ladder.md": 250}
+    most = {"README.md": 150, "CONTRIBUTING.md": 100, "docs/ladder.md": 250}
     for name, lines in most.items():
         assert (ROOT / name).read_text().count("\n") <= lines, name
 
@@ -173,6 +173,5 @@ def test_tables_and_pictures_come_from_the_results(script, monkeypatch):
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("results/host_executor/*.json")), ids=name_of)
 def test_counts_are_those_of_the_kernels(path):
     shape, warp_size = re.fullmatch(r"(\d+x\d+x\d+)_wave(32|64)", path.stem).groups()
-
     counted = ladder.count(parse_shape(shape), torch.float32, int(warp_size))
     assert json.loads(path.read_text()) == counted

@@ -263,7 +263,7 @@ def noted(function, **options) -> tuple:
     return torch.compile(function, backend=note, **options), graphs, runs
 
 
-@pytest.mark.parametrize("function", (matmul, OPS.matmul, OPS.matmul.default), ids=str)
+@pytest.mark.parametrize("function", (matmul, OPS.matmul, OPS.matmul.default), ids=("function", "packet", "overload"))
 def test_compile_guards(function):
     compiled, graphs, runs = noted(lambda x, y: function(x, y) + 1, fullgraph=True)
     compiled(a, b)
