@@ -1,7 +1,8 @@
 """Writes what the committed results say: a page beside the results of each machine, and tables between markers.
 
     python benchmarks/readme_table.py           writes them
-    python benchmarks/readme_table.py --check   fails if they say anything else than the results
+    python benchmarks/readme_table.py --check   fails if they say anything else than the results, or if results come
+                                                from no commit or from uncommitted changes
 
 Nothing is left out: the rows come in the order of the shapes table, the bad ones included. README.md gets one line for
 each machine, docs/ladder.md what each rung asks of the memory (counted) and what it reaches (measured).
@@ -109,6 +110,21 @@ def load_results(folder: Path) -> dict[str, list[dict]]:
 def load_machines(folder: Path) -> dict[str, dict[str, list[dict]]]:
     """The results of each machine by the name of its folder."""
     return {path.name: load_results(path) for path in sorted(folder.iterdir()) if list(path.glob("*.json"))}
+
+
+def commit_problems(folder: Path) -> list[str]:
+    """One line for each file of times that nobody could measure again: from no commit, or from changes to one."""
+    problems = []
+    for path in sorted(folder.rglob("*.json")):
+        results = json.loads(path.read_text())
+        if isinstance(results, list):  # counts, which a test makes again
+            continue
+        commit = results.get("commit")
+        if not commit:
+            problems.append(f"{path}: says no commit")
+        elif commit.endswith("-dirty"):
+            problems.append(f"{path}: {commit} is no commit, sources were changed")
+    return problems
 
 
 def describe_gpu(results: dict) -> str:
@@ -355,6 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
             sys.exit(f"{path} differs from the results; run python benchmarks/readme_table.py")
+    if args.check and (problems := commit_problems(args.results)):
+        remedy = "Measure again from a clean checkout, or, where there is no .git, with TILEDMM_COMMIT=HASH."
+        sys.exit("\n".join([*problems, remedy]))
 
 
 if __name__ == "__main__":

@@ -179,9 +179,9 @@ class use_algorithm(TorchFunctionMode, ContextDecorator):
     call or a layer gives itself goes first; of nested contexts the innermost holds, and use_algorithm("auto") gives
     back auto. What cannot be served is refused when it is called, with the reason:
 
-        with torch_tiledmm.use_algorithm("wgmma"):
+        with torch_tiledmm.use_algorithm("native"):
             loss = model(input).sum()
-        loss.backward()  # by wgmma, too
+        loss.backward()  # by the same group, too
 
     A backward pass takes what forward recorded, wherever and on whichever thread it runs; entering a context around
     `backward()` alone changes nothing. Python code that runs in a backward pass is outside of the contexts around it:

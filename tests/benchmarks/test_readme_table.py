@@ -2,7 +2,7 @@
 
 Planted bugs that these tests caught: rows without a goal counted as rows with one, a ratio equal to its goal counted
 as missed, the sum over precisions that of the last, clocks of the wrong kind, rows below 1.0 of one run instead of all,
-a rung's step taken from another shape.
+a rung's step taken from another shape, results of no commit let through, and those of changed sources.
 """
 
 import copy
@@ -215,6 +215,22 @@ def test_a_rung_has_its_speed_its_step_and_its_counts(folder, readme_table):
     assert "| `mma` | 7.0 | 30.0 |" in page and "| `vendor` | 90.0 | 90.0 |" in page
     counts = (folder / "results" / "host_executor" / "README.md").read_text()
     assert "8x8x8, warps of 32 lanes" in counts and "| naive | 1,234,567 | 2 | 3 | 4 | 5 | 6 |" in counts
+
+
+def test_results_of_no_commit_are_refused(folder, readme_table):
+    put(folder, "a_cpu/a.json", MATMUL)
+    put(folder, "a_cpu/b.json", MATMUL | {"commit": "abc-dirty"})
+    put(folder, "b_gpu/a.json", GPU)
+    put(folder, "b_gpu/b.json", GPU | {"commit": None})
+    assert readme_table() == (0, "")
+    code, text = readme_table("--check")
+    assert code == 1
+    *problems, remedy = text.splitlines()
+    assert problems == [
+        f"{folder}/results/a_cpu/b.json: abc-dirty is no commit, sources were changed",
+        f"{folder}/results/b_gpu/b.json: says no commit",
+    ]
+    assert "clean checkout" in remedy
 
 
 def test_missing_markers_and_missing_results_are_named(folder, readme_table):
