@@ -24,7 +24,7 @@ TILEDMM_API int32_t tiledmm_find_algorithm(const char* name, size_t length);
 TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
-// The same on GPU executor->device_idx, asynchronously on executor->stream.
+// Computes one problem on GPU executor->device_idx, asynchronously on executor->stream.
 TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 

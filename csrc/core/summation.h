@@ -14,8 +14,8 @@ namespace tiledmm {
 // Chunks are multiples of this, so that each ends with a stage of every kernel; in fp64 of its own unit.
 inline constexpr int64_t kChunkUnit = 256;
 
-// By multiply-adds in fp32, whose tiles hold few sums: chunks cost them little, whatever n, and are the shorter the
-// less there is to do besides.
+// Chunks of multiply-adds in fp32. They cost little for any n, since the tiles hold few sums: 256 elements where n and
+// k are small, else 512, and 1024 from k = 2^15 on.
 constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
   const int64_t chunk = k >= 1 << 15 ? 4 * kChunkUnit : n <= 1024 && k < 1 << 13 ? kChunkUnit : 2 * kChunkUnit;
   return k >= 2 * chunk ? chunk : max_of(k, 1);
@@ -26,29 +26,30 @@ constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
 // 2 to 12 %: not where k is shorter than 5 n. For any n where one chain's error would exceed that of cuBLAS, which
 // splits k.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
-  constexpr int64_t kNarrow = 256, kWide = 2048, kMost = 8, kLong = 1 << 17, kMostOfLong = 1 << 14;
-  const int64_t least = (is_tf32 ? 2 : 4) * kChunkUnit;
+  constexpr int64_t kNarrowN = 256, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 17, kMaxChunkOfLongK = 1 << 14;
+  const int64_t min_chunk = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
-  if (k >= 4 * least && n <= kNarrow) {
-    chunk = k < 32 * kChunkUnit ? least : 4 * kChunkUnit;
-  } else if (k >= 4 * least && n <= kWide && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
-    chunk = round_up(ceil_div(k, min_of(min_of(2 * kWide / n, k / least), kMost)), kChunkUnit);
+  if (k >= 4 * min_chunk && n <= kNarrowN) {
+    chunk = k < 32 * kChunkUnit ? min_chunk : 4 * kChunkUnit;
+  } else if (k >= 4 * min_chunk && n <= kWideN && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
+    chunk = round_up(ceil_div(k, min_of(min_of(2 * kWideN / n, k / min_chunk), kMaxChunks)), kChunkUnit);
   }
-  return k >= kLong ? min_of(chunk, kMostOfLong) : chunk;
+  return k >= kLongK ? min_of(chunk, kMaxChunkOfLongK) : chunk;
 }
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the
 // more chunks it takes to give every multiprocessor work: 4096 / n, or four. Where there are many rows, chunks are a
 // burden: tiles that hold a total besides their sums take 5 % longer, others visit one in memory.
 constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
-  constexpr int64_t kUnit = 32, kLeast = 320, kMost = 8192, kMany = 64, kFew = 4, kEnough = 4096, kLeastOfFew = 4096;
-  const int64_t most_chunks = max_of(kEnough / max_of(n, 1), kFew);
-  const int64_t least =
-      min_of(max_of(max_of(n, kLeast), max_of(k / kMany, min_of(k / most_chunks, kLeastOfFew))), kMost);
-  return k < 2 * least ? max_of(k, 1) : round_up(ceil_div(k, k / least), kUnit);
+  constexpr int64_t kUnit = 32, kMinChunk = 320, kMaxChunk = 8192, kMaxChunks = 64;
+  constexpr int64_t kMinTargetChunks = 4, kTargetColumns = 4096, kMaxTargetChunk = 4096;
+  const int64_t target_chunks = max_of(kTargetColumns / max_of(n, 1), kMinTargetChunks);
+  const int64_t min_chunk = min_of(
+      max_of(max_of(n, kMinChunk), max_of(k / kMaxChunks, min_of(k / target_chunks, kMaxTargetChunk))), kMaxChunk);
+  return k < 2 * min_chunk ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kUnit);
 }
 
-// Of the caller's problem, before a batch is folded into n or C is transposed.
+// The chunk of the caller's problem, before a batch is folded into n or C is transposed.
 inline int64_t chunk_k(const GemmProblem& problem) {
   const int64_t n = problem.n, k = problem.k;
   if (problem.dtype == DType::f64) return chunk_k_f64(n, k);

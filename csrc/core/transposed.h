@@ -1,4 +1,4 @@
-// The same product with C's rows and columns exchanged.
+// A product with C's rows and columns exchanged.
 #pragma once
 
 #include "core/problem.h"

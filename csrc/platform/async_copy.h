@@ -47,7 +47,7 @@ TILEDMM_DEVICE void copy_async(void* smem, const void* from, int valid_bytes) {
   }
 }
 
-// The same for what nobody reads again soon: the second-level cache gives it up before anything else.
+// copy_async for what nobody reads again soon: the second-level cache gives it up before anything else.
 template <int BYTES>
 TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_bytes) {
   const auto address = uint32_t(__cvta_generic_to_shared(smem));

@@ -46,7 +46,7 @@ struct AsyncTile {
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
-  // Of elements in shared memory.
+  // Distances of elements in shared memory.
   TILEDMM_DEVICE int smem_stride_mn() const { return IS_K_MAJOR ? kRowK : 1; }
   TILEDMM_DEVICE int smem_stride_k() const { return IS_K_MAJOR ? 1 : kRowMn; }
 

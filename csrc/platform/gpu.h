@@ -140,9 +140,9 @@ TILEDMM_DEVICE void block_barrier_of_roles([[maybe_unused]] int num_threads) {
 #endif
 }
 
-// The same number, about which the compiler knows nothing: what is derived from it is computed where it is used,
-// instead of being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a pointer
-// would forget that it points to global memory.)
+// Returns its argument, about which the compiler then knows nothing: what is derived from it is computed where it is
+// used, instead of being kept in registers throughout a loop or ahead of a row of loads. (Offsets, not pointers: a
+// pointer would forget that it points to global memory.)
 template <class V>
 TILEDMM_DEVICE V opaque(V value) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -157,7 +157,7 @@ TILEDMM_DEVICE V opaque(V value) {
   return value;
 }
 
-// The same for a number that all threads of a block have in common.
+// `opaque` for a number that all threads of a block have in common.
 template <class V>
 TILEDMM_DEVICE V opaque_uniform(V value) {
 #if defined(__HIP_DEVICE_COMPILE__)

@@ -150,7 +150,7 @@ struct Fma {
   static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const T* from, int64_t) {
     return load_converted<BYTES>(from);
   }
-  // The same for two vectors of neighbours.
+  // Loads two vectors of neighbours.
   static TILEDMM_INLINE void load_two(const T* from, int64_t, Reg<Word> (&words)[2]) {
     for (int i = 0; i < 2; ++i) words[i] = load_converted<TILEDMM_VECTOR_BYTES>(from + i * Simd<Word>::kLanes);
   }
@@ -435,7 +435,7 @@ void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t row
 }
 
 #if TILEDMM_VECTOR_BYTES == 64
-// The same rows with neighbours in m side by side, as column-major A has them: strips of [words of k][rows].
+// Packs rows with neighbours in m side by side, as column-major A has them: strips of [words of k][rows].
 template <class T, class Op>
 void pack_rows_along_m(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
                        typename Op::Word* to, int64_t strip_words) {

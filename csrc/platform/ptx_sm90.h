@@ -81,8 +81,8 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same to the blocks of the cluster whose bits are set, at the same places of their shared memory, and on their
-// barriers.
+// The copy goes to the blocks of the cluster whose bits are set, to one place in the shared memory of each, and each
+// block's own barrier counts it.
 TILEDMM_PTX void cp_async_bulk_tensor_3d_to_blocks(uint32_t smem, const CUtensorMap* map, int inner, int outer,
                                                    int item, uint32_t barrier, uint32_t blocks, CachePolicy policy) {
   asm volatile(
@@ -299,7 +299,7 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
   TILEDMM_WGMMA_OF(256, 128, "%128", "%129", "%130", "%131", "%132")
 }
 
-// The same of fp32 operands rounded to tf32, 8 elements along k; both are k-major.
+// wgmma for fp32 operands rounded to tf32, 8 elements along k; both are k-major.
 #define TILEDMM_WGMMA_TF32(N, COUNT, A, B, ADDS, ...)                                                                \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                        \
                ", 0;\n"                                                                                              \
@@ -318,7 +318,7 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, 
   if constexpr (MMA_N == 256) TILEDMM_WGMMA_TF32(256, 128, "%128", "%129", "%130", "l"(desc_a));
 }
 
-// The same with A in registers. Thread t of the warpgroup holds, with r = 16 * (t / 32) + t % 32 / 4 and c = t % 4,
+// wgmma with A in registers. Thread t of the warpgroup holds, with r = 16 * (t / 32) + t % 32 / 4 and c = t % 4,
 // a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 4], a[3] = A[r + 8][c + 4].
 #define TILEDMM_FRAGMENT "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 template <int MMA_N>

@@ -204,7 +204,7 @@ TILEDMM_INLINE void transpose_in_blocks(R (&rows)[COUNT]) {
   }
 }
 
-// The same with whole blocks: block c of register r <-> block r of register c, for kBlocks registers.
+// Transposes whole blocks: block c of register r <-> block r of register c, for kBlocks registers.
 template <class T, int SPAN = 1>
 TILEDMM_INLINE void transpose_blocks(Reg<T> (&rows)[kBlocks]) {
   if constexpr (SPAN < kBlocks) {

@@ -84,8 +84,8 @@ class Equation {
 
 }  // namespace
 
-// Two indices differ by d, and sum stride_i d_i = 0. Be i the dimension of the largest stride with d_i != 0, d_i > 0:
-// stride_i (1 + x) + sum over the smaller ones stride_j (y_j - (size_j - 1)) = 0 with 0 <= y_j <= 2 (size_j - 1).
+// Two indices differ by d, and sum stride_i d_i = 0. Let i be the dimension of the largest stride with d_i != 0, d_i >
+// 0: stride_i (1 + x) + sum over the smaller ones stride_j (y_j - (size_j - 1)) = 0 with 0 <= y_j <= 2 (size_j - 1).
 Answer overlaps_itself(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return Answer::no;
   Terms dims;  // factor: stride, most: the last index

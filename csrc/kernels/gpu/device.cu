@@ -20,7 +20,7 @@ bool use_device(int32_t idx, Device& device) {
       delete asked;
       return false;
     }
-    // Of threads that come at the same time, the first one's answer stays.
+    // The answer of the first of several threads that come at the same time stays.
     if (devices[idx].compare_exchange_strong(known, asked, std::memory_order_acq_rel)) {
       known = asked;
     } else {

@@ -45,9 +45,9 @@ struct BlockTile {
   char* workspace;
   A* sums;  // partial sums [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
   int64_t ld_sums;
-  bool is_sums_of_block;  // sums holds block_n columns at a time, not all of the tile's
-  bool is_sums_in_c;      // sums is C itself
-  bool is_finished;       // the last chunk is followed by the epilogue
+  bool sums_cover_one_block;  // sums holds block_n columns at a time, not all of the tile's
+  bool sums_are_c;            // sums is C itself
+  bool is_finished;           // the last chunk is followed by the epilogue
 
   static int64_t words_per_lane(int64_t depth) { return ceil_div(depth, kStep) * kWords; }
   // From strip to strip of a panel, for each lane: a block more, else strips of a whole chunk would begin in one set of
@@ -206,10 +206,10 @@ struct BlockTile {
                                                                ahead);
     }
     alignas(64) A near_sums[kMaxThreadM * kThreadN];
-    A* tile = sums ? sums + i * ld_sums + (is_sums_of_block ? jr : j) : near_sums;
+    A* tile = sums ? sums + i * ld_sums + (sums_cover_one_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
     find_multiply<Op, A>(tile_rows, tile_cols, kRows)(words, a, b, tile, ld_tile, !is_first, tile_cols, ahead);
-    if (is_last && is_finished && !(is_sums_in_c && is_plain)) {
+    if (is_last && is_finished && !(sums_are_c && is_plain)) {
       store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
     }
   }
@@ -447,13 +447,13 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
   using Tile = BlockTile<T, Op>;
   using A = typename Op::Acc;
-  const bool is_sums_in_c = std::is_same_v<T, A> && problem.stride_cn == 1;
+  const bool sums_are_c = std::is_same_v<T, A> && problem.stride_cn == 1;
   const int64_t batch = batch_size(problem);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
   const int64_t ld_sums =
       round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
-  const bool needs_sums = task_k > Tile::kChunk && !is_sums_in_c && config.path == CpuPath::packed;
+  const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
   const int64_t bytes_task =
       bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
@@ -485,15 +485,15 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
         tile.rows = min_of(config.task_m, item.m - tile.row);
         tile.cols = min_of(config.task_n, item.n - tile.col);
         if constexpr (std::is_same_v<T, A>) {
-          if (is_sums_in_c) {
+          if (sums_are_c) {
             tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
             tile.ld_sums = item.stride_cm;
-            tile.is_sums_in_c = true;
+            tile.sums_are_c = true;
           }
         }
         if (needs_sums) {
           tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
-          tile.is_sums_of_block = true;
+          tile.sums_cover_one_block = true;
         }
         tile.run();
       }

@@ -138,7 +138,8 @@ TILEDMM_INLINE R sum_chains(const R (&chains)[2]) {
   return chains[0] + chains[1];
 }
 
-// The same sums with vectors along n and a register for each chain, so that nothing is added across lanes at the end.
+// multiply_along_k's sums with vectors along n and a register for each chain, so that nothing is added across lanes at
+// the end.
 // B as [blocks of k][vectors of columns][words of a block]; the first BYTES of each word's columns are computed.
 template <class Op, int MR, int BYTES, class OUT>
 void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,

@@ -22,7 +22,7 @@ struct FewRowsConfig {
   static_assert(kChunkUnit % kBlockK == 0, "a chunk ends with a k tile");
 };
 
-// Of one warp.
+// The shared memory of one warp.
 template <class Config>
 struct FewRowsShared {
   struct {

@@ -107,7 +107,8 @@ struct Side {
     is_regular = stride_close == 1 && stride_far * (4 * kFar) < int64_t(1) << 31;
     next = reinterpret_cast<const char*>(operand.base + mn * operand.stride_mn + k * operand.stride_k +
                                          far * stride_far + close * stride_close);
-    // Of each thread, though the same for all: instructions that multiply and add addresses take no uniform register.
+    // Each thread computes it, though all get the same: instructions that multiply and add addresses take no uniform
+    // register.
     step_far = left_mn > -kNumThreads - kBlockMn ? uint32_t(stride_far) * 4 : 0;
     advance = operand.stride_k * (4 * kBlockK);
   }

@@ -35,13 +35,13 @@ inline constexpr SimtShape kSimtShapes[] = {
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
 
-// Of the two mixed layouts, a tall tile is built for the one whose k-major operand, the dearer to copy, is the small
-// side: the other one is its transpose.
+// Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
+// small side. The other mixed layout runs as the transposed product.
 constexpr bool is_built(const SimtShape& shape, bool is_a_k_major, bool is_b_k_major) {
   return is_b_k_major || !is_a_k_major || shape.block_m < shape.block_n;
 }
 
-// Of shared memory for a block, at most: the stages, and the total where it computes several chunks.
+// The shared memory that a block takes at most: the stages, and the total where it computes several chunks.
 constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, bool is_b_k_major, bool is_folding) {
   const auto elements = [&](int64_t block_mn, bool is_k_major) {
     return is_k_major && shape.k_step == 4 ? block_mn * (shape.block_k + 4) : shape.block_k * (block_mn + 4);
@@ -179,7 +179,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   const double alone = slower * (shape.alone + copies), crowded = slower * (shape.crowded + copies);
   const double loop = kLoop * double(shape.thread_m * shape.thread_n * shape.block_k);
   const auto longer = [](double a, double b) { return a > b ? a : b; };
-  // Of `blocks`, so many share a multiprocessor at a time.
+  // Adds the time of `blocks` blocks, of which per_cu share a multiprocessor.
   double cycles = 0, num_rounds = 0, most_blocks = 0;
   const auto run = [&](int64_t blocks, int64_t k) {
     const int64_t slots = task.num_cus * per_cu, rounds = blocks / slots;

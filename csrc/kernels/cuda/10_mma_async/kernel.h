@@ -45,7 +45,8 @@ struct Config {
   // Rows of C that a warp has in shared memory at a time: as many as fit beside those of the other warps.
   static constexpr int kStripRows = sizeof(T) == 8 ? kWarpM : kWarpM > 32 ? 32 : kWarpM;
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
-  // Of fragments of A: one, each loaded anew behind its last use, where others keep the matrix unit busy meanwhile.
+  // Sets of fragments of A. One is enough where each is loaded anew behind its last use, while others keep the matrix
+  // unit busy.
   static constexpr int kSetsA = sizeof(T) == 8 && kFragsM >= 4 ? 1 : 2;
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
@@ -193,7 +194,7 @@ struct WarpSums {
       }
     }
   }
-  // The same with C's elements in place of `total`.
+  // Ends a chunk whose total is in C's elements.
   TILEDMM_DEVICE void end_chunk(const GemmProblem& gemm, int64_t row, int64_t col, bool is_first) {
     const TotalInC<A> c(gemm, row, col, Cfg::kBlockM, Cfg::kBlockN, warp_row + L::c_row(lane, 0),
                         warp_col + L::c_col(lane, 0));

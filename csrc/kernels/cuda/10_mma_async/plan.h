@@ -26,8 +26,8 @@ struct MmaAsyncShape {
   double start_us = 0, round_us = 0;
 };
 
-// Of 8-byte elements, and of 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is one element, or
-// two of 16 bits.
+// The tiles for 8-byte elements, and those for 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is
+// one element, or two of 16 bits.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c, 0.525, 0.525, 1.11, 7.1, 1.6},
     {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers, 0.270, 0.270, 1.10, 5.8, 2.2},

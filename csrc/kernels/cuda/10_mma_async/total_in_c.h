@@ -23,7 +23,7 @@ struct TotalInC {
   int rows, cols;        // of C, from the first element on
   bool are_pairs_whole;  // pairs of neighbours in a row lie inside, side by side and aligned
 
-  // Of the block's tile at (row, col), whose element at (lane_row, lane_col) is the lane's first one.
+  // The total of the block's tile at (row, col), whose element at (lane_row, lane_col) is the lane's first one.
   TILEDMM_DEVICE TotalInC(const GemmProblem& gemm, int64_t row, int64_t col, int size_m, int size_n, int lane_row,
                           int lane_col)
       : stride_m(gemm.stride_cm), stride_n(gemm.stride_cn) {

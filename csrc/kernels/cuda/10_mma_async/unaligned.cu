@@ -135,7 +135,7 @@ struct RawCopier {
   }
 
  private:
-  // Of rows that are not inside, zeros.
+  // Copies rows; those that are not inside become zeros.
   template <int WIDTH>
   TILEDMM_DEVICE void copy_rows(T* to, bool skips_first) const {
     constexpr int kRows = kOperandThreads * WIDTH / kClose, kCopies = kFar / kRows;
@@ -149,7 +149,7 @@ struct RawCopier {
       from = reinterpret_cast<const T*>(opaque(reinterpret_cast<int64_t>(from + kRows * stride_far)));
     }
   }
-  // The same for words of which only the first element is inside.
+  // Copies words of which only the first element is inside.
   TILEDMM_DEVICE void copy_halves(T* to, int skipped) const {
     constexpr int kRows = kOperandThreads * 2 / kClose;
     const T* from = next;

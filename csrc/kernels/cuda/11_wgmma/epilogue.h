@@ -289,7 +289,7 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
   }
 }
 
-// The same through shared memory.
+// Stores a tile of C through shared memory.
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                  const Arguments& args, char* smem_c, int consumer, const Place& at,
@@ -337,7 +337,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   }
 }
 
-// The same rows of a chunk's sums, as they are. first_row: of the thread.
+// Stores those rows of a chunk's sums, unrounded. `first_row` is the thread's.
 template <class Cfg>
 __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], const Arguments& args, const Place& at,
                                               int first_row) {

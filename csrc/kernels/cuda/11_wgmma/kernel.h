@@ -35,7 +35,7 @@ constexpr int kMaxStages = 12;      // more does not hide more
 
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
-          bool PAIRS = pairs_by_the_way({BLOCK_M, BLOCK_N}), bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
+          bool PAIRS = always_built_with_pairs({BLOCK_M, BLOCK_N}), bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensor
   });
 }
 
-// Of the rows of a consumer: the thread's first; its second lies kRowStep below.
+// The first of a thread's two rows, counted from the consumer's first; the second lies kRowStep below.
 template <class Cfg>
 __device__ __forceinline__ int first_row_of_thread() {
   if constexpr (Cfg::kAFromRegisters)
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
   using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      pairs_by_the_way({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
+                      always_built_with_pairs({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -443,10 +443,10 @@ const char* launch_tile(const Task& task) {
   if constexpr (shares_tiles(kShape)) {
     if (task.plan.shares_tiles) return launch_layout<T, TILE, false, true>(task);
   }
-  if constexpr (pairs(kShape, true) && !pairs_by_the_way(kShape)) {
+  if constexpr (pairs(kShape, true) && !always_built_with_pairs(kShape)) {
     if (task.plan.pairs_m || task.plan.pairs_n) return launch_layout<T, TILE, true>(task);
   }
-  return launch_layout<T, TILE, pairs_by_the_way(kShape)>(task);
+  return launch_layout<T, TILE, always_built_with_pairs(kShape)>(task);
 }
 
 template <int TILE>
@@ -456,7 +456,7 @@ const char* launch_tile_tf32(const Task& task) {
   if (task.b.is_k_major)
     return task.is_transposed
                ? launch_config<Config<float, M, N, true, false>>(task)
-               : launch_config<Config<float, M, N, true, false, false, pairs_by_the_way({M, N}), false>>(task);
+               : launch_config<Config<float, M, N, true, false, false, always_built_with_pairs({M, N}), false>>(task);
   if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
     return launch_config<Config<float, M, N, true, true>>(task);
   return "this tile does not transpose B";

@@ -29,7 +29,7 @@ struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
   bool is_paired;
-  uint32_t releases;  // of pairs: `empty` of the block that this thread tells of free stages, or 0
+  uint32_t releases;  // pairs: address of the partner's `empty` barriers; 0 if this thread signals nobody
   char* c;            // of this consumer
 };
 

@@ -38,7 +38,7 @@ constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 2
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
 constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 192; }
 
-// Of the chunks' sums in memory.
+// The chunks' sums take so much memory at most.
 inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
 
 // Whether chunks may be computed side by side: their sums fit.
@@ -81,9 +81,9 @@ constexpr bool sums_rows(const TileShape& shape) {
 constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
   return shape.block_m == 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
 }
-// Whether all kernels of this tile can do it. The code costs small tiles 2 to 7 %: they have kernels of their own for
-// it.
-constexpr bool pairs_by_the_way(const TileShape& shape) { return shape.block_m == 128; }
+// Whether every kernel of this tile can work in pairs. The code for it costs small tiles 2 to 7 %: they have kernels of
+// their own for pairs.
+constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m == 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.

@@ -204,7 +204,7 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
   }
 }
 
-// The same rows of a chunk's sums, as they are; `partial` is row-major where C is column-major.
+// Stores those rows of a chunk's sums, unrounded; `partial` is row-major where C is column-major.
 template <class Cfg>
 __device__ __forceinline__ void store_partial_along_m(const float (&acc)[Cfg::kAcc], const Arguments& args,
                                                       const Place& at, int row) {

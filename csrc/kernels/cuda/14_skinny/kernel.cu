@@ -25,7 +25,7 @@ constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
 static_assert(kChunkUnit % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
 
-// Of a block.
+// Threads of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
 
 // The kernels' first parameter: each line of constants that the first copy waits for takes 0.1 us.

@@ -19,7 +19,7 @@ inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int))
 // Whether C^T = B^T A^T is computed instead: the larger operand streams.
 constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
 
-// Of the chunks' sums: a result that large has enough units without splitting k.
+// The chunks' sums take so much memory at most: a result beyond that has enough units without splitting k.
 inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
 
 struct SkinnyPlan {
@@ -65,7 +65,7 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
   const double chain = tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a), copies = (bytes_a + bytes_b) / 46e3;
   const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
-  // Of the memory and of the second-level cache; few multiprocessors do not draw as much.
+  // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
   const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };

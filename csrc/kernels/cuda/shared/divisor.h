@@ -9,8 +9,8 @@
 namespace tiledmm::gpu {
 namespace {
 
-// Of 0 to 2^31 - 1, by 1 to 2^31 - 1: 2^shift / value, rounded up, has 32 bits, and is close enough where
-// value <= 2^(shift - 31).
+// Divides 0 to 2^31 - 1 by 1 to 2^31 - 1. The multiplier is 2^shift / value, rounded up: it has 32 bits, and is close
+// enough where value <= 2^(shift - 31).
 struct Divisor {
   uint32_t value, multiplier;
   int shift;
