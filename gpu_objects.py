@@ -52,8 +52,8 @@ def torch_sources() -> list[Path]:
 
 
 def gpu_sources() -> list[Path]:
-    """The ladder's kernels."""
-    return largest_first(CSRC.glob("kernels/gpu/*.cu"))
+    """The ladder's kernels, and others for every chip."""
+    return largest_first(CSRC.glob("kernels/gpu/**/*.cu"))
 
 
 def cuda_sources() -> list[Path]:
@@ -64,6 +64,11 @@ def cuda_sources() -> list[Path]:
 def hopper_sources() -> list[Path]:
     """Kernels for sm_90a alone."""
     return largest_first(CSRC.glob("kernels/cuda/*/*_sm90a.cu"))
+
+
+def hip_sources() -> list[Path]:
+    """Kernels for AMD's chips."""
+    return largest_first(CSRC.glob("kernels/hip/*/*.cu"))
 
 
 def host_sources(warp_size: int) -> list[Path]:

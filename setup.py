@@ -282,8 +282,8 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
     for torch in built_for:
         groups[torch.minor] = (gpu_objects.torch_sources(), [*cxx, *flags, *torch.flags])
     if gpu.device:
-        of_cuda = gpu_objects.cuda_sources() if gpu.device == "cuda" else []
-        groups[gpu.device] = (of_cuda + gpu_objects.gpu_sources(), gpu.command)
+        of_vendor = gpu_objects.cuda_sources() if gpu.device == "cuda" else gpu_objects.hip_sources()
+        groups[gpu.device] = (of_vendor + gpu_objects.gpu_sources(), gpu.command)
     groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
     sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
     objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))

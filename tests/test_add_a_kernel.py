@@ -27,21 +27,21 @@ ENTRY = """// The entry of a toy.
 
 namespace tiledmm::@DEVICE@ {
 
-TILEDMM_IF_LINKED Status launch_@NAME@(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_@NAME@(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
 
-const char* refuse(const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform == Platform::hip) return "it is for NVIDIA's chips";
   if (problem.gemm.num_batch_dims > kMaxGpuBatchDims || problem.gemm.row_sums) return "it is a toy";
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const GpuProblem& problem, const Chip&, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip&, Plan& plan) {
   plan.cost_us = 1e6 + double(problem.gemm.m) * double(problem.gemm.n) * double(problem.gemm.k);
 }
 
-void describe(const GpuProblem&, const Chip&, const Plan&, Fields& fields) { fields.add_tile("block", 90, 91); }
+void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { fields.add_tile("block", 90, 91); }
 
 }  // namespace
 
@@ -56,7 +56,7 @@ CPU_KERNEL = """// A toy: naive, by columns.
 
 namespace tiledmm::cpu {
 
-Status launch_toy(const GpuProblem& folded, const Plan&, const Executor&) {
+Status launch_toy(const FoldedProblem& folded, const Plan&, const Executor&) {
   for (int64_t batch_idx = 0; batch_idx < folded.batch_size; ++batch_idx) {
     const GemmProblem p = batch_item(folded.gemm, batch_idx);
     const auto *a = static_cast<const float*>(p.a), *b = static_cast<const float*>(p.b);
@@ -85,7 +85,7 @@ namespace tiledmm::gpu {
 namespace {
 
 TILEDMM_KERNEL(32, 1)
-toy(GpuProblem problem) {
+toy(FoldedProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem p = item_of(problem, batch_idx);
     const int64_t row = block_idx(), cols = p.n - (tiledmm_mutant == 1);
@@ -104,7 +104,7 @@ toy(GpuProblem problem) {
 
 }  // namespace
 
-Status launch_toy_gpu(const GpuProblem& problem, const Plan&, const Executor& executor) {
+Status launch_toy_gpu(const FoldedProblem& problem, const Plan&, const Executor& executor) {
   return launch_kernel(toy, problem.gemm.m, num_batch_blocks(problem), 32, 0, executor, problem);
 }
 

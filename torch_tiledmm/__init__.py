@@ -3,6 +3,7 @@
 import ctypes
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ def _load_libraries() -> str:
     info_path = folder / "_build_info.json"
     if not info_path.exists():
         raise ImportError(f"torch_tiledmm is not built: {folder} holds no libraries. Build it with: {_REBUILD}")
-    info = json.loads(info_path.read_text())
+    info: dict[str, Any] = json.loads(info_path.read_text())
     minor = ".".join(torch.__version__.split(".")[:2])
     if minor not in info["torch_versions"]:
         raise ImportError(
@@ -34,7 +35,7 @@ def _load_libraries() -> str:
             f"{ops} was compiled for version {expected} of the kernels' interface, but {kernels} has version {found}. "
             f"Build both again with: {_REBUILD}"
         )
-    return info["version"]
+    return str(info["version"])
 
 
 __version__ = _load_libraries()

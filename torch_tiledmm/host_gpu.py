@@ -91,6 +91,7 @@ def _compiler() -> ModuleType:
     if not found:
         raise RuntimeError(f"the sources of the GPU kernels are missing: neither {places[0]} nor {places[1]} exists")
     spec = importlib.util.spec_from_file_location("gpu_objects", found)
+    assert spec is not None and spec.loader is not None  # it is a file of Python
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -112,14 +113,14 @@ def _find_gpu(idx: int, compiled: Mapping[str, tuple[str, ...]], find_row: Calla
     )
 
 
-def chip_of(properties) -> str:
+def chip_of(properties: Any) -> str:
     """ "cuda:sm_90" or "hip:gfx942", from torch's properties of a GPU."""
     if torch.version.hip:
-        return "hip:" + properties.gcnArchName.split(":")[0]
+        return "hip:" + str(properties.gcnArchName).split(":")[0]
     return f"cuda:sm_{properties.major}{properties.minor}"
 
 
-def _runs_on(arch: str, chip: str, properties) -> bool:
+def _runs_on(arch: str, chip: str, properties: Any) -> bool:
     """Whether code compiled for ``arch`` ("9.0a", "8.0", "8.0+PTX", "gfx942") runs on a chip."""
     if chip.startswith("hip"):
         return chip == f"hip:{arch}"

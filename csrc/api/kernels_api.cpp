@@ -53,8 +53,8 @@ size_t copy_text(const std::string& from, char* to, size_t capacity) {
 }
 
 // An aligned product of a size that every kernel serves.
-GpuProblem usual_problem(DType dtype) {
-  GpuProblem problem{};
+FoldedProblem usual_problem(DType dtype) {
+  FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
   p.m = p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
   p.stride_ak = p.stride_bn = p.stride_cn = 1;
@@ -153,7 +153,7 @@ std::string chips_text() {
   return "[" + list.text + "]";
 }
 
-std::string candidate_text(const Candidate& candidate, const GpuProblem& problem, const Chip& chip) {
+std::string candidate_text(const Candidate& candidate, const FoldedProblem& problem, const Chip& chip) {
   Fields config;
   if (!candidate.reason) candidate.rung->describe(problem, chip, candidate.plan, config);
   Joined entries;
@@ -227,7 +227,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   Chip chip = *row;
   if (chip.platform == Platform::cpu) chip.num_cus = num_threads;
   BatchDim dims[kMaxBatchDims];
-  const GpuProblem folded = fold_batch(*problem, dims);
+  const FoldedProblem folded = fold_batch(*problem, dims);
   const Choice choice = select(folded, problem->n, kAuto, chip);
   Joined list, shape, explained;
   for (const Candidate& candidate : list_candidates(folded, chip)) list.add(candidate_text(candidate, folded, chip));

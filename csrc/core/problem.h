@@ -71,7 +71,7 @@ inline int64_t batch_size(const GemmProblem& problem) {
 // batch_dims, since a kernel's parameters must hold everything; a CPU's are where gemm.batch_dims points.
 inline constexpr int kMaxGpuBatchDims = 6;
 
-struct GpuProblem {
+struct FoldedProblem {
   GemmProblem gemm;
   int64_t batch_size;
   int64_t chunk_k;  // of the order of summation (summation.h)

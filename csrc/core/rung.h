@@ -49,15 +49,15 @@ struct Rung {
   bool is_native;  // one of those that `native` admits
   Order order;
   // Why it cannot serve a problem on a chip; null if it can.
-  const char* (*refuse)(const GpuProblem& problem, const Chip& chip);
+  const char* (*refuse)(const FoldedProblem& problem, const Chip& chip);
   // The tile numbers and the predicted time of what it can serve, empty problems included.
-  void (*plan)(const GpuProblem& problem, const Chip& chip, Plan& plan);
-  void (*describe)(const GpuProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
+  void (*plan)(const FoldedProblem& problem, const Chip& chip, Plan& plan);
+  void (*describe)(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
   // Computes a problem that is not empty. Null: not compiled.
-  Status (*launch)(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+  Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 };
 
-inline bool is_empty(const GpuProblem& problem) {
+inline bool is_empty(const FoldedProblem& problem) {
   return problem.gemm.m == 0 || problem.gemm.n == 0 || problem.batch_size == 0;
 }
 

@@ -6,8 +6,8 @@
 namespace tiledmm {
 
 // C^T = B^T A^T.
-inline GpuProblem transposed(const GpuProblem& problem) {
-  GpuProblem result = problem;
+inline FoldedProblem transposed(const FoldedProblem& problem) {
+  FoldedProblem result = problem;
   const GemmProblem& from = problem.gemm;
   GemmProblem& to = result.gemm;
   to.m = from.n, to.n = from.m;

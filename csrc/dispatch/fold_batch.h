@@ -7,8 +7,8 @@ namespace tiledmm {
 
 // A batch that only one operand has is rows (or columns) of one larger product, and dimensions that follow each other
 // in memory are one. Writes the remaining dimensions to `dims`, and to the result's own as many as a GPU can take.
-inline GpuProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
-  GpuProblem result;  // not 344 zeros: nobody reads a dimension that is not there
+inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
+  FoldedProblem result;  // not 344 zeros: nobody reads a dimension that is not there
   GemmProblem& folded = result.gemm;
   folded = problem;
   int32_t count = 0;

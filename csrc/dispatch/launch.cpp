@@ -18,7 +18,7 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
     return Status::unknown_algorithm;
   }
   BatchDim dims[kMaxBatchDims];
-  GpuProblem problem = fold_batch(asked, dims);
+  FoldedProblem problem = fold_batch(asked, dims);
   const Choice choice = select(problem, asked.n, algorithm, chip);
   if (!choice.rung) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),

@@ -59,7 +59,7 @@ Mask admitted(int32_t algorithm, bool is_gpu) {
 }
 Mask admitted(int32_t algorithm, const Chip& chip) { return admitted(algorithm, chip.platform != Platform::cpu); }
 
-const char* refuse(const Rung& rung, const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
   // A library without any kernel for GPUs explains what one with them would do.
   if (!rung.launch && !rung.is_gpu) return "not compiled for this architecture";
   if (const char* reason = rung.refuse(problem, chip)) return reason;
@@ -71,16 +71,16 @@ void for_each_kernel(Mask kernels, const Visit& visit) {
   for (; kernels; kernels &= kernels - 1) visit(__builtin_ctzll(kernels));
 }
 
-Mask legal_of(const GpuProblem& problem, Mask kernels, const Chip& chip) {
+Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
   Mask legal = 0;
   for_each_kernel(kernels, [&](int i) { legal |= Mask(!refuse(*rungs()[size_t(i)], problem, chip)) << i; });
   return legal;
 }
 
 // The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
-Order faster_order_of_ladder(const GpuProblem& problem, int64_t n, Mask legal, const Chip& chip) {
+Order faster_order_of_ladder(const FoldedProblem& problem, int64_t n, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
-  GpuProblem many{};
+  FoldedProblem many{};
   GemmProblem& p = many.gemm;
   p.m = kManyRows, p.n = n, p.k = problem.gemm.k, p.dtype = problem.gemm.dtype;
   p.stride_am = p.k, p.stride_ak = 1, p.stride_bk = n, p.stride_bn = 1, p.stride_cm = n, p.stride_cn = 1;
@@ -96,7 +96,7 @@ Order faster_order_of_ladder(const GpuProblem& problem, int64_t n, Mask legal, c
   return order;
 }
 
-Choice cheapest(const GpuProblem& problem, Mask legal, const Chip& chip) {
+Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   Choice choice;
   for_each_kernel(legal, [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
@@ -141,7 +141,7 @@ std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
   return kernels;
 }
 
-Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chip& chip) {
+Choice select(const FoldedProblem& problem, int64_t n, int32_t algorithm, const Chip& chip) {
   const Mask wanted = admitted(algorithm, chip);
   const auto& of_order = algorithms().of_order;
   Mask legal = 0;
@@ -154,7 +154,7 @@ Choice select(const GpuProblem& problem, int64_t n, int32_t algorithm, const Chi
   return cheapest(problem, legal, chip);
 }
 
-std::vector<Candidate> list_candidates(const GpuProblem& problem, const Chip& chip) {
+std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip& chip) {
   std::vector<Candidate> candidates;
   for_each_kernel(admitted(kAuto, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
@@ -164,14 +164,14 @@ std::vector<Candidate> list_candidates(const GpuProblem& problem, const Chip& ch
   return candidates;
 }
 
-const char* explain_refusal(const GpuProblem& problem, int32_t algorithm, const Chip& chip) {
+const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
   const char* reason = nullptr;
   for_each_kernel(admitted(algorithm, chip), [&](int i) { reason = refuse(*rungs()[size_t(i)], problem, chip); });
   if (reason) return reason;
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 
-bool serves_row_sums(const GpuProblem& problem, int32_t algorithm, const Chip& chip) {
+bool serves_row_sums(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
   return legal_of(problem, admitted(algorithm, chip), chip) != 0;
 }
 

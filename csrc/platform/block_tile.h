@@ -265,6 +265,6 @@ constexpr int64_t num_tiles(const GemmProblem& problem, int64_t block_m, int64_t
 }
 
 // Blocks along y: one for each product of the batch, or several products for each block.
-constexpr int64_t num_batch_blocks(const GpuProblem& problem) { return min_of(problem.batch_size, 65535); }
+constexpr int64_t num_batch_blocks(const FoldedProblem& problem) { return min_of(problem.batch_size, 65535); }
 
 }  // namespace tiledmm::gpu

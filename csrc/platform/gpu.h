@@ -328,7 +328,7 @@ TILEDMM_DEVICE T rounded_to(Acc<T> value) {
 // The product at place `batch_idx` of the batch. IS_SHORT: in few instructions, since those that are jumped over delay
 // the first copy of a kernel whose code arrives from memory.
 template <bool IS_SHORT = false>
-TILEDMM_DEVICE GemmProblem item_of(const GpuProblem& problem, int64_t batch_idx) {
+TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_idx) {
   GemmProblem item = problem.gemm;
   int64_t offset_a = 0, offset_b = 0, offset_c = 0;
   const auto add_offsets = [&](int32_t d) {

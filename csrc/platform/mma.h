@@ -334,7 +334,7 @@ struct Sums {
 
 // Borrows memory for the sums, calls launch(sums), and gives it back.
 template <class Config, class T, class Launch>
-Status with_sums(const GpuProblem& problem, const Executor& executor, const Launch& launch) {
+Status with_sums(const FoldedProblem& problem, const Executor& executor, const Launch& launch) {
   const int64_t tiles = num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN) * problem.batch_size;
   const size_t bytes = size_t(tiles) * Config::kBlockM * Config::kBlockN * sizeof(Acc<T>);
   Sums<Config, T> sums{static_cast<Acc<T>*>(executor.allocate(executor.self, bytes))};
@@ -390,7 +390,7 @@ struct MmaTiles {
 // Launches rung 06, 07 or 08 with one of its two tiles and the layouts of the problem: Rung::launch<Config, T, Tiles>
 // with the number of blocks and of threads. Both tiles sum in the same order.
 template <class Rung>
-Status launch_mma_tiles(const GpuProblem& problem, bool is_large, const Executor& executor) {
+Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     const auto launch_tile = [&](auto config) {

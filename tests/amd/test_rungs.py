@@ -37,7 +37,7 @@ RUNGS = {
 DTYPES = {"fp32": (np.float32, 0), "fp64": (np.float64, 1), "fp16": (np.float16, 2)}
 
 
-class _GpuProblem(ctypes.Structure):  # csrc/core/problem.h
+class _FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
     _fields_ = [
         ("gemm", _GemmProblem),
         ("batch_size", ctypes.c_int64),
@@ -81,7 +81,7 @@ def test_rung_is_right(rung, dtype, seed, compiled):
     bias, c = random.uniform(-1, 1, n).astype(numpy_dtype), np.full((m, n + 2), np.nan, numpy_dtype)
     blocks = ceil(m / block_m) * ceil(n / block_n)
     memory = Memory()
-    problem = _GpuProblem(batch_size=1)
+    problem = _FoldedProblem(batch_size=1)
     gemm = problem.gemm
     gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, dtype_idx
     gemm.a, gemm.stride_am, gemm.stride_ak = memory.add("a", a), k + 3, 1

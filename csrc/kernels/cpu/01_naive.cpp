@@ -30,7 +30,7 @@ void naive(const GemmProblem& problem) {
 
 }  // namespace
 
-Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {
+Status launch_naive(const FoldedProblem& folded, const Plan&, const Executor&) {
   const GemmProblem& problem = folded.gemm;
   visit_dtype(problem.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;

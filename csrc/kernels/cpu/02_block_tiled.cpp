@@ -63,7 +63,7 @@ void block_tile(const GemmProblem& problem, int64_t row, int64_t col) {
 
 }  // namespace
 
-Status launch_block_tiled(const GpuProblem& folded, const Plan&, const Executor& executor) {
+Status launch_block_tiled(const FoldedProblem& folded, const Plan&, const Executor& executor) {
   const GemmProblem& problem = folded.gemm;
   const int64_t tiles_m = ceil_div(problem.m, Config::kBlock), tiles_n = ceil_div(problem.n, Config::kBlock);
   visit_dtype(problem.dtype, [&](auto* element) {

@@ -4,23 +4,23 @@
 
 namespace tiledmm::cpu {
 
-TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_naive(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_block_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
 
-const char* refuse(const GpuProblem&, const Chip&) { return nullptr; }
+const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
 
 // Multiply-adds that no vector width speeds up much.
-void plan_naive(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan_naive(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.cost_us = cost_us(problem, chip, 0.5, false);
 }
-void plan_block_tiled(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan_block_tiled(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.cost_us = cost_us(problem, chip, 4, true);
 }
 
-void describe_naive(const GpuProblem&, const Chip&, const Plan&, Fields&) {}
-void describe_block_tiled(const GpuProblem&, const Chip&, const Plan&, Fields& fields) {
+void describe_naive(const FoldedProblem&, const Chip&, const Plan&, Fields&) {}
+void describe_block_tiled(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) {
   fields.add_tile("block", 64, 64);
 }
 

@@ -18,7 +18,7 @@ struct NaiveConfig {
 
 template <class T>
 TILEDMM_KERNEL(NaiveConfig::kThreads, 1)
-naive(GpuProblem problem) {
+naive(FoldedProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const TilePlace tile = tile_place<NaiveConfig::kBlockM, NaiveConfig::kBlockN>(gemm);
@@ -39,7 +39,7 @@ naive(GpuProblem problem) {
 
 }  // namespace
 
-Status launch_naive(const GpuProblem& problem, const Plan&, const Executor& executor) {
+Status launch_naive(const FoldedProblem& problem, const Plan&, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     return launch_kernel(naive<T>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),

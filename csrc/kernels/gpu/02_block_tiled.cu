@@ -55,7 +55,7 @@ struct TileElement {
 
 template <class Config, class T>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
-block_tiled(GpuProblem problem) {
+block_tiled(FoldedProblem problem) {
   constexpr int kTile = Config::kTile;
   auto& smem = block_shared<BlockTiledShared<Config, T>>();
   const int in_m = thread_idx() / kTile, in_n = thread_idx() % kTile;
@@ -81,7 +81,7 @@ block_tiled(GpuProblem problem) {
 }
 
 template <int TILE>
-Status launch(const GpuProblem& problem, const Executor& executor) {
+Status launch(const FoldedProblem& problem, const Executor& executor) {
   using Config = BlockTiledConfig<TILE>;
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
@@ -92,7 +92,7 @@ Status launch(const GpuProblem& problem, const Executor& executor) {
 
 }  // namespace
 
-Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+Status launch_block_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   switch (plan.as<LadderPlan>().block_m) {
     case 8:
       return launch<8>(problem, executor);

@@ -46,7 +46,7 @@ TILEDMM_DEVICE void load_row(const Operand<T>& b, int64_t col, int64_t k, Acc<T>
 
 template <class Config, class T>
 TILEDMM_KERNEL(Config::kThreads, 1)
-row_register_tiled(GpuProblem problem) {
+row_register_tiled(FoldedProblem problem) {
   constexpr int S = Config::S, U = Config::U;
   auto& smem = block_shared<RowRegisterShared<Config, T>>();
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -75,7 +75,7 @@ row_register_tiled(GpuProblem problem) {
 
 }  // namespace
 
-Status launch_row_register_tiled(const GpuProblem& problem, const Plan&, const Executor& executor) {
+Status launch_row_register_tiled(const FoldedProblem& problem, const Plan&, const Executor& executor) {
   using Config = RowRegisterConfig<16, 16>;
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;

@@ -81,7 +81,7 @@ TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
 
 template <class Config, class T>
 TILEDMM_KERNEL(Config::num_threads(kWarpSize), Config::kBlocksPerCu)
-register_tiled(GpuProblem problem) {
+register_tiled(FoldedProblem problem) {
   constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
   constexpr int kBlockM = Config::block_m(kWarpSize), kBlockN = Config::kBlockN, kLanesN = Config::kLanesN;
   constexpr int kLanesM = kWarpSize / kLanesN;
@@ -129,7 +129,7 @@ register_tiled(GpuProblem problem) {
 }
 
 template <class Config, class T>
-Status launch(const GpuProblem& problem, const Executor& executor) {
+Status launch(const FoldedProblem& problem, const Executor& executor) {
   const int block_m = Config::block_m(warp_size(executor));
   return launch_kernel(register_tiled<Config, T>, num_tiles(problem.gemm, block_m, Config::kBlockN),
                        num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
@@ -152,7 +152,7 @@ static_assert(is_tile<Small>(false) && is_tile<Large>(true), "the plan knows the
 
 }  // namespace
 
-Status launch_register_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     if constexpr (sizeof(T) < 8) {  // the large tile's sums in fp64 would not fit into the registers

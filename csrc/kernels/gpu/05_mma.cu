@@ -13,7 +13,7 @@ namespace {
 
 template <class Config, class T>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
-mma(GpuProblem problem, Sums<Config, T> sums) {
+mma(FoldedProblem problem, Sums<Config, T> sums) {
   if constexpr (kHasMma<T>) {
     using Stages = typename WarpTile<Config, T>::Stages;
     auto& stages = block_shared<Stages>();
@@ -38,7 +38,7 @@ mma(GpuProblem problem, Sums<Config, T> sums) {
 
 }  // namespace
 
-Status launch_mma(const GpuProblem& problem, const Plan&, const Executor& executor) {
+Status launch_mma(const FoldedProblem& problem, const Plan&, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     using Config = SmallMmaConfig<T>;  // the fragments of the large one would not fit beside its sums

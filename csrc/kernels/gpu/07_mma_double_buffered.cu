@@ -13,7 +13,7 @@ namespace {
 
 template <class Config, class T, class Tiles>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
-mma_double_buffered(GpuProblem problem, Sums<Config, T> sums) {
+mma_double_buffered(FoldedProblem problem, Sums<Config, T> sums) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -51,7 +51,7 @@ mma_double_buffered(GpuProblem problem, Sums<Config, T> sums) {
 
 struct MmaDoubleBuffered {
   template <class Config, class T, class Tiles, class Start>
-  static Status launch(const GpuProblem& problem, const Executor& executor, const Start& start) {
+  static Status launch(const FoldedProblem& problem, const Executor& executor, const Start& start) {
     return with_sums<Config, T>(
         problem, executor, [&](Sums<Config, T> sums) { return start(mma_double_buffered<Config, T, Tiles>, sums); });
   }
@@ -59,7 +59,7 @@ struct MmaDoubleBuffered {
 
 }  // namespace
 
-Status launch_mma_double_buffered(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+Status launch_mma_double_buffered(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   return launch_mma_tiles<MmaDoubleBuffered>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 template <class Config, class T, class Tiles>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
-mma_output_cached(GpuProblem problem) {
+mma_output_cached(FoldedProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -46,7 +46,7 @@ mma_output_cached(GpuProblem problem) {
 
 struct MmaOutputCached {
   template <class Config, class T, class Tiles, class Start>
-  static Status launch(const GpuProblem&, const Executor&, const Start& start) {
+  static Status launch(const FoldedProblem&, const Executor&, const Start& start) {
     return start(mma_output_cached<Config, T, Tiles>);
   }
 };
@@ -60,7 +60,7 @@ static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN
 
 }  // namespace
 
-Status launch_mma_output_cached(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   return launch_mma_tiles<MmaOutputCached>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 

@@ -26,16 +26,17 @@ constexpr LadderPlan mma_tile(bool is_large, bool is_amd) {
   return {128, is_amd ? 128 : 256, true};
 }
 
-TILEDMM_IF_LINKED Status launch_naive(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_block_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_row_register_tiled(const GpuProblem& problem, const Plan& plan,
+TILEDMM_IF_LINKED Status launch_naive(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_block_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_row_register_tiled(const FoldedProblem& problem, const Plan& plan,
                                                    const Executor& executor);
-TILEDMM_IF_LINKED Status launch_register_tiled(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_cached(const GpuProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_double_buffered(const GpuProblem& problem, const Plan& plan,
+TILEDMM_IF_LINKED Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan,
+                                               const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_double_buffered(const FoldedProblem& problem, const Plan& plan,
                                                     const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_output_cached(const GpuProblem& problem, const Plan& plan,
+TILEDMM_IF_LINKED Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan,
                                                   const Executor& executor);
 
 }  // namespace tiledmm::gpu

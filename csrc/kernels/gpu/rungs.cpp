@@ -14,43 +14,43 @@ constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35
 constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
 constexpr double kLaunchUs = 3;
 
-const char* refuse_batch(const GpuProblem& problem) {
+const char* refuse_batch(const FoldedProblem& problem) {
   if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
   return problem.gemm.row_sums ? "it does not sum rows" : nullptr;
 }
 
-const char* refuse(const GpuProblem& problem, const Chip&) { return refuse_batch(problem); }
+const char* refuse(const FoldedProblem& problem, const Chip&) { return refuse_batch(problem); }
 
-const char* refuse_mma(const GpuProblem& problem, const Chip& chip) {
+const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_batch(problem)) return reason;
   if (chip.mma_tflops[int(problem.gemm.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
 }
 
-double num_tiles(const GpuProblem& problem, int64_t block_m, int64_t block_n) {
+double num_tiles(const FoldedProblem& problem, int64_t block_m, int64_t block_n) {
   return double(ceil_div(problem.gemm.m, block_m)) * double(ceil_div(problem.gemm.n, block_n)) *
          double(problem.batch_size);
 }
 
-LadderPlan plan_naive(const GpuProblem&, const Chip&) { return {8, 32, false}; }
+LadderPlan plan_naive(const FoldedProblem&, const Chip&) { return {8, 32, false}; }
 
 template <int TILE>
-LadderPlan plan_block_tiled(const GpuProblem&, const Chip&) {
+LadderPlan plan_block_tiled(const FoldedProblem&, const Chip&) {
   return {TILE, TILE, TILE == 32};
 }
 // On NVIDIA's chips large tiles where they give every CU several.
-LadderPlan plan_block_tiled_auto(const GpuProblem& problem, const Chip& chip) {
+LadderPlan plan_block_tiled_auto(const FoldedProblem& problem, const Chip& chip) {
   const bool is_large = chip.platform == Platform::cuda && num_tiles(problem, 32, 32) >= 4 * chip.num_cus;
   return is_large ? plan_block_tiled<32>(problem, chip) : plan_block_tiled<16>(problem, chip);
 }
 
-LadderPlan plan_row_register_tiled(const GpuProblem&, const Chip&) { return {16, 128, false}; }
+LadderPlan plan_row_register_tiled(const FoldedProblem&, const Chip&) { return {16, 128, false}; }
 
-LadderPlan plan_register_tiled_4x4(const GpuProblem&, const Chip& chip) {
+LadderPlan plan_register_tiled_4x4(const FoldedProblem&, const Chip& chip) {
   return register_tile(false, chip.platform == Platform::hip, chip.warp_size);
 }
 // The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
-LadderPlan plan_register_tiled(const GpuProblem& problem, const Chip& chip) {
+LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
   const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
   const bool is_large =
       problem.gemm.dtype != DType::f64 && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
@@ -58,16 +58,16 @@ LadderPlan plan_register_tiled(const GpuProblem& problem, const Chip& chip) {
 }
 
 // The fragments of the large tile would not fit beside the sums of rung 05.
-LadderPlan plan_mma_small(const GpuProblem&, const Chip&) { return mma_tile(false, false); }
+LadderPlan plan_mma_small(const FoldedProblem&, const Chip&) { return mma_tile(false, false); }
 // The large tile where it gives most CUs one, else the small one. Both sum in the same order.
-LadderPlan plan_mma(const GpuProblem& problem, const Chip& chip) {
+LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
   const bool is_f64 = problem.gemm.dtype == DType::f64;
   const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
   return 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus ? large : mma_tile(false, false);
 }
 
-template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const GpuProblem&, const Chip&)>
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   const GemmProblem& p = problem.gemm;
   const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
@@ -77,13 +77,13 @@ void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
   plan.as<LadderPlan>() = CHOOSE(problem, chip);
 }
 
-void describe(const GpuProblem&, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   fields.add_tile("block", plan.as<LadderPlan>().block_m, plan.as<LadderPlan>().block_n);
 }
 
-template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const GpuProblem&, const Chip&)>
+template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
 constexpr Rung rung(const char* name, const char* description, bool is_native,
-                    Status (*launch)(const GpuProblem&, const Plan&, const Executor&)) {
+                    Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
   return {name,
           description,
           NUMBER,

@@ -5,7 +5,7 @@
 #include "kernels/cpu/04_register_tiled/launch.h"
 
 namespace tiledmm::cpu {
-Status launch_register_tiled_neon(const GpuProblem& problem, const Plan& plan, const Executor& executor) {
+Status launch_register_tiled_neon(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   return launch(problem.gemm, plan.as<CpuPlan>(), executor);
 }
 double fma_peak_neon(DType dtype, const Executor& executor) { return fma_peak(dtype, executor); }

@@ -168,7 +168,7 @@ struct CpuPlan {
 }
 
 template <Isa ISA, DType DTYPE>
-CpuPlan choose_cpu_plan(const GpuProblem& problem, int64_t num_threads) {
+CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   const GemmProblem& p = problem.gemm;
   CpuPlan plan;

@@ -20,18 +20,18 @@ constexpr bool includes(Isa machine, Isa needed) {
 }
 
 template <Isa ISA>
-const char* refuse(const GpuProblem&, const Chip& chip) {
+const char* refuse(const FoldedProblem&, const Chip& chip) {
   return includes(Isa(chip.arch), ISA) ? nullptr : "the CPU lacks the instruction set";
 }
 
 template <Isa ISA, DType DTYPE>
-void plan_dtype(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan_dtype(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.cost_us = cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true);
   if (!is_empty(problem)) plan.as<CpuPlan>() = choose_cpu_plan<ISA, DTYPE>(problem, chip.num_cus);
 }
 
 template <Isa ISA>
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   switch (problem.gemm.dtype) {
     case DType::f32:
       return plan_dtype<ISA, DType::f32>(problem, chip, plan);
@@ -45,7 +45,7 @@ void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
 }
 
 template <Isa ISA>
-void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const CpuPlan& own = plan.as<CpuPlan>();
   const CpuConfig& config = own.config;
@@ -62,7 +62,7 @@ void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& 
 
 template <Isa ISA>
 constexpr Rung rung(const char* name, const char* description, Order order,
-                    Status (*launch)(const GpuProblem&, const Plan&, const Executor&)) {
+                    Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
   return {name, description, 4, false, true, order, refuse<ISA>, plan<ISA>, describe<ISA>, launch};
 }
 

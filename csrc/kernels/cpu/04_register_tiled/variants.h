@@ -7,9 +7,9 @@
 
 namespace tiledmm::cpu {
 
-#define TILEDMM_REGISTER_TILED(ISA)                                                                 \
-  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const GpuProblem& problem, const Plan& plan, \
-                                                       const Executor& executor);                   \
+#define TILEDMM_REGISTER_TILED(ISA)                                                                    \
+  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const FoldedProblem& problem, const Plan& plan, \
+                                                       const Executor& executor);                      \
   TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);
 TILEDMM_REGISTER_TILED(portable)
 TILEDMM_REGISTER_TILED(neon)

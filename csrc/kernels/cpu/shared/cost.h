@@ -7,7 +7,7 @@
 namespace tiledmm::cpu {
 
 // Microseconds at `flops_per_cycle` of one core; `is_threaded`: the rung shares out its work over chip.num_cus threads.
-inline double cost_us(const GpuProblem& problem, const Chip& chip, double flops_per_cycle, bool is_threaded) {
+inline double cost_us(const FoldedProblem& problem, const Chip& chip, double flops_per_cycle, bool is_threaded) {
   constexpr double kGHz = 3.5, kBytesPerUs = 20e3;  // memory, one core
   constexpr double kLaunchUs = 0.1, kThreadsUs = 4;
   const GemmProblem& p = problem.gemm;

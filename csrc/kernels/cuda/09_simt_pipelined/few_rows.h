@@ -101,7 +101,7 @@ TILEDMM_DEVICE void multiply(const float (&a)[Config::kRows][Config::kBlockK], c
 
 template <class Config>
 TILEDMM_KERNEL(32 * kFewRowsMaxWarps, 1)
-few_rows(int32_t num_warps, GpuProblem problem) {
+few_rows(int32_t num_warps, FoldedProblem problem) {
   constexpr int kBlockK = Config::kBlockK, kNumStages = Config::kNumStages, kThreadM = Config::kThreadM;
   auto* all = &block_shared<FewRowsShared<Config>>();
   const int warp = thread_idx() / 32, lane = thread_idx() % 32;
@@ -183,7 +183,7 @@ few_rows(int32_t num_warps, GpuProblem problem) {
 }
 
 template <class Config>
-Status launch_few_rows(const GpuProblem& problem, int num_warps, const Executor& executor) {
+Status launch_few_rows(const FoldedProblem& problem, int num_warps, const Executor& executor) {
   static_assert(sizeof(FewRowsShared<Config>) ==
                 few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
   return launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols), num_batch_blocks(problem),
@@ -191,7 +191,7 @@ Status launch_few_rows(const GpuProblem& problem, int num_warps, const Executor&
 }
 
 template <int COLS, int NUM_STAGES>
-Status launch_few_rows(const FewRowsPlan& plan, const GpuProblem& problem, const Executor& executor) {
+Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     if (is_k_major(problem.gemm.stride_bn, problem.gemm.stride_bk)) {
@@ -208,7 +208,7 @@ Status launch_few_rows(const FewRowsPlan& plan, const GpuProblem& problem, const
   return Status::unsupported;
 }
 
-Status launch_few_rows(const FewRowsPlan& plan, const GpuProblem& problem, const Executor& executor) {
+Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   if (plan.cols == kFewColsNarrow) return launch_few_rows<kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
   return plan.num_stages == kFewStagesDeep ? launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)
                                            : launch_few_rows<kFewCols, kFewStages>(plan, problem, executor);

@@ -3,7 +3,7 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<0>(const GpuProblem&, const SimtWork&, const Executor&);  // 256 x 128
-template Status launch_shape<1>(const GpuProblem&, const SimtWork&, const Executor&);  // 128 x 96
+template Status launch_shape<0>(const FoldedProblem&, const SimtWork&, const Executor&);  // 256 x 128
+template Status launch_shape<1>(const FoldedProblem&, const SimtWork&, const Executor&);  // 128 x 96
 
 }  // namespace tiledmm::gpu

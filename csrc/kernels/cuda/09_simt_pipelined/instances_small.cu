@@ -3,8 +3,8 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<5>(const GpuProblem&, const SimtWork&, const Executor&);  // 96 x 48
-template Status launch_shape<6>(const GpuProblem&, const SimtWork&, const Executor&);  // 64 x 48
-template Status launch_shape<7>(const GpuProblem&, const SimtWork&, const Executor&);  // 64 x 32
+template Status launch_shape<5>(const FoldedProblem&, const SimtWork&, const Executor&);  // 96 x 48
+template Status launch_shape<6>(const FoldedProblem&, const SimtWork&, const Executor&);  // 64 x 48
+template Status launch_shape<7>(const FoldedProblem&, const SimtWork&, const Executor&);  // 64 x 32
 
 }  // namespace tiledmm::gpu

@@ -3,10 +3,10 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<8>(const GpuProblem&, const SimtWork&, const Executor&);   // 64 x 32
-template Status launch_shape<9>(const GpuProblem&, const SimtWork&, const Executor&);   // 32 x 32
-template Status launch_shape<10>(const GpuProblem&, const SimtWork&, const Executor&);  // 16 x 32
-template Status launch_shape<11>(const GpuProblem&, const SimtWork&, const Executor&);  // 8 x 32
-template Status launch_shape<12>(const GpuProblem&, const SimtWork&, const Executor&);  // 4 x 32
+template Status launch_shape<8>(const FoldedProblem&, const SimtWork&, const Executor&);   // 64 x 32
+template Status launch_shape<9>(const FoldedProblem&, const SimtWork&, const Executor&);   // 32 x 32
+template Status launch_shape<10>(const FoldedProblem&, const SimtWork&, const Executor&);  // 16 x 32
+template Status launch_shape<11>(const FoldedProblem&, const SimtWork&, const Executor&);  // 8 x 32
+template Status launch_shape<12>(const FoldedProblem&, const SimtWork&, const Executor&);  // 4 x 32
 
 }  // namespace tiledmm::gpu

@@ -382,7 +382,7 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
-simt_pipelined(GpuProblem problem, SimtWork work) {
+simt_pipelined(FoldedProblem problem, SimtWork work) {
   if (work.num_split > 0) let_later_kernels_start();  // add_chunks
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using A = typename Shared::SideA;
@@ -491,7 +491,7 @@ simt_pipelined(GpuProblem problem, SimtWork work) {
 }
 
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_layout(const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   static_assert(sizeof(Shared) <= simt_shared_bytes(Config::kShape, IS_A_K_MAJOR, IS_B_K_MAJOR, false));
   const bool is_folding = work.num_whole > 0 && problem.chunk_k < problem.gemm.k;
@@ -504,7 +504,7 @@ Status launch_layout(const GpuProblem& problem, const SimtWork& work, const Exec
 }  // namespace
 
 template <int SHAPE>
-Status launch_shape(const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
+Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   using Config = SimtConfig<SHAPE>;
   const GemmProblem& gemm = problem.gemm;
   const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);

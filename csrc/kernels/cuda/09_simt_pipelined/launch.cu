@@ -11,7 +11,7 @@ namespace tiledmm::gpu {
 namespace {
 
 template <int SHAPE = 0>
-Status launch_chosen(int shape, const GpuProblem& problem, const SimtWork& work, const Executor& executor) {
+Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   if constexpr (SHAPE < kNumSimtShapes)
     return shape == SHAPE ? launch_shape<SHAPE>(problem, work, executor)
                           : launch_chosen<SHAPE + 1>(shape, problem, work, executor);
@@ -19,7 +19,7 @@ Status launch_chosen(int shape, const GpuProblem& problem, const SimtWork& work,
     return Status::unsupported;
 }
 
-Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Executor& executor) {
+Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   const SimtShape& shape = kSimtShapes[plan.shape];
   const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
@@ -40,9 +40,9 @@ Status launch_tiles(const SimtPlan& plan, const GpuProblem& problem, const Execu
 
 }  // namespace
 
-Status launch_simt_pipelined(const GpuProblem& asked, const Plan& made, const Executor& executor) {
+Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const Executor& executor) {
   const SimtPlan& plan = made.as<SimtPlan>();
-  GpuProblem problem = plan.is_transposed ? transposed(asked) : asked;
+  FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
   GemmProblem& gemm = problem.gemm;
   Pack pack(executor);

@@ -18,6 +18,6 @@ struct SimtWork {
 
 // Launches the kernel of kSimtShapes[SHAPE] for the layouts of the problem.
 template <int SHAPE>
-Status launch_shape(const GpuProblem& problem, const SimtWork& work, const Executor& executor);
+Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Executor& executor);
 
 }  // namespace tiledmm::gpu

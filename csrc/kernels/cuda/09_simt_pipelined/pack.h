@@ -81,7 +81,7 @@ class Pack {
   Pack(const Pack&) = delete;
 
   // Plans a copy of size_mn x k matrices; data and all strides become the copy's.
-  Status add(GpuProblem& problem, const void*& data, int64_t size_mn, int64_t& stride_mn, int64_t& stride_k,
+  Status add(FoldedProblem& problem, const void*& data, int64_t size_mn, int64_t& stride_mn, int64_t& stride_k,
              int64_t BatchDim::* stride) {
     PackJob job{};
     job.from = static_cast<const float*>(data);

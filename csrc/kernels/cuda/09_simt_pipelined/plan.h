@@ -220,7 +220,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
 }
 
 // A problem as the model sees it, on a chip.
-inline SimtTask simt_task(const GpuProblem& problem, int num_cus, int64_t max_shared_bytes) {
+inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes) {
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   return {p.m,

@@ -6,17 +6,18 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_simt_pipelined(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, const Plan& plan,
+                                               const Executor& executor);
 
 namespace {
 
-const char* refuse(const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (problem.gemm.row_sums) return "it does not sum rows";
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
   const SimtTask task = simt_task(problem, chip.num_cus, chip.max_shared_bytes);
   const SimtPlan chosen = choose_simt_plan(task);
@@ -24,7 +25,7 @@ void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
   plan.cost_us = simt_microseconds(task, chosen);
 }
 
-void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const SimtPlan& own = plan.as<SimtPlan>();
   const SimtShape& shape = kSimtShapes[own.shape];

@@ -3,8 +3,8 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<double, 5>(const GpuProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 6>(const GpuProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 7>(const GpuProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 5>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 6>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 7>(const FoldedProblem&, int64_t, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

@@ -284,7 +284,7 @@ struct Tiles {
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_async(Work work, GpuProblem problem) {
+mma_async(Work work, FoldedProblem problem) {
   using T = typename Cfg::T;
   using TileA = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileA;
   using TileB = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileB;
@@ -446,7 +446,7 @@ mma_async(Work work, GpuProblem problem) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -479,7 +479,7 @@ Status launch_config(const GpuProblem& problem, int64_t num_splits, bool is_vect
 }
 
 template <class Cfg>
-Status launch_layout(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
     return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, is_vectorised, executor);
@@ -489,7 +489,7 @@ Status launch_layout(const GpuProblem& problem, int64_t num_splits, bool is_vect
 }  // namespace
 
 template <class T, int SHAPE>
-Status launch_shape(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {

@@ -10,7 +10,7 @@ namespace tiledmm::gpu {
 namespace {
 
 template <class T, int SHAPE = 0>
-Status launch_chosen(const GpuProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+Status launch_chosen(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
                      const Executor& executor) {
   if constexpr (SHAPE < num_mma_async_shapes(sizeof(T) == 8 ? DType::f64 : DType::f16))
     return choice.shape == SHAPE ? launch_shape<T, SHAPE>(problem, choice.num_splits, is_vectorised, executor)
@@ -21,11 +21,11 @@ Status launch_chosen(const GpuProblem& problem, const MmaAsyncChoice& choice, bo
 
 }  // namespace
 
-Status launch_mma_unaligned(const GpuProblem& problem, int shape, const Executor& executor);
+Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor);
 
-Status launch_mma_async(const GpuProblem& given, const Plan& made, const Executor& executor) {
+Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
-  GpuProblem problem = oriented(given, plan.is_transposed);
+  FoldedProblem problem = oriented(given, plan.is_transposed);
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
   Workspace packed_a(executor), packed_b(executor);
   GemmProblem& p = problem.gemm;

@@ -9,6 +9,6 @@ namespace tiledmm::gpu {
 
 // Launches the kernel of one shape of block tiles (plan.h) for the layouts of the problem.
 template <class T, int SHAPE>
-Status launch_shape(const GpuProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor);
+Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor);
 
 }  // namespace tiledmm::gpu

@@ -183,8 +183,8 @@ inline bool is_better_transposed(const GemmProblem& p) {
   return min_of(p.m, p.n) <= kFew ? p.n < p.m : p.stride_cm == 1 && p.stride_cn != 1;
 }
 
-inline GpuProblem oriented(const GpuProblem& given, bool is_transposed) {
-  GpuProblem problem = is_transposed ? transposed(given) : given;
+inline FoldedProblem oriented(const FoldedProblem& given, bool is_transposed) {
+  FoldedProblem problem = is_transposed ? transposed(given) : given;
   // One row of A lies along k whatever its stride to the next one.
   if (problem.gemm.m == 1 && problem.gemm.stride_ak == 1) problem.gemm.stride_am = round_up(problem.gemm.k, 8);
   return problem;

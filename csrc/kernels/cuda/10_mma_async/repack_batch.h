@@ -51,7 +51,7 @@ struct Workspace {
 };
 
 // Makes an operand such that is_aligned. `stride` is A's or B's of a batch dimension.
-Status repack_if_unaligned(GpuProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
+Status repack_if_unaligned(FoldedProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
                            int64_t& stride_mn, int64_t& stride_k, Workspace& workspace) {
   const bool is_close_k = is_k_major(stride_mn, stride_k);
   const OperandView view{data, rows, problem.gemm.k, stride_mn, stride_k, stride};

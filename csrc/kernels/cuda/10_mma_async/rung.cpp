@@ -7,22 +7,22 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_mma_async(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_mma_async(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
 
-const char* refuse(const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (problem.gemm.row_sums) return "it does not sum rows";
   return refuse_tf32(problem.gemm, chip);
 }
 
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
   plan.as<MmaAsyncPlan>() = plan_mma_async(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
 }
 
-void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
   if (own.unaligned_shape >= 0) {

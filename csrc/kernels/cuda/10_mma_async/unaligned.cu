@@ -364,7 +364,7 @@ TILEDMM_DEVICE void multiply_tiles(const GemmProblem& item, const UnalignedPart&
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_unaligned(UnalignedWork work, GpuProblem problem) {
+mma_unaligned(UnalignedWork work, FoldedProblem problem) {
   using Tiles = UnalignedTiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using T = typename Cfg::T;
   auto& smem = block_shared<typename Tiles::Shared>();
@@ -400,7 +400,7 @@ mma_unaligned(UnalignedWork work, GpuProblem problem) {
 // ---- Launch
 
 template <class Cfg>
-Status launch_unaligned(const GpuProblem& problem, const Executor& executor) {
+Status launch_unaligned(const FoldedProblem& problem, const Executor& executor) {
   using T = typename Cfg::T;
   const GemmProblem& gemm = problem.gemm;
   const bool splits_chunks = problem.chunk_k < gemm.k;
@@ -422,7 +422,7 @@ Status launch_unaligned(const GpuProblem& problem, const Executor& executor) {
 }
 
 template <class T, int SHAPE = 0>
-Status launch_unaligned_shape(const GpuProblem& problem, int shape, const Executor& executor) {
+Status launch_unaligned_shape(const FoldedProblem& problem, int shape, const Executor& executor) {
   if constexpr (SHAPE < kNumMmaUnalignedShapes) {
     return shape == SHAPE ? launch_unaligned<UnalignedConfig<T, SHAPE>>(problem, executor)
                           : launch_unaligned_shape<T, SHAPE + 1>(problem, shape, executor);
@@ -433,7 +433,7 @@ Status launch_unaligned_shape(const GpuProblem& problem, int shape, const Execut
 
 }  // namespace
 
-Status launch_mma_unaligned(const GpuProblem& problem, int shape, const Executor& executor) {
+Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor) {
   return problem.gemm.dtype == DType::f16 ? launch_unaligned_shape<Half>(problem, shape, executor)
                                           : launch_unaligned_shape<BFloat16>(problem, shape, executor);
 }

@@ -43,7 +43,7 @@ struct UnalignedOperand {
   bool is_odd;      // rows begin in the middle of a word of two elements
 };
 
-inline UnalignedOperand describe_unaligned(const OperandView& view, const GpuProblem& problem) {
+inline UnalignedOperand describe_unaligned(const OperandView& view, const FoldedProblem& problem) {
   const bool along_k = is_k_major(view);
   const int64_t inner = along_k ? view.k : view.rows, outer = along_k ? view.rows : view.k;
   const int64_t stride_outer = along_k ? view.stride_row : view.stride_k;
@@ -59,7 +59,7 @@ struct MmaUnalignedProblem {
   UnalignedOperand a, b;
 };
 
-inline MmaUnalignedProblem describe_unaligned(const GpuProblem& problem) {
+inline MmaUnalignedProblem describe_unaligned(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
   return {p.m,
           p.n,
@@ -122,9 +122,9 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
 }
 
 // The plan of a problem on a chip, and its predicted time.
-inline MmaAsyncPlan plan_mma_async(const GpuProblem& given, int num_cus, int64_t max_shared_bytes, double& cost_us) {
+inline MmaAsyncPlan plan_mma_async(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, double& cost_us) {
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
-  const GpuProblem problem = oriented(given, plan.is_transposed);
+  const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
   const bool is_16_bit = size_of(p.dtype) == 2;

@@ -34,11 +34,11 @@ const char* launch_chosen_tf32(const Task& task) {
 
 namespace tiledmm::gpu {
 
-Status launch_wgmma(const GpuProblem& given, const Plan& made, const Executor& executor) {
+Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   using namespace tiledmm::cuda;
   Task task{
       row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  GpuProblem& problem = task.problem;
+  FoldedProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   if (p.dtype == DType::f32) {
     return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen_tf32<>);

@@ -225,12 +225,12 @@ struct WgmmaPlan {
 };
 
 // The one of a product and its transpose whose C is row-major.
-inline GpuProblem row_major(const GpuProblem& problem) {
+inline FoldedProblem row_major(const FoldedProblem& problem) {
   return problem.gemm.stride_cn == 1 || problem.gemm.n == 1 ? problem : transposed(problem);
 }
 
 // Elements of all items of an operand that a batch does not repeat.
-inline double num_elements(const OperandView& view, const GpuProblem& problem) {
+inline double num_elements(const OperandView& view, const FoldedProblem& problem) {
   double items = 1;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
     if (problem.batch_dims[d].*view.batch_stride) items *= double(problem.batch_dims[d].size);
@@ -252,7 +252,7 @@ inline OperandView copied(const OperandView& view) {
 // What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
 // to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
 // at the same time.
-inline double copied_us(const GpuProblem& problem, bool copies_a, bool copies_b, int num_sms) {
+inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies_b, int num_sms) {
   if (!copies_a && !copies_b) return 0;
   const GemmProblem& p = problem.gemm;
   const double chunks = problem.chunk_k < p.k ? 2.5 : 0;
@@ -266,8 +266,8 @@ inline double copied_us(const GpuProblem& problem, bool copies_a, bool copies_b,
 
 // The plan of a problem on a chip and the microseconds of a whole call. What the copy engine cannot take costs a launch
 // and memory traffic (A, B) or stores by the threads (C); both are estimates.
-inline WgmmaPlan plan_wgmma(const GpuProblem& given, int num_sms, double& cost_us) {
-  const GpuProblem problem = row_major(given);
+inline WgmmaPlan plan_wgmma(const FoldedProblem& given, int num_sms, double& cost_us) {
+  const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
   WgmmaPlan plan{};
   TensorMapView a{}, b{}, c{};

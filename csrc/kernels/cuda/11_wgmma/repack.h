@@ -110,7 +110,7 @@ class Repack {
   Repack(const Repack&) = delete;
 
   // Plans a copy of `rows` x k matrices; data and all strides become the copy's, which the copy engine takes.
-  Status add(GpuProblem& problem, const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
+  Status add(FoldedProblem& problem, const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
              int64_t BatchDim::* stride) {
     const bool is_k_major = tiledmm::is_k_major(stride_row, stride_k);
     RepackJob job{};

@@ -7,7 +7,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_wgmma(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_wgmma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
 
@@ -19,7 +19,7 @@ const char* refuse_row_sums(const GemmProblem& p) {
   return is_served ? nullptr : "it sums rows of 16-bit operands across k only";
 }
 
-const char* refuse(const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_chip(problem, chip)) return reason;
@@ -38,7 +38,7 @@ const char* refuse(const GpuProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
   if (problem.gemm.dtype == DType::f32) {
     plan.as<Tf32Plan>() = plan_wgmma_tf32(problem, chip.num_cus, plan.cost_us);
@@ -55,7 +55,7 @@ void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields&
   if (tiles.shares_tiles) fields.add("split_k", "cluster");
 }
 
-void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   if (problem.gemm.dtype == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();

@@ -14,7 +14,7 @@ namespace tiledmm::cuda {
 
 // A problem and what was learned of it.
 struct Task {
-  GpuProblem problem;
+  FoldedProblem problem;
   TensorMapView a, b, c;
   bool stores_by_tma;
   TilePlan plan;

@@ -14,10 +14,10 @@ namespace {
 
 // C is row-major.
 template <class LaunchTile>
-Status launch_wgmma_tf32(const GpuProblem& row_major, const Tf32Plan& plan, const Executor& executor,
+Status launch_wgmma_tf32(const FoldedProblem& row_major, const Tf32Plan& plan, const Executor& executor,
                          const LaunchTile& launch_tile) {
   Task task{row_major, {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  GpuProblem& problem = task.problem;
+  FoldedProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
   CopyAlongK copies(executor);
   Status status = Status::ok;

@@ -108,15 +108,15 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
 }
 
 // How the copy engine sees an operand.
-inline Tf32Operand describe_tf32(const OperandView& operand, const GpuProblem& problem) {
+inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem& problem) {
   TensorMapView view{};
   if (!describe_operand(operand, problem, view)) return {Tf32Layout::unreadable, false};
   return {view.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, view.ld % 8 == 0};
 }
 
 // The plan of a problem on a chip and the microseconds of a whole call, as plan_wgmma.
-inline Tf32Plan plan_wgmma_tf32(const GpuProblem& given, int num_sms, double& cost_us) {
-  const GpuProblem problem = row_major(given);
+inline Tf32Plan plan_wgmma_tf32(const FoldedProblem& given, int num_sms, double& cost_us) {
+  const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
   const Tf32Plan plan = plan_tf32({p.m, p.n, p.k, problem.chunk_k, problem.batch_size,
                                    describe_tf32(view_a(p), problem), describe_tf32(view_b(p), problem)},

@@ -82,7 +82,7 @@ class CopyAlongK {
   CopyAlongK(const CopyAlongK&) = delete;
 
   // Plans a copy of `rows` x k matrices; data and all strides become the copy's.
-  Status add(GpuProblem& problem, const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
+  Status add(FoldedProblem& problem, const void*& data, int64_t rows, int64_t& stride_row, int64_t& stride_k,
              int64_t BatchDim::* stride) {
     const int64_t k = problem.gemm.k;
     CopyAlongKJob job{};

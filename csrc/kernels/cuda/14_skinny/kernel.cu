@@ -41,7 +41,7 @@ struct Unit {
   int num_tiles;
 
   Unit() = default;
-  TILEDMM_DEVICE Unit(const GpuProblem& problem, const SkinnyPlan& plan, int64_t idx, int block_k) {
+  TILEDMM_DEVICE Unit(const FoldedProblem& problem, const SkinnyPlan& plan, int64_t idx, int block_k) {
     // Divisions take time: one product in one chunk needs none.
     const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
     col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
@@ -323,7 +323,7 @@ struct WarpSums {
 
 // The copy warps: tile after tile of all units of this block, as far ahead as there are stages.
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
+TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
   const int num_threads = num_skinny_threads(plan);
@@ -373,7 +373,7 @@ TILEDMM_DEVICE void copy_tiles(const GpuProblem& problem, const Work& work, char
 }
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
+TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(8 * FRAGS);
   using Sums = WarpSums<T, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
@@ -427,7 +427,7 @@ TILEDMM_DEVICE void multiply_tiles(const GpuProblem& problem, const Work& work, 
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
-skinny(Work work, int64_t num_blocks, GpuProblem problem) {
+skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
   let_later_kernels_start();
   if (thread_idx() < kCopyThreads) {
@@ -438,14 +438,14 @@ skinny(Work work, int64_t num_blocks, GpuProblem problem) {
 }
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_work(const GpuProblem& problem, const Work& work, const Executor& executor) {
+Status launch_work(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
   return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
                       size_t(work.plan.shared_bytes), executor, work, blocks, problem);
 }
 
 template <class T>
-Status launch_layouts(const GpuProblem& problem, const Work& work, const Executor& executor) {
+Status launch_layouts(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
     switch (skinny_block_m(problem.gemm.m)) {
@@ -462,7 +462,7 @@ Status launch_layouts(const GpuProblem& problem, const Work& work, const Executo
 }
 
 template <class T>
-Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
+Status launch(const FoldedProblem& problem, Work& work, const Executor& executor) {
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
   if (work.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;
@@ -472,9 +472,9 @@ Status launch(const GpuProblem& problem, Work& work, const Executor& executor) {
 
 }  // namespace
 
-Status launch_skinny(const GpuProblem& given, const Plan& made, const Executor& executor) {
+Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const SkinnyLaunch& own = made.as<SkinnyLaunch>();
-  const GpuProblem problem = own.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = own.is_transposed ? transposed(given) : given;
   Work work{};
   work.width_a = own.width_a;
   work.width_b = own.width_b;

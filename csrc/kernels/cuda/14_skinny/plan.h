@@ -118,9 +118,9 @@ struct SkinnyLaunch {
   SkinnyPlan plan;
 };
 
-inline SkinnyLaunch plan_skinny(const GpuProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
+inline SkinnyLaunch plan_skinny(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.m, given.gemm.n), 0, 0, {}};
-  const GpuProblem problem = launch.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);

@@ -6,11 +6,11 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_skinny(const GpuProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Status launch_skinny(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
 
-const char* refuse(const GpuProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (problem.gemm.row_sums) return "it does not sum rows";
   if (size_of(problem.gemm.dtype) != 2) return "it serves fp16 and bf16";
@@ -18,12 +18,12 @@ const char* refuse(const GpuProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const GpuProblem& problem, const Chip& chip, Plan& plan) {
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
   plan.as<SkinnyLaunch>() = plan_skinny(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
 }
 
-void describe(const GpuProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);

@@ -21,7 +21,7 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, 
 // An element a thread, AT_ONCE loads in flight.
 template <class T, int THREADS, int AT_ONCE>
 TILEDMM_KERNEL(THREADS, 1)
-add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, GpuProblem problem) {
+add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem problem) {
   let_later_kernels_start();
   const int64_t slab = problem.gemm.m * ld, idx = block_idx() * THREADS + thread_idx();
   const int64_t item = problem.batch_size == 1 ? 0 : idx / slab;
@@ -54,7 +54,7 @@ class ChunkSums {
  public:
   A* sums = nullptr;
 
-  ChunkSums(const GpuProblem& problem, int64_t ld, const Executor& executor)
+  ChunkSums(const FoldedProblem& problem, int64_t ld, const Executor& executor)
       : executor_(executor), problem_(problem), ld_(ld), num_chunks_(ceil_div(problem.gemm.k, problem.chunk_k)) {}
   ~ChunkSums() {
     if (sums) executor_.release(executor_.self, sums);
@@ -87,7 +87,7 @@ class ChunkSums {
   }
 
   const Executor& executor_;
-  const GpuProblem& problem_;
+  const FoldedProblem& problem_;
   int64_t ld_, num_chunks_;
 };
 

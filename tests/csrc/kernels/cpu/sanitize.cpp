@@ -293,7 +293,7 @@ struct Algorithm {
   }
   bool is_refused(const GemmProblem& problem, int32_t num_threads) const {
     BatchDim dims[kMaxBatchDims];
-    const GpuProblem folded = fold_batch(problem, dims);
+    const FoldedProblem folded = fold_batch(problem, dims);
     const Chip chip = cpu_chip(num_threads);
     return std::all_of(kernels.begin(), kernels.end(), [&](const Rung* rung) { return rung->refuse(folded, chip); });
   }

@@ -26,14 +26,14 @@ TILE, DEVICE = "kernels/cpu/04_register_tiled/launch.h", "kernels/gpu/device.cu"
 MUTANTS = {
     "a counter without an atomic": (
         "kernels/cpu/01_naive.cpp",
-        "Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {",
-        "Status launch_naive(const GpuProblem& folded, const Plan&, const Executor&) {\n"
+        "Status launch_naive(const FoldedProblem& folded, const Plan&, const Executor&) {",
+        "Status launch_naive(const FoldedProblem& folded, const Plan&, const Executor&) {\n"
         "  static int64_t num_calls = 0;\n  if ({on}) ++num_calls;",
     ),
     "a table that is destroyed at exit": (
         "kernels/cpu/02_block_tiled.cpp",
-        "Status launch_block_tiled(const GpuProblem& folded, const Plan&, const Executor& executor) {",
-        "Status launch_block_tiled(const GpuProblem& folded, const Plan&, const Executor& executor) {\n"
+        "Status launch_block_tiled(const FoldedProblem& folded, const Plan&, const Executor& executor) {",
+        "Status launch_block_tiled(const FoldedProblem& folded, const Plan&, const Executor& executor) {\n"
         "  static struct Table {\n    int64_t* size = new int64_t(1);\n    ~Table() { delete size; }\n  } table;\n"
         "  if ({on} && *table.size != 1) return Status::unsupported;",
     ),

@@ -9,7 +9,7 @@ int main() {
   long m, n, k, batch;
   int needs_row_sums;
   while (std::scanf("%ld %ld %ld %ld %d", &m, &n, &k, &batch, &needs_row_sums) == 5) {
-    GpuProblem folded{};
+    FoldedProblem folded{};
     GemmProblem& problem = folded.gemm;
     problem.m = m, problem.n = n, problem.k = k;
     problem.stride_am = k, problem.stride_ak = 1;

@@ -10,7 +10,7 @@ int main() {
   long m, n, k, batch;
   char a, b;
   while (std::scanf("%ld %ld %ld %ld %c%c", &m, &n, &k, &batch, &a, &b) == 6) {
-    GpuProblem folded{};
+    FoldedProblem folded{};
     GemmProblem& problem = folded.gemm;
     problem.m = m, problem.n = n, problem.k = k;
     problem.stride_am = a == 'N' ? k : 1, problem.stride_ak = a == 'N' ? 1 : m;

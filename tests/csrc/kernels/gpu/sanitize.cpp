@@ -59,7 +59,7 @@ int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribu
 
 // Whether a kernel refuses operands that lie without gaps.
 bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) {
-  GpuProblem problem{};
+  FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
   p.m = m, p.n = n, p.k = k, p.dtype = dtype;
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
@@ -118,7 +118,7 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, const MmaAsyn
   host_gpu::Session session;
   session.seed = seed;
   session.faults = faults;
-  GpuProblem whole{};
+  FoldedProblem whole{};
   whole.gemm = problem;
   whole.gemm.batch_dims = nullptr;
   whole.batch_dims[0] = problem.batch_dims[0];
