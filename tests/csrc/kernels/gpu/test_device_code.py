@@ -31,8 +31,8 @@ LARGEST = (
 )
 PTX_FOR_SM_80 = ("09_simt_pipelined/instances", "10_mma_async/instances")
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
-# others.
-FP16_INSTANCES = "/instances_f16"
+# others. And tiles that lie between others in size, or below them.
+LIKE_OTHERS = ("/instances_f16", "_middle", "bf16_smallest")
 FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
     "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
@@ -140,7 +140,11 @@ def test_amd(source, arch, amd_object):
 
 NVIDIA = [(arch, source) for source in gpu_objects.cuda_sources() + RUNGS for arch in ("9.0a", "8.0")]
 NVIDIA = [("9.0a", source) for source in gpu_objects.hopper_sources()] + NVIDIA
-NVIDIA = [pair for pair in NVIDIA if IS_WHOLE or pair[0] == "8.0" or FP16_INSTANCES not in name_of(pair[1])]
+NVIDIA = [
+    (arch, source)
+    for arch, source in NVIDIA
+    if IS_WHOLE or arch == "8.0" or not any(part in name_of(source) for part in LIKE_OTHERS)
+]
 
 
 @pytest.fixture(scope="module")
