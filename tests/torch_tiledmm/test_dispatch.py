@@ -110,8 +110,8 @@ def test_the_order_of_summation_does_not_depend_on_m(chip):
     """For every dtype, tf32 and layout; over m, the batch and the number of threads. Kernels of one order give the same
     bits (test_property.py, test_host_execution.py), so neither do a row's bits.
 
-    Planted bugs that this caught: the order picked by the cost for the m that is asked for, by the cost at as many rows
-    as the batch has, and an entry of rung 8 said to be of the order of the production kernels.
+    Planted bugs that this caught: the order picked by the cost for the m that is asked for, and by the cost at as many
+    rows as the batch has.
     """
     for precision, layout in itertools.product((*DTYPES, *["tf32"] * chip.startswith("cuda")), LAYOUTS):
         dtype_name = "fp32" if precision == "tf32" else precision

@@ -3,7 +3,7 @@
 `auto` compares the costs of such kernels alone, so this and test_dispatch.py's test of the order over m say that a
 row's bits do not depend on which kernel is cheapest. GPU kernels run on the host executor.
 
-Planted bugs that this caught: the portable kernel said to be of the order of AVX2's, rung 08 of the order of rung 04.
+Planted bug that this caught: the portable kernel said to be of the order of AVX2's.
 """
 
 from collections import defaultdict
