@@ -28,7 +28,8 @@ TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem
 TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
-// Whether tiledmm_gemm_gpu serves this problem, whose row_sums are not null, on GPU device_idx.
+// Whether tiledmm_gemm_gpu serves this problem, whose row_sums are not null, on GPU device_idx, which becomes the
+// calling thread's current one.
 TILEDMM_API bool tiledmm_gpu_serves_row_sums(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              int32_t device_idx);
 

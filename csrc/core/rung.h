@@ -61,7 +61,7 @@ inline bool is_empty(const FoldedProblem& problem) {
   return problem.gemm.m == 0 || problem.gemm.n == 0 || problem.batch_size == 0;
 }
 
-// For kernels that multiply fp32 by the matrix instruction.
+// What kernels that multiply fp32 by the matrix instruction refuse.
 inline const char* refuse_tf32(const GemmProblem& problem, const Chip& chip) {
   if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
     return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "

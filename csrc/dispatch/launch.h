@@ -1,4 +1,4 @@
-// From a problem as the caller has it to the launch of the kernel that was chosen for it.
+// Runs a problem as the caller has it: folds its batch, selects a kernel, launches it.
 #pragma once
 
 #include "core/executor.h"

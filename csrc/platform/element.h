@@ -9,7 +9,7 @@
 
 namespace tiledmm {
 
-// Of external linkage: instances of the kernels for them are compiled apart from the launchers.
+// The 16-bit types have external linkage: their instances of the kernels are compiled apart from the launchers.
 struct Half {
   uint16_t bits;
 };

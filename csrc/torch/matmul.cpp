@@ -129,22 +129,21 @@ bool allows_tf32() {
          at::Float32Precision::TF32;
 }
 
-template <size_t CAPACITY>
-Status try_run(const GemmProblem& problem, int32_t algorithm, c10::Device device, char (&reason)[CAPACITY]) {
+Status compute(const GemmProblem& problem, int32_t algorithm, c10::Device device, char* reason, size_t capacity) {
   if (device.is_cpu()) {
     const Executor executor = torch_executor();
-    return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason);
+    return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, capacity);
   }
   const c10::DeviceGuard guard(device);
   GpuWorkspace workspace{device, {}};
   const Executor executor = torch_gpu_executor(workspace);
-  return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, sizeof reason);
+  return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, capacity);
 }
 
 void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
   problem.allow_tf32 = !device.is_cpu() && problem.dtype == DType::f32 && allows_tf32();
   char reason[320] = "";
-  switch (try_run(problem, algorithm, device, reason)) {
+  switch (compute(problem, algorithm, device, reason, sizeof reason)) {
     case Status::ok:
       return;
     case Status::out_of_memory:
@@ -315,6 +314,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     // In the same pass, if there is a kernel for that.
     const Tensor bias_grad = at::empty({grad.size(1)}, grad.options());
     problem.row_sums = bias_grad.mutable_data_ptr();
+    const c10::DeviceGuard guard(grad.device());  // the question makes that device the current one
     if (tiledmm_gpu_serves_row_sums(&problem, algorithm_idx, grad.get_device())) {
       run(problem, algorithm_idx, grad.device());
       return {weight_grad, bias_grad};

@@ -34,7 +34,7 @@ Size size_of(const at::Tensor& tensor, int64_t dim) {
   }
 }
 
-// For messages.
+// The shape as messages show it.
 template <class Size>
 auto shape_of(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<Size, int64_t>) {
