@@ -1,6 +1,7 @@
-// A lambda as the task of Executor::parallel_for.
+// A lambda as the task of Executor::parallel_for, and tasks that workers take from a common counter.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "core/executor.h"
@@ -14,6 +15,16 @@ void parallel_for(const Executor& executor, int64_t num_tasks, const Task& task)
   executor.parallel_for(
       executor.self, num_tasks, [](void* arg, int64_t task_idx) { (*static_cast<const Task*>(arg))(task_idx); },
       const_cast<Task*>(&task));
+}
+
+// task(worker_idx, task_idx) for every task_idx < num_tasks. Each of num_workers workers takes the next task that
+// nobody has taken, so that a slow core does less. Which worker runs a task differs from call to call.
+template <class Task>
+void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_tasks, const Task& task) {
+  std::atomic<int64_t> next{0};
+  parallel_for(executor, num_workers, [&](int64_t worker_idx) {
+    for (int64_t idx; (idx = next.fetch_add(1, std::memory_order_relaxed)) < num_tasks;) task(worker_idx, idx);
+  });
 }
 
 }  // namespace
