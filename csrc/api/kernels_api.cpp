@@ -73,6 +73,17 @@ bool serves(const Rung& rung, DType dtype, Platform platform) {
   return false;
 }
 
+// Whether this build has a kernel for an instruction set, or for what the name of one begins with: a kernel or a
+// variant is named after what it needs at least.
+bool has_kernels_for(const Chip& chip) {
+  return std::any_of(rungs().begin(), rungs().end(), [&](const Rung* rung) {
+    const char* point = std::strchr(rung->name, '.');
+    const char* isa = point ? point + 1 : rung->name;
+    return !rung->is_gpu && rung->launch && !rung->refuse(usual_problem(DType::bf16), chip) &&
+           std::strncmp(isa, chip.name, std::strlen(isa)) == 0;
+  });
+}
+
 // Why a kernel cannot run here; empty if it can.
 std::string reason_against(const Rung& rung, Platform platform) {
   if (rung.is_gpu && std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) != 0) {
@@ -201,9 +212,8 @@ size_t tiledmm_algorithm_names(char* text, size_t capacity) {
 
 size_t tiledmm_info(char* text, size_t capacity) {
   Joined isas, compiled, info;
-  for (const Rung* rung : rungs()) {
-    const char* point = std::strchr(rung->name, '.');
-    if (point && !rung->is_gpu && rung->launch) isas.add(quoted(point + 1));
+  for (const Chip& chip : chips()) {
+    if (chip.platform == Platform::cpu && has_kernels_for(chip)) isas.add(quoted(chip.name));
   }
   compiled.add(field("cpu", "[" + isas.text + "]"));
   if (is_built(true)) compiled.add(field(TILEDMM_GPU_DEVICE, list_of_words(TILEDMM_GPU_ARCHS)));

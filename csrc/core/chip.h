@@ -9,9 +9,11 @@ enum class Platform : int32_t { cpu = 0, cuda = 1, hip = 2, host = 3 };  // host
 inline constexpr const char* kPlatformNames[] = {"cpu", "cuda", "hip", "host"};
 
 // CPU instruction sets; a machine has a set of them.
-enum class Isa : int32_t { portable = 0, neon = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4 };
-inline constexpr int kNumIsas = 5;
-inline constexpr const char* kIsaNames[kNumIsas] = {"portable", "neon", "avx2", "avx512", "avx512_bf16"};
+// avx512_bf16: VDPBF16PS at the rate of an fp32 multiply-add, as on AMD's.
+enum class Isa : int32_t { portable = 0, neon = 1, avx2 = 2, avx512 = 3, avx512_bf16 = 4, amx = 5, amx_fp16 = 6 };
+inline constexpr int kNumIsas = 7;
+inline constexpr const char* kIsaNames[kNumIsas] = {"portable",    "neon", "avx2",    "avx512",
+                                                    "avx512_bf16", "amx",  "amx_fp16"};
 
 // Rates are those of a whole GPU, from the vendors' data sheets, and of one core of a CPU.
 struct Chip {

@@ -5,16 +5,20 @@
 
 namespace tiledmm {
 
-// C^T = B^T A^T.
-inline FoldedProblem transposed(const FoldedProblem& problem) {
-  FoldedProblem result = problem;
-  const GemmProblem& from = problem.gemm;
-  GemmProblem& to = result.gemm;
+// C^T = B^T A^T; the dimensions of the batch are the caller's matter.
+inline GemmProblem transposed(const GemmProblem& from) {
+  GemmProblem to = from;
   to.m = from.n, to.n = from.m;
   to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
   to.b = from.a, to.stride_bk = from.stride_ak, to.stride_bn = from.stride_am;
   to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
   to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  return to;
+}
+
+inline FoldedProblem transposed(const FoldedProblem& problem) {
+  FoldedProblem result = problem;
+  result.gemm = transposed(problem.gemm);
   for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
   return result;
 }

@@ -8,6 +8,13 @@
 
 #if !defined(TILEDMM_HOST_GPU)
 #include "kernels/cpu/04_register_tiled/variants.h"
+#include "kernels/cpu/05_amx/variants.h"
+#endif
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace tiledmm {
@@ -28,14 +35,44 @@ constexpr Chip kGpuChips[] = {
 constexpr int32_t kLikeSm80[] = {86, 87, 88, 89, 100, 101, 103, 110, 120, 121};
 
 #if !defined(TILEDMM_HOST_GPU)
+#if defined(TILEDMM_EMULATE_AMX)
+// The tile instructions are emulated: every machine has them.
+constexpr Isa kEmulated = TILEDMM_EMULATE_AMX == 16 ? Isa::amx_fp16 : Isa::amx;
+#elif defined(__x86_64__) && defined(__linux__)
+// AMX as this process may use it. The processor's word is not enough: the system keeps the tiles of a thread (XCR0),
+// and a process has to ask for them once (Linux, Documentation/arch/x86/xstate.rst); threads inherit the answer.
+bool may_use_amx(bool& has_fp16) {
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kOsXsave = 1u << 27, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxFp16 = 1u << 21;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & kOsXsave)) return false;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx & kAmxBf16) || !(edx & kAmxTile)) return false;
+  has_fp16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAmxFp16);
+  constexpr unsigned kTileState = 3u << 17;
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  if ((eax & kTileState) != kTileState) return false;
+  constexpr long kArchPrctl = 158, kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(kArchPrctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 Isa find_best_isa() {
-#if defined(__x86_64__)
+#if defined(TILEDMM_EMULATE_AMX)
+  return kEmulated;
+#elif defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (has_avx512) return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) {
+#if defined(__linux__)
+    bool has_fp16 = false;
+    if (may_use_amx(has_fp16)) return has_fp16 ? Isa::amx_fp16 : Isa::amx;
+#endif
+    // Intel's VDPBF16PS has half the rate of an fp32 multiply-add, AMD's the same.
+    return __builtin_cpu_is("amd") ? Isa::avx512_bf16 : Isa::avx512;
+  }
+  if (has_avx512) return Isa::avx512;
   return has_avx2 ? Isa::avx2 : Isa::portable;
 #elif defined(__aarch64__)
   return Isa::neon;
@@ -113,10 +150,16 @@ Chip cpu_chip(int32_t num_threads) {
 int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 
 double measure_fma_peak(DType dtype, const Executor& executor) {
+  const Isa isa = best_isa();
+  if (isa >= Isa::amx && cpu::tile_peak_amx &&
+      (dtype == DType::bf16 || (dtype == DType::f16 && isa >= Isa::amx_fp16))) {
+    return cpu::tile_peak_amx(dtype, executor);
+  }
   // By Isa.
   constexpr decltype(&cpu::fma_peak_portable) kPeaks[kNumIsas] = {
-      cpu::fma_peak_portable, cpu::fma_peak_neon, cpu::fma_peak_avx2, cpu::fma_peak_avx512, cpu::fma_peak_avx512_bf16};
-  const auto peak = kPeaks[int(best_isa())];
+      cpu::fma_peak_portable,    cpu::fma_peak_neon,   cpu::fma_peak_avx2,  cpu::fma_peak_avx512,
+      cpu::fma_peak_avx512_bf16, cpu::fma_peak_avx512, cpu::fma_peak_avx512};
+  const auto peak = kPeaks[int(isa)];
   return peak ? peak(dtype, executor) : 0;
 }
 #endif

@@ -1,0 +1,275 @@
+// Rung 05, amx: C in tile registers, 32 x 32 at a time, multiplied by the tile instructions of Intel's AMX.
+//
+// Since rung 04: an instruction multiplies 16 x 32 by 32 x 16, so that the limit is no longer arithmetic but how fast
+// tiles come. Two tiles of each operand make four of C: a step of 32 of k loads 4 KiB for 64 cycles of products. 32
+// columns by 512 of k stay in the nearest cache, the rows come from the second one. Sums of a finished tile are stored
+// in the first step of the next one and converted in the steps after it, while the tile unit is busy. Tile sizes and
+// interleaved stores follow oneDNN's and libxsmm's AMX kernels; figures: docs/worklog/cpu.md.
+#pragma once
+
+#include <type_traits>
+
+#include "core/transposed.h"
+#include "kernels/cpu/05_amx/pack.h"
+#include "kernels/cpu/05_amx/plan.h"
+#include "kernels/cpu/05_amx/tile.h"
+#include "platform/element.h"
+#include "platform/epilogue.h"
+#include "platform/simd.h"
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm::cpu {
+namespace {
+
+static_assert(kAmxStrip == kUnitLanes && kAmxChunkK % kTileK == 0, "plan and packing agree");
+
+struct DotBf16 {
+  using Element = BFloat16;
+  template <int SUM, int ROWS, int COLS>
+  static TILEDMM_INLINE void dot() {
+    dot_bf16<SUM, ROWS, COLS>();
+  }
+};
+struct DotFp16 {
+  using Element = Half;
+  template <int SUM, int ROWS, int COLS>
+  static TILEDMM_INLINE void dot() {
+    dot_fp16<SUM, ROWS, COLS>();
+  }
+};
+
+// What is measured (docs/worklog/cpu.md) and changes no bit.
+struct Tuning {
+  static constexpr bool kStreamRows = true;     // rows by TILELOADDT1, so that they do not drive out the columns
+  static constexpr bool kFuseStores = true;     // sums are stored and converted within the next tile
+  static constexpr int kPrefetchLines = 2;      // of the next strip of columns, a step
+  static constexpr int64_t kBlockSteps = 16;    // steps of k whose columns stay near: 32 KiB
+  static constexpr int64_t kConvertedRows = 4;  // a step
+};
+
+constexpr int64_t kTileFloats = kAmxStrip * kAmxStrip;
+constexpr int64_t kStripRowBytes = kAmxStrip * int64_t(sizeof(float));
+constexpr int64_t kChunkSteps = kAmxChunkK / kTileK;
+
+// Where the tiles of 32 rows lie: packed, or in A itself.
+struct RowTiles {
+  const char* data;
+  int64_t stride, next_tile, next_step;  // bytes from row to row, to the other 16 rows, to the next 32 of k
+
+  static RowTiles packed(const char* data) { return {data, kTileRowBytes, kTileBytes, kUnitBytes}; }
+  RowTiles at(int64_t step) const { return {data + step * next_step, stride, next_tile, next_step}; }
+};
+
+// Where the sums of a tile go when a chunk of k is finished.
+struct Target {
+  enum class Kind { none, add, finish, add_and_finish };
+  Kind kind = Kind::none;
+  int64_t row = 0, rows = 0, col = 0, cols = 0;  // of C
+  float* total = nullptr;                        // of the chunks before
+};
+
+inline void add(float* total, const float* sums, int64_t count) {
+  for (int64_t e = 0; e < count; e += Simd<float>::kLanes) store(total + e, load(total + e) + load(sums + e));
+}
+
+// The epilogue for blocks of at most 32 x 32: sums to C.
+template <class T>
+class Output {
+ public:
+  explicit Output(const GemmProblem& item) : item_(item), transposed_(transposed(item)) {
+    is_column_major_ = item.stride_cn != 1 && item.stride_cm == 1;
+    is_plain_ = !item.bias && item.activation == Activation::none && item.stride_cn == 1;
+  }
+
+  bool is_plain() const { return is_plain_; }
+
+  // Row `i` of sums, where nothing but the conversion is left to do.
+  TILEDMM_INLINE void store_row(const float* sums, const Target& target, int64_t i) const {
+    constexpr int kLanes = Simd<float>::kLanes;
+    T* to = static_cast<T*>(item_.c) + (target.row + i) * item_.stride_cm + target.col;
+    const float* from = sums + i * kAmxStrip;
+#if defined(TILEDMM_ISA_AVX512_BF16)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (target.cols == kAmxStrip) {
+        const auto narrow = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
+        std::memcpy(to, &narrow, sizeof narrow);
+        return;
+      }
+    }
+#endif
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < kAmxStrip; j += kLanes) {
+      if (j < target.cols) store_converted(to + j, load(from + j), min_of(kLanes, target.cols - j));
+    }
+  }
+
+  void store(const float* sums, int64_t ld, const Target& target) const {
+    if (!is_column_major_)
+      return store_block_tile<T>(item_, target.row, target.rows, target.col, target.cols, sums, ld);
+    alignas(64) float near[kTileFloats];
+    for (int64_t i = 0; i < target.rows; i += 16) {
+      for (int64_t j = 0; j < target.cols; j += 16) {
+        transpose_tile(sums + i * ld + j, ld * 4, kTileRows, near + j * kAmxStrip + i, kStripRowBytes);
+      }
+    }
+    store_block_tile<T>(transposed_, target.col, target.cols, target.row, target.rows, near, kAmxStrip);
+  }
+
+ private:
+  GemmProblem item_, transposed_;
+  bool is_column_major_, is_plain_;
+};
+
+// Tiles of C one after the other, on one thread. tmm0-3 hold C, 4 and 5 rows, 6 and 7 columns.
+template <class Op, class Tuning>
+class Multiplier {
+ public:
+  explicit Multiplier(const Output<typename Op::Element>& output) : output_(output) {}
+
+  // Sums of `steps` of k, MT x NT tiles, to `to` [32][32] when the next tile begins or flush() is called, and from
+  // there to the target. They start from `from`, or from zero where it is null.
+  template <int MT, int NT>
+  void multiply(const RowTiles& a, const char* b, int64_t steps, const float* from, float* to, const Target& target,
+                const char* ahead) {
+    begin<MT, NT>(a, b, from);
+    extend<MT, NT>(a.at(1), b + kUnitBytes, steps - 1, ahead);
+    finish_waiting();
+    waiting_ = to, target_ = target, next_row_ = 0;
+    if constexpr (!Tuning::kFuseStores) flush();
+  }
+
+  // More steps of the tile that multiply() began last.
+  template <int MT, int NT>
+  TILEDMM_INLINE void extend(RowTiles a, const char* b, int64_t steps, const char* ahead) {
+    int64_t step = 0;
+    if (converting_) {
+      const Target target = target_of_converted_;
+      const float* sums = converting_;
+      int64_t row = next_row_;
+      for (; step < steps && row < target.rows; ++step) {
+        multiply_step<MT, NT>(a, b, ahead);
+        for (int64_t end = min_of(row + Tuning::kConvertedRows, target.rows); row < end; ++row) {
+          output_.store_row(sums, target, row);
+        }
+        a = a.at(1), b += kUnitBytes, ahead += 64 * Tuning::kPrefetchLines;
+      }
+      next_row_ = row;
+    }
+    for (; step < steps; ++step) {
+      multiply_step<MT, NT>(a, b, ahead);
+      a = a.at(1), b += kUnitBytes, ahead += 64 * Tuning::kPrefetchLines;
+    }
+  }
+
+  // Stores what is waiting.
+  void flush() {
+    if (!waiting_) return;
+    store_tiles(waiting_);
+    take_waiting();
+    finish_waiting();
+  }
+
+ private:
+  template <int TILE>
+  static TILEDMM_INLINE void load_rows(const char* from, int64_t stride) {
+    if constexpr (Tuning::kStreamRows) {
+      tile_load_stream<TILE>(from, stride);
+    } else {
+      tile_load<TILE>(from, stride);
+    }
+  }
+  template <int TILE>
+  static TILEDMM_INLINE void start(const float* from) {
+    from ? tile_load<TILE>(from, kStripRowBytes) : tile_zero<TILE>();
+  }
+
+  template <int MT, int NT>
+  static TILEDMM_INLINE void multiply_step(const RowTiles& a, const char* b, const char* ahead) {
+    load_rows<4>(a.data, a.stride);
+    tile_load<6>(b, kTileRowBytes);
+    if constexpr (Tuning::kPrefetchLines > 0) __builtin_prefetch(ahead, 0, 2);
+    Op::template dot<0, 4, 6>();
+    if constexpr (NT > 1) {
+      tile_load<7>(b + kTileBytes, kTileRowBytes);
+      if constexpr (Tuning::kPrefetchLines > 1) __builtin_prefetch(ahead + 64, 0, 2);
+      Op::template dot<1, 4, 7>();
+    }
+    if constexpr (MT > 1) {
+      load_rows<5>(a.data + a.next_tile, a.stride);
+      Op::template dot<2, 5, 6>();
+    }
+    if constexpr (MT > 1 && NT > 1) Op::template dot<3, 5, 7>();
+  }
+
+  // The first step, in which the sums of the tile before leave the registers. Tiles that it does not use are stored,
+  // too; nobody reads them.
+  template <int MT, int NT>
+  TILEDMM_INLINE void begin(const RowTiles& a, const char* b, const float* from) {
+    float* before = waiting_;
+    load_rows<4>(a.data, a.stride);
+    tile_load<6>(b, kTileRowBytes);
+    if (before) tile_store<0>(before, kStripRowBytes);
+    start<0>(from);
+    Op::template dot<0, 4, 6>();
+    if (before) tile_store<1>(before + 16, kStripRowBytes);
+    if constexpr (NT > 1) {
+      start<1>(from ? from + 16 : nullptr);
+      tile_load<7>(b + kTileBytes, kTileRowBytes);
+      Op::template dot<1, 4, 7>();
+    }
+    if (before) tile_store<2>(before + 16 * kAmxStrip, kStripRowBytes);
+    if constexpr (MT > 1) {
+      start<2>(from ? from + 16 * kAmxStrip : nullptr);
+      load_rows<5>(a.data + a.next_tile, a.stride);
+      Op::template dot<2, 5, 6>();
+    }
+    if (before) tile_store<3>(before + 16 * kAmxStrip + 16, kStripRowBytes);
+    if constexpr (MT > 1 && NT > 1) {
+      start<3>(from ? from + 16 * kAmxStrip + 16 : nullptr);
+      Op::template dot<3, 5, 7>();
+    }
+    take_waiting();
+  }
+
+  static TILEDMM_INLINE void store_tiles(float* to) {
+    tile_store<0>(to, kStripRowBytes);
+    tile_store<1>(to + 16, kStripRowBytes);
+    tile_store<2>(to + 16 * kAmxStrip, kStripRowBytes);
+    tile_store<3>(to + 16 * kAmxStrip + 16, kStripRowBytes);
+  }
+
+  // The sums that were waiting are in memory now.
+  void take_waiting() {
+    float* sums = waiting_;
+    waiting_ = nullptr, converting_ = nullptr;
+    if (!sums || target_.kind == Target::Kind::none) return;
+    if (target_.kind == Target::Kind::finish && output_.is_plain()) {
+      converting_ = sums, target_of_converted_ = target_, next_row_ = 0;
+      return;
+    }
+    if (target_.kind != Target::Kind::finish) {
+      add(target_.total, sums, kTileFloats);
+      sums = target_.total;
+    }
+    if (target_.kind != Target::Kind::add) output_.store(sums, kAmxStrip, target_);
+  }
+  // Rows that the steps were too few for.
+  void finish_waiting() {
+    if (!converting_) return;
+    for (; next_row_ < target_of_converted_.rows; ++next_row_) {
+      output_.store_row(converting_, target_of_converted_, next_row_);
+    }
+    converting_ = nullptr;
+  }
+
+  const Output<typename Op::Element>& output_;
+  float* waiting_ = nullptr;  // where the sums go that are in the registers
+  Target target_;
+  const float* converting_ = nullptr;  // sums that become rows of C
+  Target target_of_converted_;
+  int64_t next_row_ = 0;
+};
+
+}  // namespace
+}  // namespace tiledmm::cpu
+TILEDMM_TARGET_END

@@ -1,0 +1,146 @@
+// Shares out the work of rung 05: packing for all tasks, then blocks of C; where k is split, then the chunks' sums.
+#pragma once
+
+#include "core/executor.h"
+#include "kernels/cpu/05_amx/task.h"
+#include "platform/parallel.h"
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm::cpu {
+namespace {
+
+// The product at a place of the batch, the way round in which it is computed.
+inline GemmProblem oriented_item(const GemmProblem& problem, const AmxPlan& plan, int64_t idx) {
+  const GemmProblem item = batch_item(problem, idx);
+  return plan.is_exchanged ? transposed(item) : item;
+}
+
+// A part of the lanes of an operand for one task of packing: about as long as a task of products.
+constexpr int64_t kPackedUnits = 256;
+
+struct PackingTasks {
+  int64_t lanes, per_task, num_tasks, strip_bytes;
+
+  PackingTasks(bool is_shared, int64_t lanes, int64_t k) : lanes(lanes), strip_bytes(whole_strip_bytes(k)) {
+    const int64_t strips = max_of(1, kPackedUnits * kUnitBytes / strip_bytes);
+    per_task = round_up(strips * kUnitLanes, kGroupLanes);
+    num_tasks = is_shared ? ceil_div(lanes, per_task) : 0;
+  }
+  int64_t bytes() const { return num_tasks ? ceil_div(lanes, kUnitLanes) * strip_bytes : 0; }
+
+  template <bool FOR_ROWS>
+  void run(int64_t task_idx, const LaneView& view, int64_t k, char* to) const {
+    const int64_t first = task_idx * per_task;
+    pack_strips<FOR_ROWS>(view, first, min_of(per_task, lanes - first), 0, k, to + first / kUnitLanes * strip_bytes,
+                          strip_bytes);
+  }
+};
+
+// Blocks of C, each over all of k, for `num_items` of the batch from `first_item` on.
+template <class Op, class Tuning>
+void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t first_item, int64_t num_items,
+                    const PackingTasks& packing_a, const PackingTasks& packing_b, char* panels, char* workspaces,
+                    const Executor& executor) {
+  const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
+  const int64_t packing_tasks = packing_a.num_tasks + packing_b.num_tasks;
+  for_each_task(executor, min_of(plan.num_threads, num_items * packing_tasks), num_items * packing_tasks,
+                [&](int64_t, int64_t idx) {
+                  const GemmProblem item = oriented_item(problem, plan, first_item + idx / packing_tasks);
+                  char* panel = panels + idx / packing_tasks * panel_bytes;
+                  const int64_t task = idx % packing_tasks;
+                  if (task < packing_a.num_tasks) {
+                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak};
+                    packing_a.template run<true>(task, view, item.k, panel);
+                  } else {
+                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk};
+                    packing_b.template run<false>(task - packing_a.num_tasks, view, item.k, panel + packing_a.bytes());
+                  }
+                });
+  const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
+  const int64_t task_bytes = TaskWorkspace(plan, problem.k).bytes();
+  for_each_task(executor, min_of(plan.num_threads, item_groups * blocks), item_groups * blocks,
+                [&](int64_t worker_idx, int64_t idx) {
+                  const TileState tiles;
+                  const int64_t first = idx / blocks * plan.task_items, block = idx % blocks;
+                  for (int64_t i = first; i < min_of(first + plan.task_items, num_items); ++i) {
+                    const GemmProblem item = oriented_item(problem, plan, first_item + i);
+                    const char* panel = panels + i * panel_bytes;
+                    const SharedPanels shared{packing_a.num_tasks ? panel : nullptr,
+                                              packing_b.num_tasks ? panel + packing_a.bytes() : nullptr};
+                    BlockTask<Op, Tuning> task(plan, item, shared, workspaces + worker_idx * task_bytes, nullptr);
+                    task.run(block / plan.tasks_n * plan.task_m, block % plan.tasks_n * plan.task_n, 0, item.k);
+                  }
+                });
+}
+
+// The chunks of k side by side, some at a time, and then their sums in the order of k.
+template <class Op, class Tuning>
+Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Executor& executor) {
+  using T = typename Op::Element;
+  const GemmProblem item = oriented_item(problem, plan, 0);
+  const int64_t tiles_n = ceil_div(item.n, kAmxStrip), tiles = ceil_div(item.m, kAmxStrip) * tiles_n;
+  const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
+  const int64_t side_by_side = min_of(num_chunks, max_of(plan.num_threads, kAmxSplitBytes / (tiles * kTileFloats * 4)));
+  const int64_t num_workers = min_of(plan.num_threads, side_by_side * plan.tasks_m);
+  const int64_t task_bytes = TaskWorkspace(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
+  const int64_t part_bytes = part_floats * int64_t(sizeof(float));
+  void* const workspace =
+      executor.allocate(executor.self, size_t(num_workers * task_bytes + (side_by_side + 1) * part_bytes));
+  if (!workspace) return Status::out_of_memory;
+  float* const total = static_cast<float*>(workspace);
+  float* const parts = total + part_floats;
+  char* const near = reinterpret_cast<char*>(parts + side_by_side * part_floats);
+  for (int64_t first = 0; first < num_chunks; first += side_by_side) {
+    const int64_t count = min_of(side_by_side, num_chunks - first);
+    for_each_task(executor, min_of(num_workers, count * plan.tasks_m), count * plan.tasks_m,
+                  [&](int64_t worker_idx, int64_t idx) {
+                    const TileState tiles_in_use;
+                    const int64_t chunk = idx / plan.tasks_m, k = (first + chunk) * kAmxChunkK;
+                    BlockTask<Op, Tuning> task(plan, item, {nullptr, nullptr}, near + worker_idx * task_bytes,
+                                               parts + chunk * part_floats);
+                    task.run(idx % plan.tasks_m * plan.task_m, 0, k, min_of(item.k, k + kAmxChunkK));
+                  });
+    for (int64_t chunk = 0; chunk < count; ++chunk) {
+      const float* part = parts + chunk * part_floats;
+      first + chunk == 0 ? void(std::memcpy(total, part, size_t(part_bytes))) : add(total, part, part_floats);
+    }
+  }
+  const Output<T> output(item);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    Target target;
+    target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, item.m - target.row);
+    target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, item.n - target.col);
+    output.store(total + tile * kTileFloats, kAmxStrip, target);
+  }
+  executor.release(executor.self, workspace);
+  return Status::ok;
+}
+
+// What is not empty, as planned.
+template <class Op, class Tuning>
+Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const Executor& executor) {
+  const GemmProblem& problem = folded.gemm;
+  if (plan.path == AmxPath::split_k) return multiply_split<Op, Tuning>(problem, plan, executor);
+  const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
+  const PackingTasks packing_a(plan.is_a_shared, m, problem.k), packing_b(plan.is_b_shared, n, problem.k);
+  const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
+  const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
+  const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;
+  const int64_t num_workers = min_of(plan.num_threads, num_tasks);
+  const int64_t workspace_bytes = num_workers * TaskWorkspace(plan, problem.k).bytes();
+  const int64_t bytes = workspace_bytes + group * panel_bytes;
+  alignas(64) char near[32 << 10];
+  const bool is_near = bytes <= int64_t(sizeof near);
+  char* const workspace = is_near ? near : static_cast<char*>(executor.allocate(executor.self, size_t(bytes)));
+  if (!workspace) return Status::out_of_memory;
+  for (int64_t first = 0; first < folded.batch_size; first += group) {
+    multiply_items<Op, Tuning>(problem, plan, first, min_of(group, folded.batch_size - first), packing_a, packing_b,
+                               workspace + workspace_bytes, workspace, executor);
+  }
+  if (!is_near) executor.release(executor.self, workspace);
+  return Status::ok;
+}
+
+}  // namespace
+}  // namespace tiledmm::cpu
+TILEDMM_TARGET_END

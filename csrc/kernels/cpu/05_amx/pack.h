@@ -1,0 +1,174 @@
+// Packing of 16-bit operands for the tiles. A lane is a row of A or a column of B. A unit is 32 lanes by 32 of k, two
+// tiles: as a row operand each lane's 32 elements side by side, as a column operand [16 pairs along k][16 lanes][2].
+// Lanes and k beyond the operand are zero in both operands, so that nothing they are multiplied with counts.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/math.h"
+#include "kernels/cpu/05_amx/tile.h"
+#include "platform/simd.h"
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm::cpu {
+namespace {
+
+constexpr int64_t kUnitLanes = 32, kUnitBytes = 2 * kTileBytes;
+constexpr int64_t kGroupLanes = 128;  // of lanes that are neighbours in memory, packed at a time: 4 cache lines
+typedef Reg<uint32_t, 64> Pairs;      // of 16 lanes
+typedef Reg<uint16_t, 64> Elements;
+
+// A or B^T of one product: `count` lanes of k elements.
+struct LaneView {
+  const uint16_t* data;
+  int64_t count, stride_lane, stride_k;
+
+  const uint16_t* at(int64_t lane, int64_t k) const { return data + lane * stride_lane + k * stride_k; }
+};
+
+// 16 bytes from each of four places.
+TILEDMM_INLINE Pairs load_blocks(const char* a, const char* b, const char* c, const char* d) {
+#if TILEDMM_VECTOR_BYTES == 64
+  const auto block = [](const char* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
+  __m512i v = _mm512_castsi128_si512(block(a));
+  v = _mm512_inserti32x4(v, block(b), 1);
+  v = _mm512_inserti32x4(v, block(c), 2);
+  return (Pairs)_mm512_inserti32x4(v, block(d), 3);
+#else
+  char near[64];
+  const char* const from[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) std::memcpy(near + i * 16, from[i], 16);
+  return load_as<Pairs>(near);
+#endif
+}
+
+// A tile of 16 x 16 words of 32 bits, transposed: row operand <-> column operand, and sums of C^T -> C. Rows of `from`
+// from `rows` on are taken for zeros.
+TILEDMM_INLINE void transpose_tile(const void* from, int64_t stride_from, int64_t rows, void* to, int64_t stride_to) {
+  alignas(64) static constexpr char kZeros[kTileRowBytes] = {};
+  const char* row[kTileRows];
+  for (int i = 0; i < kTileRows; ++i) row[i] = i < rows ? static_cast<const char*>(from) + i * stride_from : kZeros;
+#pragma GCC unroll 4
+  for (int column = 0; column < 4; ++column) {  // of 16 bytes
+    Pairs parts[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      parts[i] = load_blocks(row[i] + column * 16, row[i + 4] + column * 16, row[i + 8] + column * 16,
+                             row[i + 12] + column * 16);
+    }
+    transpose_in_blocks<uint32_t>(parts);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) std::memcpy(static_cast<char*>(to) + (column * 4 + i) * stride_to, &parts[i], 64);
+  }
+}
+
+// The first `count` of 32 elements, 0 <= count <= 32; the others are 0 and their memory is not touched.
+TILEDMM_INLINE Elements load_elements(const uint16_t* from, int64_t count) {
+  if (count >= 32) return load_as<Elements>(from);
+#if TILEDMM_VECTOR_BYTES == 64
+  return (Elements)_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1), from);
+#else
+  Elements elements{};
+  if (count > 0) std::memcpy(&elements, from, size_t(count) * 2);
+  return elements;
+#endif
+}
+
+template <int FIRST, int... I>
+TILEDMM_INLINE Pairs interleave(const Elements& even, const Elements& odd, std::integer_sequence<int, I...>) {
+  return (Pairs)__builtin_shufflevector(even, odd, (FIRST + I / 2 + (I % 2 ? 32 : 0))...);
+}
+
+// Lanes that are neighbours in memory, as a column operand.
+TILEDMM_INLINE void interleave_unit(const uint16_t* from, int64_t stride_k, int64_t lanes, int64_t depth, char* to) {
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < 16; ++p) {
+    const uint16_t* pair = from + 2 * p * stride_k;
+    const Elements even = load_elements(pair, 2 * p < depth ? lanes : 0);
+    const Elements odd = load_elements(pair + stride_k, 2 * p + 1 < depth ? lanes : 0);
+    const Pairs low = interleave<0>(even, odd, std::make_integer_sequence<int, 32>{});
+    const Pairs high = interleave<16>(even, odd, std::make_integer_sequence<int, 32>{});
+    std::memcpy(to + p * kTileRowBytes, &low, 64);
+    std::memcpy(to + kTileBytes + p * kTileRowBytes, &high, 64);
+  }
+}
+
+// Lanes of 32 elements that are neighbours along k. Tiles without a lane are left as they are.
+template <bool FOR_ROWS>
+TILEDMM_INLINE void copy_unit(const uint16_t* from, int64_t stride_lane, int64_t lanes, char* to) {
+  for (int64_t tile = 0; tile * kTileRows < lanes; ++tile) {
+    const uint16_t* first = from + tile * kTileRows * stride_lane;
+    const int64_t rows = min_of(kTileRows, lanes - tile * kTileRows);
+    char* target = to + tile * kTileBytes;
+    if constexpr (FOR_ROWS) {
+      for (int64_t i = 0; i < rows; ++i) std::memcpy(target + i * kTileRowBytes, first + i * stride_lane, 64);
+      std::memset(target + rows * kTileRowBytes, 0, size_t(kTileRows - rows) * kTileRowBytes);
+    } else {
+      transpose_tile(first, stride_lane * 2, rows, target, kTileRowBytes);
+    }
+  }
+}
+
+// `lanes` of 1 .. 32, `depth` of 0 .. 32.
+template <bool FOR_ROWS>
+TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int64_t lanes, int64_t depth, char* to) {
+  if (depth == 0) {
+    std::memset(to, 0, kUnitBytes);
+    return;
+  }
+  const uint16_t* from = view.at(lane, k);
+  if (view.stride_k == 1 && depth == kTileK) return copy_unit<FOR_ROWS>(from, view.stride_lane, lanes, to);
+  if (view.stride_k != 1 && view.stride_lane == 1) {
+    if constexpr (!FOR_ROWS) return interleave_unit(from, view.stride_k, lanes, depth, to);
+    alignas(64) char near[kUnitBytes];
+    interleave_unit(from, view.stride_k, lanes, depth, near);
+    for (int64_t tile = 0; tile < 2; ++tile) {
+      transpose_tile(near + tile * kTileBytes, kTileRowBytes, kTileRows, to + tile * kTileBytes, kTileRowBytes);
+    }
+    return;
+  }
+  alignas(64) uint16_t near[kUnitLanes][kTileK] = {};
+  for (int64_t i = 0; i < lanes; ++i) {
+    const uint16_t* elements = from + i * view.stride_lane;
+    if (view.stride_k == 1) {
+      std::memcpy(near[i], elements, size_t(depth) * 2);
+    } else {
+      for (int64_t p = 0; p < depth; ++p) near[i][p] = elements[p * view.stride_k];
+    }
+  }
+  copy_unit<FOR_ROWS>(near[0], kTileK, lanes, to);
+}
+
+// Asks for the rows of the unit that follows along k, whose lanes are neighbours in memory. It need not exist.
+TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k) {
+  const auto from = reinterpret_cast<uintptr_t>(view.data) + uintptr_t(lane + k * view.stride_k) * 2;
+  for (uintptr_t p = 0; p < uintptr_t(kTileK); ++p) {
+    __builtin_prefetch(reinterpret_cast<const void*>(from + p * uintptr_t(view.stride_k) * 2));
+  }
+}
+
+constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
+
+// Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros.
+template <bool FOR_ROWS>
+void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
+                 int64_t strip_bytes) {
+  const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
+  const int64_t group = is_wide ? kGroupLanes : kUnitLanes, steps = num_steps(depth);
+  for (int64_t first = 0; first < lanes; first += group) {
+    for (int64_t step = 0; step < steps; ++step) {
+      for (int64_t i = first; i < min_of(first + group, lanes); i += kUnitLanes) {
+        const int64_t step_k = k + step * kTileK;
+        if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
+        pack_unit<FOR_ROWS>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
+                            min_of(kTileK, depth - step * kTileK),
+                            to + i / kUnitLanes * strip_bytes + step * kUnitBytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cpu
+TILEDMM_TARGET_END
