@@ -38,6 +38,7 @@ def test_info_says_what_the_processor_has_and_uses(capsys, tmp_path, monkeypatch
     assert f"{torch.get_num_threads()} thread" in line and torch.__version__ in out
     # What the kernels use, the processor has.
     needed = {"avx2": "avx2", "avx512": "avx512f", "avx512_bf16": "avx512_bf16", "neon": "asimd"}
+    needed |= {"amx": "amx_bf16", "amx_fp16": "amx_fp16"}
     assert needed.get(info.isa["cpu"], "") in (*info.cpu.features, "")
 
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Abacus 9\nflags : fpu avx2 amx_tile\n")

@@ -13,11 +13,11 @@
 namespace tiledmm::cpu {
 Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   const AmxPlan& own = plan.as<AmxPlan>();
-  return problem.gemm.dtype == DType::f16 ? multiply_planned<DotFp16, Tuning>(problem, own, executor)
-                                          : multiply_planned<DotBf16, Tuning>(problem, own, executor);
+  return problem.gemm.dtype == DType::f16 ? multiply_planned<Fp16Tiles, Tuning>(problem, own, executor)
+                                          : multiply_planned<Bf16Tiles, Tuning>(problem, own, executor);
 }
 double tile_peak_amx(DType dtype, const Executor& executor) {
-  return dtype == DType::f16 ? tile_peak<DotFp16>(executor) : tile_peak<DotBf16>(executor);
+  return dtype == DType::f16 ? tile_peak<Fp16Tiles>(executor) : tile_peak<Bf16Tiles>(executor);
 }
 }  // namespace tiledmm::cpu
 #endif

@@ -23,14 +23,14 @@ namespace {
 
 static_assert(kAmxStrip == kUnitLanes && kAmxChunkK % kTileK == 0, "plan and packing agree");
 
-struct DotBf16 {
+struct Bf16Tiles {
   using Element = BFloat16;
   template <int SUM, int ROWS, int COLS>
   static TILEDMM_INLINE void dot() {
     dot_bf16<SUM, ROWS, COLS>();
   }
 };
-struct DotFp16 {
+struct Fp16Tiles {
   using Element = Half;
   template <int SUM, int ROWS, int COLS>
   static TILEDMM_INLINE void dot() {

@@ -57,7 +57,7 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   }
                 });
   const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
-  const int64_t task_bytes = TaskWorkspace(plan, problem.k).bytes();
+  const int64_t task_bytes = TaskWorkspace<Tuning>(plan, problem.k).bytes();
   for_each_task(executor, min_of(plan.num_threads, item_groups * blocks), item_groups * blocks,
                 [&](int64_t worker_idx, int64_t idx) {
                   const TileState tiles;
@@ -82,7 +82,7 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
   const int64_t side_by_side = min_of(num_chunks, max_of(plan.num_threads, kAmxSplitBytes / (tiles * kTileFloats * 4)));
   const int64_t num_workers = min_of(plan.num_threads, side_by_side * plan.tasks_m);
-  const int64_t task_bytes = TaskWorkspace(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
+  const int64_t task_bytes = TaskWorkspace<Tuning>(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
   const int64_t part_bytes = part_floats * int64_t(sizeof(float));
   void* const workspace =
       executor.allocate(executor.self, size_t(num_workers * task_bytes + (side_by_side + 1) * part_bytes));
@@ -127,7 +127,7 @@ Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const 
   const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
   const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;
   const int64_t num_workers = min_of(plan.num_threads, num_tasks);
-  const int64_t workspace_bytes = num_workers * TaskWorkspace(plan, problem.k).bytes();
+  const int64_t workspace_bytes = num_workers * TaskWorkspace<Tuning>(plan, problem.k).bytes();
   const int64_t bytes = workspace_bytes + group * panel_bytes;
   alignas(64) char near[32 << 10];
   const bool is_near = bytes <= int64_t(sizeof near);

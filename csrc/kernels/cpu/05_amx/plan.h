@@ -87,7 +87,9 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
       double cycles = double(strips_m * task_strips) * (steps * step_cycles + 200);
       if (!is_a_shared) cycles += a_cycles * double(strips_m);
       if (!is_b_shared) cycles += b_cycles * double(task_strips);
-      cycles *= double(ceil_div(batch * tasks_m * tasks_n, plan.num_threads));
+      // Cores differ in speed: the last task of the slowest one is waited for, half of it on average.
+      const double rounds = double(batch * tasks_m * tasks_n) / double(plan.num_threads);
+      cycles *= plan.num_threads == 1 ? rounds : 0.5 + (rounds > 1 ? rounds : 1);
       const double shared = (is_a_shared ? a_cycles * rows : 0) + (is_b_shared ? b_cycles * columns : 0);
       if (shared > 0) cycles += shared * double(batch) / double(plan.num_threads) + (plan.num_threads > 1 ? 9000 : 0);
       if (best == 0 || cycles < best) {

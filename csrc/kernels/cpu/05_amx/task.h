@@ -17,6 +17,7 @@ struct SharedPanels {
 inline int64_t whole_strip_bytes(int64_t k) { return num_steps(k) * kUnitBytes; }
 
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
+template <class Tuning>
 struct TaskWorkspace {
   int64_t panel_a, panel_b, partial, finished, totals;
 
@@ -56,7 +57,7 @@ class BlockTask {
         output_(item),
         rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak},
         cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk} {
-    const TaskWorkspace sizes(plan, item.k);
+    const TaskWorkspace<Tuning> sizes(plan, item.k);
     panel_a_ = workspace;
     panel_b_ = panel_a_ + sizes.panel_a;
     partial_ = reinterpret_cast<float*>(panel_b_ + sizes.panel_b);
