@@ -18,29 +18,30 @@ inline GemmProblem oriented_item(const GemmProblem& problem, const AmxPlan& plan
 // A part of the lanes of an operand for one task of packing: about as long as a task of products.
 constexpr int64_t kPackedUnits = 256;
 
+template <class Op>
 struct PackingTasks {
-  int64_t lanes, per_task, num_tasks, strip_bytes;
+  int64_t lanes, per_task, num_tasks, bytes_of_strip;
 
-  PackingTasks(bool is_shared, int64_t lanes, int64_t k) : lanes(lanes), strip_bytes(whole_strip_bytes(k)) {
-    const int64_t strips = max_of(1, kPackedUnits * kUnitBytes / strip_bytes);
+  PackingTasks(bool is_shared, int64_t lanes, int64_t k) : lanes(lanes), bytes_of_strip(strip_bytes<Op>(k)) {
+    const int64_t strips = max_of(1, kPackedUnits * kUnitBytes / bytes_of_strip);
     per_task = round_up(strips * kUnitLanes, kGroupLanes);
     num_tasks = is_shared ? ceil_div(lanes, per_task) : 0;
   }
-  int64_t bytes() const { return num_tasks ? ceil_div(lanes, kUnitLanes) * strip_bytes : 0; }
+  int64_t bytes() const { return num_tasks ? ceil_div(lanes, kUnitLanes) * bytes_of_strip : 0; }
 
   template <bool FOR_ROWS>
   void run(int64_t task_idx, const LaneView& view, int64_t k, char* to) const {
     const int64_t first = task_idx * per_task;
-    pack_strips<FOR_ROWS>(view, first, min_of(per_task, lanes - first), 0, k, to + first / kUnitLanes * strip_bytes,
-                          strip_bytes);
+    pack_strips<FOR_ROWS, Op::kPlanes>(view, first, min_of(per_task, lanes - first), 0, k,
+                                       to + first / kUnitLanes * bytes_of_strip, bytes_of_strip);
   }
 };
 
 // Blocks of C, each over all of k, for `num_items` of the batch from `first_item` on.
 template <class Op, class Tuning>
 void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t first_item, int64_t num_items,
-                    const PackingTasks& packing_a, const PackingTasks& packing_b, char* panels, char* workspaces,
-                    const Executor& executor) {
+                    const PackingTasks<Op>& packing_a, const PackingTasks<Op>& packing_b, char* panels,
+                    char* workspaces, const Executor& executor) {
   const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
   const int64_t packing_tasks = packing_a.num_tasks + packing_b.num_tasks;
   for_each_task(executor, min_of(plan.num_threads, num_items * packing_tasks), num_items * packing_tasks,
@@ -49,15 +50,17 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   char* panel = panels + idx / packing_tasks * panel_bytes;
                   const int64_t task = idx % packing_tasks;
                   if (task < packing_a.num_tasks) {
-                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak};
+                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak,
+                                        !plan.is_exchanged};
                     packing_a.template run<true>(task, view, item.k, panel);
                   } else {
-                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk};
+                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk,
+                                        plan.is_exchanged};
                     packing_b.template run<false>(task - packing_a.num_tasks, view, item.k, panel + packing_a.bytes());
                   }
                 });
   const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
-  const int64_t task_bytes = TaskWorkspace<Tuning>(plan, problem.k).bytes();
+  const int64_t task_bytes = TaskWorkspace<Op, Tuning>(plan, problem.k).bytes();
   for_each_task(executor, min_of(plan.num_threads, item_groups * blocks), item_groups * blocks,
                 [&](int64_t worker_idx, int64_t idx) {
                   const TileState tiles;
@@ -82,7 +85,7 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
   const int64_t side_by_side = min_of(num_chunks, max_of(plan.num_threads, kAmxSplitBytes / (tiles * kTileFloats * 4)));
   const int64_t num_workers = min_of(plan.num_threads, side_by_side * plan.tasks_m);
-  const int64_t task_bytes = TaskWorkspace<Tuning>(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
+  const int64_t task_bytes = TaskWorkspace<Op, Tuning>(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
   const int64_t part_bytes = part_floats * int64_t(sizeof(float));
   void* const workspace =
       executor.allocate(executor.self, size_t(num_workers * task_bytes + (side_by_side + 1) * part_bytes));
@@ -122,12 +125,12 @@ Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const 
   const GemmProblem& problem = folded.gemm;
   if (plan.path == AmxPath::split_k) return multiply_split<Op, Tuning>(problem, plan, executor);
   const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
-  const PackingTasks packing_a(plan.is_a_shared, m, problem.k), packing_b(plan.is_b_shared, n, problem.k);
+  const PackingTasks<Op> packing_a(plan.is_a_shared, m, problem.k), packing_b(plan.is_b_shared, n, problem.k);
   const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
   const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
   const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;
   const int64_t num_workers = min_of(plan.num_threads, num_tasks);
-  const int64_t workspace_bytes = num_workers * TaskWorkspace<Tuning>(plan, problem.k).bytes();
+  const int64_t workspace_bytes = num_workers * TaskWorkspace<Op, Tuning>(plan, problem.k).bytes();
   const int64_t bytes = workspace_bytes + group * panel_bytes;
   alignas(64) char near[32 << 10];
   const bool is_near = bytes <= int64_t(sizeof near);

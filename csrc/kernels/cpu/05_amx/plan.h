@@ -36,6 +36,7 @@ struct AmxPlan {
   bool is_a_in_place;             // tiles of rows are loaded from A itself
   bool is_a_shared, is_b_shared;  // packed before the tasks begin, for all of them
   int32_t num_threads;
+  int32_t planes;          // tile products for one of the operands' own: fp16 by bf16 tiles takes 4
   int64_t task_m, task_n;  // of C, one task
   int64_t tasks_m, tasks_n;
   int64_t task_items;  // of a batch, one task; more than 1 where a task has all of an item
@@ -47,10 +48,11 @@ struct AmxOperand {
 };
 
 // Cycles for 32 lanes by 32 of k, from measured rates of shuffles and stores.
-constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
-  if (operand.stride_k == 1) return for_rows ? 40 : 200;
-  if (operand.stride_lane == 1) return for_rows ? 300 : 80;
-  return 2000;
+constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t planes) {
+  const double split = planes > 1 ? 500 : 0;
+  if (operand.stride_k == 1) return split + (for_rows ? 40 : 200);
+  if (operand.stride_lane == 1) return split + (for_rows ? 300 : 80);
+  return split + 2000;
 }
 
 // Whether all rows of all items begin at a multiple of a cache line: else every row of a tile is two of them.
@@ -70,10 +72,11 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
                                     AmxPlan& plan) {
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip);
   const double steps = double(ceil_div(max_of(p.k, 1), 32));
-  const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true) * steps;
-  const double b_cycles = pack_cycles(b, false) * steps;
+  const double dot_cycles = 64.0 * plan.planes;
+  const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
+  const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
   double best = 0;
-  for (int64_t most = kAmxMaxBlockM; most >= kAmxStrip; most /= 2) {
+  for (int64_t most = kAmxMaxBlockM / plan.planes; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
     const int64_t tasks_m = ceil_div(m, most), strips_m = ceil_div(ceil_div(m, tasks_m), kAmxStrip);
     const bool is_b_shared = tasks_m > 1;
@@ -83,7 +86,7 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
       const bool is_a_shared = tasks_n > 1 && !plan.is_a_in_place;
       // 64 cycles of dot products a step; shared columns come from the last cache, and less often if there are many
       // rows. The end of a tile costs about 200.
-      const double step_cycles = 64 + (is_b_shared ? 100.0 / double(strips_m) : 0);
+      const double step_cycles = dot_cycles + (is_b_shared ? 100.0 * plan.planes / double(strips_m) : 0);
       double cycles = double(strips_m * task_strips) * (steps * step_cycles + 200);
       if (!is_a_shared) cycles += a_cycles * double(strips_m);
       if (!is_b_shared) cycles += b_cycles * double(task_strips);
@@ -112,14 +115,15 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
 [[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t planes, int64_t num_threads) {
   const GemmProblem& p = problem.gemm;
   AmxPlan plan{};
+  plan.planes = int32_t(planes);
   AmxOperand a{p.m, p.stride_am, p.stride_ak}, b{p.n, p.stride_bn, p.stride_bk};
   const bool in_place_a = planes == 1 && lies_on_lines(p, p.a, a, &BatchDim::stride_a);
   const bool in_place_b = planes == 1 && lies_on_lines(p, p.b, b, &BatchDim::stride_b);
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
   // takes one transposition for each tile.
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
-    const double packing =
-        (in_place ? 0 : double(rows.lanes) * pack_cycles(rows, true)) + double(cols.lanes) * pack_cycles(cols, false);
+    const double packing = (in_place ? 0 : double(rows.lanes) * pack_cycles(rows, true, planes)) +
+                           double(cols.lanes) * pack_cycles(cols, false, planes);
     // A tile of rows with few of them takes as long as a whole one, one of columns likewise.
     const bool is_few = cols.lanes > kAmxFewColumns && rows.lanes <= kAmxFewRows;
     const double dots =
@@ -144,7 +148,7 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
   if (batch == 1 && num_chunks > 1 && tiles < 2 * threads && tiles < 64) {
     plan.path = AmxPath::split_k;
-    plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM), plan.task_n = round_up(n, kAmxStrip);
+    plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
   } else if (n <= kAmxFewColumns || m <= kAmxFewRows) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);

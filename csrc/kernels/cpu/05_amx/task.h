@@ -13,16 +13,13 @@ struct SharedPanels {
   const char* b;
 };
 
-// Bytes from strip to strip of an operand that is packed for all of k.
-inline int64_t whole_strip_bytes(int64_t k) { return num_steps(k) * kUnitBytes; }
-
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
-template <class Tuning>
+template <class Op, class Tuning>
 struct TaskWorkspace {
   int64_t panel_a, panel_b, partial, finished, totals;
 
   TaskWorkspace(const AmxPlan& plan, int64_t k) {
-    const int64_t chunk_bytes = whole_strip_bytes(min_of(k, kAmxChunkK)), k_bytes = whole_strip_bytes(k);
+    const int64_t chunk_bytes = strip_bytes<Op>(min_of(k, kAmxChunkK)), k_bytes = strip_bytes<Op>(k);
     const int64_t strips_m = ceil_div(plan.task_m, kAmxStrip), strips_n = ceil_div(plan.task_n, kAmxStrip);
     const bool is_stream = plan.path == AmxPath::stream_rows || plan.path == AmxPath::stream_columns;
     const bool is_stream_rows = plan.path == AmxPath::stream_rows;
@@ -33,7 +30,7 @@ struct TaskWorkspace {
                                    : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0
               : is_stream_rows ? k_bytes
-              : is_stream      ? 4 * kUnitBytes
+              : is_stream      ? 4 * Op::kPlanes * kUnitBytes
                                : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
     partial = is_stream || strips_m == 1 ? 0 : strips_m * kTileFloats * 4;
     finished = 2 * kTileFloats * 4;
@@ -55,9 +52,9 @@ class BlockTask {
         shared_(shared),
         parts_(parts),
         output_(item),
-        rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak},
-        cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk} {
-    const TaskWorkspace<Tuning> sizes(plan, item.k);
+        rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak, !plan.is_exchanged},
+        cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk, plan.is_exchanged} {
+    const TaskWorkspace<Op, Tuning> sizes(plan, item.k);
     panel_a_ = workspace;
     panel_b_ = panel_a_ + sizes.panel_a;
     partial_ = reinterpret_cast<float*>(panel_b_ + sizes.panel_b);
@@ -81,6 +78,8 @@ class BlockTask {
   }
 
  private:
+  static constexpr int64_t kChunkSteps = num_steps(kAmxChunkK) * Op::kPlanes;
+  static_assert(Tuning::kBlockSteps % Op::kPlanes == 0, "a block has whole steps of k");
   static constexpr int64_t kMaxStrips = kAmxMaxBlockM / kAmxStrip;
   using TileMultiplier = Multiplier<Op, Tuning>;
 
@@ -130,14 +129,14 @@ class BlockTask {
     int64_t buffer = 0;
     int64_t k = k_begin_;
     do {  // once for k = 0, too
-      const int64_t depth = min_of(kAmxChunkK, k_end_ - k), steps = num_steps(depth);
+      const int64_t depth = min_of(kAmxChunkK, k_end_ - k), steps = num_steps(depth) * Op::kPlanes;
       const bool is_first = k == k_begin_, is_last = k + depth >= k_end_;
       RowTiles rows[kMaxStrips];
       find_rows(k, depth, rows);
       for (int64_t j = 0; j < strips_n; ++j) {
         const char* b = columns_of(j, k, depth);
         // What comes after it where columns are packed for all; else it is in a near cache.
-        const char* ahead = shared_.b ? b + whole_strip_bytes(item_.k) : b;
+        const char* ahead = shared_.b ? b + strip_bytes<Op>(item_.k) : b;
         const bool two_cols = has_two_tiles(num_cols_ - j * kAmxStrip);
         for (int64_t step = 0; step < steps; step += block_steps) {
           const int64_t count = min_of(block_steps, steps - step);
@@ -167,13 +166,13 @@ class BlockTask {
     for (int64_t i = 0; i * kAmxStrip < num_rows_; ++i) {
       const int64_t row = row_ + i * kAmxStrip, lanes = min_of(kAmxStrip, num_rows_ - i * kAmxStrip);
       if (shared_.a) {
-        rows[i] = RowTiles::packed(shared_.a + row / kAmxStrip * whole_strip_bytes(item_.k) + k / kTileK * kUnitBytes);
+        rows[i] = RowTiles::packed(shared_.a + row / kAmxStrip * strip_bytes<Op>(item_.k) + strip_offset<Op>(k));
       } else if (is_in_place(lanes)) {
         rows[i] = rows_in_place(row, k);
       } else {
-        pack_strips<true>(rows_, row, lanes, k, depth, to, 0);
+        pack_strips<true, Op::kPlanes>(rows_, row, lanes, k, depth, to, 0);
         rows[i] = RowTiles::packed(to);
-        to += whole_strip_bytes(depth);
+        to += strip_bytes<Op>(depth);
       }
     }
   }
@@ -181,20 +180,21 @@ class BlockTask {
   // Packed columns of strip j for a chunk of k.
   const char* columns_of(int64_t j, int64_t k, int64_t depth) {
     const int64_t col = col_ + j * kAmxStrip;
-    if (shared_.b) return shared_.b + col / kAmxStrip * whole_strip_bytes(item_.k) + k / kTileK * kUnitBytes;
+    if (shared_.b) return shared_.b + col / kAmxStrip * strip_bytes<Op>(item_.k) + strip_offset<Op>(k);
     constexpr int64_t kGroup = kGroupLanes / kUnitLanes;
-    const int64_t strip_bytes = whole_strip_bytes(depth);
+    const int64_t bytes = strip_bytes<Op>(depth);
     if (j % kGroup == 0) {
-      pack_strips<false>(cols_, col, min_of(kGroupLanes, num_cols_ - j * kAmxStrip), k, depth, panel_b_, strip_bytes);
+      pack_strips<false, Op::kPlanes>(cols_, col, min_of(kGroupLanes, num_cols_ - j * kAmxStrip), k, depth, panel_b_,
+                                      bytes);
     }
-    return panel_b_ + j % kGroup * strip_bytes;
+    return panel_b_ + j % kGroup * bytes;
   }
 
   // At most 32 columns, packed for all of k: each row passes by once.
   void run_stream_rows() {
     TileMultiplier multiplier(output_);
     const char* b = shared_.b ? shared_.b : panel_b_;
-    if (!shared_.b) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
+    if (!shared_.b) pack_strips<false, Op::kPlanes>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
     const bool two_cols = has_two_tiles(num_cols_);
     int64_t buffer = 0;
     for (int64_t i = 0; i < num_rows_; i += kAmxStrip) {
@@ -202,17 +202,18 @@ class BlockTask {
       const bool two_rows = has_two_tiles(lanes), in_place = is_in_place(lanes);
       int64_t k = 0;
       do {
-        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
+        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth) * Op::kPlanes;
         const Target target = target_at(i, 0, k == 0, k + depth >= item_.k, totals_);
         float* to = target.kind == Target::Kind::none ? totals_ : finished_ + (buffer ^= 1) * kTileFloats;
         const int64_t block_steps = in_place ? kChunkSteps : Tuning::kBlockSteps;
         for (int64_t step = 0; step < steps; step += block_steps) {
-          const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
+          const int64_t count = min_of(block_steps, steps - step), block_k = k + step / Op::kPlanes * kTileK;
           const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : RowTiles::packed(panel_a_);
           if (!in_place) {
-            pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0);
+            pack_strips<true, Op::kPlanes>(rows_, row_ + i, lanes, block_k,
+                                           min_of(count / Op::kPlanes * kTileK, item_.k - block_k), panel_a_, 0);
           }
-          const char* columns = b + block_k / kTileK * kUnitBytes;
+          const char* columns = b + strip_offset<Op>(block_k);
           if (step == 0) {
             multiply(multiplier, two_rows, two_cols, rows, columns, count, nullptr, to, target, columns);
           } else {
@@ -229,14 +230,14 @@ class BlockTask {
   // At most 16 rows, packed for all of k: 64 columns at a time pass through a buffer of 4 KiB.
   void run_stream_columns() {
     const char* a = shared_.a ? shared_.a : panel_a_;
-    if (!shared_.a) pack_strips<true>(rows_, 0, num_rows_, 0, item_.k, panel_a_, 0);
+    if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, 0);
     for (int64_t j = 0; j < num_cols_; j += kAmxStreamWidth) {
       const bool is_wide = num_cols_ - j > kAmxStrip;
       int64_t k = 0;
       do {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k);
         const bool is_first = k == 0, is_last = k + depth >= item_.k;
-        const char* rows = a + k / kTileK * kUnitBytes;
+        const char* rows = a + strip_offset<Op>(k);
         is_wide ? stream_chunk<true>(rows, j, k, depth) : stream_chunk<false>(rows, j, k, depth);
         for (int64_t half = 0; half <= is_wide; ++half) {
           const Target target = target_at(0, j + half * kAmxStrip, is_first, is_last, totals_ + half * kTileFloats);
@@ -251,27 +252,32 @@ class BlockTask {
   template <bool IS_WIDE>
   void stream_chunk(const char* rows, int64_t j, int64_t k, int64_t depth) {
     tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+    constexpr int64_t kHalf = Op::kPlanes * kUnitBytes;  // from 32 columns to the next 32
     const int64_t steps = num_steps(depth), lanes = num_cols_ - j;
     for (int64_t step = 0; step < steps; ++step) {
-      char* near = panel_b_ + step % 2 * (2 * kUnitBytes);
+      char* near = panel_b_ + step % 2 * (2 * kHalf);
       const int64_t step_k = k + step * kTileK, step_depth = min_of(kTileK, depth - step * kTileK);
       if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j, step_k + kTileK);
-      pack_unit<false>(cols_, col_ + j, step_k, min_of(kUnitLanes, lanes), step_depth, near);
+      pack_planes<false, Op::kPlanes>(cols_, col_ + j, step_k, min_of(kUnitLanes, lanes), step_depth, near);
       if constexpr (IS_WIDE) {
         if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j + kUnitLanes, step_k + kTileK);
-        pack_unit<false>(cols_, col_ + j + kUnitLanes, step_k, min_of(kUnitLanes, lanes - kUnitLanes), step_depth,
-                         near + kUnitBytes);
+        pack_planes<false, Op::kPlanes>(cols_, col_ + j + kUnitLanes, step_k, min_of(kUnitLanes, lanes - kUnitLanes),
+                                        step_depth, near + kHalf);
       }
-      tile_load<4>(rows + step * kUnitBytes, kTileRowBytes);
-      tile_load<6>(near, kTileRowBytes);
-      Op::template dot<0, 4, 6>();
-      tile_load<7>(near + kTileBytes, kTileRowBytes);
-      Op::template dot<1, 4, 7>();
-      if constexpr (IS_WIDE) {
-        tile_load<6>(near + kUnitBytes, kTileRowBytes);
-        Op::template dot<2, 4, 6>();
-        tile_load<7>(near + kUnitBytes + kTileBytes, kTileRowBytes);
-        Op::template dot<3, 4, 7>();
+#pragma GCC unroll 4
+      for (int64_t plane = 0; plane < Op::kPlanes; ++plane) {
+        const char* cols = near + plane * kUnitBytes;
+        tile_load<4>(rows + (step * Op::kPlanes + plane) * kUnitBytes, kTileRowBytes);
+        tile_load<6>(cols, kTileRowBytes);
+        Op::template dot<0, 4, 6>();
+        tile_load<7>(cols + kTileBytes, kTileRowBytes);
+        Op::template dot<1, 4, 7>();
+        if constexpr (IS_WIDE) {
+          tile_load<6>(cols + kHalf, kTileRowBytes);
+          Op::template dot<2, 4, 6>();
+          tile_load<7>(cols + kHalf + kTileBytes, kTileRowBytes);
+          Op::template dot<3, 4, 7>();
+        }
       }
     }
     tile_store<0>(finished_, kStripRowBytes);
