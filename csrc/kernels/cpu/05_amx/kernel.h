@@ -52,6 +52,7 @@ struct Tuning {
   static constexpr bool kFuseStores = true;     // sums are stored and converted within the next tile
   static constexpr int kPrefetchLines = 2;      // of the next strip of columns, a step
   static constexpr int64_t kBlockSteps = 16;    // steps of k whose columns stay near: 32 KiB
+  static constexpr int64_t kStreamSteps = 8;    // of columns that pass by once: 128 KiB with 256 of them
   static constexpr int64_t kConvertedRows = 4;  // a step
 };
 

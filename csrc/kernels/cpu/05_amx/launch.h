@@ -15,25 +15,32 @@ inline GemmProblem oriented_item(const GemmProblem& problem, const AmxPlan& plan
   return plan.is_exchanged ? transposed(item) : item;
 }
 
-// A part of the lanes of an operand for one task of packing: about as long as a task of products.
-constexpr int64_t kPackedUnits = 256;
-
+// An operand that is packed before the tasks begin: groups of lanes, each in parts along k, so that there is a task for
+// every thread.
 template <class Op>
 struct PackingTasks {
-  int64_t lanes, per_task, num_tasks, bytes_of_strip;
+  int64_t lanes = 0, k, parts_k = 1, depth, num_tasks = 0, bytes_of_strip;
 
-  PackingTasks(bool is_shared, int64_t lanes, int64_t k) : lanes(lanes), bytes_of_strip(strip_bytes<Op>(k)) {
-    const int64_t strips = max_of(1, kPackedUnits * kUnitBytes / bytes_of_strip);
-    per_task = round_up(strips * kUnitLanes, kGroupLanes);
-    num_tasks = is_shared ? ceil_div(lanes, per_task) : 0;
+  PackingTasks(bool is_shared, int64_t num_lanes, int64_t k, int64_t num_threads)
+      : k(k), depth(round_up(max_of(k, 1), kTileK)), bytes_of_strip(strip_bytes<Op>(k)) {
+    constexpr int64_t kTasksOfThread = 2, kMinSteps = 4;
+    if (!is_shared) return;
+    lanes = num_lanes;
+    const int64_t groups = ceil_div(lanes, kGroupLanes), steps = num_steps(k);
+    parts_k = max_of(1, min_of(ceil_div(kTasksOfThread * num_threads, groups), steps / kMinSteps));
+    depth = ceil_div(steps, parts_k) * kTileK;
+    parts_k = max_of(1, ceil_div(k, depth));
+    num_tasks = groups * parts_k;
   }
-  int64_t bytes() const { return num_tasks ? ceil_div(lanes, kUnitLanes) * bytes_of_strip : 0; }
+  int64_t bytes() const { return ceil_div(lanes, kUnitLanes) * bytes_of_strip; }
 
   template <bool FOR_ROWS>
-  void run(int64_t task_idx, const LaneView& view, int64_t k, char* to) const {
-    const int64_t first = task_idx * per_task;
-    pack_strips<FOR_ROWS, Op::kPlanes>(view, first, min_of(per_task, lanes - first), 0, k,
-                                       to + first / kUnitLanes * bytes_of_strip, bytes_of_strip);
+  void run(int64_t task_idx, const LaneView& view, char* to) const {
+    const int64_t first = task_idx / parts_k * kGroupLanes, first_k = task_idx % parts_k * depth;
+    pack_strips<FOR_ROWS, Op::kPlanes>(view, first, min_of(kGroupLanes, lanes - first), first_k,
+                                       min_of(depth, k - first_k),
+                                       to + first / kUnitLanes * bytes_of_strip + strip_offset<Op>(first_k),
+                                       bytes_of_strip);
   }
 };
 
@@ -52,11 +59,11 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   if (task < packing_a.num_tasks) {
                     const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak,
                                         !plan.is_exchanged};
-                    packing_a.template run<true>(task, view, item.k, panel);
+                    packing_a.template run<true>(task, view, panel);
                   } else {
                     const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk,
                                         plan.is_exchanged};
-                    packing_b.template run<false>(task - packing_a.num_tasks, view, item.k, panel + packing_a.bytes());
+                    packing_b.template run<false>(task - packing_a.num_tasks, view, panel + packing_a.bytes());
                   }
                 });
   const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
@@ -125,7 +132,8 @@ Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const 
   const GemmProblem& problem = folded.gemm;
   if (plan.path == AmxPath::split_k) return multiply_split<Op, Tuning>(problem, plan, executor);
   const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
-  const PackingTasks<Op> packing_a(plan.is_a_shared, m, problem.k), packing_b(plan.is_b_shared, n, problem.k);
+  const PackingTasks<Op> packing_a(plan.is_a_shared, m, problem.k, plan.num_threads);
+  const PackingTasks<Op> packing_b(plan.is_b_shared, n, problem.k, plan.num_threads);
   const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
   const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
   const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;

@@ -190,11 +190,11 @@ TILEDMM_INLINE void pack_planes(const LaneView& view, int64_t lane, int64_t k, i
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
 
 // Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][plane][unit]; k = 0 is one step of zeros.
-template <bool FOR_ROWS, int PLANES>
+template <bool FOR_ROWS, int PLANES, int64_t GROUP_LANES = kGroupLanes>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
                  int64_t strip_bytes) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
-  const int64_t group = is_wide ? kGroupLanes : kUnitLanes, steps = num_steps(depth);
+  const int64_t group = is_wide ? GROUP_LANES : kUnitLanes, steps = num_steps(depth);
   for (int64_t first = 0; first < lanes; first += group) {
     for (int64_t step = 0; step < steps; ++step) {
       for (int64_t i = first; i < min_of(first + group, lanes); i += kUnitLanes) {

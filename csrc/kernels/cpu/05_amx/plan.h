@@ -22,10 +22,11 @@ inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream
 inline constexpr int64_t kAmxChunkK = 2048;
 inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the tiles hold
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
-inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 16;
-inline constexpr int64_t kAmxStreamWidth = 64;     // columns at a time, where few rows take the tiles of one row
-inline constexpr int64_t kAmxTaskFlops = 6 << 20;  // less is not worth waking a thread for; so many bytes are, too
-inline constexpr int64_t kAmxTaskBytes = 128 << 10;
+inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
+inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
+inline constexpr int64_t kAmxStreamLanes = 256;          // of its columns at a time, 512 bytes of each row
+inline constexpr int64_t kAmxTaskFlops = 5 << 20;        // less is not worth waking a thread for; so many bytes are, too
+inline constexpr int64_t kAmxTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
 inline constexpr int64_t kAmxSplitBytes = 16 << 20;
@@ -67,42 +68,50 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   return result;
 }
 
-// The grid of blocks with which the slowest thread is done first.
+// The grid of blocks with which the slowest thread is done first, and who packs: all threads before the tasks begin, or
+// each task its own part.
 [[maybe_unused]] void choose_blocks(const GemmProblem& p, const AmxOperand& a, const AmxOperand& b, int64_t batch,
                                     AmxPlan& plan) {
-  const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip);
-  const double steps = double(ceil_div(max_of(p.k, 1), 32));
-  const double dot_cycles = 64.0 * plan.planes;
+  // Operands come from the last cache at so many cycles a unit, beside what dot products hide. A part of a call that
+  // all threads take part in costs so much (docs/worklog/cpu.md).
+  constexpr double kFetchCycles = 150, kTileEndCycles = 200, kRegionCycles = 2000, kRegionCyclesOfThread = 700;
+  const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
+  const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
   const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
+  const bool has_many_items = threads == 1 || batch >= 4 * threads;  // nothing is gained by more tasks
   double best = 0;
+  const auto judge = [&](int64_t strips_m, int64_t task_strips, bool shares) {
+    const int64_t tasks_m = ceil_div(m, strips_m * kAmxStrip), tasks_n = ceil_div(strips_n, task_strips);
+    const bool is_a_shared = shares && tasks_n > 1 && !plan.is_a_in_place, is_b_shared = shares && tasks_m > 1;
+    double cycles = double(strips_m * task_strips) * (steps * 64 * plan.planes + kTileEndCycles) +
+                    fetch_cycles * double(strips_m + task_strips);
+    if (!is_a_shared) cycles += a_cycles * double(strips_m);
+    if (!is_b_shared) cycles += b_cycles * double(task_strips);
+    // Cores differ in speed: for as long as a task takes, others wait for the last one.
+    const int64_t tasks = batch * tasks_m * tasks_n;
+    cycles *= threads == 1 ? double(tasks) : double(ceil_div(tasks, threads) + 1);
+    if (is_a_shared || is_b_shared) {
+      const double packing = (is_a_shared ? (a_cycles + fetch_cycles) * double(ceil_div(m, kAmxStrip)) : 0) +
+                             (is_b_shared ? (b_cycles + fetch_cycles) * double(strips_n) : 0);
+      cycles += packing * double(batch) / double(threads) +
+                (threads > 1 ? kRegionCycles + kRegionCyclesOfThread * double(threads) : 0);
+    }
+    if (best == 0 || cycles < best) {
+      best = cycles;
+      plan.task_m = strips_m * kAmxStrip, plan.task_n = task_strips * kAmxStrip;
+      plan.is_a_shared = is_a_shared, plan.is_b_shared = is_b_shared;
+    }
+  };
   for (int64_t most = kAmxMaxBlockM / plan.planes; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
-    const int64_t tasks_m = ceil_div(m, most), strips_m = ceil_div(ceil_div(m, tasks_m), kAmxStrip);
-    const bool is_b_shared = tasks_m > 1;
-    const double rows = double(ceil_div(m, kAmxStrip)), columns = double(strips_n);
-    for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * plan.num_threads); wanted += max_of(1, wanted / 2)) {
-      const int64_t task_strips = ceil_div(strips_n, wanted), tasks_n = ceil_div(strips_n, task_strips);
-      const bool is_a_shared = tasks_n > 1 && !plan.is_a_in_place;
-      // 64 cycles of dot products a step; shared columns come from the last cache, and less often if there are many
-      // rows. The end of a tile costs about 200.
-      const double step_cycles = dot_cycles + (is_b_shared ? 100.0 * plan.planes / double(strips_m) : 0);
-      double cycles = double(strips_m * task_strips) * (steps * step_cycles + 200);
-      if (!is_a_shared) cycles += a_cycles * double(strips_m);
-      if (!is_b_shared) cycles += b_cycles * double(task_strips);
-      // Cores differ in speed: the last task of the slowest one is waited for, half of it on average.
-      const double rounds = double(batch * tasks_m * tasks_n) / double(plan.num_threads);
-      cycles *= plan.num_threads == 1 ? rounds : 0.5 + (rounds > 1 ? rounds : 1);
-      const double shared = (is_a_shared ? a_cycles * rows : 0) + (is_b_shared ? b_cycles * columns : 0);
-      if (shared > 0) cycles += shared * double(batch) / double(plan.num_threads) + (plan.num_threads > 1 ? 9000 : 0);
-      if (best == 0 || cycles < best) {
-        best = cycles;
-        plan.task_m = strips_m * kAmxStrip, plan.task_n = task_strips * kAmxStrip;
-        plan.is_a_shared = is_a_shared, plan.is_b_shared = is_b_shared;
-      }
-      if (plan.num_threads == 1 || batch >= 4 * plan.num_threads) break;  // nothing is gained by more tasks
+    const int64_t strips_m = ceil_div(ceil_div(m, ceil_div(m, most)), kAmxStrip);
+    for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * threads); wanted += max_of(1, wanted / 2)) {
+      judge(strips_m, ceil_div(strips_n, wanted), true);
+      judge(strips_m, ceil_div(strips_n, wanted), false);
+      if (has_many_items) break;
     }
-    if (plan.num_threads == 1 || batch >= 4 * plan.num_threads) break;
+    if (has_many_items) break;
   }
   // Sums of earlier chunks, of a task.
   if (p.k > kAmxChunkK) {
@@ -124,10 +133,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
     const double packing = (in_place ? 0 : double(rows.lanes) * pack_cycles(rows, true, planes)) +
                            double(cols.lanes) * pack_cycles(cols, false, planes);
-    // A tile of rows with few of them takes as long as a whole one, one of columns likewise.
-    const bool is_few = cols.lanes > kAmxFewColumns && rows.lanes <= kAmxFewRows;
-    const double dots =
-        64.0 * double(ceil_div(rows.lanes, is_few ? 16 : 32) * (is_few ? 1 : 2)) * double(ceil_div(cols.lanes, 16)) / 2;
+    // A tile with few rows takes as long as a whole one, one with few columns likewise.
+    const double dots = 16.0 * double(planes * ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
            (stride_c != 1 ? 400.0 / 32 : 0.0) * double(rows.lanes) * double(ceil_div(cols.lanes, 32));
   };
@@ -142,19 +149,21 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch) * double(planes);
   const double bytes = 2.0 * double(p.k) * double(m + n) * double(batch);
   const double useful = 1 + flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
-  plan.num_threads = int32_t(useful < double(num_threads) ? int64_t(useful) : num_threads);
+  // All threads are woken for any number of them, so two are not worth it, and then all that are of some use.
+  plan.num_threads = int32_t(useful < 2 ? 1 : min_of(int64_t(2 * useful), num_threads));
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
   if (batch == 1 && num_chunks > 1 && tiles < 2 * threads && tiles < 64) {
     plan.path = AmxPath::split_k;
     plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
-  } else if (n <= kAmxFewColumns || m <= kAmxFewRows) {
+  } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
     int64_t& part = n <= kAmxFewColumns ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      part = min_of(round_up(ceil_div(part * batch, 4 * threads), kAmxStreamWidth), part);
+      const int64_t unit = n <= kAmxFewColumns ? 2 * kAmxStrip : kAmxStreamLanes / 2;
+      part = min_of(round_up(ceil_div(part * batch, 4 * threads), unit), part);
     }
     plan.is_b_shared = n <= kAmxFewColumns && part < m;
     plan.is_a_shared = !plan.is_b_shared && n > kAmxFewColumns && part < n;

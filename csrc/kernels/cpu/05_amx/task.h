@@ -13,6 +13,8 @@ struct SharedPanels {
   const char* b;
 };
 
+constexpr int64_t kStreamStrips = kAmxStreamLanes / kAmxStrip;
+
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 template <class Op, class Tuning>
 struct TaskWorkspace {
@@ -25,17 +27,19 @@ struct TaskWorkspace {
     const bool is_stream_rows = plan.path == AmxPath::stream_rows;
     panel_a = plan.is_a_shared     ? 0
               : is_stream_rows     ? Tuning::kBlockSteps * kUnitBytes
-              : is_stream          ? k_bytes
+              : is_stream          ? strips_m * k_bytes
               : plan.is_a_in_place ? chunk_bytes
                                    : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0
               : is_stream_rows ? k_bytes
-              : is_stream      ? 4 * Op::kPlanes * kUnitBytes
+              : is_stream      ? min_of(strips_n, kStreamStrips) * Tuning::kStreamSteps * kUnitBytes
                                : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
-    partial = is_stream || strips_m == 1 ? 0 : strips_m * kTileFloats * 4;
+    // Tiles of C that are computed at a time.
+    const int64_t tiles = is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, kStreamStrips) : strips_n);
+    partial = (is_stream_rows ? 0 : is_stream ? tiles : strips_m == 1 ? 0 : strips_m) * kTileFloats * 4;
     finished = 2 * kTileFloats * 4;
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
-    totals = !has_totals ? 0 : (is_stream ? 2 : strips_m * strips_n) * kTileFloats * 4;
+    totals = has_totals ? tiles * kTileFloats * 4 : 0;
   }
   int64_t bytes() const { return panel_a + panel_b + partial + finished + totals; }
 };
@@ -227,75 +231,44 @@ class BlockTask {
     multiplier.flush();
   }
 
-  // At most 16 rows, packed for all of k: 64 columns at a time pass through a buffer of 4 KiB.
+  // Few rows, packed for all of k: columns pass by once, a group of strips by some steps of k at a time.
   void run_stream_columns() {
+    TileMultiplier multiplier(output_);
+    const int64_t strips_m = ceil_div(num_rows_, kAmxStrip);
     const char* a = shared_.a ? shared_.a : panel_a_;
-    if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, 0);
-    for (int64_t j = 0; j < num_cols_; j += kAmxStreamWidth) {
-      const bool is_wide = num_cols_ - j > kAmxStrip;
+    if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes<Op>(item_.k));
+    int64_t buffer = 0;
+    for (int64_t j = 0; j < num_cols_; j += kAmxStreamLanes) {
+      const int64_t lanes = min_of(kAmxStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
       int64_t k = 0;
       do {
-        const int64_t depth = min_of(kAmxChunkK, item_.k - k);
-        const bool is_first = k == 0, is_last = k + depth >= item_.k;
-        const char* rows = a + strip_offset<Op>(k);
-        is_wide ? stream_chunk<true>(rows, j, k, depth) : stream_chunk<false>(rows, j, k, depth);
-        for (int64_t half = 0; half <= is_wide; ++half) {
-          const Target target = target_at(0, j + half * kAmxStrip, is_first, is_last, totals_ + half * kTileFloats);
-          settle(finished_ + half * kTileFloats, target);
+        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth) * Op::kPlanes;
+        for (int64_t step = 0; step < steps; step += Tuning::kStreamSteps) {
+          const int64_t count = min_of(Tuning::kStreamSteps, steps - step), block_k = k + step / Op::kPlanes * kTileK;
+          const int64_t bytes = count * kUnitBytes;
+          pack_strips<false, Op::kPlanes, kAmxStreamLanes>(cols_, col_ + j, lanes, block_k,
+                                                           min_of(count / Op::kPlanes * kTileK, item_.k - block_k),
+                                                           panel_b_, bytes);
+          for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
+            const int64_t i = tile / strips_n, strip = tile % strips_n;
+            const RowTiles rows = RowTiles::packed(a + i * strip_bytes<Op>(item_.k) + strip_offset<Op>(k)).at(step);
+            float* const partial = partial_ + tile * kTileFloats;
+            float* to = partial;
+            Target target;
+            if (step + count == steps) {
+              float* const total = totals_ + tile * kTileFloats;
+              target = target_at(i * kAmxStrip, j + strip * kAmxStrip, k == 0, k + depth >= item_.k, total);
+              to = target.kind == Target::Kind::none ? total : finished_ + (buffer ^= 1) * kTileFloats;
+            }
+            const char* const b = panel_b_ + strip * bytes;
+            multiply(multiplier, has_two_tiles(num_rows_ - i * kAmxStrip), has_two_tiles(lanes - strip * kAmxStrip), rows, b, count,
+                     step > 0 ? partial : nullptr, to, target, b);
+          }
         }
         k += depth;
       } while (k < item_.k);
     }
-  }
-
-  // The sums of a chunk of k, 16 rows by 64 (32) columns, to finished_.
-  template <bool IS_WIDE>
-  void stream_chunk(const char* rows, int64_t j, int64_t k, int64_t depth) {
-    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-    constexpr int64_t kHalf = Op::kPlanes * kUnitBytes;  // from 32 columns to the next 32
-    const int64_t steps = num_steps(depth), lanes = num_cols_ - j;
-    for (int64_t step = 0; step < steps; ++step) {
-      char* near = panel_b_ + step % 2 * (2 * kHalf);
-      const int64_t step_k = k + step * kTileK, step_depth = min_of(kTileK, depth - step * kTileK);
-      if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j, step_k + kTileK);
-      pack_planes<false, Op::kPlanes>(cols_, col_ + j, step_k, min_of(kUnitLanes, lanes), step_depth, near);
-      if constexpr (IS_WIDE) {
-        if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j + kUnitLanes, step_k + kTileK);
-        pack_planes<false, Op::kPlanes>(cols_, col_ + j + kUnitLanes, step_k, min_of(kUnitLanes, lanes - kUnitLanes),
-                                        step_depth, near + kHalf);
-      }
-#pragma GCC unroll 4
-      for (int64_t plane = 0; plane < Op::kPlanes; ++plane) {
-        const char* cols = near + plane * kUnitBytes;
-        tile_load<4>(rows + (step * Op::kPlanes + plane) * kUnitBytes, kTileRowBytes);
-        tile_load<6>(cols, kTileRowBytes);
-        Op::template dot<0, 4, 6>();
-        tile_load<7>(cols + kTileBytes, kTileRowBytes);
-        Op::template dot<1, 4, 7>();
-        if constexpr (IS_WIDE) {
-          tile_load<6>(cols + kHalf, kTileRowBytes);
-          Op::template dot<2, 4, 6>();
-          tile_load<7>(cols + kHalf + kTileBytes, kTileRowBytes);
-          Op::template dot<3, 4, 7>();
-        }
-      }
-    }
-    tile_store<0>(finished_, kStripRowBytes);
-    tile_store<1>(finished_ + 16, kStripRowBytes);
-    tile_store<2>(finished_ + kTileFloats, kStripRowBytes);
-    tile_store<3>(finished_ + kTileFloats + 16, kStripRowBytes);
-  }
-
-  void settle(const float* sums, const Target& target) {
-    if (target.kind == Target::Kind::none) {
-      std::memcpy(target.total, sums, kTileFloats / 2 * sizeof(float));
-    } else if (target.kind != Target::Kind::finish) {
-      add(target.total, sums, kTileFloats / 2);
-      sums = target.total;
-    }
-    if (target.kind == Target::Kind::finish || target.kind == Target::Kind::add_and_finish) {
-      output_.store(sums, kAmxStrip, target);
-    }
+    multiplier.flush();
   }
 
   const AmxPlan& plan_;
