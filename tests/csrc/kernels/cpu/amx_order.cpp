@@ -187,7 +187,7 @@ int main() {
   }
   // All paths: blocks with rows in place and packed, few rows, few columns, split k; tails of every kind.
   const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},   {1, 130, 2100}, {33, 3, 4200},
-                               {5, 33, 4200}, {33, 70, 2080}, {17, 256, 544}, {1, 1, 1},      {300, 33, 31}};
+                               {5, 33, 4200}, {33, 34, 2080}, {17, 130, 544}, {1, 1, 1},      {300, 33, 31}};
   const int32_t algorithm = find_algorithm("amx");
   int64_t num_cases = 0;
   for (const DType dtype : {DType::bf16, DType::f16}) {
