@@ -226,7 +226,7 @@ class Build(build_ext):
         print(
             f"torch_tiledmm {VERSION}: building for torch {', '.join(torch.version for torch in built_for)} with "
             f"{compiled_by}\n"
-            "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16 or NEON\n"
+            "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16, AMX or NEON\n"
             f"  CUDA  {gpu.describe('cuda')}\n"
             f"  ROCm  {gpu.describe('hip')}",
             flush=True,

@@ -16,8 +16,8 @@ fp32, where their products are exact. For fp64 the reference has the same error 
 term counts twice.
 
 The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per
-operation. bf16 has more of it: the vdpbf16ps instruction reads denormal inputs as zero and writes zero for
-denormal sums (Intel SDM), which loses at most 2^-126 * (sum |a| + sum |b| + k + 1), the last for the bias.
+operation. bf16 has more of it: the vdpbf16ps and tdpbf16ps instructions read denormal inputs as zero and write zero
+for denormal sums (Intel SDM), which loses at most 2^-126 * (sum |a| + sum |b| + k + 1), the last for the bias.
 In every other dtype denormals are kept, and the bound is too tight for a flush to pass.
 
 An activation multiplies all this by its Lipschitz constant and adds its own evaluation error, 8 u_acc |x|,

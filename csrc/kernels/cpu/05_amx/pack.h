@@ -82,7 +82,8 @@ TILEDMM_INLINE Pairs interleave(const Elements& even, const Elements& odd, std::
   return (Pairs)__builtin_shufflevector(even, odd, (FIRST + I / 2 + (I % 2 ? 32 : 0))...);
 }
 
-// Lanes that are neighbours in memory, as a column operand.
+// Lanes that are neighbours in memory, as a column operand. Inline, and so without a test where lanes and depth are
+// constants; likewise below.
 TILEDMM_INLINE void interleave_unit(const uint16_t* from, int64_t stride_k, int64_t lanes, int64_t depth, char* to) {
 #pragma GCC unroll 4
   for (int64_t p = 0; p < 16; ++p) {
@@ -107,7 +108,8 @@ TILEDMM_INLINE void copy_unit(const uint16_t* from, int64_t stride_lane, int64_t
       for (int64_t i = 0; i < rows; ++i) std::memcpy(target + i * kTileRowBytes, first + i * stride_lane, 64);
       std::memset(target + rows * kTileRowBytes, 0, size_t(kTileRows - rows) * kTileRowBytes);
     } else {
-      transpose_tile(first, stride_lane * 2, rows, target, kTileRowBytes);
+      rows == kTileRows ? transpose_tile(first, stride_lane * 2, kTileRows, target, kTileRowBytes)
+                        : transpose_tile(first, stride_lane * 2, rows, target, kTileRowBytes);
     }
   }
 }
@@ -122,9 +124,11 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   const uint16_t* from = view.at(lane, k);
   if (view.stride_k == 1 && depth == kTileK) return copy_unit<FOR_ROWS>(from, view.stride_lane, lanes, to);
   if (view.stride_k != 1 && view.stride_lane == 1) {
-    if constexpr (!FOR_ROWS) return interleave_unit(from, view.stride_k, lanes, depth, to);
     alignas(64) char near[kUnitBytes];
-    interleave_unit(from, view.stride_k, lanes, depth, near);
+    char* const columns = FOR_ROWS ? near : to;
+    lanes == kUnitLanes&& depth == kTileK ? interleave_unit(from, view.stride_k, kUnitLanes, kTileK, columns)
+                                          : interleave_unit(from, view.stride_k, lanes, depth, columns);
+    if constexpr (!FOR_ROWS) return;
     for (int64_t tile = 0; tile < 2; ++tile) {
       transpose_tile(near + tile * kTileBytes, kTileRowBytes, kTileRows, to + tile * kTileBytes, kTileRowBytes);
     }

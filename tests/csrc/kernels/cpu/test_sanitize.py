@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,16 +46,19 @@ MUTANTS = {
 }
 
 
-def compile_program(folder: Path, num_jobs: int) -> None:
+def compile_programs(
+    folder: Path, num_jobs: int, mains: Sequence[Path], sources: Iterable[Path], mutants: dict, flags: Sequence[str]
+) -> None:
+    """One program for each of `mains`, named after it."""
     csrc = folder / "csrc"
     shutil.copytree(CSRC, csrc)
-    for number, (name, (changed, text, replacement)) in enumerate(MUTANTS.items(), 1):
+    for number, (name, (changed, text, replacement)) in enumerate(mutants.items(), 1):
         source = (csrc / changed).read_text()
         assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
         replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
         (csrc / changed).write_text(source.replace(text, replacement))
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra"]
-    command += ["-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{csrc}"]
+    command += ["-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{csrc}", *flags]
     command += ["-include", str(HERE.parent / "mutant.h")]
 
     def compile_source(source: Path) -> Path:
@@ -63,16 +67,19 @@ def compile_program(folder: Path, num_jobs: int) -> None:
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
         return target
 
-    sources = [HERE / "sanitize.cpp", *(csrc / path.relative_to(CSRC) for path in gpu_objects.cpp_sources())]
     with ThreadPoolExecutor(num_jobs) as pool:
-        objects = list(pool.map(compile_source, sources))
+        objects = list(pool.map(compile_source, [*mains, *(csrc / path.relative_to(CSRC) for path in sources)]))
     link = [os.environ.get("CXX", "g++"), "-fsanitize=address,undefined", "-pthread"]
-    subprocess.run([*link, *objects, "-o", folder / "sanitize"], check=True, timeout=120)
+    for main, own in zip(mains, objects, strict=False):
+        subprocess.run([*link, own, *objects[len(mains) :], "-o", folder / main.stem], check=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def program(built_once, num_jobs):
-    return built_once("sanitize", lambda folder: compile_program(folder, num_jobs)) / "sanitize"
+    def build(folder: Path) -> None:
+        compile_programs(folder, num_jobs, [HERE / "sanitize.cpp"], gpu_objects.cpp_sources(), MUTANTS, ())
+
+    return built_once("sanitize", build) / "sanitize"
 
 
 def run(program: Path, num_cases: int, mutant: int = 0) -> subprocess.CompletedProcess:

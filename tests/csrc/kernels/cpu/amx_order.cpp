@@ -1,0 +1,204 @@
+// The amx kernel against a model of its order of summation, bit by bit, for test_amx.py: with the instructions of this
+// machine, or compiled with TILEDMM_EMULATE_AMX.
+//
+// The model is scalar and sets no mode of the processor: chains of fused multiply-adds, the even and the odd k of 32,
+// flushed by comparison where bf16 is multiplied (Intel SDM, TDPBF16PS, TDPFP16PS). Operands lie in every layout, of
+// moderate values and of any bits: denormals, infinities, NaN. Prints the number of cases and a hash of all results;
+// the first wrong element ends the program with code 1, a machine without AMX with code 3.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "api/kernels_api.h"
+#include "dispatch/chips.h"
+#include "dispatch/select.h"
+#include "platform/element.h"
+
+using namespace tiledmm;
+
+namespace {
+
+constexpr int64_t kChunk = 2048, kDotK = 32;
+
+std::mt19937 generator(20240229);
+
+void run_on_threads(void*, int64_t num_tasks, void (*task)(void*, int64_t), void* arg) {
+  std::vector<std::thread> threads;
+  for (int64_t idx = 0; idx < num_tasks; ++idx) threads.emplace_back(task, arg, idx);
+  for (std::thread& thread : threads) thread.join();
+}
+void* allocate(void*, size_t num_bytes) {
+  void* memory = nullptr;
+  return posix_memalign(&memory, 64, num_bytes) ? nullptr : std::memset(memory, 0xff, num_bytes);
+}
+void release(void*, void* memory) { std::free(memory); }
+
+// --- The model ---
+
+float value_of(DType dtype, uint16_t bits) {
+  return dtype == DType::bf16 ? to_acc(BFloat16{bits}) : to_acc(Half{bits});
+}
+
+// fp32 rounds a sum below this to the smallest normal number or more; AMX's bf16 makes the rest zero.
+const double kSmallestKept = std::ldexp(1.0, -126) - std::ldexp(1.0, -151);
+
+float flushed(double exact, float rounded) {
+  return std::fabs(exact) < kSmallestKept ? std::copysign(0.0f, rounded) : rounded;
+}
+
+// Products and sums as the tile instruction makes them; `flushes`: denormals are zeros.
+struct Model {
+  bool flushes;
+
+  float input(float x) const { return flushes && std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+  float multiply_add(float a, float b, float c) const {
+    const float sum = std::fma(a, b, c);
+    return flushes ? flushed(double(a) * double(b) + double(c), sum) : sum;
+  }
+  float add(float a, float b) const { return flushes ? flushed(double(a) + double(b), a + b) : a + b; }
+
+  // C + the dot product of 32 pairs.
+  float dot(const float* a, const float* b, float c) const {
+    float chains[2] = {};
+    for (int64_t p = 0; p < kDotK; ++p) chains[p % 2] = multiply_add(input(a[p]), input(b[p]), chains[p % 2]);
+    return add(input(c), add(chains[0], chains[1]));
+  }
+};
+
+// fp16 in two terms that bf16 holds.
+struct Terms {
+  float high, finite_high, low;
+
+  explicit Terms(float x) {
+    const bool is_finite = std::isfinite(x);
+    high = is_finite ? to_acc(from_acc<BFloat16>(x)) : x;
+    finite_high = is_finite ? high : 0;
+    low = is_finite ? x - high : 0;
+  }
+};
+
+float model_of_row(DType dtype, bool is_split, const std::vector<float>& a, const std::vector<float>& b) {
+  const Model model{dtype == DType::bf16 || is_split};
+  const auto k = int64_t(a.size());
+  float total = 0;
+  for (int64_t chunk = 0; chunk == 0 || chunk < k; chunk += kChunk) {
+    float sum = 0;
+    for (int64_t first = chunk; first < std::min(k, chunk + kChunk); first += kDotK) {
+      float near[2][kDotK] = {};
+      for (int64_t p = 0; p < std::min(kDotK, k - first); ++p) {
+        near[0][p] = a[size_t(first + p)], near[1][p] = b[size_t(first + p)];
+      }
+      if (!is_split) {
+        sum = model.dot(near[0], near[1], sum);
+        continue;
+      }
+      for (int plane = 0; plane < 4; ++plane) {
+        float planes[2][kDotK];
+        for (int64_t p = 0; p < kDotK; ++p) {
+          const Terms x(near[0][p]), y(near[1][p]);
+          planes[0][p] = plane == 0 ? x.high : plane == 1 ? x.finite_high : x.low;
+          planes[1][p] = plane == 0 ? y.high : plane == 2 ? y.finite_high : y.low;
+        }
+        sum = model.dot(planes[0], planes[1], sum);
+      }
+    }
+    total = chunk == 0 ? sum : total + sum;
+  }
+  return total;
+}
+
+// --- Cases ---
+
+struct Matrix {
+  int64_t rows, cols, stride_row, stride_col;
+  std::vector<uint16_t> data;
+
+  Matrix(int64_t rows, int64_t cols, bool is_row_major, int64_t gap) : rows(rows), cols(cols) {
+    stride_row = is_row_major ? cols + gap : 1, stride_col = is_row_major ? 1 : rows + gap;
+    data.resize(size_t((rows - 1) * stride_row + (cols - 1) * stride_col + 1));
+  }
+  uint16_t at(int64_t i, int64_t j) const { return data[size_t(i * stride_row + j * stride_col)]; }
+};
+
+void fill(Matrix& matrix, DType dtype, int percent_of_any_bits) {
+  for (uint16_t& bits : matrix.data) {
+    const float value = std::uniform_real_distribution<float>(-1, 1)(generator);
+    bits = dtype == DType::bf16 ? from_acc<BFloat16>(value).bits : from_acc<Half>(value).bits;
+    if (int(generator() % 100) < percent_of_any_bits) bits = uint16_t(generator());
+  }
+}
+
+// Where C is NaN its payload is not compared, and a bf16 that is denormal is as good as zero: the conversion that
+// AVX-512 has makes it one.
+uint16_t compared(DType dtype, uint16_t bits) {
+  if (std::isnan(value_of(dtype, bits))) return 0xffff;
+  return dtype == DType::bf16 && (bits & 0x7f80) == 0 ? uint16_t(bits & 0x8000) : bits;
+}
+
+uint64_t hash = 1469598103934665603u;
+
+void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, int layout, int percent_of_any_bits) {
+  const int64_t gap = layout & 4 ? 5 : 0;
+  Matrix a(m, k, !(layout & 1), gap), b(k, n, !(layout & 2), gap), c(m, n, true, 0);
+  fill(a, dtype, percent_of_any_bits);
+  fill(b, dtype, percent_of_any_bits);
+  GemmProblem problem{};
+  problem.m = m, problem.n = n, problem.k = k, problem.dtype = dtype;
+  problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
+  problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
+  problem.c = c.data.data(), problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
+  const Executor executor{nullptr, int32_t(1 + generator() % 3), 0, 0, 0, nullptr, run_on_threads, allocate, release};
+  char reason[256] = "";
+  if (tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, sizeof reason) != Status::ok) {
+    std::printf("WRONG: %s\n", reason);
+    std::exit(1);
+  }
+  const bool is_split = dtype == DType::f16 && best_isa() == Isa::amx;
+  std::vector<float> row(static_cast<size_t>(k)), column(static_cast<size_t>(k));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t p = 0; p < k; ++p) {
+        row[size_t(p)] = value_of(dtype, a.at(i, p)), column[size_t(p)] = value_of(dtype, b.at(p, j));
+      }
+      const float sum = model_of_row(dtype, is_split, row, column);
+      const uint16_t expected = dtype == DType::bf16 ? from_acc<BFloat16>(sum).bits : from_acc<Half>(sum).bits;
+      const uint16_t actual = compared(dtype, c.at(i, j));
+      hash = (hash ^ actual) * 1099511628211u;
+      if (actual != compared(dtype, expected)) {
+        std::printf("WRONG: %s, m %lld, n %lld, k %lld, layout %d: element (%lld, %lld) is %04x, expected %04x (%g)\n",
+                    kDTypeNames[int(dtype)], (long long)m, (long long)n, (long long)k, layout, (long long)i,
+                    (long long)j, unsigned(c.at(i, j)), unsigned(expected), double(sum));
+        std::exit(1);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  if (best_isa() < Isa::amx) {
+    std::printf("this machine has no AMX, or the system does not let a process use it\n");
+    return 3;
+  }
+  // All paths: blocks with rows in place and packed, few rows, few columns, split k; tails of every kind.
+  const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},   {1, 130, 2100}, {33, 3, 4200},
+                               {5, 33, 4200}, {33, 34, 2080}, {17, 130, 544}, {1, 1, 1},      {300, 33, 31}};
+  const int32_t algorithm = find_algorithm("amx");
+  int64_t num_cases = 0;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const auto& shape : shapes) {
+      for (int layout = 0; layout < 8; ++layout) {
+        const int percent = layout % 3 == 0 ? 0 : layout % 3 == 1 ? 1 : 50;
+        run_case(algorithm, dtype, shape[0], shape[1], shape[2], layout, percent);
+        ++num_cases;
+      }
+    }
+  }
+  std::printf("%s %lld cases %016llx\n", kIsaNames[int(best_isa())], (long long)num_cases, (unsigned long long)hash);
+  return 0;
+}

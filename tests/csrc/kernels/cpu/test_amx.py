@@ -1,0 +1,235 @@
+"""Rung 05 over the exact emulation of its tile instructions, so that every machine runs it; where this machine has AMX,
+over the instructions as well, with the same bits.
+
+- amx_order.cpp: the kernel against a scalar model of its order of summation, bit by bit, values of any bits included.
+- sanitize.cpp, as for the other kernels: address and undefined behaviour sanitizers, guard pages, thread counts, failed
+  allocations; and mutants, which say that all of this can fail.
+- the package's own tests (property test, orders, gradients, fuzzer) in a copy of it whose kernels are emulated.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+CSRC = ROOT / "csrc"
+sys.path[:0] = [str(ROOT), str(HERE)]
+import test_sanitize  # noqa: E402
+
+import gpu_objects  # noqa: E402
+import torch_tiledmm  # noqa: E402
+
+FOLDER = "kernels/cpu/05_amx"
+TILE, PACK, KERNEL, TASK, LAUNCH = (f"{FOLDER}/{name}.h" for name in ("tile", "pack", "kernel", "task", "launch"))
+# The emulated chip is amx, or amx_fp16.
+EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
+# name: file, text, what takes its place ({on}: this mutant is switched on). Those found by the model of the order ...
+MUTANTS_OF_ORDER = {
+    "flush to zero": (TILE, "0 : kFlushToZero |", "0 : ({on} ? 0 : kFlushToZero) |"),
+    "denormals are zeros": (TILE, "| kDenormalsAreZero)", "| ({on} ? 0 : kDenormalsAreZero))"),
+    "sum of the chains": (TILE, "(chains[0] + chains[1])", "chains[0] + ({on} ? Row{} : chains[1])"),
+    "length of a chunk": (TASK, "run_blocks() {", "run_blocks() {\n    const int64_t kAmxChunkK = {on} ? 1024 : 2048;"),
+    "order of the planes": (PACK, "is_a ? h0 : l, is_a ? l : h0", "is_a != {on} ? h0 : l, is_a != {on} ? l : h0"),
+    "inf in two planes": (PACK, "(rounded & is_finite) >> 16", "({on} ? rounded : rounded & is_finite) >> 16"),
+}
+# ... and those found by the random cases of sanitize.cpp.
+ALLOCATE = "static_cast<char*>(executor.allocate(executor.self, size_t(bytes)));\n  if (!workspace) return "
+MUTANTS = {
+    "rows of a tile": (
+        TILE,
+        "tile_zero<TILE>();\n  for (int row = 0; row < emulated.shapes.rows[TILE]",
+        "tile_zero<TILE>();\n  for (int row = {on}; row < emulated.shapes.rows[TILE]",
+    ),
+    "rows of the configuration": (
+        TILE,
+        "emulated.shapes = shapes;",
+        "emulated.shapes = shapes;\n  if ({on}) emulated.shapes.rows[4] = 15;",
+    ),
+    "tiles that are not configured": (TILE, "TileState() { configure(", "TileState() { if (!{on}) configure("),
+    "zeros behind k": (
+        PACK,
+        "near[kUnitLanes][kTileK] = {};",
+        "near[kUnitLanes][kTileK];\n  std::memset(near, {on} ? 0xff : 0, sizeof near);",
+    ),
+    "the odd one of the last pair": (PACK, "2 * p + 1 < depth ? lanes", "2 * p + 1 < depth + {on} ? lanes"),
+    "lanes of the last unit": (
+        PACK,
+        "step_k, min_of(kUnitLanes, lanes - i)",
+        "step_k, {on} ? kUnitLanes : min_of(kUnitLanes, lanes - i)",
+    ),
+    "rows in place beyond the last": (TASK, "lanes % kTileRows == 0", "({on} || lanes % kTileRows == 0)"),
+    "rows of C": (
+        TASK,
+        "target.rows = min_of(kAmxStrip, num_rows_ - row)",
+        "target.rows = {on} ? kAmxStrip : min_of(kAmxStrip, num_rows_ - row)",
+    ),
+    "partial sums": (TASK, "step > 0 ? partial_", "step > {on} * 999 ? partial_"),
+    "the last tile": (
+        TASK,
+        "    } while (k < k_end_);\n    multiplier.flush();",
+        "    } while (k < k_end_);\n    if (!{on}) multiplier.flush();",
+    ),
+    "sums of the first chunk": (
+        KERNEL,
+        "add(target_.total, sums, kTileFloats);",
+        "add(target_.total, sums, {on} ? 32 : kTileFloats);",
+    ),
+    "workspace that stays": (LAUNCH, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
+    "no memory for a workspace": (
+        LAUNCH,
+        ALLOCATE + "Status::out_of_memory;",
+        ALLOCATE + "{on} ? Status::ok : Status::out_of_memory;",
+    ),
+}
+
+
+EMULATED_FOR_MUTANTS = "amx"
+
+
+def sources_of(*others: str) -> list[Path]:
+    """All entries, the dispatcher, this rung, and of the other kernels for CPUs the files that are named."""
+    named = {"rung.cpp", "rungs.cpp", *others}
+    of_cpu = CSRC / "kernels/cpu"
+    paths = gpu_objects.cpp_sources()
+    return [path for path in paths if of_cpu not in path.parents or path.parent.name == "05_amx" or path.name in named]
+
+
+@pytest.fixture(scope="module")
+def programs(built_once, num_jobs):
+    """With the sanitizers and all mutants, over the emulation."""
+
+    def build(folder: Path) -> None:
+        mains = [HERE / "sanitize.cpp", HERE / "amx_order.cpp"]
+        mutants = MUTANTS_OF_ORDER | MUTANTS
+        test_sanitize.compile_programs(folder, num_jobs, mains, sources_of(), mutants, [EMULATED[EMULATED_FOR_MUTANTS]])
+
+    return built_once("emulated_amx_sanitized", build)
+
+
+def run(program: Path, *arguments: str, mutant: str = "") -> subprocess.CompletedProcess:
+    number = [*MUTANTS_OF_ORDER, *MUTANTS].index(mutant) + 1 if mutant else 0
+    env = os.environ | {"TILEDMM_MUTANT": str(number)}
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
+
+
+@pytest.mark.takes_long
+def test_no_case_is_wrong_and_no_sanitizer_complains(programs):
+    done = run(programs / "sanitize", "300")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
+    assert counts["amx"] >= 450 and counts["failed_allocations"] >= 150
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_found(mutant, programs):
+    done = run(programs / "sanitize", "400", mutant=mutant)
+    assert done.returncode != 0, done.stdout
+    print((done.stdout + done.stderr)[:400])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_OF_ORDER)
+def test_mutant_of_the_order_is_found(mutant, programs):
+    done = run(programs / "amx_order", mutant=mutant)
+    assert done.returncode == 1 and done.stdout.startswith("WRONG"), done.stdout + done.stderr
+    print(done.stdout)
+
+
+# --- programs and packages as a build compiles them ---
+
+
+def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
+    """``folder``/amx_order and ``folder``/_kernels.so. What the flags do not change is compiled once, beside them."""
+    command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
+    command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
+    sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
+    changed = [path for path in sources if "TILEDMM_EMULATE_AMX" in path.read_text()]
+    same = [HERE / "amx_order.cpp", *(path for path in sources if path not in changed)]
+    groups = [
+        gpu_objects.Sources(same, command, folder.parent / "shared"),
+        gpu_objects.Sources(changed, [*command, *flags], folder),
+    ]
+    (main, *shared), own = gpu_objects.compile_objects(groups, num_jobs, is_quiet=True)
+    gpu_objects.link_library(command[:1], shared + own, folder / "_kernels.so")
+    linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / "amx_order")]
+    gpu_objects.run_compiler(linked)
+
+
+@pytest.fixture(scope="module")
+def variants(built_once, num_jobs):
+    """A folder for each emulated chip: the program, and the package and its tests with emulated kernels."""
+
+    def build(folder: Path) -> None:
+        ignore = shutil.ignore_patterns("_kernels.so", "__pycache__")
+        for isa, flag in EMULATED.items():
+            compile_variant(folder / isa, num_jobs, [flag])
+            for name in ("torch_tiledmm", "tests"):
+                shutil.copytree(ROOT / name, folder / isa / name, ignore=ignore)
+            for name in ("gpu_objects.py", "pyproject.toml"):
+                shutil.copy(ROOT / name, folder / isa)
+            (folder / isa / "_kernels.so").rename(folder / isa / "torch_tiledmm/_kernels.so")
+
+    return built_once("emulated_amx", build)
+
+
+@pytest.mark.parametrize("isa", EMULATED)
+def test_order_of_summation(isa, variants):
+    done = run(variants / isa / "amx_order")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(rf"{isa} 160 cases [0-9a-f]{{16}}\n", done.stdout)
+
+
+def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
+    isa = torch_tiledmm.build_info().isa["cpu"]
+    if isa not in EMULATED:
+        pytest.skip(f"this machine is {isa}: it has no AMX, or does not let a process use it")
+    compile_variant(variants / "instructions", num_jobs, [])
+    own, emulated = run(variants / "instructions/amx_order"), run(variants / isa / "amx_order")
+    assert own.returncode == 0, own.stdout + own.stderr
+    assert own.stdout == emulated.stdout
+
+
+# --- the package's own tests ---
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=env | {"PYTHONPATH": str(folder)},
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.takes_long
+@pytest.mark.parametrize(
+    "isa, files, words",
+    [
+        ("amx", ["test_property.py"], "bits and (bf16 or fp16)"),
+        ("amx_fp16", ["test_property.py"], "bits and fp16"),
+        ("amx", ["test_orders.py", "test_dispatch.py"], "on_the_cpu or available or (not_depend_on_m and amx)"),
+    ],
+)
+def test_the_package_s_tests(isa, files, words, variants):
+    paths = [f"tests/torch_tiledmm/{name}" for name in files]
+    out = run_python(variants / isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", words, *paths)
+    assert int(re.search(r"(\d+) passed", out)[1]) >= 4, out
+
+
+@pytest.mark.parametrize("isa", EMULATED)
+def test_random_cases(isa, variants):
+    info = "import torch_tiledmm as t; print(t.build_info().isa['cpu'], t.explain(9, 9, 9, 'fp16').choice)"
+    assert run_python(variants / isa, "-c", info).split() == [isa, "amx"]
+    run_python(variants / isa, "-m", "torch_tiledmm.testing.fuzz", "--cases", "1000", "--seed", "7", "--processes", "1")
