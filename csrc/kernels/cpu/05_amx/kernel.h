@@ -48,11 +48,13 @@ struct SplitFp16Tiles : Bf16Tiles {
 
 // What is measured (docs/worklog/cpu.md) and changes no bit.
 struct Tuning {
-  static constexpr bool kStreamRows = true;     // rows by TILELOADDT1, so that they do not drive out the columns
-  static constexpr bool kFuseStores = true;     // sums are stored and converted within the next tile
-  static constexpr int kPrefetchLines = 2;      // of the next strip of columns, a step
-  static constexpr int64_t kBlockSteps = 16;    // steps of k whose columns stay near: 32 KiB
-  static constexpr int64_t kStreamSteps = 8;    // of columns that pass by once: 128 KiB with 256 of them
+  static constexpr bool kStreamRows = true;   // rows by TILELOADDT1, so that they do not drive out the columns
+  static constexpr bool kFuseStores = true;   // sums are stored and converted within the next tile
+  static constexpr int kPrefetchLines = 2;    // of the next strip of columns, a step
+  static constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
+  // Of columns that pass by once: 256 KiB. 2 KiB of each row are one run of memory.
+  static constexpr int64_t kStreamLanes = 1024, kStreamSteps = 4;
+  static constexpr bool kPrefetchesStream = true;
   static constexpr int64_t kConvertedRows = 4;  // a step
 };
 

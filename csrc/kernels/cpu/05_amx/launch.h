@@ -37,10 +37,9 @@ struct PackingTasks {
   template <bool FOR_ROWS>
   void run(int64_t task_idx, const LaneView& view, char* to) const {
     const int64_t first = task_idx / parts_k * kGroupLanes, first_k = task_idx % parts_k * depth;
-    pack_strips<FOR_ROWS, Op::kPlanes>(view, first, min_of(kGroupLanes, lanes - first), first_k,
-                                       min_of(depth, k - first_k),
-                                       to + first / kUnitLanes * bytes_of_strip + strip_offset<Op>(first_k),
-                                       bytes_of_strip);
+    pack_strips<FOR_ROWS, Op::kPlanes>(
+        view, first, min_of(kGroupLanes, lanes - first), first_k, min_of(depth, k - first_k),
+        to + first / kUnitLanes * bytes_of_strip + strip_offset<Op>(first_k), bytes_of_strip);
   }
 };
 

@@ -193,16 +193,46 @@ TILEDMM_INLINE void pack_planes(const LaneView& view, int64_t lane, int64_t k, i
 
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
 
+// 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
+// runs. From one unit to the next `to` moves on by a strip.
+TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
+                                    int64_t strip_bytes, bool prefetches) {
+  for (int64_t p = 0; p < 16; ++p) {
+    const uint16_t* const even = from + 2 * p * stride_k;
+    const uint16_t* const odd = even + stride_k;
+    const uintptr_t ahead = prefetches ? uintptr_t(kTileK * stride_k) * 2 : 0;
+    char* target = to + p * kTileRowBytes;
+    for (int64_t i = 0; i < units; ++i, target += strip_bytes) {
+      const auto x = load_as<Elements>(even + i * kUnitLanes), y = load_as<Elements>(odd + i * kUnitLanes);
+      if (prefetches) {  // the rows of the next step, which need not exist
+        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(even + i * kUnitLanes) + ahead));
+        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(odd + i * kUnitLanes) + ahead));
+      }
+      const Pairs low = interleave<0>(x, y, std::make_integer_sequence<int, 32>{});
+      const Pairs high = interleave<16>(x, y, std::make_integer_sequence<int, 32>{});
+      std::memcpy(target, &low, 64);
+      std::memcpy(target + kTileBytes, &high, 64);
+    }
+  }
+}
+
 // Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][plane][unit]; k = 0 is one step of zeros.
 template <bool FOR_ROWS, int PLANES, int64_t GROUP_LANES = kGroupLanes>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
-                 int64_t strip_bytes) {
+                 int64_t strip_bytes, bool prefetches = true) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
   const int64_t group = is_wide ? GROUP_LANES : kUnitLanes, steps = num_steps(depth);
   for (int64_t first = 0; first < lanes; first += group) {
     for (int64_t step = 0; step < steps; ++step) {
-      for (int64_t i = first; i < min_of(first + group, lanes); i += kUnitLanes) {
-        const int64_t step_k = k + step * kTileK;
+      const int64_t step_k = k + step * kTileK, end = min_of(first + group, lanes);
+      int64_t i = first;
+      if (!FOR_ROWS && PLANES == 1 && is_wide && (step + 1) * kTileK <= depth) {
+        const int64_t units = (end - first) / kUnitLanes;
+        interleave_rows(view.at(lane + first, step_k), view.stride_k, units,
+                        to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes, prefetches);
+        i += units * kUnitLanes;
+      }
+      for (; i < end; i += kUnitLanes) {
         if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
         pack_planes<FOR_ROWS, PLANES>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
                                       min_of(kTileK, depth - step * kTileK),

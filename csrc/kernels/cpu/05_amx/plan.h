@@ -24,8 +24,7 @@ inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
-inline constexpr int64_t kAmxStreamLanes = 256;          // of its columns at a time, 512 bytes of each row
-inline constexpr int64_t kAmxTaskFlops = 5 << 20;        // less is not worth waking a thread for; so many bytes are, too
+inline constexpr int64_t kAmxTaskFlops = 5 << 20;  // less is not worth waking a thread for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
@@ -72,11 +71,13 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
 // each task its own part.
 [[maybe_unused]] void choose_blocks(const GemmProblem& p, const AmxOperand& a, const AmxOperand& b, int64_t batch,
                                     AmxPlan& plan) {
-  // Operands come from the last cache at so many cycles a unit, beside what dot products hide. A part of a call that
-  // all threads take part in costs so much (docs/worklog/cpu.md).
-  constexpr double kFetchCycles = 150, kTileEndCycles = 200, kRegionCycles = 2000, kRegionCyclesOfThread = 700;
+  // Operands come from the last cache at so many cycles a unit, beside what dot products hide; what other threads have
+  // packed comes from their caches, slower the more there are. A part of a call that all threads take part in costs so
+  // much (docs/worklog/cpu.md).
+  constexpr double kFetchCycles = 150, kTileEndCycles = 200, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
+  const double fetch_shared_cycles = fetch_cycles * (1 + double(threads) / 8);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
   const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
   const bool has_many_items = threads == 1 || batch >= 4 * threads;  // nothing is gained by more tasks
@@ -85,9 +86,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
     const int64_t tasks_m = ceil_div(m, strips_m * kAmxStrip), tasks_n = ceil_div(strips_n, task_strips);
     const bool is_a_shared = shares && tasks_n > 1 && !plan.is_a_in_place, is_b_shared = shares && tasks_m > 1;
     double cycles = double(strips_m * task_strips) * (steps * 64 * plan.planes + kTileEndCycles) +
-                    fetch_cycles * double(strips_m + task_strips);
-    if (!is_a_shared) cycles += a_cycles * double(strips_m);
-    if (!is_b_shared) cycles += b_cycles * double(task_strips);
+                    (is_a_shared ? fetch_shared_cycles : fetch_cycles + a_cycles) * double(strips_m) +
+                    (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
     // Cores differ in speed: for as long as a task takes, others wait for the last one.
     const int64_t tasks = batch * tasks_m * tasks_n;
     cycles *= threads == 1 ? double(tasks) : double(ceil_div(tasks, threads) + 1);
@@ -131,12 +131,12 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
   // takes one transposition for each tile.
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
-    const double packing = (in_place ? 0 : double(rows.lanes) * pack_cycles(rows, true, planes)) +
-                           double(cols.lanes) * pack_cycles(cols, false, planes);
+    const double packing = (in_place ? 0 : double(ceil_div(rows.lanes, 32)) * pack_cycles(rows, true, planes)) +
+                           double(ceil_div(cols.lanes, 32)) * pack_cycles(cols, false, planes);
     // A tile with few rows takes as long as a whole one, one with few columns likewise.
     const double dots = 16.0 * double(planes * ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 400.0 / 32 : 0.0) * double(rows.lanes) * double(ceil_div(cols.lanes, 32));
+           (stride_c != 1 ? 600.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {
@@ -154,24 +154,26 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
+  const bool is_pitch_bad = a.stride_lane % 2048 == 0;  // rows 4 KiB apart share two sets of the nearest cache
   if (batch == 1 && num_chunks > 1 && tiles < 2 * threads && tiles < 64) {
     plan.path = AmxPath::split_k;
     plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
+    if (is_pitch_bad) plan.is_a_in_place = false;
   } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
     int64_t& part = n <= kAmxFewColumns ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      const int64_t unit = n <= kAmxFewColumns ? 2 * kAmxStrip : kAmxStreamLanes / 2;
-      part = min_of(round_up(ceil_div(part * batch, 4 * threads), unit), part);
+      const int64_t tasks = n <= kAmxFewColumns ? 4 * threads : 2 * threads;  // long runs of memory are worth more
+      part = min_of(round_up(ceil_div(part * batch, tasks), 2 * kAmxStrip), part);
     }
     plan.is_b_shared = n <= kAmxFewColumns && part < m;
     plan.is_a_shared = !plan.is_b_shared && n > kAmxFewColumns && part < n;
     if (plan.path == AmxPath::stream_columns) plan.is_a_in_place = false;
   } else {
     plan.path = AmxPath::blocks;
-    // Rows 4 KiB apart share two sets of the nearest cache: packed, unless they are used a few times only.
-    if (a.stride_lane % 2048 == 0 && n > 1024) plan.is_a_in_place = false;
+    // Packed, unless they are used a few times only.
+    if (is_pitch_bad && n > 1024) plan.is_a_in_place = false;
     choose_blocks(p, a, b, batch, plan);
   }
   plan.tasks_m = ceil_div(m, plan.task_m), plan.tasks_n = ceil_div(n, plan.task_n);

@@ -13,8 +13,6 @@ struct SharedPanels {
   const char* b;
 };
 
-constexpr int64_t kStreamStrips = kAmxStreamLanes / kAmxStrip;
-
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 template <class Op, class Tuning>
 struct TaskWorkspace {
@@ -32,10 +30,11 @@ struct TaskWorkspace {
                                    : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0
               : is_stream_rows ? k_bytes
-              : is_stream      ? min_of(strips_n, kStreamStrips) * Tuning::kStreamSteps * kUnitBytes
+              : is_stream      ? min_of(strips_n, Tuning::kStreamLanes / kAmxStrip) * Tuning::kStreamSteps * kUnitBytes
                                : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
     // Tiles of C that are computed at a time.
-    const int64_t tiles = is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, kStreamStrips) : strips_n);
+    const int64_t tiles =
+        is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, Tuning::kStreamLanes / kAmxStrip) : strips_n);
     partial = (is_stream_rows ? 0 : is_stream ? tiles : strips_m == 1 ? 0 : strips_m) * kTileFloats * 4;
     finished = 2 * kTileFloats * 4;
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
@@ -238,17 +237,17 @@ class BlockTask {
     const char* a = shared_.a ? shared_.a : panel_a_;
     if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes<Op>(item_.k));
     int64_t buffer = 0;
-    for (int64_t j = 0; j < num_cols_; j += kAmxStreamLanes) {
-      const int64_t lanes = min_of(kAmxStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
+    for (int64_t j = 0; j < num_cols_; j += Tuning::kStreamLanes) {
+      const int64_t lanes = min_of(Tuning::kStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
       int64_t k = 0;
       do {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth) * Op::kPlanes;
         for (int64_t step = 0; step < steps; step += Tuning::kStreamSteps) {
           const int64_t count = min_of(Tuning::kStreamSteps, steps - step), block_k = k + step / Op::kPlanes * kTileK;
           const int64_t bytes = count * kUnitBytes;
-          pack_strips<false, Op::kPlanes, kAmxStreamLanes>(cols_, col_ + j, lanes, block_k,
-                                                           min_of(count / Op::kPlanes * kTileK, item_.k - block_k),
-                                                           panel_b_, bytes);
+          pack_strips<false, Op::kPlanes, Tuning::kStreamLanes>(cols_, col_ + j, lanes, block_k,
+                                                                min_of(count / Op::kPlanes * kTileK, item_.k - block_k),
+                                                                panel_b_, bytes, Tuning::kPrefetchesStream);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
             const RowTiles rows = RowTiles::packed(a + i * strip_bytes<Op>(item_.k) + strip_offset<Op>(k)).at(step);
@@ -261,8 +260,8 @@ class BlockTask {
               to = target.kind == Target::Kind::none ? total : finished_ + (buffer ^= 1) * kTileFloats;
             }
             const char* const b = panel_b_ + strip * bytes;
-            multiply(multiplier, has_two_tiles(num_rows_ - i * kAmxStrip), has_two_tiles(lanes - strip * kAmxStrip), rows, b, count,
-                     step > 0 ? partial : nullptr, to, target, b);
+            multiply(multiplier, has_two_tiles(num_rows_ - i * kAmxStrip), has_two_tiles(lanes - strip * kAmxStrip),
+                     rows, b, count, step > 0 ? partial : nullptr, to, target, b);
           }
         }
         k += depth;
