@@ -52,9 +52,8 @@ struct Tuning {
   static constexpr bool kFuseStores = true;   // sums are stored and converted within the next tile
   static constexpr int kPrefetchLines = 2;    // of the next strip of columns, a step
   static constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
-  // Of columns that pass by once: 256 KiB. 2 KiB of each row are one run of memory.
-  static constexpr int64_t kStreamLanes = 1024, kStreamSteps = 4;
-  static constexpr bool kPrefetchesStream = true;
+  // Of columns that pass by once: 128 KiB. 512 bytes of each row are one run of memory.
+  static constexpr int64_t kStreamLanes = 256, kStreamSteps = 8;
   static constexpr int64_t kConvertedRows = 4;  // a step
 };
 

@@ -196,18 +196,12 @@ constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kT
 // 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
 // runs. From one unit to the next `to` moves on by a strip.
 TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
-                                    int64_t strip_bytes, bool prefetches) {
+                                    int64_t strip_bytes) {
   for (int64_t p = 0; p < 16; ++p) {
     const uint16_t* const even = from + 2 * p * stride_k;
-    const uint16_t* const odd = even + stride_k;
-    const uintptr_t ahead = prefetches ? uintptr_t(kTileK * stride_k) * 2 : 0;
     char* target = to + p * kTileRowBytes;
     for (int64_t i = 0; i < units; ++i, target += strip_bytes) {
-      const auto x = load_as<Elements>(even + i * kUnitLanes), y = load_as<Elements>(odd + i * kUnitLanes);
-      if (prefetches) {  // the rows of the next step, which need not exist
-        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(even + i * kUnitLanes) + ahead));
-        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(odd + i * kUnitLanes) + ahead));
-      }
+      const auto x = load_as<Elements>(even + i * kUnitLanes), y = load_as<Elements>(even + stride_k + i * kUnitLanes);
       const Pairs low = interleave<0>(x, y, std::make_integer_sequence<int, 32>{});
       const Pairs high = interleave<16>(x, y, std::make_integer_sequence<int, 32>{});
       std::memcpy(target, &low, 64);
@@ -219,7 +213,7 @@ TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int6
 // Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][plane][unit]; k = 0 is one step of zeros.
 template <bool FOR_ROWS, int PLANES, int64_t GROUP_LANES = kGroupLanes>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
-                 int64_t strip_bytes, bool prefetches = true) {
+                 int64_t strip_bytes) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
   const int64_t group = is_wide ? GROUP_LANES : kUnitLanes, steps = num_steps(depth);
   for (int64_t first = 0; first < lanes; first += group) {
@@ -229,7 +223,7 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
       if (!FOR_ROWS && PLANES == 1 && is_wide && (step + 1) * kTileK <= depth) {
         const int64_t units = (end - first) / kUnitLanes;
         interleave_rows(view.at(lane + first, step_k), view.stride_k, units,
-                        to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes, prefetches);
+                        to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes);
         i += units * kUnitLanes;
       }
       for (; i < end; i += kUnitLanes) {

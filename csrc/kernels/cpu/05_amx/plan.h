@@ -55,6 +55,9 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   return split + 2000;
 }
 
+// Rows 4 KiB apart share two sets of the nearest cache.
+constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_lane % 2048 == 0; }
+
 // Whether all rows of all items begin at a multiple of a cache line: else every row of a tile is two of them.
 [[maybe_unused]] bool lies_on_lines(const GemmProblem& p, const void* data, const AmxOperand& operand,
                                     int64_t BatchDim::* batch_stride) {
@@ -77,7 +80,7 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   constexpr double kFetchCycles = 150, kTileEndCycles = 200, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
-  const double fetch_shared_cycles = fetch_cycles * (1 + double(threads) / 8);
+  const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
   const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
   const bool has_many_items = threads == 1 || batch >= 4 * threads;  // nothing is gained by more tasks
@@ -103,7 +106,9 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
       plan.is_a_shared = is_a_shared, plan.is_b_shared = is_b_shared;
     }
   };
-  for (int64_t most = kAmxMaxBlockM / plan.planes; most >= kAmxStrip; most /= 2) {
+  // Many rows 4 KiB apart would not stay in the second cache.
+  const int64_t max_block_m = kAmxMaxBlockM / (plan.is_a_in_place && has_bad_pitch(a) ? 2 : plan.planes);
+  for (int64_t most = max_block_m; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
     const int64_t strips_m = ceil_div(ceil_div(m, ceil_div(m, most)), kAmxStrip);
     for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * threads); wanted += max_of(1, wanted / 2)) {
@@ -154,11 +159,10 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
-  const bool is_pitch_bad = a.stride_lane % 2048 == 0;  // rows 4 KiB apart share two sets of the nearest cache
   if (batch == 1 && num_chunks > 1 && tiles < 2 * threads && tiles < 64) {
     plan.path = AmxPath::split_k;
     plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
-    if (is_pitch_bad) plan.is_a_in_place = false;
+    if (has_bad_pitch(a)) plan.is_a_in_place = false;
   } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
@@ -173,7 +177,7 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   } else {
     plan.path = AmxPath::blocks;
     // Packed, unless they are used a few times only.
-    if (is_pitch_bad && n > 1024) plan.is_a_in_place = false;
+    if (has_bad_pitch(a) && n > 1024) plan.is_a_in_place = false;
     choose_blocks(p, a, b, batch, plan);
   }
   plan.tasks_m = ceil_div(m, plan.task_m), plan.tasks_n = ceil_div(n, plan.task_n);

@@ -247,7 +247,7 @@ class BlockTask {
           const int64_t bytes = count * kUnitBytes;
           pack_strips<false, Op::kPlanes, Tuning::kStreamLanes>(cols_, col_ + j, lanes, block_k,
                                                                 min_of(count / Op::kPlanes * kTileK, item_.k - block_k),
-                                                                panel_b_, bytes, Tuning::kPrefetchesStream);
+                                                                panel_b_, bytes);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
             const RowTiles rows = RowTiles::packed(a + i * strip_bytes<Op>(item_.k) + strip_offset<Op>(k)).at(step);
