@@ -146,11 +146,12 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   copy_unit<FOR_ROWS>(near[0], kTileK, lanes, to);
 }
 
-// Asks for the rows of the unit that follows along k, whose lanes are neighbours in memory. It need not exist.
+// Asks for the rows of the unit that follows along k, whose lanes are neighbours in memory. It need not exist. Into the
+// second cache: rows a multiple of 4 KiB apart share few sets of the first one (4096x4096: 11 GB/s, first cache 6).
 TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k) {
   const auto from = reinterpret_cast<uintptr_t>(view.data) + uintptr_t(lane + k * view.stride_k) * 2;
   for (uintptr_t p = 0; p < uintptr_t(kTileK); ++p) {
-    __builtin_prefetch(reinterpret_cast<const void*>(from + p * uintptr_t(view.stride_k) * 2));
+    __builtin_prefetch(reinterpret_cast<const void*>(from + p * uintptr_t(view.stride_k) * 2), 0, 2);
   }
 }
 
@@ -198,17 +199,15 @@ template <bool FOR_ROWS, int PLANES>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
                  int64_t strip_bytes) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
-  const int64_t group = is_wide ? kGroupLanes : kUnitLanes, steps = num_steps(depth);
-  for (int64_t first = 0; first < lanes; first += group) {
-    for (int64_t step = 0; step < steps; ++step) {
-      for (int64_t i = first; i < min_of(first + group, lanes); i += kUnitLanes) {
-        const int64_t step_k = k + step * kTileK;
-        if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
-        pack_planes<FOR_ROWS, PLANES>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
-                                      min_of(kTileK, depth - step * kTileK),
-                                      to + i / kUnitLanes * strip_bytes + step * (PLANES * kUnitBytes));
-      }
-    }
+  const int64_t steps = num_steps(depth), strips = ceil_div(lanes, kUnitLanes);
+  // Along the rows of memory, whichever way they lie.
+  for (int64_t idx = 0; idx < steps * strips; ++idx) {
+    const int64_t step = is_wide ? idx / strips : idx % steps, strip = is_wide ? idx % strips : idx / steps;
+    const int64_t i = strip * kUnitLanes, step_k = k + step * kTileK;
+    if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
+    pack_planes<FOR_ROWS, PLANES>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
+                                  min_of(kTileK, depth - step * kTileK),
+                                  to + strip * strip_bytes + step * (PLANES * kUnitBytes));
   }
 }
 

@@ -23,7 +23,9 @@ inline constexpr int64_t kAmxChunkK = 2048;
 inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the tiles hold
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 16;
-inline constexpr int64_t kAmxStreamWidth = 64;     // columns at a time, where few rows take the tiles of one row
+inline constexpr int64_t kAmxStreamWidth = 64;  // columns that the tiles hold where there are few rows
+inline constexpr int64_t kAmxStreamColumns = 1024, kAmxStreamK = 64;  // of B that pass by at a time, in long runs
+inline constexpr int64_t kAmxMinStreamColumns = 128;                  // of a task
 inline constexpr int64_t kAmxTaskFlops = 6 << 20;  // less is not worth waking a thread for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 128 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
@@ -154,7 +156,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
     int64_t& part = n <= kAmxFewColumns ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      part = min_of(round_up(ceil_div(part * batch, 4 * threads), kAmxStreamWidth), part);
+      const int64_t least = n <= kAmxFewColumns ? kAmxStreamWidth : kAmxMinStreamColumns;
+      part = min_of(round_up(ceil_div(part * batch, 4 * threads), least), part);
     }
     plan.is_b_shared = n <= kAmxFewColumns && part < m;
     plan.is_a_shared = !plan.is_b_shared && n > kAmxFewColumns && part < n;

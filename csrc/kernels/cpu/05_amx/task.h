@@ -16,26 +16,33 @@ struct SharedPanels {
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 template <class Op, class Tuning>
 struct TaskWorkspace {
-  int64_t panel_a, panel_b, partial, finished, totals;
+  int64_t panel_a = 0, panel_b = 0, partial = 0, finished = 0, totals = 0;
 
   TaskWorkspace(const AmxPlan& plan, int64_t k) {
     const int64_t chunk_bytes = strip_bytes<Op>(min_of(k, kAmxChunkK)), k_bytes = strip_bytes<Op>(k);
     const int64_t strips_m = ceil_div(plan.task_m, kAmxStrip), strips_n = ceil_div(plan.task_n, kAmxStrip);
-    const bool is_stream = plan.path == AmxPath::stream_rows || plan.path == AmxPath::stream_columns;
-    const bool is_stream_rows = plan.path == AmxPath::stream_rows;
-    panel_a = plan.is_a_shared     ? 0
-              : is_stream_rows     ? Tuning::kBlockSteps * kUnitBytes
-              : is_stream          ? k_bytes
-              : plan.is_a_in_place ? chunk_bytes
-                                   : strips_m * chunk_bytes;
-    panel_b = plan.is_b_shared ? 0
-              : is_stream_rows ? k_bytes
-              : is_stream      ? 4 * Op::kPlanes * kUnitBytes
-                               : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
-    partial = is_stream || strips_m == 1 ? 0 : strips_m * kTileFloats * 4;
-    finished = 2 * kTileFloats * 4;
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
-    totals = !has_totals ? 0 : (is_stream ? 2 : strips_m * strips_n) * kTileFloats * 4;
+    int64_t tiles = 0;  // of which the totals are kept
+    if (plan.path == AmxPath::stream_rows) {
+      panel_a = Tuning::kBlockSteps * kUnitBytes;
+      panel_b = k_bytes;
+      finished = 2 * kTileFloats * 4;
+      tiles = 1;
+    } else if (plan.path == AmxPath::stream_columns) {
+      tiles = min_of(strips_n, kAmxStreamColumns / kAmxStrip);
+      panel_a = k_bytes;
+      panel_b = tiles * strip_bytes<Op>(min_of(k, kAmxStreamK));
+      finished = tiles * kTileFloats * 4;
+    } else {
+      tiles = strips_m * strips_n;
+      panel_a = (plan.is_a_in_place ? 1 : strips_m) * chunk_bytes;
+      panel_b = min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
+      partial = strips_m > 1 ? strips_m * kTileFloats * 4 : 0;
+      finished = 2 * kTileFloats * 4;
+    }
+    if (plan.is_a_shared) panel_a = 0;
+    if (plan.is_b_shared) panel_b = 0;
+    if (has_totals) totals = tiles * kTileFloats * 4;
   }
   int64_t bytes() const { return panel_a + panel_b + partial + finished + totals; }
 };
@@ -227,63 +234,71 @@ class BlockTask {
     multiplier.flush();
   }
 
-  // At most 16 rows, packed for all of k: 64 columns at a time pass through a buffer of 4 KiB.
+  // At most 16 rows, packed for all of k. Of the columns 64 of k by 1024 pass by at a time, from rows of memory in long
+  // runs through a buffer of the second cache; the sums of 1024 columns stay in the second cache, too.
   void run_stream_columns() {
     const char* a = shared_.a ? shared_.a : panel_a_;
     if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, 0);
-    for (int64_t j = 0; j < num_cols_; j += kAmxStreamWidth) {
-      const bool is_wide = num_cols_ - j > kAmxStrip;
+    for (int64_t first = 0; first < num_cols_; first += kAmxStreamColumns) {
+      const int64_t cols = min_of(kAmxStreamColumns, num_cols_ - first);
       int64_t k = 0;
       do {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k);
+        for (int64_t done = 0; done == 0 || done < depth; done += kAmxStreamK) {
+          const int64_t block_k = min_of(kAmxStreamK, depth - done), bytes = strip_bytes<Op>(block_k);
+          pack_strips<false, Op::kPlanes>(cols_, col_ + first, cols, k + done, block_k, panel_b_, bytes);
+          for (int64_t j = 0; j < cols; j += kAmxStreamWidth) {
+            float* sums = finished_ + j / kAmxStrip * kTileFloats;
+            const char* columns = panel_b_ + j / kAmxStrip * bytes;
+            const char* rows = a + strip_offset<Op>(k + done);
+            const int64_t steps = num_steps(block_k) * Op::kPlanes;
+            cols - j > kAmxStrip ? multiply_row<true>(rows, columns, steps, bytes, done == 0, sums)
+                                 : multiply_row<false>(rows, columns, steps, bytes, done == 0, sums);
+          }
+        }
         const bool is_first = k == 0, is_last = k + depth >= item_.k;
-        const char* rows = a + strip_offset<Op>(k);
-        is_wide ? stream_chunk<true>(rows, j, k, depth) : stream_chunk<false>(rows, j, k, depth);
-        for (int64_t half = 0; half <= is_wide; ++half) {
-          const Target target = target_at(0, j + half * kAmxStrip, is_first, is_last, totals_ + half * kTileFloats);
-          settle(finished_ + half * kTileFloats, target);
+        for (int64_t j = 0; j < cols; j += kAmxStrip) {
+          const int64_t place = j / kAmxStrip * kTileFloats;
+          settle(finished_ + place, target_at(0, first + j, is_first, is_last, totals_ + place));
         }
         k += depth;
       } while (k < item_.k);
     }
   }
 
-  // The sums of a chunk of k, 16 rows by 64 (32) columns, to finished_.
+  // One row of tiles: 64 (32) columns, whose two strips are `next_strip` bytes apart.
   template <bool IS_WIDE>
-  void stream_chunk(const char* rows, int64_t j, int64_t k, int64_t depth) {
-    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-    constexpr int64_t kHalf = Op::kPlanes * kUnitBytes;  // from 32 columns to the next 32
-    const int64_t steps = num_steps(depth), lanes = num_cols_ - j;
-    for (int64_t step = 0; step < steps; ++step) {
-      char* near = panel_b_ + step % 2 * (2 * kHalf);
-      const int64_t step_k = k + step * kTileK, step_depth = min_of(kTileK, depth - step * kTileK);
-      if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j, step_k + kTileK);
-      pack_planes<false, Op::kPlanes>(cols_, col_ + j, step_k, min_of(kUnitLanes, lanes), step_depth, near);
-      if constexpr (IS_WIDE) {
-        if (cols_.stride_k != 1) prefetch_unit(cols_, col_ + j + kUnitLanes, step_k + kTileK);
-        pack_planes<false, Op::kPlanes>(cols_, col_ + j + kUnitLanes, step_k, min_of(kUnitLanes, lanes - kUnitLanes),
-                                        step_depth, near + kHalf);
-      }
-#pragma GCC unroll 4
-      for (int64_t plane = 0; plane < Op::kPlanes; ++plane) {
-        const char* cols = near + plane * kUnitBytes;
-        tile_load<4>(rows + (step * Op::kPlanes + plane) * kUnitBytes, kTileRowBytes);
-        tile_load<6>(cols, kTileRowBytes);
-        Op::template dot<0, 4, 6>();
-        tile_load<7>(cols + kTileBytes, kTileRowBytes);
-        Op::template dot<1, 4, 7>();
-        if constexpr (IS_WIDE) {
-          tile_load<6>(cols + kHalf, kTileRowBytes);
-          Op::template dot<2, 4, 6>();
-          tile_load<7>(cols + kHalf + kTileBytes, kTileRowBytes);
-          Op::template dot<3, 4, 7>();
-        }
-      }
+  static void multiply_row(const char* rows, const char* cols, int64_t steps, int64_t next_strip, bool is_first,
+                           float* sums) {
+    const auto start = [&](auto tile, float* from) {
+      is_first ? tile_zero<tile()>() : tile_load<tile()>(from, kStripRowBytes);
+    };
+    start(std::integral_constant<int, 0>{}, sums);
+    start(std::integral_constant<int, 1>{}, sums + 16);
+    if constexpr (IS_WIDE) {
+      start(std::integral_constant<int, 2>{}, sums + kTileFloats);
+      start(std::integral_constant<int, 3>{}, sums + kTileFloats + 16);
     }
-    tile_store<0>(finished_, kStripRowBytes);
-    tile_store<1>(finished_ + 16, kStripRowBytes);
-    tile_store<2>(finished_ + kTileFloats, kStripRowBytes);
-    tile_store<3>(finished_ + kTileFloats + 16, kStripRowBytes);
+    for (int64_t step = 0; step < steps; ++step) {
+      tile_load<4>(rows + step * kUnitBytes, kTileRowBytes);
+      tile_load<6>(cols, kTileRowBytes);
+      Op::template dot<0, 4, 6>();
+      tile_load<7>(cols + kTileBytes, kTileRowBytes);
+      Op::template dot<1, 4, 7>();
+      if constexpr (IS_WIDE) {
+        tile_load<6>(cols + next_strip, kTileRowBytes);
+        Op::template dot<2, 4, 6>();
+        tile_load<7>(cols + next_strip + kTileBytes, kTileRowBytes);
+        Op::template dot<3, 4, 7>();
+      }
+      cols += kUnitBytes;
+    }
+    tile_store<0>(sums, kStripRowBytes);
+    tile_store<1>(sums + 16, kStripRowBytes);
+    if constexpr (IS_WIDE) {
+      tile_store<2>(sums + kTileFloats, kStripRowBytes);
+      tile_store<3>(sums + kTileFloats + 16, kStripRowBytes);
+    }
   }
 
   void settle(const float* sums, const Target& target) {
