@@ -16,7 +16,7 @@ struct SharedPanels {
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 template <class Op, class Tuning>
 struct TaskWorkspace {
-  int64_t panel_a = 0, panel_b = 0, partial = 0, finished = 0, totals = 0;
+  int64_t panel_a, panel_b, partial, finished, totals;
 
   TaskWorkspace(const AmxPlan& plan, int64_t k) {
     const int64_t chunk_bytes = strip_bytes<Op>(min_of(k, kAmxChunkK)), k_bytes = strip_bytes<Op>(k);
