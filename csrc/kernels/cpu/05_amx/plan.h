@@ -90,7 +90,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
       // rows. The end of a tile costs about 200.
       const double step_cycles = dot_cycles + (is_b_shared ? 100.0 * plan.planes / double(strips_m) : 0);
       double cycles = double(strips_m * task_strips) * (steps * step_cycles + 200);
-      if (!is_a_shared) cycles += a_cycles * double(strips_m);
+      // The rows of a task come from the last cache once, or are packed.
+      cycles += (is_a_shared || plan.is_a_in_place ? 150 * steps : a_cycles) * double(strips_m);
       if (!is_b_shared) cycles += b_cycles * double(task_strips);
       // Cores differ in speed: the last task of the slowest one is waited for, half of it on average.
       const double rounds = double(batch * tasks_m * tasks_n) / double(plan.num_threads);
@@ -131,7 +132,7 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
     const double dots =
         64.0 * double(ceil_div(rows.lanes, is_few ? 16 : 32) * (is_few ? 1 : 2)) * double(ceil_div(cols.lanes, 16)) / 2;
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 400.0 / 32 : 0.0) * double(rows.lanes) * double(ceil_div(cols.lanes, 32));
+           (stride_c != 1 ? 100.0 / 32 : 0.0) * double(rows.lanes) * double(ceil_div(cols.lanes, 32));
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {
@@ -143,8 +144,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;
   const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch) * double(planes);
   const double bytes = 2.0 * double(p.k) * double(m + n) * double(batch);
-  const double useful = 1 + flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
-  plan.num_threads = int32_t(useful < double(num_threads) ? int64_t(useful) : num_threads);
+  const double useful = flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
+  plan.num_threads = int32_t(useful < double(num_threads) ? max_of(1, int64_t(useful)) : num_threads);
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
@@ -164,8 +165,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
     if (plan.path == AmxPath::stream_columns) plan.is_a_in_place = false;
   } else {
     plan.path = AmxPath::blocks;
-    // Rows 4 KiB apart share two sets of the nearest cache: packed, unless they are used a few times only.
-    if (a.stride_lane % 2048 == 0 && n > 1024) plan.is_a_in_place = false;
+    // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often.
+    if (a.stride_lane % 2048 == 0 && n > 2048) plan.is_a_in_place = false;
     choose_blocks(p, a, b, batch, plan);
   }
   plan.tasks_m = ceil_div(m, plan.task_m), plan.tasks_n = ceil_div(n, plan.task_n);
