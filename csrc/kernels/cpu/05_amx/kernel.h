@@ -54,7 +54,6 @@ struct Tuning {
   static constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
   // Of columns that pass by once: 128 KiB. 512 bytes of each row are one run of memory.
   static constexpr int64_t kStreamLanes = 256, kStreamSteps = 8;
-  static constexpr int64_t kConvertedRows = 4;  // a step
 };
 
 constexpr int64_t kTileFloats = kAmxStrip * kAmxStrip;
@@ -97,29 +96,53 @@ class Output {
  public:
   explicit Output(const GemmProblem& item) : item_(item), transposed_(transposed(item)) {
     is_column_major_ = item.stride_cn != 1 && item.stride_cm == 1;
-    is_plain_ = !item.bias && item.activation == Activation::none && item.stride_cn == 1;
+    const GemmProblem& by_rows = is_column_major_ ? transposed_ : item_;
+    is_plain_ =
+        item.activation == Activation::none && by_rows.stride_cn == 1 && (!item.bias || by_rows.stride_bias_m == 0);
   }
 
+  // Whether rows of C can be stored a few at a time, within the steps of the next tile: conversion and a bias along
+  // the rows are all that is left to do.
   bool is_plain() const { return is_plain_; }
 
-  // Row `i` of sums, where nothing but the conversion is left to do.
-  TILEDMM_INLINE void store_row(const float* sums, const Target& target, int64_t i) const {
-    constexpr int kLanes = Simd<float>::kLanes;
-    T* to = static_cast<T*>(item_.c) + (target.row + i) * item_.stride_cm + target.col;
-    const float* from = sums + i * kAmxStrip;
-#if defined(TILEDMM_ISA_AVX512_BF16)
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      if (target.cols == kAmxStrip) {
-        const auto narrow = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
-        std::memcpy(to, &narrow, sizeof narrow);
-        return;
+  // Of a block, as C has them.
+  int64_t num_rows(const Target& target) const { return is_column_major_ ? target.cols : target.rows; }
+
+  // The bias of a block's rows.
+  void load_bias(const Target& target, float (&bias)[kAmxStrip]) const {
+    const GemmProblem& by_rows = is_column_major_ ? transposed_ : item_;
+    if (!by_rows.bias) return;
+    const int64_t col = is_column_major_ ? target.row : target.col, cols = is_column_major_ ? target.rows : target.cols;
+    const T* from = static_cast<const T*>(by_rows.bias) + col * by_rows.stride_bias_n;
+    for (int64_t j = 0; j < cols; ++j) bias[j] = to_acc(from[j * by_rows.stride_bias_n]);
+  }
+
+  // Rows `first` .. first + 3 of a block, of those that exist.
+  TILEDMM_INLINE void store_rows(const float* sums, const Target& target, const float* bias, int64_t first) const {
+    const int64_t end = min_of(first + kRows, num_rows(target));
+    if (!is_column_major_) {
+      T* to = static_cast<T*>(item_.c) + target.row * item_.stride_cm + target.col;
+      for (int64_t i = first; i < end; ++i) {
+        store_row(sums + i * kAmxStrip, bias, to + i * item_.stride_cm, target.cols);
       }
+      return;
     }
-#endif
-#pragma GCC unroll 8
-    for (int64_t j = 0; j < kAmxStrip; j += kLanes) {
-      if (j < target.cols) store_converted(to + j, load(from + j), min_of(kLanes, target.cols - j));
+    alignas(64) float near[kRows][kAmxStrip];
+#pragma GCC unroll 2
+    for (int64_t half = 0; half < kAmxStrip; half += 16) {
+      const char* from = reinterpret_cast<const char*>(sums + half * kAmxStrip + first);
+      Pairs parts[kRows];
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kRows; ++i) {
+        const char* row = from + i * kStripRowBytes;
+        parts[i] = load_blocks(row, row + 4 * kStripRowBytes, row + 8 * kStripRowBytes, row + 12 * kStripRowBytes);
+      }
+      transpose_in_blocks<uint32_t>(parts);
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kRows; ++i) std::memcpy(near[i] + half, &parts[i], sizeof parts[i]);
     }
+    T* to = static_cast<T*>(item_.c) + target.col * item_.stride_cn + target.row;
+    for (int64_t i = first; i < end; ++i) store_row(near[i - first], bias, to + i * item_.stride_cn, target.rows);
   }
 
   void store(const float* sums, int64_t ld, const Target& target) const {
@@ -134,7 +157,32 @@ class Output {
     store_block_tile<T>(transposed_, target.col, target.cols, target.row, target.rows, near, kAmxStrip);
   }
 
+  static constexpr int64_t kRows = 4;  // at a time
+
  private:
+  TILEDMM_INLINE void store_row(const float* from, const float* bias, T* to, int64_t cols) const {
+    constexpr int kLanes = Simd<float>::kLanes;
+    Reg<float> values[kAmxStrip / kLanes];
+#pragma GCC unroll 8
+    for (int v = 0; v < kAmxStrip / kLanes; ++v) {
+      values[v] = load(from + v * kLanes);
+      if (item_.bias) values[v] += load(bias + v * kLanes);
+    }
+#if defined(TILEDMM_ISA_AVX512_BF16)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (cols == kAmxStrip) {
+        const auto narrow = _mm512_cvtne2ps_pbh(values[1], values[0]);
+        std::memcpy(to, &narrow, sizeof narrow);
+        return;
+      }
+    }
+#endif
+#pragma GCC unroll 8
+    for (int v = 0; v < kAmxStrip / kLanes; ++v) {
+      if (v * kLanes < cols) store_converted(to + v * kLanes, values[v], min_of(kLanes, cols - v * kLanes));
+    }
+  }
+
   GemmProblem item_, transposed_;
   bool is_column_major_, is_plain_;
 };
@@ -164,12 +212,12 @@ class Multiplier {
     if (converting_) {
       const Target target = target_of_converted_;
       const float* sums = converting_;
+      const int64_t num_rows = output_.num_rows(target);
       int64_t row = next_row_;
-      for (; step < steps && row < target.rows; ++step) {
+      for (; step < steps && row < num_rows; ++step) {
         multiply_step<MT, NT>(a, b, ahead);
-        for (int64_t end = min_of(row + Tuning::kConvertedRows, target.rows); row < end; ++row) {
-          output_.store_row(sums, target, row);
-        }
+        output_.store_rows(sums, target, bias_, row);
+        row += kRows;
         a = a.at(1), b += kUnitBytes, ahead += 64 * Tuning::kPrefetchLines;
       }
       next_row_ = row;
@@ -189,6 +237,8 @@ class Multiplier {
   }
 
  private:
+  static constexpr int64_t kRows = Output<typename Op::Element>::kRows;
+
   template <int TILE>
   static TILEDMM_INLINE void load_rows(const char* from, int64_t stride) {
     if constexpr (Tuning::kStreamRows) {
@@ -264,6 +314,7 @@ class Multiplier {
     if (!sums || target_.kind == Target::Kind::none) return;
     if (target_.kind == Target::Kind::finish && output_.is_plain()) {
       converting_ = sums, target_of_converted_ = target_, next_row_ = 0;
+      output_.load_bias(target_, bias_);
       return;
     }
     if (target_.kind != Target::Kind::finish) {
@@ -275,8 +326,8 @@ class Multiplier {
   // Rows that the steps were too few for.
   void finish_waiting() {
     if (!converting_) return;
-    for (; next_row_ < target_of_converted_.rows; ++next_row_) {
-      output_.store_row(converting_, target_of_converted_, next_row_);
+    for (; next_row_ < output_.num_rows(target_of_converted_); next_row_ += kRows) {
+      output_.store_rows(converting_, target_of_converted_, bias_, next_row_);
     }
     converting_ = nullptr;
   }
@@ -286,6 +337,7 @@ class Multiplier {
   Target target_;
   const float* converting_ = nullptr;  // sums that become rows of C
   Target target_of_converted_;
+  alignas(64) float bias_[kAmxStrip] = {};
   int64_t next_row_ = 0;
 };
 

@@ -141,7 +141,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     // A tile with few rows takes as long as a whole one, one with few columns likewise.
     const double dots = 16.0 * double(planes * ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 600.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
+           (stride_c != 1 ? 150.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {
