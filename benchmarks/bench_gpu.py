@@ -25,7 +25,7 @@ import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.testing.bench import OURS, output_file
 from torch_tiledmm.testing.origin import GpuClocks, describe_gpu_run
-from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_gpu_shapes
+from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_shapes
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -251,7 +251,7 @@ def main() -> None:
 
     def shapes_of(precision: str) -> Iterable[Shape]:
         if args.random:
-            return itertools.islice(random_gpu_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
+            return itertools.islice(random_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
         return chosen
 
     try:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
 from bench_linear import linear_table
+from bench_threads import threads_table
 
 from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.bench import matmul_table
 
 ROOT = Path(__file__).parents[1]
-TABLES = {"matmul": matmul_table, "linear": linear_table}
+TABLES = {"matmul": matmul_table, "linear": linear_table, "threads": threads_table}
 LADDER_SHAPE = "4096x4096x4096:NN"  # of docs/ladder.md
 VENDOR = "vendor"
 
@@ -78,7 +79,12 @@ def summary_row(results: dict) -> tuple[str, ...]:
 def render_cpu(all_results: list[dict]) -> list[str]:
     """A summary, then each run in full, bad rows included, in shape order."""
     head = ("benchmark", "peers", "rows", "geomean", "worst", "best", "below 1.0", "FMA peak GFLOP/s")
-    lines = ["Ratio: time of the fastest peer / ours, more is better.", "", *slower_rows(all_results), ""]
+    lines = [
+        "Ratio: time of the fastest peer / ours, more is better: of medians, and (best) of shortest times.",
+        "",
+        *slower_rows(all_results),
+        "",
+    ]
     lines += markdown_table([head, *map(summary_row, all_results)])
     for results in all_results:
         versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -92,8 +98,8 @@ def render_cpu(all_results: list[dict]) -> list[str]:
 
 
 def load_results(folder: Path) -> dict[str, list[dict]]:
-    """The runs of one machine: those of bench_matmul.py and bench_linear.py ("cpu", matmul before linear, in the order
-    of the dtypes), of bench_gpu.py ("gpu"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
+    """The runs of one machine: those of bench_matmul.py, bench_linear.py and bench_threads.py ("cpu", in this order and
+    that of the dtypes), of bench_gpu.py ("gpu"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
     """
     found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "ladder": [], "counts": []}
     for path in sorted(folder.glob("*.json")):

@@ -107,16 +107,21 @@ TILEDMM_DEVICE int64_t block_idx_y() { return __builtin_amdgcn_workgroup_id_y();
 TILEDMM_DEVICE int64_t num_blocks_y() {
   return ((const __attribute__((address_space(4))) uint32_t*)__builtin_amdgcn_implicitarg_ptr())[1];
 }
-TILEDMM_DEVICE void block_barrier() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-}
 #else
 TILEDMM_DEVICE int thread_idx() { return int(threadIdx.x); }
 TILEDMM_DEVICE int64_t block_idx() { return blockIdx.x; }
 TILEDMM_DEVICE int64_t block_idx_y() { return blockIdx.y; }
 TILEDMM_DEVICE int64_t num_blocks_y() { return gridDim.y; }
+#endif
+#if defined(__HIP__) && (defined(TILEDMM_HIP_STANDALONE) || __clang_major__ >= 22)
+// Orders shared memory alone. Were global memory ordered, too, RDNA would wait for all loads from it at each barrier,
+// those of the next tile included, and empty its nearest cache. Compilers before LLVM 22 forget a wait on gfx12.
+TILEDMM_DEVICE void block_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+#else
 TILEDMM_DEVICE void block_barrier() { __syncthreads(); }
 #endif
 #if defined(__HIP__)

@@ -492,3 +492,13 @@ def test_random_problems():
         except AssertionError as error:
             where = f"case {case}: {batch} {m}x{n}x{k} {dtype} {algorithm} {a.stride()} {what}"
             raise AssertionError(where) from error
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_current_device_stays_with_both_gradients_in_one_pass(dtype):
+    grad, input = rand(70, 40, dtype=dtype), rand(70, 24, dtype=dtype)
+    grads = OPS.linear_weight_grads(grad.to("cuda:1"), input.to("cuda:1"))
+    assert torch.cuda.current_device() == 0
+    for other, expected in zip(grads, OPS.linear_weight_grads(grad, input), strict=True):
+        assert other.device.index == 1 and torch.equal(other.to("cuda:0"), expected)

@@ -147,7 +147,7 @@ void release(void* memory, size_t, int, void*) {
 }
 }
 """
-EACH_ALLOCATION_FAILS = """
+USE_ALLOCATOR = """
 import ctypes, sys, torch
 
 path = sys.argv[1]
@@ -157,11 +157,13 @@ with open("/proc/self/maps") as file:
 assert library.connect_runtime(runtime.encode()) == 1
 torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(path, "allocate", "release"))
 
-from test_gpu_faults import OPS, operands, problems
+from test_gpu_faults import OPS, operands, problems, rand
 
 failing, num_allocations, num_live = (
     ctypes.c_long.in_dll(library, name) for name in ("failing", "num_allocations", "num_live")
 )
+"""
+EACH_ALLOCATION_FAILS = """
 for algorithm, dtype, m, k, n, step in problems():
     a, b = operands(dtype, m, k, n, step)
     out = torch.empty(m, n, dtype=dtype, device="cuda")
@@ -188,17 +190,51 @@ for algorithm, dtype, m, k, n, step in problems():
 """
 
 
-@pytest.mark.skipif(IS_ROCM, reason="asks CUDA's runtime for memory")
-def test_each_allocation_fails_once(tmp_path):
+@pytest.fixture
+def allocator(tmp_path):
     source, library = tmp_path / "allocator.cpp", tmp_path / "allocator.so"
     source.write_text(ALLOCATOR)
     cxx = os.environ.get("CXX", "g++").split()
     subprocess.run([*cxx, "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True, timeout=60)
-    done = run_python(EACH_ALLOCATION_FAILS, str(library))
+    return str(library)
+
+
+@pytest.mark.skipif(IS_ROCM, reason="asks CUDA's runtime for memory")
+def test_each_allocation_fails_once(allocator):
+    done = run_python(USE_ALLOCATOR + EACH_ALLOCATION_FAILS, allocator)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(counts) == len(problems()) and counts[0] == counts[1] == 1, done.stdout
     assert max(counts) >= 2 or not IS_HOPPER, done.stdout
+
+
+# The first two allocations are torch's own, for the two gradients.
+FUSED_GRADIENT_FAILS = """
+grad, input = rand(65536, 31, dtype=torch.bfloat16), rand(65536, 33, dtype=torch.bfloat16)
+first = num_allocations.value
+expected = OPS.linear_weight_grads(grad, input)
+count = num_allocations.value - first
+for idx in range(2, count):
+    live = num_live.value
+    failing.value = num_allocations.value + idx
+    try:
+        OPS.linear_weight_grads(grad, input)
+        raise AssertionError(f"allocation {idx} of {count} failed, and nothing was said")
+    except torch.OutOfMemoryError as error:
+        assert "no memory for the workspace of algorithm 'wgmma" in str(error), error
+    failing.value = -1
+    assert num_live.value == live, (idx, "leaks behind a failure")
+    assert all(map(torch.equal, OPS.linear_weight_grads(grad, input), expected)), idx
+print(count)
+"""
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="no kernel computes both gradients in one pass")
+def test_a_failure_of_both_gradients_in_one_pass_is_said(allocator):
+    """Rows of an odd number of elements are repacked, so that the one pass needs a workspace."""
+    done = run_python(USE_ALLOCATOR + FUSED_GRADIENT_FAILS, allocator)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 2, "there was no workspace that could fail"
 
 
 # Work for a stream whose capture is broken is refused, until the capture ends.

@@ -235,7 +235,7 @@ def gpu_shapes() -> tuple[Shape, ...]:
     )
 
 
-def random_gpu_shapes(seed: int, max_flops: float) -> Iterator[Shape]:
+def random_shapes(seed: int, max_flops: float) -> Iterator[Shape]:
     """Rows without end that nobody chose: what a table of shapes hides. Sizes are spread evenly over their logarithms.
 
     A row's kind says what it was drawn as; rows of more than ``max_flops`` are left out.

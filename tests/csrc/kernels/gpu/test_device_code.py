@@ -118,6 +118,22 @@ def kernels_of(report: str) -> list[dict[str, int]]:
     return kernels
 
 
+def unsafe_barriers(text: str) -> list[str]:
+    """What precedes each barrier that follows an access to shared memory without a jump and without a wait for it."""
+    is_wait = re.compile(r"s_waitcnt .*\blgkmcnt\(0\)|s_wait_(?:\w+_)?dscnt 0x0")
+    touches = re.compile(r"\bds_(?:read|write|load|store)")
+    unsafe, has_pending = [], False
+    code = [line.split("//")[0].strip() for line in text.splitlines()]
+    for at, line in enumerate(code):
+        if touches.search(line):
+            has_pending = True
+        elif is_wait.search(line) or line.endswith(":") or re.search(r"\bs_c?branch", line):
+            has_pending = False
+        elif re.match(r"s_barrier(?:_signal)?\b", line) and has_pending:
+            unsafe.append("; ".join(code[max(0, at - 3) : at + 1]))
+    return unsafe
+
+
 @pytest.mark.takes_long
 @pytest.mark.parametrize("source, arch", AMD, ids=name_of)
 def test_amd(source, arch, amd_object):
@@ -132,10 +148,12 @@ def test_amd(source, arch, amd_object):
         assert kernel["SGPRs Spill"] <= MOST_SGPR_SPILLS, kernel
         assert kernel["LDS Size"] <= 64 << 10, kernel
         assert kernel["Occupancy"] >= OCCUPANCY[rung][arch.startswith("gfx1")], kernel
-    if rung in INSTRUCTIONS[arch]:
-        text = subprocess.run([OBJDUMP, "-d", code], capture_output=True, text=True, timeout=120, check=True).stdout
-        for instruction in INSTRUCTIONS[arch][rung]:
-            assert re.search(rf"\b{instruction}\b", text), f"there is no {instruction}"
+    text = subprocess.run([OBJDUMP, "-d", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    for instruction in INSTRUCTIONS[arch].get(rung, []):
+        assert re.search(rf"\b{instruction}\b", text), f"there is no {instruction}"
+    # Loads from global memory go on across a barrier, and what the nearest cache holds stays there.
+    assert not re.findall(r"\b(?:buffer_gl0_inv|global_inv)\b", text)
+    assert not unsafe_barriers(text)
 
 
 NVIDIA = [(arch, source) for source in gpu_objects.cuda_sources() + RUNGS for arch in ("9.0a", "8.0")]
