@@ -13,7 +13,7 @@ namespace tiledmm {
 namespace {
 
 constexpr int kLineBytes = 64;  // of a cache
-constexpr int kPackWords = 4;   // along k, of neighbours in memory that are packed at a time
+constexpr int kPackWords = 8;   // along k, of neighbours in memory that are packed at a time
 
 // 16-bit patterns, each widened to the low half of a 32-bit lane.
 template <int BYTES>
@@ -200,7 +200,9 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
   using Word = typename Op::Word;
   constexpr int64_t kLanes = Simd<Word>::kLanes;
   if (stride_lane == 1 && count >= kLanes && depth >= Op::kPerWord) return Op::load_lanes(from, stride_k);
-  if (stride_lane == 1) {
+  if constexpr (std::is_same_v<T, Word>) {
+    if (stride_lane == 1) return load_partial(from, min_of(kLanes, count));
+  } else if (stride_lane == 1) {
     constexpr int64_t kNear = 64 / sizeof(T);
     alignas(64) T near[Op::kPerWord * kNear] = {};
     for (int64_t p = 0; p < min_of(Op::kPerWord, depth); ++p) {
@@ -231,13 +233,27 @@ struct LanesAlongK {
     for (int l = 0; l < kLanes; ++l) lane[l] = from + min_of(l, count - 1) * stride_lane;
   }
 
-  // use(word, its lanes) for every word of `depth` elements from k_first on, in their order. Blocks of the lanes are
-  // put side by side as they are loaded and then transposed: half of the shuffles of a transposition in registers.
+  // use(word, its lanes) for every word of `depth` elements from k_first on, in their order. While they are used, those
+  // that are `ahead` elements further come from memory; 0: none are fetched.
   template <class Use>
-  TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, const Use& use) const {
+  TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
     int64_t k = 0;
-    for (; k + kBlocks * kBlockElements <= depth; k += kBlocks * kBlockElements) use_blocks<kBlocks>(k_first, k, use);
+    for (; k + kBlocks * kBlockElements <= depth; k += kBlocks * kBlockElements) {
+      if (ahead != 0) {
+#pragma GCC unroll 16
+        for (int l = 0; l < kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
+      }
+      use_blocks<kBlocks>(k_first, k, use);
+    }
     for (; k + kBlockElements <= depth; k += kBlockElements) use_blocks<1>(k_first, k, use);
+    // What is left is the end of a block that begins earlier.
+    const int64_t end = depth / Op::kPerWord * Op::kPerWord;
+    if (k < end && end >= kBlockElements) {
+      use_blocks<1>(k_first, end - kBlockElements, [&](int64_t word, Reg<Word> words) {
+        if (word * Op::kPerWord >= k) use(word, words);
+      });
+      k = end;
+    }
     for (; k < depth; k += Op::kPerWord) {
       alignas(64) Word words[kLanes] = {};
       for (int64_t l = 0; l < count; ++l) words[l] = Op::load_word(lane[l] + k_first + k, 1, depth - k);
@@ -246,7 +262,8 @@ struct LanesAlongK {
   }
 
  private:
-  // COUNT blocks of every lane: all of a lane's at once, since lanes may be so far apart that the nearest cache cannot
+  // COUNT blocks of every lane, put side by side as they are loaded and then transposed: half of the shuffles of a
+  // transposition in registers. All of a lane's at once, since lanes may be so far apart that the nearest cache cannot
   // hold a line of each.
   template <int COUNT, class Use>
   TILEDMM_INLINE void use_blocks(int64_t k_first, int64_t k, const Use& use) const {
@@ -280,6 +297,16 @@ struct LanesAlongK {
   }
 };
 
+// A vector of words for each word of k, of `count` lanes at most, `to_step` words apart.
+template <class T, class Op>
+__attribute__((noinline)) void pack_edge(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count,
+                                         int64_t depth, typename Op::Word* to, int64_t to_step) {
+  for (int64_t k = 0; k < depth; k += Op::kPerWord) {
+    store(to, load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k));
+    to += to_step;
+  }
+}
+
 // From strip to strip, in words. Every row of a strip is stored in whole vectors, the last one as well; and strips
 // that are a vector more than a power of two apart do not begin in one set of the nearest cache.
 template <class Word>
@@ -308,38 +335,42 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t l
       for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {
         Word* row = to + first / strip * size + i;
         LanesAlongK<T, Op>(from + (first + i) * stride_lane, stride_lane, places - i)
-            .for_each_word(0, depth, [&](int64_t word, Reg<Word> words) { store(row + word * strip, words); });
+            .for_each_word(0, depth, 0, [&](int64_t word, Reg<Word> words) { store(row + word * strip, words); });
       }
     }
     return;
   }
   // Lanes that are neighbours in memory, in runs of about four cache lines for every k.
   const int64_t group = max_of(strip, kLineBytes * 4 / int64_t(sizeof(T)) / strip * strip);
-  const auto corner = [&](int64_t lane, int64_t k) { return from + lane * stride_lane + k * stride_k; };
   for (int64_t begin = 0; begin < lanes; begin += group) {
     const int64_t end = min_of(begin + group, lanes);
     for (int64_t k = 0; k < depth; k += kPackWords * kPerWord) {
       const bool is_whole = stride_lane == 1 && k + kPackWords * kPerWord <= depth;
-      for (int64_t first = begin; first < end; first += strip) {
+      Word* row = to + begin / strip * size + k / kPerWord * strip;
+      for (int64_t first = begin; first < end; first += strip, row += size) {
         const int64_t places = min_of(strip, end - first);
-        Word* row = to + first / strip * size + k / kPerWord * strip;
-        if (is_whole && strip == 2 * kLanes && places == strip) {
-          Reg<Word> words[kPackWords][2];
-#pragma GCC unroll 4
-          for (int w = 0; w < kPackWords; ++w) Op::load_two(corner(first, k + w * kPerWord), stride_k, words[w]);
-#pragma GCC unroll 4
+        const T* corner = from + first * stride_lane + k * stride_k;
+        if (is_whole && places == 2 * kLanes) {
+#pragma GCC unroll 8
           for (int w = 0; w < kPackWords; ++w) {
-            store(row + w * strip, words[w][0]);
-            store(row + w * strip + kLanes, words[w][1]);
+            Reg<Word> words[2];
+            Op::load_two(corner + w * kPerWord * stride_k, stride_k, words);
+            store(row + w * strip, words[0]);
+            store(row + w * strip + kLanes, words[1]);
           }
           continue;
         }
-        for (int64_t p = k; p < min_of(k + kPackWords * kPerWord, depth); p += kPerWord) {
-          for (int64_t i = 0; i < places; i += kLanes) {
+        for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {  // in this order for the same reason
+          if (is_whole && lanes - first - i >= kLanes) {
+#pragma GCC unroll 8
+            for (int w = 0; w < kPackWords; ++w) {
+              store(row + w * strip + i, Op::load_lanes(corner + i + w * kPerWord * stride_k, stride_k));
+            }
+          } else {
             const int64_t count = stride_lane == 1 ? lanes - first - i : places - i;
-            store(row + i, load_lanes<T, Op>(corner(first + i, p), stride_lane, stride_k, count, depth - p));
+            pack_edge<T, Op>(corner + i * stride_lane, stride_lane, stride_k, count,
+                             min_of(kPackWords * kPerWord, depth - k), row + i, strip);
           }
-          row += strip;
         }
       }
     }

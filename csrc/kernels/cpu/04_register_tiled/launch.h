@@ -31,7 +31,7 @@ struct BlockTile {
   static constexpr int kThreadN = Config<Op>::kThreadN;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
   static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
-  static constexpr int kPassWords = 16;           // words of k that one pass of stream_rows takes along
+  static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;  // words of k that one pass of stream_rows takes along
   // Columns of B, contiguous along n, that are packed at a time.
   static constexpr int64_t kGroupColumns = max_of(kThreadN, AheadB::kBytes / int64_t(sizeof(T)));
   static_assert(kGroupColumns % kThreadN == 0, "a group of columns consists of whole strips");
@@ -103,13 +103,8 @@ struct BlockTile {
     pack_strips<T, Op>(cols_b(first, k), problem.stride_bn, problem.stride_bk, count, kThreadN, depth, to);
   }
 
-  // A is used where it lies: words need no conversion, k is contiguous and consists of whole words.
-  bool is_a_in_place() const {
-    return sizeof(T) * Op::kPerWord == sizeof(Word) && problem.stride_ak == 1 && (k_end - k_begin) % Op::kPerWord == 0;
-  }
-
   TILEDMM_INLINE void run_packed() const {
-    const bool in_place = is_a_in_place();
+    const bool in_place = config.is_a_in_place;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
     AheadB ahead;
@@ -118,16 +113,12 @@ struct BlockTile {
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
       const int64_t block_cols = min_of(config.block_n, cols - jc);
       int64_t pc = k_begin;
+      Word* block_a = panel_a;
       do {  // once for k = 0, too
         const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
         const int64_t strip_a = strip_size<Word>(config.thread_m, words), strip_b = strip_size<Word>(kThreadN, words);
         for (int64_t ic = 0; ic < rows; ic += config.block_m) {
           const int64_t block_rows = min_of(config.block_m, rows - ic);
-          Word* block_a = panel_a;
-          if (config.is_resident) {
-            block_a += (pc - k_begin) / kChunk * panel_words(rows, config.thread_m, kChunk);
-            block_a += ic / config.thread_m * strip_a;
-          }
           if (!in_place && (!config.is_resident || jc == 0)) {
             pack_a(ic, block_rows, config.thread_m, pc, depth, block_a);
           }
@@ -139,15 +130,17 @@ struct BlockTile {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
               ahead = find_ahead(jc, jr + group_cols, pc, group_cols, block_rows);
             }
+            RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
+            const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
-              const RowsA a = in_place ? rows_in_place(ic + ir, pc)
-                                       : rows_packed(block_a + ir / config.thread_m * strip_a, config.thread_m);
               multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, ahead);
+              a.base += tile_bytes;
             }
           }
         }
         pc += depth;
+        if (config.is_resident && pc < k_end) block_a += panel_words(rows, config.thread_m, kChunk);
       } while (pc < k_end);
     }
   }
@@ -226,20 +219,14 @@ struct BlockTile {
         A* chains = pc == k_begin ? total : chunk;
         pack_a(0, rows, rows, pc, depth, panel_a);
         for (int64_t e = 0; e < rows * width; ++e) chains[e] = 0;
-        for (int64_t word = 0; word < words;) {
-          const T* b = cols_b(jc, pc + word * Op::kPerWord);
-          const int64_t rest = depth - word * Op::kPerWord;
-          const Word* a = panel_a + word * rows;
-          if (rest >= kPassWords * Op::kPerWord) {
-            stream_pass<kPassWords>(a, b, rest, block_cols, chains, width);
-            word += kPassWords;
-          } else if (rest >= 4 * Op::kPerWord) {
-            stream_pass<4>(a, b, rest, block_cols, chains, width);
-            word += 4;
-          } else {
-            stream_pass<1>(a, b, rest, block_cols, chains, width);
-            ++word;
-          }
+        int64_t word = 0;
+        for (; (word + kPassWords) * Op::kPerWord <= depth; word += kPassWords) {
+          stream_pass<kPassWords>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols, depth, chains,
+                                  width);
+        }
+        for (; word < words; ++word) {
+          stream_pass<1>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
+                         depth - word * Op::kPerWord, chains, width);
         }
         if (pc > k_begin) {
           for (int64_t e = 0; e < rows * width; e += kLanes) store(total + e, load(total + e) + load(chunk + e));
@@ -256,22 +243,46 @@ struct BlockTile {
     }
   }
 
+  // Two vectors of columns at a time, one at the edge.
   template <int WORDS>
-  void stream_pass(const Word* a, const T* b, int64_t depth, int64_t block_cols, A* chains, int64_t width) const {
-    for (int64_t j = 0; j < block_cols; j += kLanes) {
-      Reg<Word> frag_b[WORDS];
+  void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t width) const {
+    int64_t j = 0;
+    if (depth >= Op::kPerWord) {
+      for (; j + 2 * kLanes <= block_cols; j += 2 * kLanes) {
+        Reg<Word> frag_b[WORDS][2];
+#pragma GCC unroll 16
+        for (int w = 0; w < WORDS; ++w) {
+          Op::load_two(b + w * Op::kPerWord * problem.stride_bk + j, problem.stride_bk, frag_b[w]);
+        }
+        multiply_rows(a, frag_b, chains + j, width);
+      }
+    }
+    for (; j < block_cols; j += kLanes) {
+      Reg<Word> frag_b[WORDS][1];
 #pragma GCC unroll 16
       for (int w = 0; w < WORDS; ++w) {
-        frag_b[w] = load_lanes<T, Op>(b + w * Op::kPerWord * problem.stride_bk + j, 1, problem.stride_bk,
-                                      block_cols - j, depth - w * Op::kPerWord);
+        frag_b[w][0] = load_lanes<T, Op>(b + w * Op::kPerWord * problem.stride_bk + j, 1, problem.stride_bk,
+                                         block_cols - j, depth - w * Op::kPerWord);
       }
-      for (int64_t i = 0; i < rows; ++i) {
-        A* to = chains + i * width + j;
-        Reg<A> acc = load(to);
+      multiply_rows(a, frag_b, chains + j, width);
+    }
+  }
+
+  template <int WORDS, int VECTORS>
+  TILEDMM_INLINE void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS][VECTORS], A* chains,
+                                    int64_t width) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      Reg<A> acc[VECTORS];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) acc[v] = load(chains + i * width + v * kLanes);
 #pragma GCC unroll 16
-        for (int w = 0; w < WORDS; ++w) acc = Op::multiply_add(broadcast(a[w * rows + i]), frag_b[w], acc);
-        store(to, acc);
+      for (int w = 0; w < WORDS; ++w) {
+        const Reg<Word> frag_a = broadcast(a[w * rows + i]);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[w][v], acc[v]);
       }
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) store(chains + i * width + v * kLanes, acc[v]);
     }
   }
 
@@ -308,14 +319,14 @@ struct BlockTile {
           const int64_t k = w * Op::kPerWord;
           frag_a[w] = broadcast(Op::load_word(rows_a(i, k), problem.stride_ak, problem.k - k));
         }
+        T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + jc) * problem.stride_cn;
         for (int64_t j = 0; j < block_cols; j += kLanes) {
           Reg<A> sum{};
 #pragma GCC unroll 4
           for (int w = 0; w < WORDS; ++w) sum = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), sum);
           const int64_t count = min_of(kLanes, block_cols - j);
           if (is_plain) {
-            T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + jc + j;
-            store_converted(to, sum, count);
+            store_converted(to + j, sum, count);
           } else {
             A near_sums[kLanes];
             store(near_sums, sum);
@@ -342,16 +353,21 @@ struct BlockTile {
     for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
+    // The next columns come from memory while these are multiplied. Nearer ones are faster without (10 %).
+    const bool is_far = problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
     for (int64_t j = 0; j < cols; j += kLanes) {
       const LanesAlongK<T, Op> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
       alignas(64) A total[MR][kLanes] = {};
       for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
         const Word* a = panel_a + (pc - k_begin) / kChunk * chunk_words;
         Reg<A> acc[MR] = {};
-        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), [&](int64_t word, Reg<Word> frag_b) {
+        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), is_far ? kLanes * problem.stride_bn : 0,
+                            [&](int64_t word, Reg<Word> frag_b) {
 #pragma GCC unroll 8
-          for (int i = 0; i < MR; ++i) acc[i] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i]);
-        });
+                              for (int i = 0; i < MR; ++i) {
+                                acc[i] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i]);
+                              }
+                            });
 #pragma GCC unroll 8
         for (int i = 0; i < MR; ++i) store(total[i], pc > k_begin ? load(total[i]) + acc[i] : acc[i]);
       }

@@ -80,9 +80,8 @@ struct AheadB {
 #define TILEDMM_BROADCASTS_APART
 #endif
 
-// Row ROW's word in every lane. An instruction of its own, since every vector of B uses it: as an operand of each
-// multiply-add it would be loaded for each, and 512-bit loads are the limit then (Intel). g++ has to be told, and that
-// an address is a base and 1, 2, 4 or 8 times an odd multiple of the distance of rows, so that one base walks.
+// Words of A's rows in every lane. g++ has to be told how: an address is a base and 1, 2, 4 or 8 times an odd multiple of
+// the distance of rows, so that one base walks.
 struct RowReader {
   static constexpr int kOdds = 6;
   const char* base;
@@ -92,30 +91,59 @@ struct RowReader {
 #pragma GCC unroll 6
     for (int i = 0; i < kOdds; ++i) odd_rows[i] = (2 * i + 1) * a.row_bytes;
   }
+
+#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                                     \
+  if constexpr (ROW == 0) {                                                                                    \
+    asm(BEFORE "(%[base])" AFTER : __VA_ARGS__, [base] "r"(base));                                             \
+  } else {                                                                                                     \
+    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;                         \
+    asm(BEFORE "(%[base],%[odd],%c[scale])" AFTER                                                              \
+        : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale));          \
+  }
+
+  // Of row ROW, for several vectors of B: an instruction of its own, since as an operand of each multiply-add it would be
+  // loaded for each, and 512-bit loads are the limit then.
   template <class R, class Word, int ROW>
   TILEDMM_INLINE R broadcast_row() const {
     static_assert(ROW < 2 * kOdds, "rows beyond need more odd multiples");
 #if defined(TILEDMM_BROADCASTS_APART)
     Reg<std::conditional_t<sizeof(Word) == 8, double, float>, int(sizeof(R))> row;
-    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;
-    if constexpr (ROW == 0) {
-      if constexpr (sizeof(Word) == 8) {
-        asm("vbroadcastsd %1, %0" : "=v"(row) : "m"(*reinterpret_cast<const char(*)[sizeof(Word)]>(base)));
-      } else {
-        asm("vbroadcastss %1, %0" : "=v"(row) : "m"(*reinterpret_cast<const char(*)[sizeof(Word)]>(base)));
-      }
+    if constexpr (sizeof(Word) == 8) {
+      TILEDMM_OF_ROW("vbroadcastsd ", ", %0", "=v"(row) : "m"(*base))
     } else {
-      if constexpr (sizeof(Word) == 8) {
-        asm("vbroadcastsd (%1,%2,%c3), %0" : "=v"(row) : "r"(base), "r"(odd_rows[ROW / kScale / 2]), "i"(kScale));
-      } else {
-        asm("vbroadcastss (%1,%2,%c3), %0" : "=v"(row) : "r"(base), "r"(odd_rows[ROW / kScale / 2]), "i"(kScale));
-      }
+      TILEDMM_OF_ROW("vbroadcastss ", ", %0", "=v"(row) : "m"(*base))
     }
     return (R)row;
 #else
     return broadcast<Word, int(sizeof(R))>(load_as<Word>(base + ROW * odd_rows[0]));
 #endif
   }
+
+  // c + row ROW * b, for one vector of B: as an operand, where an instruction set has that. As an instruction a broadcast
+  // would take the multiply-add's port every third time (Zen 4).
+  template <class Op, int ROW, class R, class S>
+  TILEDMM_INLINE S multiply_row(R b, S c) const {
+#if TILEDMM_VECTOR_BYTES == 64
+    using Word = typename Op::Word;
+    if constexpr (std::is_same_v<Word, double> && sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vfmadd231pd ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (std::is_same_v<Word, double>) {
+      TILEDMM_OF_ROW("vfmadd231pd ", "%{1to4%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (Op::kPerWord == 1 && sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vfmadd231ps ", "%{1to16%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (Op::kPerWord == 1) {
+      TILEDMM_OF_ROW("vfmadd231ps ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vdpbf16ps ", "%{1to16%}, %1, %0", "+v"(c) : "v"(b))
+    } else {
+      TILEDMM_OF_ROW("vdpbf16ps ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    }
+    return c;
+#else
+    return Op::multiply_add(broadcast_row<R, typename Op::Word, ROW>(), b, c);
+#endif
+  }
+#undef TILEDMM_OF_ROW
 };
 
 // C's micro-tile (+)= A * B: MR rows of A, and of B, [words of k][kThreadN], the first BYTES of each word's columns.
@@ -169,7 +197,11 @@ class MicroTile {
   template <int... I>
   static TILEDMM_INLINE void multiply_rows(const RowReader& rows, const Words (&frag_b)[kVectors],
                                            Sums (&acc)[MR][kVectors], std::integer_sequence<int, I...>) {
-    (multiply_row(rows.broadcast_row<Words, Word, I>(), frag_b, acc[I]), ...);
+    if constexpr (kVectors == 1) {
+      ((acc[I][0] = rows.multiply_row<Op, I>(frag_b[0], acc[I][0])), ...);
+    } else {
+      (multiply_row(rows.broadcast_row<Words, Word, I>(), frag_b, acc[I]), ...);
+    }
   }
   static TILEDMM_INLINE void multiply_row(Words frag_a, const Words (&frag_b)[kVectors], Sums (&acc)[kVectors]) {
 #pragma GCC unroll 2

@@ -56,6 +56,7 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kMaxStreamRows = 8;
+inline constexpr int64_t kMaxPairStreamRows = 6;
 inline constexpr int64_t kMaxDotRows = 8;
 inline constexpr int64_t kMaxShortBytes = 16;
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
@@ -64,7 +65,12 @@ inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit 
 inline constexpr int64_t kStreamSumsBytes = 24 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;     // of B: so little is not worth fetching ahead
 inline constexpr int64_t kFarBytes = 16 << 20;      // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kSetBytes = 4096;          // so far apart, lines are in one set of the nearest cache
+inline constexpr int64_t kSetRows = 6;              // lines that a set holds beside others
+inline constexpr int64_t kFewColumns = 64;
 inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
+inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 128;
+inline constexpr double kMinTaskFlops = 8e6;
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -75,6 +81,7 @@ struct CpuConfig {
   int64_t task_m, task_n;    // their sizes
   int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
+  bool is_a_in_place;        // A is not packed but used where it lies
 };
 
 // Of a row of C, in vectors' multiply-adds for a word of k.
@@ -88,8 +95,8 @@ struct CpuConfig {
 
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
-CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major, bool is_b_k_major,
-                            bool sums_in_c, int64_t num_threads) {
+CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t stride_am, bool is_a_k_major,
+                            bool is_b_n_major, bool is_b_k_major, bool sums_in_c, int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   CpuConfig config;
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
@@ -124,10 +131,25 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool
       }
     }
   }
+  // More tasks than threads, since cores are seldom equally fast; and each large enough that packing again costs little.
+  if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
+    for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
+      const int64_t rows = m / config.tasks_m, columns = n / config.tasks_n;
+      if (max_of(rows, columns) < 2 * kMinTaskSide || flops < 2.0 * double(tasks) * kMinTaskFlops) break;
+      (rows >= columns ? config.tasks_m : config.tasks_n) *= 2;
+    }
+  }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), thread_n));
+  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
+  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
+  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
+  config.is_a_in_place = is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes &&
+                         k % shape.k_per_word == 0 && !(is_one_set && config.task_n > kFewColumns);
+  const int64_t max_thread_m =
+      config.is_a_in_place && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
-  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, shape.max_thread_m));
+  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, max_thread_m));
   config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
 
   const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
@@ -136,7 +158,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
   // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
   // strips of rows on, packing whole lines is as fast as streaming, and steady.
-  const int64_t stream_rows = shape.k_per_word == 2 ? min_of(kMaxStreamRows, shape.max_thread_m) : kMaxStreamRows;
+  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   config.path = is_short_k                                                           ? CpuPath::short_k
                 : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
@@ -191,6 +213,7 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
   const bool is_exchanged = plan.is_exchanged;
   plan.config = choose_cpu_config<ISA, DTYPE>(
       is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
+      is_exchanged ? p.stride_bn : p.stride_am, (is_exchanged ? p.stride_bk : p.stride_ak) == 1,
       (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
       shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
   return plan;
