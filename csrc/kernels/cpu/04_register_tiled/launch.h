@@ -33,7 +33,7 @@ struct BlockTile {
   static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
   static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;  // words of k that one pass of stream_rows takes along
   // Columns of B, contiguous along n, that are packed at a time.
-  static constexpr int64_t kGroupColumns = max_of(kThreadN, AheadB::kBytes / int64_t(sizeof(T)));
+  static constexpr int64_t kGroupColumns = max_of(kThreadN, Ahead::kBytes / int64_t(sizeof(T)));
   static_assert(kGroupColumns % kThreadN == 0, "a group of columns consists of whole strips");
 
   const GemmProblem& problem;
@@ -105,9 +105,11 @@ struct BlockTile {
 
   TILEDMM_INLINE void run_packed() const {
     const bool in_place = config.is_a_in_place;
+    // Rows that are used where they lie come while the rows before them are multiplied for the first time.
+    const bool fetches_a = in_place && cols > kLanes / 2 && rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
-    AheadB ahead;
+    Ahead ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
@@ -128,14 +130,17 @@ struct BlockTile {
             // Packed when they are first needed, so that their first use finds them in a near cache.
             if (ic == 0 && jr % group_cols == 0) {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
-              ahead = find_ahead(jc, jr + group_cols, pc, group_cols, block_rows);
+              ahead = find_ahead_b(jc, jr + group_cols, pc, group_cols, block_rows);
             }
             RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
             const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
-              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, ahead);
-              a.base += tile_bytes;
+              const char* next_a = a.base + tile_bytes;
+              const bool is_ahead_a = fetches_a && jr == 0 && ir + config.thread_m < block_rows;
+              Ahead ahead_a = is_ahead_a ? find_ahead_a(next_a, a.row_bytes, depth) : Ahead{};
+              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, is_ahead_a ? ahead_a : ahead);
+              a.base = next_a;
             }
           }
         }
@@ -145,8 +150,14 @@ struct BlockTile {
     }
   }
 
-  // The group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
-  AheadB find_ahead(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
+  Ahead find_ahead_a(const char* first, int64_t row_bytes, int64_t depth) const {
+    const int64_t steps = ceil_div(depth * int64_t(sizeof(T)), Ahead::kBytes);
+    const int64_t interval = max_of(1, num_words(depth) / (config.thread_m * steps));
+    return {first, row_bytes, config.thread_m, Ahead::kBytes, steps, interval, 0};
+  }
+
+  // Of B the group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
+  Ahead find_ahead_b(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
     if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return {};
     const int64_t tiles = group_cols / kThreadN * ceil_div(block_rows, config.thread_m);
     const int64_t words = tiles * num_words(min_of(kChunk, k_end - pc));
@@ -163,9 +174,9 @@ struct BlockTile {
     const int64_t bytes_n = problem.stride_bn * int64_t(sizeof(T)), bytes_k = problem.stride_bk * int64_t(sizeof(T));
     const char* piece = static_cast<const char*>(problem.b) + (col + jc + jr) * bytes_n + pc * bytes_k;
     const int64_t lanes = min_of(group_cols, min_of(config.block_n, cols - jc) - jr);
-    AheadB ahead = problem.stride_bk == 1
-                       ? AheadB{piece, bytes_n, lanes, AheadB::kBytes, ceil_div(depth * bytes_k, AheadB::kBytes), 1, 0}
-                       : AheadB{piece, 0, 1, bytes_k, depth, 1, 0};
+    Ahead ahead = problem.stride_bk == 1
+                       ? Ahead{piece, bytes_n, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
+                       : Ahead{piece, 0, 1, bytes_k, depth, 1, 0};
     ahead.interval = max_of(1, words / max_of(1, ahead.lanes * ahead.steps_left));
     return ahead;
   }
@@ -178,7 +189,7 @@ struct BlockTile {
   }
 
   void multiply_tile(int64_t words, const RowsA& a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
-                     int64_t tile_cols, int64_t pc, AheadB& ahead) const {
+                     int64_t tile_cols, int64_t pc, Ahead& ahead) const {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;

@@ -52,13 +52,13 @@ struct TileC {
   bool accumulate;
 };
 
-// What of B is packed next. It comes from memory while micro-tiles are multiplied, a piece every `interval` words of
-// k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond B are harmless.
-struct AheadB {
+// What of an operand is used next. It comes from memory while micro-tiles are multiplied, a piece every `interval` words
+// of k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond the operand are harmless.
+struct Ahead {
   static constexpr int kLines = 4, kBytes = kLines * 64;  // of a piece
 
   const char* piece = nullptr;
-  int64_t lane_bytes = 0, lanes = 1;  // pieces side by side: one for each column that is contiguous along k, else one
+  int64_t lane_bytes = 0, lanes = 1;  // pieces side by side: one for each lane that is contiguous along k, else one
   int64_t step_bytes = 0, steps_left = 0;  // along k; none left: nothing to fetch
   int64_t interval = kChunkWords;
   int64_t lane = 0;
@@ -158,7 +158,7 @@ class MicroTile {
   using Words = Reg<Word, kRegBytes>;
 
  public:
-  static void multiply(int64_t num_words, const RowsA& a, const Word* b, const TileC& c, AheadB& ahead) {
+  static void multiply(int64_t num_words, const RowsA& a, const Word* b, const TileC& c, Ahead& ahead) {
     Sums acc[MR][kVectors] = {};
     RowReader rows(a);
     const int64_t word_bytes = a.word_bytes;
@@ -231,7 +231,7 @@ class MicroTile {
 // bits) of half of one.
 template <class T, class Op, int... I>
 auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
-  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, const TileC&, AheadB&);
+  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, const TileC&, Ahead&);
   constexpr int kBytes = TILEDMM_VECTOR_BYTES, kHalf = kBytes == 64 ? 32 : kBytes;
   constexpr int kWhole = Config<Op>::kThreadN * int(sizeof(typename Op::Word));
   static constexpr Multiply kTable[3][sizeof...(I)] = {{MicroTile<T, Op, I + 1, kWhole>::multiply...},
