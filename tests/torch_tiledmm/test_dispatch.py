@@ -75,7 +75,7 @@ def test_explain_takes_sizes_from_0_to_the_largest(device):
 
 def test_explain_of_a_batch_shows_the_tiles_of_a_batch():
     """Each product of a batch is one task; by itself it is shared out, in more tasks than threads."""
-    alone, batched = (torch_tiledmm.explain(512, 512, 512, "fp32", num_threads=2, batch=n) for n in (0, 8))
+    alone, batched = (torch_tiledmm.explain(1024, 1024, 1024, "fp32", num_threads=2, batch=n) for n in (0, 8))
     rows, columns = alone.candidates[-1].config["tasks"].split("x")
     assert int(rows) * int(columns) > 2
     assert batched.candidates[-1].config["tasks"] == "1x1"

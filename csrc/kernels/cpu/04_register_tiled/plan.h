@@ -69,8 +69,8 @@ inline constexpr int64_t kSetBytes = 4096;          // so far apart, lines are i
 inline constexpr int64_t kSetRows = 6;              // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;
 inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
-inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 128;
-inline constexpr double kMinTaskFlops = 8e6;
+inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 256;
+inline constexpr double kMinTaskFlops = 1e8;
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
