@@ -217,31 +217,31 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
   return load(words);
 }
 
-// Lanes that are contiguous along k, as many as a vector has; those beyond the last one repeat it.
-template <class T, class Op>
+// Lanes that are contiguous along k, as many as VECTORS have; those beyond the last one repeat it.
+template <class T, class Op, int VECTORS = 1>
 struct LanesAlongK {
   using Word = typename Op::Word;
   using Unit = typename Op::Unit;
   static constexpr int kLanes = Simd<Word>::kLanes;
   static constexpr int kBlockUnits = kBlockBytes / int(sizeof(Unit)), kBlockElements = kBlockBytes / int(sizeof(T));
 
-  const T* lane[kLanes];
+  const T* lane[VECTORS * kLanes];
   int64_t count;
 
   TILEDMM_INLINE LanesAlongK(const T* from, int64_t stride_lane, int64_t num_lanes)
-      : count(min_of(num_lanes, kLanes)) {
-    for (int l = 0; l < kLanes; ++l) lane[l] = from + min_of(l, count - 1) * stride_lane;
+      : count(min_of(num_lanes, VECTORS * kLanes)) {
+    for (int l = 0; l < VECTORS * kLanes; ++l) lane[l] = from + min_of(l, count - 1) * stride_lane;
   }
 
-  // use(word, its lanes) for every word of `depth` elements from k_first on, in their order. While they are used, those
-  // that are `ahead` elements further come from memory; 0: none are fetched.
+  // use(word, vector, its lanes) for every word of `depth` elements from k_first on, in their order. While they are
+  // used, those that are `ahead` elements further come from memory; 0: none are fetched.
   template <class Use>
   TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
     int64_t k = 0;
     for (; k + kBlocks * kBlockElements <= depth; k += kBlocks * kBlockElements) {
       if (ahead != 0) {
 #pragma GCC unroll 16
-        for (int l = 0; l < kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
+        for (int l = 0; l < VECTORS * kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
       }
       use_blocks<kBlocks>(k_first, k, use);
     }
@@ -249,15 +249,16 @@ struct LanesAlongK {
     // What is left is the end of a block that begins earlier.
     const int64_t end = depth / Op::kPerWord * Op::kPerWord;
     if (k < end && end >= kBlockElements) {
-      use_blocks<1>(k_first, end - kBlockElements, [&](int64_t word, Reg<Word> words) {
-        if (word * Op::kPerWord >= k) use(word, words);
+      use_blocks<1>(k_first, end - kBlockElements, [&](int64_t word, int vector, Reg<Word> words) {
+        if (word * Op::kPerWord >= k) use(word, vector, words);
       });
       k = end;
     }
     for (; k < depth; k += Op::kPerWord) {
-      alignas(64) Word words[kLanes] = {};
+      alignas(64) Word words[VECTORS * kLanes] = {};
       for (int64_t l = 0; l < count; ++l) words[l] = Op::load_word(lane[l] + k_first + k, 1, depth - k);
-      use(k / Op::kPerWord, load(words));
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) use(k / Op::kPerWord, v, load(words + v * kLanes));
     }
   }
 
@@ -267,35 +268,45 @@ struct LanesAlongK {
   // hold a line of each.
   template <int COUNT, class Use>
   TILEDMM_INLINE void use_blocks(int64_t k_first, int64_t k, const Use& use) const {
-    Reg<Unit> units[COUNT * kBlockUnits] = {};
-    insert_lanes<COUNT, 0>(k_first + k, units);
-#pragma GCC unroll 4
-    for (int block = 0; block < COUNT; ++block) transpose_in_blocks<Unit>(units + block * kBlockUnits);
-#pragma GCC unroll 16
-    for (int u = 0; u < COUNT * kBlockUnits; ++u) {
-      Reg<Word> words[Op::kUnitWords];
-      Op::split(units[u], words);
 #pragma GCC unroll 2
-      for (int w = 0; w < Op::kUnitWords; ++w) use(k / Op::kPerWord + u * Op::kUnitWords + w, words[w]);
+    for (int v = 0; v < VECTORS; ++v) {
+      Reg<Unit> units[COUNT * kBlockUnits] = {};
+      insert_lanes<COUNT, 0>(v * kLanes, k_first + k, units);
+#pragma GCC unroll 4
+      for (int block = 0; block < COUNT; ++block) transpose_in_blocks<Unit>(units + block * kBlockUnits);
+#pragma GCC unroll 16
+      for (int u = 0; u < COUNT * kBlockUnits; ++u) {
+        Reg<Word> words[Op::kUnitWords];
+        Op::split(units[u], words);
+#pragma GCC unroll 2
+        for (int w = 0; w < Op::kUnitWords; ++w) use(k / Op::kPerWord + u * Op::kUnitWords + w, v, words[w]);
+      }
     }
   }
   template <int COUNT, int PLACE>
-  TILEDMM_INLINE void insert_lanes(int64_t k, Reg<Unit>* units) const {
+  TILEDMM_INLINE void insert_lanes(int first, int64_t k, Reg<Unit>* units) const {
     if constexpr (PLACE < kBlocks) {
-      if (PLACE > 0 && PLACE * kBlockUnits >= count) return;
+      if (PLACE > 0 && first + PLACE * kBlockUnits >= count) return;
 #pragma GCC unroll 4
       for (int r = 0; r < kBlockUnits; ++r) {
-        const T* from = lane[PLACE * kBlockUnits + r] + k;
+        const T* from = lane[first + PLACE * kBlockUnits + r] + k;
 #pragma GCC unroll 4
         for (int block = 0; block < COUNT; ++block) {
           Reg<Unit>& unit = units[block * kBlockUnits + r];
           unit = insert_block<PLACE>(unit, from + block * kBlockElements);
         }
       }
-      insert_lanes<COUNT, PLACE + 1>(k, units);
+      insert_lanes<COUNT, PLACE + 1>(first, k, units);
     }
   }
 };
+
+// From strip to strip, in words. Every row of a strip is stored in whole vectors, the last one as well; and strips
+// that are a vector more than a power of two apart do not begin in one set of the nearest cache.
+template <class Word>
+constexpr int64_t strip_size(int64_t strip, int64_t words) {
+  return round_up(strip * words, Simd<Word>::kLanes) + Simd<Word>::kLanes;
+}
 
 // A vector of words for each word of k, of `count` lanes at most, `to_step` words apart.
 template <class T, class Op>
@@ -305,13 +316,6 @@ __attribute__((noinline)) void pack_edge(const T* from, int64_t stride_lane, int
     store(to, load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k));
     to += to_step;
   }
-}
-
-// From strip to strip, in words. Every row of a strip is stored in whole vectors, the last one as well; and strips
-// that are a vector more than a power of two apart do not begin in one set of the nearest cache.
-template <class Word>
-constexpr int64_t strip_size(int64_t strip, int64_t words) {
-  return round_up(strip * words, Simd<Word>::kLanes) + Simd<Word>::kLanes;
 }
 
 // Packs rows of A or columns of B, `strip` lanes to a strip: each [words of k][strip]. Lanes beyond the last are any
@@ -335,7 +339,7 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t l
       for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {
         Word* row = to + first / strip * size + i;
         LanesAlongK<T, Op>(from + (first + i) * stride_lane, stride_lane, places - i)
-            .for_each_word(0, depth, 0, [&](int64_t word, Reg<Word> words) { store(row + word * strip, words); });
+            .for_each_word(0, depth, 0, [&](int64_t word, int, Reg<Word> words) { store(row + word * strip, words); });
       }
     }
     return;

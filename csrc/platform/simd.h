@@ -173,8 +173,9 @@ TILEDMM_INLINE Reg<T> widen(R v) {
 template <class T, int SPAN, bool IS_UPPER, int... I>
 TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b, std::integer_sequence<int, I...>) {
   constexpr int kLanes = sizeof...(I), kWords = kBlockBytes / int(sizeof(T));
-  return __builtin_shufflevector(a, b, (I / kWords * kWords + IS_UPPER * kWords / 2 + I % kWords / (2 * SPAN) * SPAN +
-                                        I % SPAN + (I / SPAN % 2 ? kLanes : 0))...);
+  return __builtin_shufflevector(a, b,
+                                 (I / kWords * kWords + IS_UPPER * kWords / 2 + I % kWords / (2 * SPAN) * SPAN +
+                                  I % SPAN + (I / SPAN % 2 ? kLanes : 0))...);
 }
 template <class T, int SPAN, bool IS_UPPER>
 TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b) {

@@ -3,7 +3,8 @@
 // Since rung 02: C stays in registers for a whole chunk of k, so a multiply-add costs no load or store of C; A and B
 // are packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of
 // their own. Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and
-// BLIS. Each output has one accumulator and takes k in its order, on every path. Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// BLIS. Each output has one accumulator and takes k in its order, on every path. Included once per instruction set by
+// 04_register_tiled_<isa>.cpp.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +32,8 @@ struct BlockTile {
   static constexpr int kThreadN = Config<Op>::kThreadN;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
   static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
-  static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;  // words of k that one pass of stream_rows takes along
+  // Words of k that one pass of stream_rows takes along: two vectors of each are in registers.
+  static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;
   // Columns of B, contiguous along n, that are packed at a time.
   static constexpr int64_t kGroupColumns = max_of(kThreadN, Ahead::kBytes / int64_t(sizeof(T)));
   static_assert(kGroupColumns % kThreadN == 0, "a group of columns consists of whole strips");
@@ -106,7 +108,8 @@ struct BlockTile {
   TILEDMM_INLINE void run_packed() const {
     const bool in_place = config.is_a_in_place;
     // Rows that are used where they lie come while the rows before them are multiplied for the first time.
-    const bool fetches_a = in_place && cols > kLanes / 2 && rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
+    const bool fetches_a =
+        in_place && cols > kLanes / 2 && rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
     Ahead ahead;
@@ -175,8 +178,8 @@ struct BlockTile {
     const char* piece = static_cast<const char*>(problem.b) + (col + jc + jr) * bytes_n + pc * bytes_k;
     const int64_t lanes = min_of(group_cols, min_of(config.block_n, cols - jc) - jr);
     Ahead ahead = problem.stride_bk == 1
-                       ? Ahead{piece, bytes_n, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
-                       : Ahead{piece, 0, 1, bytes_k, depth, 1, 0};
+                      ? Ahead{piece, bytes_n, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
+                      : Ahead{piece, 0, 1, bytes_k, depth, 1, 0};
     ahead.interval = max_of(1, words / max_of(1, ahead.lanes * ahead.steps_left));
     return ahead;
   }
@@ -232,8 +235,8 @@ struct BlockTile {
         for (int64_t e = 0; e < rows * width; ++e) chains[e] = 0;
         int64_t word = 0;
         for (; (word + kPassWords) * Op::kPerWord <= depth; word += kPassWords) {
-          stream_pass<kPassWords>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols, depth, chains,
-                                  width);
+          stream_pass<kPassWords>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols, depth,
+                                  chains, width);
         }
         for (; word < words; ++word) {
           stream_pass<1>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
@@ -254,7 +257,7 @@ struct BlockTile {
     }
   }
 
-  // Two vectors of columns at a time, one at the edge.
+  // WORDS words of k, `depth` elements at least or all that is left: two vectors of columns at a time, one at the edge.
   template <int WORDS>
   void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t width) const {
     int64_t j = 0;
@@ -348,12 +351,13 @@ struct BlockTile {
     }
   }
 
-  // Few rows and B contiguous along k: columns of B are used where they lie, a vector of columns at a time.
+  // Few rows and B contiguous along k: a vector of columns at a time is read where it lies and transposed in registers.
   void run_dot_rows() const {
-    static_assert(kMaxDotRows == 8, "one instance for each number of rows");
-    constexpr void (BlockTile::*kDotRows[])() const = {
-        &BlockTile::dot_rows<1>, &BlockTile::dot_rows<2>, &BlockTile::dot_rows<3>, &BlockTile::dot_rows<4>,
-        &BlockTile::dot_rows<5>, &BlockTile::dot_rows<6>, &BlockTile::dot_rows<7>, &BlockTile::dot_rows<8>};
+    using DotRows = void (BlockTile::*)() const;
+    static constexpr DotRows kDotRows[] = {&BlockTile::dot_rows<1>, &BlockTile::dot_rows<2>, &BlockTile::dot_rows<3>,
+                                           &BlockTile::dot_rows<4>, &BlockTile::dot_rows<5>, &BlockTile::dot_rows<6>,
+                                           &BlockTile::dot_rows<7>, &BlockTile::dot_rows<8>};
+    static_assert(sizeof kDotRows / sizeof *kDotRows == kMaxDotRows, "an instance for each number of rows");
     (this->*kDotRows[rows - 1])();
   }
 
@@ -364,27 +368,45 @@ struct BlockTile {
     for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
+    // A single chain of narrow vectors would be waited for: 28 GB/s of 1x256x256 NT with AVX2, 40 by two. Columns that
+    // begin in one set of the nearest cache are too many then.
+    if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
+      const bool is_one_set = problem.stride_bn * int64_t(sizeof(T)) % kSetBytes == 0;
+      if (!is_one_set || 2 * kLanes <= 8) return dot_columns<MR, 2>(panel_a, chunk_words);
+    }
+    dot_columns<MR, 1>(panel_a, chunk_words);
+  }
+
+  template <int MR, int VECTORS>
+  TILEDMM_INLINE void dot_columns(const Word* panel_a, int64_t chunk_words) const {
+    constexpr int kCols = VECTORS * kLanes;
     // The next columns come from memory while these are multiplied. Nearer ones are faster without (10 %).
     const bool is_far = problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
-    for (int64_t j = 0; j < cols; j += kLanes) {
-      const LanesAlongK<T, Op> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
-      alignas(64) A total[MR][kLanes] = {};
+    for (int64_t j = 0; j < cols; j += kCols) {
+      const LanesAlongK<T, Op, VECTORS> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
+      alignas(64) A total[MR][kCols] = {};
       for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
         const Word* a = panel_a + (pc - k_begin) / kChunk * chunk_words;
-        Reg<A> acc[MR] = {};
-        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), is_far ? kLanes * problem.stride_bn : 0,
-                            [&](int64_t word, Reg<Word> frag_b) {
+        Reg<A> acc[MR][VECTORS] = {};
+        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), is_far ? kCols * problem.stride_bn : 0,
+                            [&](int64_t word, int v, Reg<Word> frag_b) {
 #pragma GCC unroll 8
                               for (int i = 0; i < MR; ++i) {
-                                acc[i] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i]);
+                                acc[i][v] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i][v]);
                               }
                             });
 #pragma GCC unroll 8
-        for (int i = 0; i < MR; ++i) store(total[i], pc > k_begin ? load(total[i]) + acc[i] : acc[i]);
+        for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 2
+          for (int v = 0; v < VECTORS; ++v) {
+            A* to = total[i] + v * kLanes;
+            store(to, pc > k_begin ? load(to) + acc[i][v] : acc[i][v]);
+          }
+        }
       }
-      const int64_t tile_cols = min_of(kLanes, cols - j);
+      const int64_t tile_cols = min_of(kCols, cols - j);
       if (is_finished) {
-        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], kLanes);
+        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], kCols);
       } else {
         for (int i = 0; i < MR; ++i) {
           for (int64_t c = 0; c < tile_cols; ++c) sums[i * ld_sums + j + c] = total[i][c];

@@ -52,8 +52,9 @@ struct TileC {
   bool accumulate;
 };
 
-// What of an operand is used next. It comes from memory while micro-tiles are multiplied, a piece every `interval` words
-// of k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond the operand are harmless.
+// What of an operand is used next. It comes from memory while micro-tiles are multiplied, a piece every `interval`
+// words of k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond the operand are
+// harmless.
 struct Ahead {
   static constexpr int kLines = 4, kBytes = kLines * 64;  // of a piece
 
@@ -80,8 +81,8 @@ struct Ahead {
 #define TILEDMM_BROADCASTS_APART
 #endif
 
-// Words of A's rows in every lane. g++ has to be told how: an address is a base and 1, 2, 4 or 8 times an odd multiple of
-// the distance of rows, so that one base walks.
+// Words of A's rows in every lane. g++ has to be told how: an address is a base and 1, 2, 4 or 8 times an odd multiple
+// of the distance of rows, so that one base walks.
 struct RowReader {
   static constexpr int kOdds = 6;
   const char* base;
@@ -92,17 +93,17 @@ struct RowReader {
     for (int i = 0; i < kOdds; ++i) odd_rows[i] = (2 * i + 1) * a.row_bytes;
   }
 
-#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                                     \
-  if constexpr (ROW == 0) {                                                                                    \
-    asm(BEFORE "(%[base])" AFTER : __VA_ARGS__, [base] "r"(base));                                             \
-  } else {                                                                                                     \
-    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;                         \
-    asm(BEFORE "(%[base],%[odd],%c[scale])" AFTER                                                              \
-        : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale));          \
+#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                            \
+  if constexpr (ROW == 0) {                                                                           \
+    asm(BEFORE "(%[base])" AFTER : __VA_ARGS__, [base] "r"(base));                                    \
+  } else {                                                                                            \
+    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;                \
+    asm(BEFORE "(%[base],%[odd],%c[scale])" AFTER                                                     \
+        : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale)); \
   }
 
-  // Of row ROW, for several vectors of B: an instruction of its own, since as an operand of each multiply-add it would be
-  // loaded for each, and 512-bit loads are the limit then.
+  // Of row ROW, for several vectors of B: an instruction of its own, since as an operand of each multiply-add it would
+  // be loaded for each, and 512-bit loads are the limit then.
   template <class R, class Word, int ROW>
   TILEDMM_INLINE R broadcast_row() const {
     static_assert(ROW < 2 * kOdds, "rows beyond need more odd multiples");
@@ -119,8 +120,8 @@ struct RowReader {
 #endif
   }
 
-  // c + row ROW * b, for one vector of B: as an operand, where an instruction set has that. As an instruction a broadcast
-  // would take the multiply-add's port every third time (Zen 4).
+  // c + row ROW * b, for one vector of B: as an operand, where an instruction set has that. As an instruction a
+  // broadcast would take the multiply-add's port every third time (Zen 4).
   template <class Op, int ROW, class R, class S>
   TILEDMM_INLINE S multiply_row(R b, S c) const {
 #if TILEDMM_VECTOR_BYTES == 64

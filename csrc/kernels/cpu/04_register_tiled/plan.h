@@ -23,8 +23,8 @@ struct CpuKernelShape {
   bool sums_in_c;  // C has the accumulator's type: where its stride is 1, partial sums need no memory of their own
 };
 
-// A micro-tile of two vectors a row, so that a broadcast of A serves two multiply-adds: 24 accumulators + 2 vectors of B
-// + broadcasts of 32 registers (AVX-512, NEON), 12 + 2 + 2 of 16.
+// A micro-tile has two vectors a row, so that a broadcast of A serves two multiply-adds. Registers in AVX-512 and NEON:
+// 24 accumulators + 2 vectors of B + broadcasts, of 32; elsewhere 12 + 2 + 2, of 16.
 struct MicroTileShape {
   int max_thread_m, vectors_n, vector_bytes;
 };
@@ -40,14 +40,19 @@ constexpr MicroTileShape micro_tile(Isa isa) {
   const int64_t acc_bytes = dtype == DType::f64 ? 8 : 4;
   const MicroTileShape tile = micro_tile(isa);
   const int64_t lanes = tile.vector_bytes / acc_bytes;
-  return {tile.max_thread_m, tile.vectors_n * lanes,         tile.vector_bytes == 64 ? lanes / 2 : lanes,
-          is_pairs ? 2 : 1,  acc_bytes, acc_bytes, acc_bytes == size_of(dtype)};
+  return {tile.max_thread_m,
+          tile.vectors_n * lanes,
+          tile.vector_bytes == 64 ? lanes / 2 : lanes,
+          is_pairs ? 2 : 1,
+          acc_bytes,
+          acc_bytes,
+          acc_bytes == size_of(dtype)};
 }
 
 enum class CpuPath : int32_t {
   packed,       // A and B packed, micro-tiles
   stream_rows,  // few rows, B contiguous along n: B goes through registers row by row
-  dot_rows,     // few rows, B contiguous along k: dot products, B read once where it lies
+  dot_rows,     // few rows, B contiguous along k: its columns are transposed in registers, read once where they lie
   short_k,      // k of a few words, B contiguous along n: C is written row by row
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
 };
@@ -55,20 +60,18 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
-inline constexpr int64_t kMaxStreamRows = 8;
-inline constexpr int64_t kMaxPairStreamRows = 6;
-inline constexpr int64_t kMaxDotRows = 8;
-inline constexpr int64_t kMaxShortBytes = 16;
-inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
-inline constexpr int64_t kStreamSumsBytes = 24 << 10;  // of a pass of stream_rows
-inline constexpr int64_t kNearBytes = 64 << 10;     // of B: so little is not worth fetching ahead
-inline constexpr int64_t kFarBytes = 16 << 20;      // of B: so much comes from memory, not from a cache
-inline constexpr int64_t kSetBytes = 4096;          // so far apart, lines are in one set of the nearest cache
-inline constexpr int64_t kSetRows = 6;              // lines that a set holds beside others
-inline constexpr int64_t kFewColumns = 64;
-inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
+inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows = 8;
+inline constexpr int64_t kMaxShortBytes = 16;          // of a column of B in short_k
+inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache
+inline constexpr int64_t kPanelBBytes = 1 << 20;       // packed B at one time: its strips come from the third level
+inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
+inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
+inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
+inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
+inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
+inline constexpr int64_t kTaskFlops = 1000000;         // in fp32; less is not worth waking a thread for
 inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 256;
 inline constexpr double kMinTaskFlops = 1e8;
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
@@ -122,7 +125,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       }
     }
     // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
-    const double sums = double(m) * double(n) / double(thread_n) * 3 / double(kChunkWords);
+    const double sums = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords);
     if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
       const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
       if (fitting >= threads) {
@@ -131,7 +134,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       }
     }
   }
-  // More tasks than threads, since cores are seldom equally fast; and each large enough that packing again costs little.
+  // More tasks than threads, since cores are seldom equally fast; each so large that packing again costs little.
   if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
     for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
       const int64_t rows = m / config.tasks_m, columns = n / config.tasks_n;
