@@ -19,15 +19,15 @@ namespace tiledmm {
 enum class Order : int32_t {
   chain,            // multiply-adds in the order of k
   mma_chain,        // matrix instructions in the order of k
-  blocks_unfused,   // CPU: chains in blocks of 128 bits, chunks of k; products are rounded
-  blocks,           // CPU: the same by fused multiply-add
-  blocks_of_pairs,  // CPU: the same, with bf16 multiplied in pairs
+  chunks_unfused,   // CPU: chunks of k, each a chain in the order of k; products are rounded
+  chunks,           // CPU: the same by fused multiply-add
+  chunks_of_pairs,  // CPU: the same, with bf16 multiplied in pairs
   amx_chunks,       // CPU: that of AMX's tile instructions, chunks of k
   simt_chunks,      // multiply-adds, chunks of k (summation.h)
   mma_chunks,       // matrix instructions, chunks of k
 };
-inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",  "blocks_unfused", "blocks",
-                                              "blocks_of_pairs", "amx_chunks", "simt_chunks",    "mma_chunks"};
+inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",  "chunks_unfused", "chunks",
+                                              "chunks_of_pairs", "amx_chunks", "simt_chunks",    "mma_chunks"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.

@@ -2,8 +2,7 @@
 // multiply-add of packed words. One instruction set per translation unit, as in simd.h.
 //
 // A packed word holds what one lane of one multiply-add takes of an operand: one element converted to the accumulator's
-// type, or a pair of neighbours in k where an instruction multiplies pairs. A block (128 bits) holds words that are
-// neighbours in k: kBlockWords = 4, or 2 for fp64.
+// type, or a pair of neighbours in k where an instruction multiplies pairs. A lane is a row of A or a column of B.
 #pragma once
 
 #include "platform/element.h"
@@ -12,6 +11,9 @@
 TILEDMM_TARGET_BEGIN
 namespace tiledmm {
 namespace {
+
+constexpr int kLineBytes = 64;  // of a cache
+constexpr int kPackWords = 8;   // along k, of neighbours in memory that are packed at a time
 
 // 16-bit patterns, each widened to the low half of a 32-bit lane.
 template <int BYTES>
@@ -33,23 +35,25 @@ template <int BYTES>
 TILEDMM_INLINE Reg<float, BYTES> load_converted(const BFloat16* from) {
   return (Reg<float, BYTES>)(load_widened<BYTES>(from) << 16);
 }
-template <int BYTES>
-TILEDMM_INLINE Reg<float, BYTES> load_converted(const Half* from) {
+// 16-bit patterns of Half as floats.
+template <class R>
+TILEDMM_INLINE auto convert_halves(R bits) {
 #if TILEDMM_VECTOR_BYTES == 64
-  if constexpr (BYTES == 64) {
-    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
+  if constexpr (sizeof(R) == 32) return (Reg<float, 64>)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
 #endif
 #if TILEDMM_VECTOR_BYTES >= 32
-  if constexpr (BYTES == 32) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  if constexpr (BYTES == 16) return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  if constexpr (sizeof(R) == 16) return (Reg<float, 32>)_mm256_cvtph_ps((__m128i)bits);
 #elif defined(TILEDMM_ISA_NEON)
-  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
+  return (Reg<float>)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)bits));
 #else
-  Reg<float, BYTES> v;
-  for (int i = 0; i < BYTES / 4; ++i) v[i] = to_acc(from[i]);
+  Reg<float> v;
+  for (int i = 0; i < Simd<float>::kLanes; ++i) v[i] = half_to_float(bits[i]);
   return v;
 #endif
+}
+template <int BYTES>
+TILEDMM_INLINE Reg<float, BYTES> load_converted(const Half* from) {
+  return convert_halves(load_as<Reg<uint16_t, BYTES / 2>>(from));
 }
 
 // Narrowing stores of the first `count` lanes, rounded to nearest even.
@@ -99,31 +103,6 @@ TILEDMM_INLINE void store_converted(Half* to, Reg<float> v, int64_t count) {
   store_bits(to, &narrow, count);
 }
 
-#if TILEDMM_VECTOR_BYTES == 64
-// Widening loads of the lanes of eight that are set in `places`; the memory of the others is not touched.
-constexpr int kPlaces = 8;
-TILEDMM_INLINE Reg<float, 32> load_masked(const float* from, __mmask8 places) {
-  return _mm256_maskz_loadu_ps(places, from);
-}
-TILEDMM_INLINE Reg<double> load_masked(const double* from, __mmask8 places) {
-  return _mm512_maskz_loadu_pd(places, from);
-}
-TILEDMM_INLINE Reg<float, 32> load_masked(const BFloat16* from, __mmask8 places) {
-  return (Reg<float, 32>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(places, from)), 16);
-}
-TILEDMM_INLINE Reg<float, 32> load_masked(const Half* from, __mmask8 places) {
-  return _mm256_cvtph_ps(_mm_maskz_loadu_epi16(places, from));
-}
-template <class T, class R>
-TILEDMM_INLINE void store_masked(T* to, R words, __mmask8 places) {
-  if constexpr (sizeof(R) == 32) {
-    _mm256_mask_storeu_epi32(to, places, (__m256i)words);
-  } else {
-    _mm512_mask_storeu_epi64(to, places, (__m512i)words);
-  }
-}
-#endif
-
 // Packed words of one element each, and their fused multiply-add.
 template <class T, class ACC>
 struct Fma {
@@ -135,33 +114,33 @@ struct Fma {
   static TILEDMM_INLINE R multiply_add(R a, R b, R c) {
     return tiledmm::multiply_add(a, b, c);
   }
-  // One word of A, at any address, with a vector of words of B.
-  template <class R>
-  static TILEDMM_INLINE R multiply_word(const char* a, R b, R c) {
-    return tiledmm::multiply_add(broadcast<Word, int(sizeof(R))>(load_as<Word>(a)), b, c);
+  // A vector of neighbours along k; all of them exist.
+  static TILEDMM_INLINE Reg<Word> load_words(const T* from) { return load_converted<TILEDMM_VECTOR_BYTES>(from); }
+  // A word of each of the lanes that are neighbours in memory; all of them exist.
+  static TILEDMM_INLINE Reg<Word> load_lanes(const T* from, int64_t) {
+    return load_converted<TILEDMM_VECTOR_BYTES>(from);
   }
-  // BYTES of words that are neighbours along k; all of them exist.
-  template <int BYTES>
-  static TILEDMM_INLINE Reg<Word, BYTES> load_words(const T* from) {
-    return load_converted<BYTES>(from);
-  }
-  // BYTES of words, one for each of the lanes that are neighbours in memory; all of them exist.
-  template <int BYTES>
-  static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const T* from, int64_t) {
-    return load_converted<BYTES>(from);
-  }
-  // Loads two vectors of neighbours.
-  static TILEDMM_INLINE void load_two(const T* from, int64_t, Reg<Word> (&words)[2]) {
+  // The same of twice as many lanes.
+  static TILEDMM_INLINE void load_two(const T* from, int64_t, Reg<Word>* words) {
     for (int i = 0; i < 2; ++i) words[i] = load_converted<TILEDMM_VECTOR_BYTES>(from + i * Simd<Word>::kLanes);
   }
-#if TILEDMM_VECTOR_BYTES == 64
-  // The first lanes of eight; the memory of the others is not touched.
-  static TILEDMM_INLINE Reg<Word, kPlaces* int(sizeof(Word))> load_places(const T* from, int64_t, __mmask8 places,
-                                                                          int64_t) {
-    return load_masked(from, places);
-  }
-#endif
   static TILEDMM_INLINE Word load_word(const T* from, int64_t, int64_t) { return to_acc(*from); }
+
+  // What is transposed as one: a word as it lies in memory, or two neighbours of 16 bits.
+  using Unit = std::conditional_t<sizeof(T) == 2, uint32_t, ACC>;
+  static constexpr int kUnitWords = sizeof(T) == 2 ? 2 : 1;
+  static TILEDMM_INLINE void split(Reg<Unit> unit, Reg<Word>* words) {
+    if constexpr (kUnitWords == 1) {
+      words[0] = unit;
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      words[0] = (Reg<Word>)(unit << 16);
+      words[1] = (Reg<Word>)(unit & 0xffff0000);
+    } else {
+      using Halves = Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>;
+      words[0] = convert_halves(__builtin_convertvector(unit & 0xffff, Halves));
+      words[1] = convert_halves(__builtin_convertvector(unit >> 16, Halves));
+    }
+  }
 };
 
 #if defined(TILEDMM_ISA_AVX512_BF16)
@@ -174,45 +153,30 @@ struct DotBf16 {
   static TILEDMM_INLINE Reg<Acc> multiply_add(Reg<Word> a, Reg<Word> b, Reg<Acc> c) {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
   }
-  static TILEDMM_INLINE Block<Acc> multiply_add(Block<Word> a, Block<Word> b, Block<Acc> c) {
-    return _mm_dpbf16_ps(c, (__m128bh)a, (__m128bh)b);
+  static TILEDMM_INLINE Reg<Acc, 32> multiply_add(Reg<Word, 32> a, Reg<Word, 32> b, Reg<Acc, 32> c) {
+    return _mm256_dpbf16_ps(c, (__m256bh)a, (__m256bh)b);
   }
-  // g++ 12 does not make the broadcast a part of the instruction by itself, and then the loads are the limit.
-  static TILEDMM_INLINE Reg<Acc> multiply_word(const char* a, Reg<Word> b, Reg<Acc> c) {
-    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*reinterpret_cast<const char (*)[sizeof(Word)]>(a)));
-    return c;
+  static TILEDMM_INLINE Reg<Word> load_words(const BFloat16* from) { return load_as<Reg<Word>>(from); }
+  static TILEDMM_INLINE Reg<Word> load_lanes(const BFloat16* from, int64_t stride_k) {
+    return load_widened<TILEDMM_VECTOR_BYTES>(from) | load_widened<TILEDMM_VECTOR_BYTES>(from + stride_k) << 16;
   }
-  static TILEDMM_INLINE Reg<Acc, 32> multiply_word(const char* a, Reg<Word, 32> b, Reg<Acc, 32> c) {
-    asm("vdpbf16ps %2%{1to8%}, %1, %0" : "+v"(c) : "v"(b), "m"(*reinterpret_cast<const char (*)[sizeof(Word)]>(a)));
-    return c;
-  }
-  template <int BYTES>
-  static TILEDMM_INLINE Reg<Word, BYTES> load_words(const BFloat16* from) {
-    return load_as<Reg<Word, BYTES>>(from);
-  }
-  template <int BYTES>
-  static TILEDMM_INLINE Reg<Word, BYTES> load_lanes(const BFloat16* from, int64_t stride_k) {
-    return load_widened<BYTES>(from) | load_widened<BYTES>(from + stride_k) << 16;
-  }
-  static TILEDMM_INLINE void load_two(const BFloat16* from, int64_t stride_k, Reg<Word> (&words)[2]) {
+  static TILEDMM_INLINE void load_two(const BFloat16* from, int64_t stride_k, Reg<Word>* words) {
     const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + stride_k);
-    words[0] = interleave<0>(even, odd, std::make_integer_sequence<int, 32>{});
-    words[1] = interleave<16>(even, odd, std::make_integer_sequence<int, 32>{});
-  }
-  static TILEDMM_INLINE Reg<Word, 32> load_places(const BFloat16* from, int64_t stride_k, __mmask8 places,
-                                                  int64_t depth) {
-    const __m128i even = _mm_maskz_loadu_epi16(places, from);
-    const __m128i odd = _mm_maskz_loadu_epi16(depth > 1 ? places : __mmask8(0), from + stride_k);
-    return (Reg<Word, 32>)_mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
+    words[0] = interleave_rows<0>(even, odd, std::make_integer_sequence<int, 32>{});
+    words[1] = interleave_rows<16>(even, odd, std::make_integer_sequence<int, 32>{});
   }
   // The word at `from`, of which `depth` elements exist.
   static TILEDMM_INLINE Word load_word(const BFloat16* from, int64_t stride_k, int64_t depth) {
     return from->bits | (depth > 1 ? uint32_t(from[stride_k].bits) << 16 : 0);
   }
 
+  using Unit = Word;
+  static constexpr int kUnitWords = 1;
+  static TILEDMM_INLINE void split(Reg<Unit> unit, Reg<Word>* words) { words[0] = unit; }
+
  private:
   template <int FIRST, int... I>
-  static TILEDMM_INLINE Reg<Word> interleave(__m512i even, __m512i odd, std::integer_sequence<int, I...>) {
+  static TILEDMM_INLINE Reg<Word> interleave_rows(__m512i even, __m512i odd, std::integer_sequence<int, I...>) {
     return (Reg<Word>)__builtin_shufflevector((Reg<uint16_t>)even, (Reg<uint16_t>)odd,
                                               (FIRST + I / 2 + (I % 2 ? 32 : 0))...);
   }
@@ -229,243 +193,193 @@ TILEDMM_INLINE void load_first(const void* from, int64_t bytes, void* to) {
 #endif
 }
 
-// As Op::load_words where `depth` elements exist; the rest is 0.
-template <class T, class Op, int BYTES>
-TILEDMM_INLINE Reg<typename Op::Word, BYTES> load_words(const T* from, int64_t depth) {
-  constexpr int64_t kElements = BYTES / int(sizeof(typename Op::Word)) * Op::kPerWord;
-  if (depth >= kElements) return Op::template load_words<BYTES>(from);
-  alignas(64) T near[64 / sizeof(T)];
-  load_first(from, depth * int64_t(sizeof(T)), near);
-  return Op::template load_words<BYTES>(near);
-}
-
-// A word of each of `count` lanes, of which `depth` elements exist, may be none; the rest is 0.
+// A word of each of `count` lanes, of which `depth` elements exist, at least one; the rest is 0.
 template <class T, class Op>
 TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count,
                                                  int64_t depth) {
   using Word = typename Op::Word;
   constexpr int64_t kLanes = Simd<Word>::kLanes;
-  if (stride_lane == 1 && count >= kLanes && depth >= Op::kPerWord) {
-    return Op::template load_lanes<TILEDMM_VECTOR_BYTES>(from, stride_k);
-  }
-  alignas(64) Word words[kLanes] = {};
-  if (depth > 0 && stride_lane == 1) {
+  if (stride_lane == 1 && count >= kLanes && depth >= Op::kPerWord) return Op::load_lanes(from, stride_k);
+  if constexpr (std::is_same_v<T, Word>) {
+    if (stride_lane == 1) return load_partial(from, min_of(kLanes, count));
+  } else if (stride_lane == 1) {
     constexpr int64_t kNear = 64 / sizeof(T);
     alignas(64) T near[Op::kPerWord * kNear] = {};
     for (int64_t p = 0; p < min_of(Op::kPerWord, depth); ++p) {
       load_first(from + p * stride_k, min_of(kLanes, count) * int64_t(sizeof(T)), near + p * kNear);
     }
-    return Op::template load_lanes<TILEDMM_VECTOR_BYTES>(near, kNear);
+    return Op::load_lanes(near, kNear);
   }
-  for (int64_t l = 0; depth > 0 && l < min_of(kLanes, count); ++l) {
+  alignas(64) Word words[kLanes] = {};
+  for (int64_t l = 0; l < min_of(kLanes, count); ++l) {
     words[l] = Op::load_word(from + l * stride_lane, stride_k, depth);
   }
   return load(words);
 }
 
-// kWords words of k for `count` columns of B, `depth` deep, as pack_strip wants them. Inline, and so without a test
-// where count and depth are constants.
-template <class T, class Op, bool IS_ALONG_N>
-TILEDMM_INLINE void pack_set(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count, int64_t depth,
-                             typename Op::Word* to) {
+// Lanes that are contiguous along k, as many as VECTORS have; those beyond the last one repeat it.
+template <class T, class Op, int VECTORS = 1>
+struct LanesAlongK {
   using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
-  Reg<Word> words[kWords];
-#pragma GCC unroll 4
-  for (int w = 0; w < kWords; ++w) {
-    const int64_t k = w * Op::kPerWord;
-    words[w] = load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k);
-  }
-  if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words);
-#pragma GCC unroll 4
-  for (int w = 0; w < kWords; ++w) store(to + w * Simd<Word>::kLanes, words[w]);
-}
+  using Unit = typename Op::Unit;
+  static constexpr int kLanes = Simd<Word>::kLanes;
+  static constexpr int kBlockUnits = kBlockBytes / int(sizeof(Unit)), kBlockElements = kBlockBytes / int(sizeof(T));
 
-// The same from columns contiguous along k, kBlocks times as deep; of its `steps` exist.
-template <class T, class Op, bool IS_ALONG_N>
-TILEDMM_INLINE void pack_sets(const T* from, int64_t stride_lane, int64_t count, int64_t depth, int64_t steps,
-                              typename Op::Word* to, int64_t step_words) {
-  using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
-  Reg<Word> blocks[kWords][kBlocks];
-#pragma GCC unroll 4
-  for (int w = 0; w < kWords; ++w) {
-#pragma GCC unroll 4
-    for (int g = 0; g < kBlocks; ++g) {
-      const T* column = from + min_of(w + g * kWords, count - 1) * stride_lane;
-      blocks[w][g] = load_words<T, Op, TILEDMM_VECTOR_BYTES>(column, depth);
+  const T* lane[VECTORS * kLanes];
+  int64_t count;
+
+  TILEDMM_INLINE LanesAlongK(const T* from, int64_t stride_lane, int64_t num_lanes)
+      : count(min_of(num_lanes, VECTORS * kLanes)) {
+    for (int l = 0; l < VECTORS * kLanes; ++l) lane[l] = from + min_of(l, count - 1) * stride_lane;
+  }
+
+  // use(word, vector, its lanes) for every word of `depth` elements from k_first on, in their order. While they are
+  // used, those that are `ahead` elements further come from memory; 0: none are fetched.
+  template <class Use>
+  TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
+    int64_t k = 0;
+    for (; k + kBlocks * kBlockElements <= depth; k += kBlocks * kBlockElements) {
+      if (ahead != 0) {
+#pragma GCC unroll 16
+        for (int l = 0; l < VECTORS * kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
+      }
+      use_blocks<kBlocks>(k_first, k, use);
     }
-    transpose_blocks<Word>(blocks[w]);
-  }
-#pragma GCC unroll 4
-  for (int g = 0; g < kBlocks; ++g) {
-    if (g >= steps) break;
-    Reg<Word> words[kWords];
-#pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) words[w] = blocks[w][g];
-    if constexpr (IS_ALONG_N) transpose_in_blocks<Word>(words);
-#pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) store(to + g * step_words + w * Simd<Word>::kLanes, words[w]);
-  }
-}
-
-// Two sets of columns that are neighbours in memory, all of which exist.
-template <class T, class Op, bool IS_ALONG_N>
-TILEDMM_INLINE void pack_two_sets(const T* from, int64_t stride_k, typename Op::Word* const (&to)[2]) {
-  using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes;
-  Reg<Word> words[2][kWords];
-#pragma GCC unroll 4
-  for (int w = 0; w < kWords; ++w) {
-    Reg<Word> both[2];
-    Op::load_two(from + w * Op::kPerWord * stride_k, stride_k, both);
-    words[0][w] = both[0];
-    words[1][w] = both[1];
-  }
+    for (; k + kBlockElements <= depth; k += kBlockElements) use_blocks<1>(k_first, k, use);
+    // What is left is the end of a block that begins earlier.
+    const int64_t end = depth / Op::kPerWord * Op::kPerWord;
+    if (k < end && end >= kBlockElements) {
+      use_blocks<1>(k_first, end - kBlockElements, [&](int64_t word, int vector, Reg<Word> words) {
+        if (word * Op::kPerWord >= k) use(word, vector, words);
+      });
+      k = end;
+    }
+    for (; k < depth; k += Op::kPerWord) {
+      alignas(64) Word words[VECTORS * kLanes] = {};
+      for (int64_t l = 0; l < count; ++l) words[l] = Op::load_word(lane[l] + k_first + k, 1, depth - k);
 #pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    if constexpr (!IS_ALONG_N) transpose_in_blocks<Word>(words[i]);
-#pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) store(to[i] + w * Simd<Word>::kLanes, words[i][w]);
+      for (int v = 0; v < VECTORS; ++v) use(k / Op::kPerWord, v, load(words + v * kLanes));
+    }
   }
-}
 
-// Packs columns of B in strips of STRIP, strip_words a lane apart, each [steps of k][sets of kLanes columns][words of a
-// block], a word a full vector. IS_ALONG_N: word w of every column of the set. Otherwise a block along k of the columns
-// w, w + kWords, ..., so that sum_blocks leaves the columns in their order. Words beyond the depth are 0, columns
-// beyond the last are any value.
-template <class T, class Op, int STRIP, bool IS_ALONG_N>
-void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t cols, int64_t depth,
-                 typename Op::Word* to, int64_t strip_words) {
-  constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
-  constexpr int kStep = kWords * Op::kPerWord;  // elements of k in a block
-  const int64_t steps = ceil_div(depth, kStep), step_words = STRIP * kWords;
-  const auto corner = [&](int64_t step, int64_t j) { return from + j * stride_lane + step * kStep * stride_k; };
-  const auto set = [&](int64_t step, int64_t j) {
-    return to + j / STRIP * STRIP * strip_words + step * step_words + j % STRIP * kWords;
-  };
-  if (stride_k == 1 && stride_lane != 1) {
-    for (int64_t strip = 0; strip < cols; strip += STRIP) {
-      for (int64_t step = 0; step < steps; step += kBlocks) {
-        for (int64_t j = strip; j < min_of(strip + STRIP, cols); j += kLanes) {
-          const int64_t count = min_of(kLanes, cols - j), rest = depth - step * kStep;
-          if (count == kLanes && rest >= kBlocks * kStep) {
-            pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, kLanes, kBlocks * kStep, kBlocks, set(step, j),
-                                         step_words);
-          } else {
-            pack_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, count, rest, steps - step, set(step, j),
-                                         step_words);
-          }
+ private:
+  // COUNT blocks of every lane, put side by side as they are loaded and then transposed: half of the shuffles of a
+  // transposition in registers. All of a lane's at once, since lanes may be so far apart that the nearest cache cannot
+  // hold a line of each.
+  template <int COUNT, class Use>
+  TILEDMM_INLINE void use_blocks(int64_t k_first, int64_t k, const Use& use) const {
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) {
+      Reg<Unit> units[COUNT * kBlockUnits] = {};
+      insert_lanes<COUNT, 0>(v * kLanes, k_first + k, units);
+#pragma GCC unroll 4
+      for (int block = 0; block < COUNT; ++block) transpose_in_blocks<Unit>(units + block * kBlockUnits);
+#pragma GCC unroll 16
+      for (int u = 0; u < COUNT * kBlockUnits; ++u) {
+        Reg<Word> words[Op::kUnitWords];
+        Op::split(units[u], words);
+#pragma GCC unroll 2
+        for (int w = 0; w < Op::kUnitWords; ++w) use(k / Op::kPerWord + u * Op::kUnitWords + w, v, words[w]);
+      }
+    }
+  }
+  template <int COUNT, int PLACE>
+  TILEDMM_INLINE void insert_lanes(int first, int64_t k, Reg<Unit>* units) const {
+    if constexpr (PLACE < kBlocks) {
+      if (PLACE > 0 && first + PLACE * kBlockUnits >= count) return;
+#pragma GCC unroll 4
+      for (int r = 0; r < kBlockUnits; ++r) {
+        const T* from = lane[first + PLACE * kBlockUnits + r] + k;
+#pragma GCC unroll 4
+        for (int block = 0; block < COUNT; ++block) {
+          Reg<Unit>& unit = units[block * kBlockUnits + r];
+          unit = insert_block<PLACE>(unit, from + block * kBlockElements);
         }
       }
+      insert_lanes<COUNT, PLACE + 1>(first, k, units);
     }
-    return;
   }
-  const int64_t pairs = stride_lane == 1 ? cols / (2 * kLanes) * (2 * kLanes) : 0;
-  for (int64_t step = 0; step < steps; ++step) {
-    int64_t j = 0;
-    if ((step + 1) * kStep <= depth) {
-      for (; j < pairs; j += 2 * kLanes) {
-        pack_two_sets<T, Op, IS_ALONG_N>(corner(step, j), stride_k, {set(step, j), set(step, j + kLanes)});
-      }
-    }
-    for (; j < cols; j += kLanes) {
-      pack_set<T, Op, IS_ALONG_N>(corner(step, j), stride_lane, stride_k, cols - j, depth - step * kStep, set(step, j));
-    }
+};
+
+// From strip to strip, in words. Every row of a strip is stored in whole vectors, the last one as well; and strips
+// that are a vector more than a power of two apart do not begin in one set of the nearest cache.
+template <class Word>
+constexpr int64_t strip_size(int64_t strip, int64_t words) {
+  return round_up(strip * words, Simd<Word>::kLanes) + Simd<Word>::kLanes;
+}
+
+// A vector of words for each word of k, of `count` lanes at most, `to_step` words apart.
+template <class T, class Op>
+__attribute__((noinline)) void pack_edge(const T* from, int64_t stride_lane, int64_t stride_k, int64_t count,
+                                         int64_t depth, typename Op::Word* to, int64_t to_step) {
+  for (int64_t k = 0; k < depth; k += Op::kPerWord) {
+    store(to, load_lanes<T, Op>(from + k * stride_k, stride_lane, stride_k, count, depth - k));
+    to += to_step;
   }
 }
 
-// Packs rows of A: strips of `strip` rows (the last one may have fewer), strip_words a row apart, each
-// [steps of k][rows][block]. Words beyond the depth are 0.
+// Packs rows of A or columns of B, `strip` lanes to a strip: each [words of k][strip]. Lanes beyond the last are any
+// value.
 template <class T, class Op>
-void pack_rows(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
-               typename Op::Word* to, int64_t strip_words) {
+void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t strip, int64_t depth,
+                 typename Op::Word* to) {
   using Word = typename Op::Word;
-  constexpr int kWords = Simd<Word, kBlockBytes>::kLanes, kLanes = kWords * kBlocks;
-  constexpr int kStep = kWords * Op::kPerWord;
-  const int64_t steps = ceil_div(depth, kStep);
+  constexpr int kLanes = Simd<Word>::kLanes, kPerWord = Op::kPerWord;
+  if (lanes == 1 && strip == 1 && stride_k == 1) {
+    int64_t k = 0;
+    for (; k + kLanes * kPerWord <= depth; k += kLanes * kPerWord) store(to + k / kPerWord, Op::load_words(from + k));
+    for (; k < depth; k += kPerWord) to[k / kPerWord] = Op::load_word(from + k, 1, depth - k);
+    return;
+  }
+  const int64_t size = strip_size<Word>(strip, ceil_div(depth, kPerWord));
   if (stride_k == 1 && stride_lane != 1) {
-    // A cache line of every row at a time, so that a strip is written front to back.
-    constexpr int64_t kLineSteps = 4;
-    for (int64_t row = 0; row < rows; row += strip) {
-      const int64_t places = min_of(strip, rows - row);
-      for (int64_t line = 0; line < steps; line += kLineSteps) {
-        for (int64_t i = 0; i < places; ++i) {
-          for (int64_t step = line; step < min_of(line + kLineSteps, steps); ++step) {
-            store(to + row * strip_words + (step * places + i) * kWords,
-                  load_words<T, Op, kBlockBytes>(from + (row + i) * stride_lane + step * kStep, depth - step * kStep));
-          }
-        }
+    for (int64_t first = 0; first < lanes; first += strip) {
+      const int64_t places = min_of(strip, lanes - first);
+      // The last vector of a row first: what it stores beyond the strip, the others overwrite.
+      for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {
+        Word* row = to + first / strip * size + i;
+        LanesAlongK<T, Op>(from + (first + i) * stride_lane, stride_lane, places - i)
+            .for_each_word(0, depth, 0, [&](int64_t word, int, Reg<Word> words) { store(row + word * strip, words); });
       }
     }
     return;
   }
-  // Groups of rows that are read as one contiguous run for every k.
-  constexpr int64_t kGroup = 64;
-  Word* block_of[kGroup];
-  int64_t step_of[kGroup];
-  for (int64_t row = 0; row < rows; row += kGroup) {
-    const int64_t group = min_of(kGroup, rows - row);
-    for (int64_t i = 0; i < group; ++i) {
-      const int64_t first = (row + i) / strip * strip, places = min_of(strip, rows - first);
-      block_of[i] = to + first * strip_words + (row + i - first) * kWords;
-      step_of[i] = places * kWords;
-    }
-    for (int64_t step = 0; step < steps; ++step) {
-      for (int64_t i = 0; i < group; i += kLanes) {
-        const T* corner = from + (row + i) * stride_lane + step * kStep * stride_k;
-        Reg<Word> words[kWords];  // transposed: block g of register w belongs to row g * kWords + w
-#pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) {
-          words[w] = load_lanes<T, Op>(corner + w * Op::kPerWord * stride_k, stride_lane, stride_k, group - i,
-                                       depth - step * kStep - w * Op::kPerWord);
-        }
-        transpose_in_blocks<Word>(words);
-#pragma GCC unroll 4
-        for (int g = 0; g < kBlocks; ++g) {
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) {
-            const int64_t lane = i + g * kWords + w;
-            if (lane < group) store(block_of[lane] + step * step_of[lane], block_at<Word>(words[w], g));
-          }
-        }
-      }
-    }
-  }
-}
-
-#if TILEDMM_VECTOR_BYTES == 64
-// Packs rows with neighbours in m side by side, as column-major A has them: strips of [words of k][rows].
-template <class T, class Op>
-void pack_rows_along_m(const T* from, int64_t stride_lane, int64_t stride_k, int64_t rows, int64_t strip, int64_t depth,
-                       typename Op::Word* to, int64_t strip_words) {
-  constexpr int kWords = Simd<typename Op::Word, kBlockBytes>::kLanes, kStep = kWords * Op::kPerWord;
-  const int64_t group = 64 / strip * strip;  // rows that are read as one contiguous run for every k
-  for (int64_t first = 0; first < rows; first += group) {
-    for (int64_t k = 0; k < depth; k += kStep) {
-      for (int64_t row = first; row < min_of(first + group, rows); row += strip) {
-        const int64_t places = min_of(strip, rows - row);
-        const auto mask = __mmask8((1 << places) - 1);
-        const T* corner = from + row * stride_lane + k * stride_k;
-        auto* place = to + row * strip_words + k / Op::kPerWord * places;
-        if (stride_lane == 1 && depth - k >= kStep) {
-#pragma GCC unroll 4
-          for (int w = 0; w < kWords; ++w) {
-            store_masked(place + w * places,
-                         Op::load_places(corner + w * Op::kPerWord * stride_k, stride_k, mask, kStep), mask);
+  // Lanes that are neighbours in memory, in runs of about four cache lines for every k.
+  const int64_t group = max_of(strip, kLineBytes * 4 / int64_t(sizeof(T)) / strip * strip);
+  for (int64_t begin = 0; begin < lanes; begin += group) {
+    const int64_t end = min_of(begin + group, lanes);
+    for (int64_t k = 0; k < depth; k += kPackWords * kPerWord) {
+      const bool is_whole = stride_lane == 1 && k + kPackWords * kPerWord <= depth;
+      Word* row = to + begin / strip * size + k / kPerWord * strip;
+      for (int64_t first = begin; first < end; first += strip, row += size) {
+        const int64_t places = min_of(strip, end - first);
+        const T* corner = from + first * stride_lane + k * stride_k;
+        if (is_whole && places == 2 * kLanes) {
+#pragma GCC unroll 8
+          for (int w = 0; w < kPackWords; ++w) {
+            Reg<Word> words[2];
+            Op::load_two(corner + w * kPerWord * stride_k, stride_k, words);
+            store(row + w * strip, words[0]);
+            store(row + w * strip + kLanes, words[1]);
           }
           continue;
         }
-        for (int64_t p = k; p < min_of(k + kStep, depth); p += Op::kPerWord) {
-          for (int64_t i = 0; i < places; ++i) {
-            *place++ = Op::load_word(from + (row + i) * stride_lane + p * stride_k, stride_k, depth - p);
+        for (int64_t i = (places - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {  // in this order for the same reason
+          if (is_whole && lanes - first - i >= kLanes) {
+#pragma GCC unroll 8
+            for (int w = 0; w < kPackWords; ++w) {
+              store(row + w * strip + i, Op::load_lanes(corner + i + w * kPerWord * stride_k, stride_k));
+            }
+          } else {
+            const int64_t count = stride_lane == 1 ? lanes - first - i : places - i;
+            pack_edge<T, Op>(corner + i * stride_lane, stride_lane, stride_k, count,
+                             min_of(kPackWords * kPerWord, depth - k), row + i, strip);
           }
         }
       }
     }
   }
 }
-#endif
 
 }  // namespace
 }  // namespace tiledmm

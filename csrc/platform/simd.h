@@ -59,11 +59,9 @@ struct Simd {
 template <class T, int BYTES = TILEDMM_VECTOR_BYTES>
 using Reg = typename Simd<T, BYTES>::Reg;
 
-// A block is 128 bits: the unit in which the kernels keep neighbours along k together.
+// A block is 128 bits: what is transposed at a time.
 constexpr int kBlockBytes = 16;
 constexpr int kBlocks = TILEDMM_VECTOR_BYTES / kBlockBytes;  // in a full vector
-template <class T>
-using Block = Reg<T, kBlockBytes>;
 
 template <class R, class T>
 TILEDMM_INLINE R load_as(const T* from) {
@@ -86,24 +84,20 @@ TILEDMM_INLINE Reg<T, BYTES> broadcast(T value) {
   return value - Reg<T, BYTES>{};
 }
 
-// One block from memory in every block of a vector.
-template <class T>
-TILEDMM_INLINE Reg<T> broadcast_block(const void* from) {
+// v with block IDX taken from memory; IDX 0 begins a vector.
+template <int IDX, class R>
+TILEDMM_INLINE R insert_block([[maybe_unused]] R v, const void* from) {
 #if TILEDMM_VECTOR_BYTES == 64
-  return (Reg<T>)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(static_cast<const __m128i*>(from)));
+  const __m128i block = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  if constexpr (IDX == 0) return (R)_mm512_zextsi128_si512(block);
+  return (R)_mm512_inserti32x4((__m512i)v, block, IDX);
 #elif TILEDMM_VECTOR_BYTES == 32
-  return (Reg<T>)_mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+  const __m128i block = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  if constexpr (IDX == 0) return (R)_mm256_zextsi128_si256(block);
+  return (R)_mm256_inserti128_si256((__m256i)v, block, IDX);
 #else
-  return load_as<Reg<T>>(static_cast<const T*>(from));
+  return load_as<R>(static_cast<const char*>(from));
 #endif
-}
-
-// Block `idx` of a vector.
-template <class T>
-TILEDMM_INLINE Block<T> block_at(Reg<T> v, int idx) {
-  Block<T> blocks[kBlocks];
-  __builtin_memcpy(blocks, &v, sizeof v);
-  return blocks[idx];
 }
 
 // The first `count` lanes, 0 <= count <= kLanes; the others are 0 and their memory is not touched.
@@ -133,7 +127,7 @@ TILEDMM_INLINE void store_partial(T* to, Reg<T> v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = v[i];
 }
 
-// a * b + c, in one rounding where the instruction set can; full vectors and single blocks.
+// a * b + c, in one rounding where the instruction set can.
 TILEDMM_INLINE Reg<float> multiply_add(Reg<float> a, Reg<float> b, Reg<float> c) {
 #if TILEDMM_VECTOR_BYTES == 64
   return _mm512_fmadd_ps(a, b, c);
@@ -160,16 +154,10 @@ TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double
 TILEDMM_INLINE Reg<float, 32> multiply_add(Reg<float, 32> a, Reg<float, 32> b, Reg<float, 32> c) {
   return _mm256_fmadd_ps(a, b, c);
 }
-#endif
-#if TILEDMM_VECTOR_BYTES > 16
-TILEDMM_INLINE Block<float> multiply_add(Block<float> a, Block<float> b, Block<float> c) {
-  return _mm_fmadd_ps(a, b, c);
-}
-TILEDMM_INLINE Block<double> multiply_add(Block<double> a, Block<double> b, Block<double> c) {
-  return _mm_fmadd_pd(a, b, c);
+TILEDMM_INLINE Reg<double, 32> multiply_add(Reg<double, 32> a, Reg<double, 32> b, Reg<double, 32> c) {
+  return _mm256_fmadd_pd(a, b, c);
 }
 #endif
-
 // v and, in the lanes above it, zeros.
 template <class T, class R, int... I>
 TILEDMM_INLINE Reg<T> widen(R v, std::integer_sequence<int, I...>) {
@@ -177,71 +165,39 @@ TILEDMM_INLINE Reg<T> widen(R v, std::integer_sequence<int, I...>) {
 }
 template <class T, class R>
 TILEDMM_INLINE Reg<T> widen(R v) {
+  if constexpr (sizeof(R) == TILEDMM_VECTOR_BYTES) return v;
   return widen<T>(v, std::make_integer_sequence<int, Simd<T>::kLanes>{});
 }
 
-// Exchanges the lanes of `low` in which SPAN is set with the lanes of `high` in which it is not, SPAN lanes apart.
-template <int SPAN, class R, int... I>
-TILEDMM_INLINE void swap_lanes(R& low, R& high, std::integer_sequence<int, I...>) {
-  constexpr int kLanes = sizeof...(I);
-  const R first = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I - SPAN : I)...);
-  high = __builtin_shufflevector(low, high, ((I & SPAN) ? kLanes + I : I + SPAN)...);
-  low = first;
+// The lower or upper halves of the blocks of a and b, SPAN lanes of one and SPAN of the other in turn.
+template <class T, int SPAN, bool IS_UPPER, int... I>
+TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b, std::integer_sequence<int, I...>) {
+  constexpr int kLanes = sizeof...(I), kWords = kBlockBytes / int(sizeof(T));
+  return __builtin_shufflevector(a, b,
+                                 (I / kWords * kWords + IS_UPPER * kWords / 2 + I % kWords / (2 * SPAN) * SPAN +
+                                  I % SPAN + (I / SPAN % 2 ? kLanes : 0))...);
+}
+template <class T, int SPAN, bool IS_UPPER>
+TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b) {
+  return interleave<T, SPAN, IS_UPPER>(a, b, std::make_integer_sequence<int, Simd<T>::kLanes>{});
 }
 
-// In every block of COUNT registers, COUNT = lanes of a block: lane c of register r <-> lane r of register c.
-template <class T, int SPAN = 1, class R, int COUNT>
-TILEDMM_INLINE void transpose_in_blocks(R (&rows)[COUNT]) {
-  static_assert(COUNT == Simd<T, kBlockBytes>::kLanes, "a block is transposed with as many registers as it has lanes");
-  if constexpr (SPAN < COUNT) {
-#pragma GCC unroll 4
-    for (int i = 0; i < COUNT; ++i) {
-      if (!(i & SPAN)) {
-        swap_lanes<SPAN>(rows[i], rows[i + SPAN], std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
-      }
-    }
-    transpose_in_blocks<T, SPAN * 2>(rows);
+// In every block of as many registers as a block has lanes: lane c of register r <-> lane r of register c.
+template <class T>
+TILEDMM_INLINE void transpose_in_blocks(Reg<T>* rows) {
+  constexpr int kWords = kBlockBytes / int(sizeof(T));
+  static_assert(kWords == 2 || kWords == 4, "lanes of 32 or 64 bits");
+  const Reg<T> low = interleave<T, 1, false>(rows[0], rows[1]), high = interleave<T, 1, true>(rows[0], rows[1]);
+  if constexpr (kWords == 2) {
+    rows[0] = low;
+    rows[1] = high;
+  } else {
+    const Reg<T> low2 = interleave<T, 1, false>(rows[2], rows[3]), high2 = interleave<T, 1, true>(rows[2], rows[3]);
+    rows[0] = interleave<T, 2, false>(low, low2);
+    rows[1] = interleave<T, 2, true>(low, low2);
+    rows[2] = interleave<T, 2, false>(high, high2);
+    rows[3] = interleave<T, 2, true>(high, high2);
   }
-}
-
-// Transposes whole blocks: block c of register r <-> block r of register c, for kBlocks registers.
-template <class T, int SPAN = 1>
-TILEDMM_INLINE void transpose_blocks(Reg<T> (&rows)[kBlocks]) {
-  if constexpr (SPAN < kBlocks) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kBlocks; ++i) {
-      if (!(i & SPAN)) {
-        swap_lanes<SPAN * Simd<T, kBlockBytes>::kLanes>(rows[i], rows[i + SPAN],
-                                                        std::make_integer_sequence<int, Simd<T>::kLanes>{});
-      }
-    }
-    transpose_blocks<T, SPAN * 2>(rows);
-  }
-}
-
-// The sum over the lanes of each block, for as many registers as a block has lanes: lane c of block g of the result is
-// the sum of block g of rows[c]; fp32: (lane 0 + lane 2) + (lane 1 + lane 3), fp64: lane 0 + lane 1.
-template <class T, class R, int... I>
-TILEDMM_INLINE R sum_blocks(const R (&rows)[2], std::integer_sequence<int, I...>) {
-  constexpr int kLanes = sizeof...(I);
-  return __builtin_shufflevector(rows[0], rows[1], (I % 2 ? kLanes + I - 1 : I)...) +
-         __builtin_shufflevector(rows[0], rows[1], (I % 2 ? kLanes + I : I + 1)...);
-}
-template <class T, class R, int... I>
-TILEDMM_INLINE R sum_blocks(const R (&rows)[4], std::integer_sequence<int, I...>) {
-  constexpr int kLanes = sizeof...(I);
-  R halves[2];  // of each block: lanes 0 and 1 of rows 0 and 1 (or 2 and 3) plus their lanes 2 and 3
-  for (int pair = 0; pair < 2; ++pair) {
-    const R &even = rows[2 * pair], &odd = rows[2 * pair + 1];
-    halves[pair] = __builtin_shufflevector(even, odd, (I / 4 * 4 + I % 4 / 2 + (I % 2 ? kLanes : 0))...) +
-                   __builtin_shufflevector(even, odd, (I / 4 * 4 + I % 4 / 2 + 2 + (I % 2 ? kLanes : 0))...);
-  }
-  return __builtin_shufflevector(halves[0], halves[1], (I / 4 * 4 + I % 2 + (I % 4 / 2 ? kLanes : 0))...) +
-         __builtin_shufflevector(halves[0], halves[1], (I / 4 * 4 + I % 2 + 2 + (I % 4 / 2 ? kLanes : 0))...);
-}
-template <class T, class R, int COUNT>
-TILEDMM_INLINE R sum_blocks(const R (&rows)[COUNT]) {
-  return sum_blocks<T>(rows, std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
 }
 
 }  // namespace

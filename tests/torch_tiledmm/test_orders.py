@@ -3,7 +3,8 @@
 `auto` compares the costs of such kernels alone, so this and test_dispatch.py's test of the order over m say that a
 row's bits do not depend on which kernel is cheapest. GPU kernels run on the host executor.
 
-Planted bug that this caught: the portable kernel said to be of the order of AVX2's.
+Planted bugs that these tests caught: the portable kernel said to be of the order of AVX2's, chunks of 256 words
+instead of 512, a zero multiplied beyond k.
 """
 
 from collections import defaultdict
@@ -49,6 +50,35 @@ def test_on_the_cpu(dtype_name):
         a, b = operands(m, n, k, dtype_name)
         for order, names in by_order(m, n, k, dtype_name, "cpu").items():
             check_same_bits({name: matmul(a, b, algorithm=name) for name in names}, (order, m, n, k))
+
+
+def sum_in_chunks(a: torch.Tensor, b: torch.Tensor, length: int) -> torch.Tensor:
+    """fp32: chunks of k, in each of them one fused multiply-add after the other. A product of two floats is exact in
+    float64, and a sum that is rounded there before it is rounded to fp32 differs once in 2^29."""
+    total = None
+    for begin in range(0, a.shape[1], length):
+        acc = torch.zeros(a.shape[0], b.shape[1])
+        for p in range(begin, min(begin + length, a.shape[1])):
+            acc = (acc.double() + a[:, p : p + 1].double() * b[p].double()).float()
+        total = acc if total is None else total + acc
+    return total
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "strided"])
+@pytest.mark.parametrize("dtype_name", ["fp32", "fp16"])
+def test_chunks_are_what_the_page_on_numerics_says(dtype_name, layout):
+    """Every path: micro-tiles, few rows with either layout of B, short k, a C of few elements."""
+    for m, n, k in [(1, 70, 600), (3, 40, 1100), (7, 33, 513), (70, 45, 1030), (30, 70, 3), (1, 2, 9001), (5, 5, 512)]:
+        a, b = operands(m, n, k, dtype_name)
+        tiny = torch.finfo(torch.float32).tiny
+        if dtype_name == "fp32":  # products that underflow to -0: one more of +0 would make it +0
+            a[0], b[:, 0] = -tiny, tiny
+        a = {"TN": a.T.contiguous().T, "strided": a.repeat_interleave(2, 1)[:, ::2]}.get(layout, a.contiguous())
+        b = b.contiguous() if layout in ("NN", "TN") else b
+        expected = sum_in_chunks(a.float(), b.float(), 512).to(DTYPES[dtype_name])
+        kernels = by_order(m, n, k, dtype_name, "cpu")
+        for name in kernels["chunks"] + kernels["chunks_of_pairs"]:  # none on a CPU without multiply-add
+            check_same_bits({"expected": expected, name: matmul(a, b, algorithm=name)}, (m, n, k, layout))
 
 
 @pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)

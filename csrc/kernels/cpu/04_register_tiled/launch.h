@@ -3,8 +3,8 @@
 // Since rung 02: C stays in registers for a whole chunk of k, so a multiply-add costs no load or store of C; A and B
 // are packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of
 // their own. Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and
-// BLIS. Ours is the order of summation, in blocks of 128 bits along k, which a dot product and an outer product can
-// both follow. Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// BLIS. Each output has one accumulator and takes k in its order, on every path. Included once per instruction set by
+// 04_register_tiled_<isa>.cpp.
 #pragma once
 
 #include <type_traits>
@@ -29,13 +29,13 @@ struct BlockTile {
   using Word = typename Op::Word;
   using A = typename Op::Acc;
   static constexpr int kLanes = Config<Op>::kLanes;
-  static constexpr int kWords = Config<Op>::kWords;
-  static constexpr int kStep = Config<Op>::kStep;
+  static constexpr int kThreadN = Config<Op>::kThreadN;
   static constexpr int64_t kChunk = Config<Op>::kChunk;
   static constexpr int64_t kShortColumns = 2048;  // columns of B that short_k packs at a time
-  static constexpr int kPassWords = 4 * kWords;   // words of k that one pass of stream_rows takes along
+  // Words of k that one pass of stream_rows takes along: two vectors of each are in registers.
+  static constexpr int kPassWords = TILEDMM_VECTOR_BYTES == 64 ? 8 : 4;
   // Columns of B, contiguous along n, that are packed at a time.
-  static constexpr int64_t kGroupColumns = AheadB::kBytes / int64_t(sizeof(T));
+  static constexpr int64_t kGroupColumns = max_of(kThreadN, Ahead::kBytes / int64_t(sizeof(T)));
   static_assert(kGroupColumns % kThreadN == 0, "a group of columns consists of whole strips");
 
   const GemmProblem& problem;
@@ -49,17 +49,18 @@ struct BlockTile {
   bool sums_are_c;            // sums is C itself
   bool is_finished;           // the last chunk is followed by the epilogue
 
-  static int64_t words_per_lane(int64_t depth) { return ceil_div(depth, kStep) * kWords; }
-  // From strip to strip of a panel, for each lane: a block more, else strips of a whole chunk would begin in one set of
-  // the nearest cache, and they are written side by side.
-  static int64_t strip_words(int64_t depth) { return words_per_lane(depth) + kWords; }
+  static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
+  // Of packed lanes, for a chunk at most.
+  static int64_t panel_words(int64_t lanes, int64_t strip, int64_t depth) {
+    return ceil_div(lanes, strip) * strip_size<Word>(strip, num_words(min_of(depth, kChunk)));
+  }
 
   // Bytes that a tile needs for its panels and, in stream_rows, for its sums.
   static int64_t panel_a_bytes(const CpuConfig& config, int64_t k) {
     const int64_t rows = config.path == CpuPath::packed && !config.is_resident ? config.block_m : config.task_m;
+    const int64_t strip = config.path == CpuPath::packed ? config.thread_m : config.task_m;
     const int64_t chunks = config.is_resident ? max_of(1, ceil_div(k, kChunk)) : 1;
-    return round_up(round_up(rows, config.thread_m) * strip_words(min_of(k, kChunk)) * chunks * int64_t(sizeof(Word)),
-                    64);
+    return round_up(panel_words(rows, strip, k) * chunks * int64_t(sizeof(Word)), 64);
   }
   // Packed B is read again by the next block of rows.
   static bool is_b_kept(const CpuConfig& config) { return config.block_m < config.task_m; }
@@ -67,11 +68,10 @@ struct BlockTile {
     int64_t bytes = panel_a_bytes(config, k);
     if (config.path == CpuPath::packed) {
       const int64_t columns = is_b_kept(config) ? config.block_n : min_of(config.block_n, kGroupColumns);
-      bytes += columns * strip_words(min_of(k, kChunk)) * int64_t(sizeof(Word));
+      bytes += panel_words(columns, kThreadN, k) * int64_t(sizeof(Word));
     }
-    if (config.path == CpuPath::short_k) bytes = kWords * kShortColumns * int64_t(sizeof(Word));
-    if (config.path == CpuPath::stream_rows)
-      bytes += (kWords + 1) * config.task_m * stream_width(config) * int64_t(sizeof(A));
+    if (config.path == CpuPath::short_k) bytes = kMaxShortBytes * kShortColumns;
+    if (config.path == CpuPath::stream_rows) bytes += 2 * config.task_m * stream_width(config) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
 
@@ -86,83 +86,84 @@ struct BlockTile {
       case CpuPath::dot_rows:
         return run_dot_rows();
       case CpuPath::short_k:
-        return problem.k <= Op::kPerWord ? run_short_k<1>() : run_short_k<kWords>();
+        return run_short_k();
       case CpuPath::long_dots:
         return;  // launch_dots has no tiles
     }
   }
 
-  // Packs `count` rows of A from `first`, `strip` to a strip, for `depth` of k from k_first.
-  void load_rows_a(int64_t first, int64_t count, int64_t strip, int64_t k_first, int64_t depth, Word* to,
-                   [[maybe_unused]] bool is_along_m = false) const {
-    const T* from = static_cast<const T*>(problem.a) + first * problem.stride_am + k_first * problem.stride_ak;
-#if TILEDMM_VECTOR_BYTES == 64
-    if (is_along_m) {
-      return pack_rows_along_m<T, Op>(from, problem.stride_am, problem.stride_ak, count, strip, depth, to,
-                                      strip_words(depth));
-    }
-#endif
-    pack_rows<T, Op>(from, problem.stride_am, problem.stride_ak, count, strip, depth, to, strip_words(depth));
+  const T* rows_a(int64_t first, int64_t k) const {
+    return static_cast<const T*>(problem.a) + (row + first) * problem.stride_am + k * problem.stride_ak;
   }
-  // Strips of columns of B.
-  void load_strips_b(int64_t first, int64_t count, int64_t k_first, int64_t depth, Word* to) const {
-    const T* from = static_cast<const T*>(problem.b) + first * problem.stride_bn + k_first * problem.stride_bk;
-    pack_strips<T, Op, kThreadN, kIsAlongN>(from, problem.stride_bn, problem.stride_bk, count, depth, to,
-                                            strip_words(depth));
+  const T* cols_b(int64_t first, int64_t k) const {
+    return static_cast<const T*>(problem.b) + (col + first) * problem.stride_bn + k * problem.stride_bk;
   }
-
-  // A is used where it lies: words need no conversion, k is contiguous and consists of all that a micro-kernel reads.
-  bool is_a_in_place() const {
-    return sizeof(T) * Op::kPerWord == sizeof(Word) && problem.stride_ak == 1 &&
-           (k_end - k_begin) % (kIsAlongN ? Op::kPerWord : kStep) == 0;
+  void pack_a(int64_t first, int64_t count, int64_t strip, int64_t k, int64_t depth, Word* to) const {
+    pack_strips<T, Op>(rows_a(first, k), problem.stride_am, problem.stride_ak, count, strip, depth, to);
+  }
+  void pack_b(int64_t first, int64_t count, int64_t k, int64_t depth, Word* to) const {
+    pack_strips<T, Op>(cols_b(first, k), problem.stride_bn, problem.stride_bk, count, kThreadN, depth, to);
   }
 
   TILEDMM_INLINE void run_packed() const {
-    const bool in_place = is_a_in_place(), is_along_m = kIsAlongN && problem.stride_ak != 1;
+    const bool in_place = config.is_a_in_place;
+    // Rows that are used where they lie come while the rows before them are multiplied for the first time.
+    const bool fetches_a =
+        in_place && cols > kLanes / 2 && rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
-    AheadB ahead;
+    Ahead ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
     for (int64_t jc = 0; jc < cols; jc += config.block_n) {
       const int64_t block_cols = min_of(config.block_n, cols - jc);
       int64_t pc = k_begin;
+      Word* block_a = panel_a;
       do {  // once for k = 0, too
-        const int64_t depth = min_of(kChunk, k_end - pc), words = strip_words(depth);
+        const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
+        const int64_t strip_a = strip_size<Word>(config.thread_m, words), strip_b = strip_size<Word>(kThreadN, words);
         for (int64_t ic = 0; ic < rows; ic += config.block_m) {
           const int64_t block_rows = min_of(config.block_m, rows - ic);
-          Word* block_a = panel_a;
-          if (config.is_resident) block_a += (pc - k_begin) / kChunk * strip_words(kChunk) * rows + ic * words;
           if (!in_place && (!config.is_resident || jc == 0)) {
-            load_rows_a(row + ic, block_rows, config.thread_m, pc, depth, block_a, is_along_m);
+            pack_a(ic, block_rows, config.thread_m, pc, depth, block_a);
           }
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
-            Word* strip_b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) * words;
+            Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;
             // Packed when they are first needed, so that their first use finds them in a near cache.
             if (ic == 0 && jr % group_cols == 0) {
-              load_strips_b(col + jc + jr, min_of(group_cols, block_cols - jr), pc, depth, strip_b);
-              ahead = find_ahead(jc, jr + group_cols, pc, group_cols, block_rows);
+              pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
+              ahead = find_ahead_b(jc, jr + group_cols, pc, group_cols, block_rows);
             }
+            RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
+            const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
-              const RowsA rows_a =
-                  in_place ? rows_in_place(ic + ir, pc) : rows_packed(block_a + ir * words, tile_rows, is_along_m);
-              multiply_tile(ceil_div(depth, Op::kPerWord), rows_a, strip_b, ic + ir, tile_rows, jc, jr, tile_cols, pc,
-                            ahead);
+              const char* next_a = a.base + tile_bytes;
+              const bool is_ahead_a = fetches_a && jr == 0 && ir + config.thread_m < block_rows;
+              Ahead ahead_a = is_ahead_a ? find_ahead_a(next_a, a.row_bytes, depth) : Ahead{};
+              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, is_ahead_a ? ahead_a : ahead);
+              a.base = next_a;
             }
           }
         }
         pc += depth;
+        if (config.is_resident && pc < k_end) block_a += panel_words(rows, config.thread_m, kChunk);
       } while (pc < k_end);
     }
   }
 
-  // The group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
-  AheadB find_ahead(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
+  Ahead find_ahead_a(const char* first, int64_t row_bytes, int64_t depth) const {
+    const int64_t steps = ceil_div(depth * int64_t(sizeof(T)), Ahead::kBytes);
+    const int64_t interval = max_of(1, num_words(depth) / (config.thread_m * steps));
+    return {first, row_bytes, config.thread_m, Ahead::kBytes, steps, interval, 0};
+  }
+
+  // Of B the group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
+  Ahead find_ahead_b(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
     if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return {};
     const int64_t tiles = group_cols / kThreadN * ceil_div(block_rows, config.thread_m);
-    const int64_t blocks = tiles * ceil_div(min_of(kChunk, k_end - pc), kStep);
+    const int64_t words = tiles * num_words(min_of(kChunk, k_end - pc));
     if (jr >= min_of(config.block_n, cols - jc)) {
       jr = 0;
       pc += kChunk;
@@ -176,39 +177,35 @@ struct BlockTile {
     const int64_t bytes_n = problem.stride_bn * int64_t(sizeof(T)), bytes_k = problem.stride_bk * int64_t(sizeof(T));
     const char* piece = static_cast<const char*>(problem.b) + (col + jc + jr) * bytes_n + pc * bytes_k;
     const int64_t lanes = min_of(group_cols, min_of(config.block_n, cols - jc) - jr);
-    AheadB ahead = problem.stride_bk == 1
-                       ? AheadB{piece, bytes_n, lanes, AheadB::kBytes, ceil_div(depth * bytes_k, AheadB::kBytes), 1, 0}
-                       : AheadB{piece, 0, 1, bytes_k, depth, 1, 0};
-    ahead.interval = max_of(1, blocks / max_of(1, ahead.lanes * ahead.steps_left));
+    Ahead ahead = problem.stride_bk == 1
+                      ? Ahead{piece, bytes_n, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
+                      : Ahead{piece, 0, 1, bytes_k, depth, 1, 0};
+    ahead.interval = max_of(1, words / max_of(1, ahead.lanes * ahead.steps_left));
     return ahead;
   }
 
   RowsA rows_in_place(int64_t i, int64_t pc) const {
-    const T* a = static_cast<const T*>(problem.a) + (row + i) * problem.stride_am + pc;
-    return {reinterpret_cast<const char*>(a), problem.stride_am * int64_t(sizeof(T)), sizeof(Word), kBlockBytes};
+    return {reinterpret_cast<const char*>(rows_a(i, pc)), problem.stride_am * int64_t(sizeof(T)), sizeof(Word)};
   }
-  static RowsA rows_packed(const Word* strip, int64_t tile_rows, bool is_along_m) {
-    const char* base = reinterpret_cast<const char*>(strip);
-    constexpr int64_t kWordBytes = sizeof(Word);
-    return is_along_m ? RowsA{base, kWordBytes, tile_rows * kWordBytes, tile_rows * kBlockBytes}
-                      : RowsA{base, kBlockBytes, kWordBytes, tile_rows * kBlockBytes};
+  static RowsA rows_packed(const Word* strip, int64_t places) {
+    return {reinterpret_cast<const char*>(strip), sizeof(Word), places * int64_t(sizeof(Word))};
   }
 
   void multiply_tile(int64_t words, const RowsA& a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
-                     int64_t tile_cols, int64_t pc, AheadB& ahead) const {
+                     int64_t tile_cols, int64_t pc, Ahead& ahead) const {
     const int64_t j = jc + jr;
-    constexpr auto kRows = std::make_integer_sequence<int, kMaxThreadM>{};
+    constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
-      return find_multiply<Op, T>(tile_rows, tile_cols, kRows)(words, a, b, to, problem.stride_cm, false, tile_cols,
-                                                               ahead);
+      return multiply(words, a, b, {to, problem.stride_cm, tile_cols, !std::is_same_v<T, A>, false}, ahead);
     }
-    alignas(64) A near_sums[kMaxThreadM * kThreadN];
+    alignas(64) A near_sums[Config<Op>::kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + (sums_cover_one_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
-    find_multiply<Op, A>(tile_rows, tile_cols, kRows)(words, a, b, tile, ld_tile, !is_first, tile_cols, ahead);
+    multiply(words, a, b, {tile, ld_tile, tile_cols, false, !is_first}, ahead);
     if (is_last && is_finished && !(sums_are_c && is_plain)) {
       store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
     }
@@ -217,34 +214,36 @@ struct BlockTile {
   // Columns of one pass of stream_rows, for a task: its sums stay in the nearest cache, in runs of whole pages of B
   // where rows allow. Rows of sums are an odd number of vectors apart, so that they do not begin in one set of it.
   static int64_t stream_width(const CpuConfig& config) {
-    const int64_t fitting = (128 << 10) / int64_t(sizeof(A)) / (kWords + 1) / config.task_m / kLanes * kLanes;
+    const int64_t fitting = kStreamSumsBytes / int64_t(sizeof(A)) / config.task_m / kLanes * kLanes;
     return min_of(max_of(4 * kLanes, fitting), (ceil_div(config.task_n, kLanes) | 1) * kLanes);
   }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
-  // runs, one row of sums for each place in a block. Same chains, same chunks, same bits as run_packed.
+  // runs. Same order, same bits as run_packed.
   void run_stream_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
-    A* chains = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
+    A* chunk = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
     const int64_t width = stream_width(config);
-    A* total = chains + kWords * rows * width;
+    A* total = chunk + rows * width;
     for (int64_t jc = 0; jc < cols; jc += width) {
       const int64_t block_cols = min_of(width, cols - jc);
       int64_t pc = k_begin;
       do {
-        const int64_t depth = min_of(kChunk, k_end - pc), words = words_per_lane(depth);
-        load_rows_a(row, rows, rows, pc, depth, panel_a);
-        const T* b = static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + pc * problem.stride_bk;
-        for (int64_t e = 0; e < kWords * rows * width; ++e) chains[e] = 0;
-        for (int64_t word = 0; word < words; word += kPassWords) {
-          stream_pass(panel_a + word * rows, b + word * Op::kPerWord * problem.stride_bk, depth - word * Op::kPerWord,
-                      block_cols, chains, width);
+        const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
+        A* chains = pc == k_begin ? total : chunk;
+        pack_a(0, rows, rows, pc, depth, panel_a);
+        for (int64_t e = 0; e < rows * width; ++e) chains[e] = 0;
+        int64_t word = 0;
+        for (; (word + kPassWords) * Op::kPerWord <= depth; word += kPassWords) {
+          stream_pass<kPassWords>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols, depth,
+                                  chains, width);
         }
-        for (int64_t e = 0; e < rows * width; e += kLanes) {
-          Reg<A> parts[kWords];
-          for (int w = 0; w < kWords; ++w) parts[w] = load(chains + w * rows * width + e);
-          const Reg<A> sum = sum_chains(parts);
-          store(total + e, pc > k_begin ? load(total + e) + sum : sum);
+        for (; word < words; ++word) {
+          stream_pass<1>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
+                         depth - word * Op::kPerWord, chains, width);
+        }
+        if (pc > k_begin) {
+          for (int64_t e = 0; e < rows * width; e += kLanes) store(total + e, load(total + e) + load(chunk + e));
         }
         pc += depth;
       } while (pc < k_end);
@@ -258,185 +257,160 @@ struct BlockTile {
     }
   }
 
-  void stream_pass(const Word* a, const T* b, int64_t depth, int64_t block_cols, A* chains, int64_t width) const {
-    const int64_t words = min_of(kPassWords, words_per_lane(depth));
-    const bool is_whole = depth >= kPassWords * Op::kPerWord;
-    for (int64_t j = 0; j < block_cols; j += kLanes) {
-      Reg<Word> frag_b[kPassWords];
-      if (is_whole && block_cols - j >= kLanes) {
+  // WORDS words of k, `depth` elements at least or all that is left: two vectors of columns at a time, one at the edge.
+  template <int WORDS>
+  void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t width) const {
+    int64_t j = 0;
+    if (depth >= Op::kPerWord) {
+      for (; j + 2 * kLanes <= block_cols; j += 2 * kLanes) {
+        Reg<Word> frag_b[WORDS][2];
 #pragma GCC unroll 16
-        for (int w = 0; w < kPassWords; ++w) {
-          frag_b[w] = Op::template load_lanes<TILEDMM_VECTOR_BYTES>(b + w * Op::kPerWord * problem.stride_bk + j,
-                                                                    problem.stride_bk);
+        for (int w = 0; w < WORDS; ++w) {
+          Op::load_two(b + w * Op::kPerWord * problem.stride_bk + j, problem.stride_bk, frag_b[w]);
         }
-      } else {
-        Word near[kPassWords][kLanes] = {};
-        for (int w = 0; w * Op::kPerWord < depth && w < kPassWords; ++w) {
-          for (int64_t l = 0; l < min_of(kLanes, block_cols - j); ++l) {
-            near[w][l] = Op::load_word(b + w * Op::kPerWord * problem.stride_bk + j + l, problem.stride_bk,
-                                       depth - w * Op::kPerWord);
-          }
-        }
-        for (int w = 0; w < kPassWords; ++w) frag_b[w] = load(near[w]);
+        multiply_rows(a, frag_b, chains + j, width);
       }
-      if (words == kPassWords) {
-        multiply_rows<kPassWords>(a, frag_b, chains + j, width);
-      } else {
-        for (int64_t w = 0; w < words; w += kWords) {
-          const Reg<Word>(&block)[kWords] = *reinterpret_cast<const Reg<Word>(*)[kWords]>(frag_b + w);
-          multiply_rows<kWords>(a + w * rows, block, chains + j, width);
-        }
+    }
+    for (; j < block_cols; j += kLanes) {
+      Reg<Word> frag_b[WORDS][1];
+#pragma GCC unroll 16
+      for (int w = 0; w < WORDS; ++w) {
+        frag_b[w][0] = load_lanes<T, Op>(b + w * Op::kPerWord * problem.stride_bk + j, 1, problem.stride_bk,
+                                         block_cols - j, depth - w * Op::kPerWord);
       }
+      multiply_rows(a, frag_b, chains + j, width);
     }
   }
 
-  template <int WORDS>
-  void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS], A* chains, int64_t width) const {
+  template <int WORDS, int VECTORS>
+  TILEDMM_INLINE void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS][VECTORS], A* chains,
+                                    int64_t width) const {
     for (int64_t i = 0; i < rows; ++i) {
-#pragma GCC unroll 4
-      for (int chain = 0; chain < kWords; ++chain) {
-        A* to = chains + (chain * rows + i) * width;
-        Reg<A> acc = load(to);
-#pragma GCC unroll 4
-        for (int w = chain; w < WORDS; w += kWords) {
-          acc = Op::multiply_add(broadcast(a[(w / kWords * rows + i) * kWords + chain]), frag_b[w], acc);
-        }
-        store(to, acc);
+      Reg<A> acc[VECTORS];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) acc[v] = load(chains + i * width + v * kLanes);
+#pragma GCC unroll 16
+      for (int w = 0; w < WORDS; ++w) {
+        const Reg<Word> frag_a = broadcast(a[w * rows + i]);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[w][v], acc[v]);
       }
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) store(chains + i * width + v * kLanes, acc[v]);
     }
   }
 
-  // k of WORDS words, at most one block: C is written row by row and bounds the time. Same chains as run_packed.
-  template <int WORDS>
+  // k of at most a block of words: C is written row by row and bounds the time. Same order as run_packed.
   TILEDMM_INLINE void run_short_k() const {
+    switch (num_words(problem.k)) {
+      case 1:
+        return multiply_short_k<1>();
+      case 2:
+        return multiply_short_k<2>();
+      case 3:
+        return multiply_short_k<3>();
+      default:
+        return multiply_short_k<4>();
+    }
+  }
+
+  template <int WORDS>
+  TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {
-        const T* b =
-            static_cast<const T*>(problem.b) + (col + jc) * problem.stride_bn + w * Op::kPerWord * problem.stride_bk;
+        const T* b = cols_b(jc, w * Op::kPerWord);
         for (int64_t j = 0; j < ld; j += kLanes) {
           store(panel_b + w * ld + j,
                 load_lanes<T, Op>(b + j, 1, problem.stride_bk, block_cols - j, problem.k - w * Op::kPerWord));
         }
       }
-      for (int64_t i = row; i < row + rows; ++i) {
-        Reg<Word> frag_a[kWords] = {};
-        for (int w = 0; w * Op::kPerWord < problem.k; ++w) {
-          const T* a = static_cast<const T*>(problem.a) + i * problem.stride_am + w * Op::kPerWord * problem.stride_ak;
-          frag_a[w] = broadcast(Op::load_word(a, problem.stride_ak, problem.k - w * Op::kPerWord));
+      for (int64_t i = 0; i < rows; ++i) {
+        Reg<Word> frag_a[WORDS];
+        for (int w = 0; w < WORDS; ++w) {
+          const int64_t k = w * Op::kPerWord;
+          frag_a[w] = broadcast(Op::load_word(rows_a(i, k), problem.stride_ak, problem.k - k));
         }
+        T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + jc) * problem.stride_cn;
         for (int64_t j = 0; j < block_cols; j += kLanes) {
-          Reg<A> chains[kWords] = {};
+          Reg<A> sum{};
 #pragma GCC unroll 4
-          for (int w = 0; w < WORDS; ++w) chains[w] = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), Reg<A>{});
+          for (int w = 0; w < WORDS; ++w) sum = Op::multiply_add(frag_a[w], load(panel_b + w * ld + j), sum);
           const int64_t count = min_of(kLanes, block_cols - j);
-          const Reg<A> sum = sum_chains(chains);
           if (is_plain) {
-            T* to = static_cast<T*>(problem.c) + i * problem.stride_cm + col + jc + j;
-            store_converted(to, sum, count);
+            store_converted(to + j, sum, count);
           } else {
             A near_sums[kLanes];
             store(near_sums, sum);
-            store_block_tile<T>(problem, i, 1, col + jc + j, count, near_sums, kLanes);
+            store_block_tile<T>(problem, row + i, 1, col + jc + j, count, near_sums, kLanes);
           }
         }
       }
     }
   }
 
-  // Few rows and B contiguous along k: every block of B is used where it lies, a block-wide dot product a column.
+  // Few rows and B contiguous along k: a vector of columns at a time is read where it lies and transposed in registers.
   void run_dot_rows() const {
-    switch (rows) {
-      case 1:
-        return dot_rows<1, kMaxThreadM >= 5 ? 8 : 4>();
-      case 2:
-        return dot_rows<2, kMaxThreadM >= 5 ? 8 : 4>();
-      case 3:
-        return dot_rows<3, 4>();
-      default:
-        return dot_rows<4, 4>();
-    }
+    using DotRows = void (BlockTile::*)() const;
+    static constexpr DotRows kDotRows[] = {&BlockTile::dot_rows<1>, &BlockTile::dot_rows<2>, &BlockTile::dot_rows<3>,
+                                           &BlockTile::dot_rows<4>, &BlockTile::dot_rows<5>, &BlockTile::dot_rows<6>,
+                                           &BlockTile::dot_rows<7>, &BlockTile::dot_rows<8>};
+    static_assert(sizeof kDotRows / sizeof *kDotRows == kMaxDotRows, "an instance for each number of rows");
+    (this->*kDotRows[rows - 1])();
   }
 
-  template <int MR, int COLS>
+  template <int MR>
   void dot_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
+    const int64_t chunk_words = panel_words(MR, MR, kChunk);
     for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
-      load_rows_a(row, rows, rows, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / Op::kPerWord * MR);
+      pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
+    // A single chain of narrow vectors would be waited for: 28 GB/s of 1x256x256 NT with AVX2, 40 by two. Columns that
+    // begin in one set of the nearest cache are too many then.
+    if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
+      const bool is_one_set = problem.stride_bn * int64_t(sizeof(T)) % kSetBytes == 0;
+      if (!is_one_set || 2 * kLanes <= 8) return dot_columns<MR, 2>(panel_a, chunk_words);
+    }
+    dot_columns<MR, 1>(panel_a, chunk_words);
+  }
+
+  template <int MR, int VECTORS>
+  TILEDMM_INLINE void dot_columns(const Word* panel_a, int64_t chunk_words) const {
+    constexpr int kCols = VECTORS * kLanes;
     // The next columns come from memory while these are multiplied. Nearer ones are faster without (10 %).
     const bool is_far = problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
-    const auto dot = is_far ? &dot_chunk<MR, COLS, true> : &dot_chunk<MR, COLS, false>;
-    for (int64_t j = 0; j < cols; j += COLS) {
-      const int64_t tile_cols = min_of(COLS, cols - j);
-      const T* b[COLS];  // columns beyond the last repeat it, their sums are dropped
-      for (int c = 0; c < COLS; ++c) {
-        b[c] = static_cast<const T*>(problem.b) + (col + min_of(j + c, cols - 1)) * problem.stride_bn;
-      }
-      A total[MR][COLS] = {};
+    for (int64_t j = 0; j < cols; j += kCols) {
+      const LanesAlongK<T, Op, VECTORS> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
+      alignas(64) A total[MR][kCols] = {};
       for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
-        dot(panel_a + (pc - k_begin) / Op::kPerWord * MR, b, problem.stride_bn, pc, min_of(kChunk, k_end - pc), total,
-            pc > k_begin);
+        const Word* a = panel_a + (pc - k_begin) / kChunk * chunk_words;
+        Reg<A> acc[MR][VECTORS] = {};
+        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), is_far ? kCols * problem.stride_bn : 0,
+                            [&](int64_t word, int v, Reg<Word> frag_b) {
+#pragma GCC unroll 8
+                              for (int i = 0; i < MR; ++i) {
+                                acc[i][v] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i][v]);
+                              }
+                            });
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 2
+          for (int v = 0; v < VECTORS; ++v) {
+            A* to = total[i] + v * kLanes;
+            store(to, pc > k_begin ? load(to) + acc[i][v] : acc[i][v]);
+          }
+        }
       }
+      const int64_t tile_cols = min_of(kCols, cols - j);
       if (is_finished) {
-        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], COLS);
+        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], kCols);
       } else {
         for (int i = 0; i < MR; ++i) {
           for (int64_t c = 0; c < tile_cols; ++c) sums[i * ld_sums + j + c] = total[i][c];
         }
-      }
-    }
-  }
-
-  template <int MR, int COLS, bool IS_FAR>
-  static void dot_chunk(const Word* a, const T* const (&b)[COLS], [[maybe_unused]] int64_t stride_bn, int64_t k_first,
-                        int64_t depth, A (&total)[MR][COLS], bool accumulate) {
-    Block<A> acc[MR][COLS] = {};
-    const int64_t whole_steps = depth / kStep;
-    const auto multiply_step = [&](const Block<Word>(&frag_b)[COLS]) {
-#pragma GCC unroll 4
-      for (int i = 0; i < MR; ++i) {
-        const auto frag_a = load_as<Block<Word>>(a + i * kWords);
-#pragma GCC unroll 8
-        for (int c = 0; c < COLS; ++c) acc[i][c] = Op::multiply_add(frag_a, frag_b[c], acc[i][c]);
-      }
-      a += MR * kWords;
-    };
-    Block<Word> frag_b[COLS];
-    const auto multiply_steps = [&](int64_t first, int64_t last) {
-      for (int64_t step = first; step < last; ++step) {
-#pragma GCC unroll 8
-        for (int c = 0; c < COLS; ++c) frag_b[c] = Op::template load_words<kBlockBytes>(b[c] + k_first + step * kStep);
-        multiply_step(frag_b);
-      }
-    };
-    if constexpr (IS_FAR) {
-      constexpr int64_t kLineSteps = 64 / int64_t(sizeof(T)) / kStep;
-      for (int64_t line = 0; line < whole_steps; line += kLineSteps) {
-#pragma GCC unroll 8
-        for (int c = 0; c < COLS; ++c) __builtin_prefetch(b[c] + k_first + line * kStep + COLS * stride_bn, 0, 2);
-        multiply_steps(line, min_of(line + kLineSteps, whole_steps));
-      }
-    } else {
-      multiply_steps(0, whole_steps);
-    }
-    if (whole_steps * kStep < depth) {
-      for (int c = 0; c < COLS; ++c) {
-        frag_b[c] = load_words<T, Op, kBlockBytes>(b[c] + k_first + whole_steps * kStep, depth - whole_steps * kStep);
-      }
-      multiply_step(frag_b);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 4
-      for (int c = 0; c < COLS; c += kWords) {
-        Block<A> parts[kWords];
-#pragma GCC unroll 4
-        for (int w = 0; w < kWords; ++w) parts[w] = acc[i][c + w];
-        const Block<A> sum = sum_blocks<A>(parts);
-        store(&total[i][c], accumulate ? load_as<Block<A>>(&total[i][c]) + sum : sum);
       }
     }
   }
@@ -451,7 +425,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   const int64_t batch = batch_size(problem);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
   const int64_t ld_sums =
-      round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), kThreadN);
+      round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), Tile::kThreadN);
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
   const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
@@ -474,29 +448,26 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   };
 
   if (config.split_k == 1) {
-    parallel_for(executor, num_workers, [&](int64_t worker_idx) {
-      const int64_t end = num_tiles * (worker_idx + 1) / num_workers;
-      for (int64_t idx = num_tiles * worker_idx / num_workers; idx < end; ++idx) {
-        const GemmProblem item = batch_item(problem, idx / (config.tasks_m * config.tasks_n));
-        const int64_t tile_idx = idx % (config.tasks_m * config.tasks_n);
-        Tile tile = make_tile(item, worker_idx);
-        tile.row = tile_idx / config.tasks_n * config.task_m;
-        tile.col = tile_idx % config.tasks_n * config.task_n;
-        tile.rows = min_of(config.task_m, item.m - tile.row);
-        tile.cols = min_of(config.task_n, item.n - tile.col);
-        if constexpr (std::is_same_v<T, A>) {
-          if (sums_are_c) {
-            tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
-            tile.ld_sums = item.stride_cm;
-            tile.sums_are_c = true;
-          }
+    for_each_task(executor, num_workers, num_tiles, [&](int64_t worker_idx, int64_t idx) {
+      const GemmProblem item = batch_item(problem, idx / (config.tasks_m * config.tasks_n));
+      const int64_t tile_idx = idx % (config.tasks_m * config.tasks_n);
+      Tile tile = make_tile(item, worker_idx);
+      tile.row = tile_idx / config.tasks_n * config.task_m;
+      tile.col = tile_idx % config.tasks_n * config.task_n;
+      tile.rows = min_of(config.task_m, item.m - tile.row);
+      tile.cols = min_of(config.task_n, item.n - tile.col);
+      if constexpr (std::is_same_v<T, A>) {
+        if (sums_are_c) {
+          tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
+          tile.ld_sums = item.stride_cm;
+          tile.sums_are_c = true;
         }
-        if (needs_sums) {
-          tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
-          tile.sums_cover_one_block = true;
-        }
-        tile.run();
       }
+      if (needs_sums) {
+        tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
+        tile.sums_cover_one_block = true;
+      }
+      tile.run();
     });
   } else {
     // Chunks of k side by side, split_k at a time; then their sums are added up in the order of k.
@@ -505,15 +476,13 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     A* total = parts + config.split_k * part_size;
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));
-      parallel_for(executor, num_workers, [&](int64_t worker_idx) {
-        for (int64_t part = count * worker_idx / num_workers; part < count * (worker_idx + 1) / num_workers; ++part) {
-          Tile tile = make_tile(problem, worker_idx);
-          tile.k_begin = first + part * Tile::kChunk;
-          tile.k_end = min_of(problem.k, tile.k_begin + Tile::kChunk);
-          tile.sums = parts + part * part_size;
-          tile.is_finished = false;
-          tile.run();
-        }
+      for_each_task(executor, num_workers, count, [&](int64_t worker_idx, int64_t part) {
+        Tile tile = make_tile(problem, worker_idx);
+        tile.k_begin = first + part * Tile::kChunk;
+        tile.k_end = min_of(problem.k, tile.k_begin + Tile::kChunk);
+        tile.sums = parts + part * part_size;
+        tile.is_finished = false;
+        tile.run();
       });
       for (int64_t part = 0; part < count; ++part) {
         const A* from = parts + part * part_size;

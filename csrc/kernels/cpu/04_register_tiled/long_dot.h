@@ -13,34 +13,24 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-// The sums of COUNT chunks of k that follow each other, of one row of A and one column of B: chunks are what a single
-// dot product has many of. The chains and their sums are those of dot_chunk.
-template <class T, class Op, int COUNT>
-void dot_chunks(const T* a, const T* b, int64_t depth, typename Op::Acc* sums) {
-  using A = typename Op::Acc;
-  constexpr int kWords = Config<Op>::kWords, kStep = Config<Op>::kStep;
-  constexpr int64_t kChunk = Config<Op>::kChunk;
-  Block<A> acc[round_up(COUNT, kWords)] = {};
-  int64_t k = 0;
-  for (; k + kStep <= depth; k += kStep) {
-#pragma GCC unroll 8
-    for (int c = 0; c < COUNT; ++c) {
-      acc[c] = Op::multiply_add(Op::template load_words<kBlockBytes>(a + c * kChunk + k),
-                                Op::template load_words<kBlockBytes>(b + c * kChunk + k), acc[c]);
-    }
+// The sums of `count` chunks of k that follow each other, of `depth` elements each, of one row of A and one column of
+// B: chunks are what a single dot product has many of, and each gets a lane.
+template <class T, class Op>
+Reg<typename Op::Acc> dot_chunks(const T* a, const T* b, int64_t count, int64_t depth) {
+  using Word = typename Op::Word;
+  constexpr int kLanes = Config<Op>::kLanes;
+  constexpr int64_t kPieceWords = 128, kChunk = Config<Op>::kChunk;
+  const LanesAlongK<T, Op> lanes_a(a, kChunk, count), lanes_b(b, kChunk, count);
+  alignas(64) Word near_a[kPieceWords][kLanes];
+  Reg<typename Op::Acc> sums{};
+  for (int64_t k = 0; k < depth; k += kPieceWords * Op::kPerWord) {
+    const int64_t piece = min_of(kPieceWords * Op::kPerWord, depth - k);
+    lanes_a.for_each_word(k, piece, 0, [&](int64_t word, int, Reg<Word> words) { store(near_a[word], words); });
+    lanes_b.for_each_word(k, piece, 0, [&](int64_t word, int, Reg<Word> words) {
+      sums = Op::multiply_add(load(near_a[word]), words, sums);
+    });
   }
-  if (COUNT == 1 && k < depth) {
-    acc[0] = Op::multiply_add(load_words<T, Op, kBlockBytes>(a + k, depth - k),
-                              load_words<T, Op, kBlockBytes>(b + k, depth - k), acc[0]);
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < COUNT; c += kWords) {
-    Block<A> parts[kWords];
-#pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) parts[w] = acc[c + w];
-    const Block<A> sum = sum_blocks<A>(parts);
-    __builtin_memcpy(sums + c, &sum, size_t(min_of(kWords, COUNT - c)) * sizeof(A));
-  }
+  return sums;
 }
 
 // C of few elements, k of many chunks, both operands contiguous along k.
@@ -48,31 +38,26 @@ template <class T, class Op>
 __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const Executor& executor) {
   using A = typename Op::Acc;
   constexpr int64_t kChunk = Config<Op>::kChunk;
-  constexpr int kCount = 2 * Config<Op>::kWords;
-  const int64_t num_chunks = ceil_div(problem.k, kChunk), num_groups = ceil_div(num_chunks, kCount);
-  const int64_t ld = num_groups * kCount;
+  constexpr int kLanes = Config<Op>::kLanes;
+  const int64_t num_whole = problem.k / kChunk, num_chunks = ceil_div(problem.k, kChunk);
+  const int64_t num_groups = ceil_div(num_whole, kLanes), ld = (num_groups + 1) * kLanes;
   A* sums = static_cast<A*>(executor.allocate(executor.self, size_t(problem.m * problem.n * ld) * sizeof(A)));
   if (!sums) return Status::out_of_memory;
-  const int64_t num_workers = min_of(executor.num_threads, ceil_div(num_groups, 8));
-  parallel_for(executor, num_workers, [&](int64_t worker_idx) {
-    for (int64_t g = num_groups * worker_idx / num_workers; g < num_groups * (worker_idx + 1) / num_workers; ++g) {
-      for (int64_t i = 0; i < problem.m; ++i) {
-        for (int64_t j = 0; j < problem.n; ++j) {
-          const int64_t k = g * kCount * kChunk;
-          const T* a = static_cast<const T*>(problem.a) + i * problem.stride_am;
-          const T* b = static_cast<const T*>(problem.b) + j * problem.stride_bn;
-          A* to = sums + (i * problem.n + j) * ld + g * kCount;
-          if (k + kCount * kChunk <= problem.k) {
-            dot_chunks<T, Op, kCount>(a + k, b + k, kChunk, to);
-          } else {
-            for (int64_t p = k; p < problem.k; p += kChunk) {
-              dot_chunks<T, Op, 1>(a + p, b + p, min_of(kChunk, problem.k - p), to++);
-            }
-          }
-        }
+  // Groups of whole chunks, and what is left of k.
+  const auto dot_group = [&](int64_t, int64_t group) {
+    const int64_t k = group < num_groups ? group * kLanes * kChunk : num_whole * kChunk;
+    const int64_t count = group < num_groups ? min_of(kLanes, num_whole - group * kLanes) : 1;
+    for (int64_t i = 0; i < problem.m; ++i) {
+      for (int64_t j = 0; j < problem.n; ++j) {
+        const T* a = static_cast<const T*>(problem.a) + i * problem.stride_am + k;
+        const T* b = static_cast<const T*>(problem.b) + j * problem.stride_bn + k;
+        A* to = sums + (i * problem.n + j) * ld + k / kChunk;
+        store_partial(to, dot_chunks<T, Op>(a, b, count, min_of(kChunk, problem.k - k)), count);
       }
     }
-  });
+  };
+  const int64_t num_workers = min_of(executor.num_threads, ceil_div(num_groups, 4));
+  for_each_task(executor, num_workers, num_groups + (num_chunks > num_whole), dot_group);
   for (int64_t i = 0; i < problem.m; ++i) {
     for (int64_t j = 0; j < problem.n; ++j) {
       const A* parts = sums + (i * problem.n + j) * ld;

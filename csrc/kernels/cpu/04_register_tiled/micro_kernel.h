@@ -24,26 +24,15 @@ constexpr Isa kIsa = Isa::neon;
 constexpr Isa kIsa = Isa::portable;
 #endif
 
-// Registers: kVectorsN accumulators a row, kVectorsN vectors of B (or operands from memory), 1 broadcast of A.
-constexpr int kVectorsN = 4;
-constexpr int kMaxThreadM = micro_tile(kIsa).max_thread_m, kThreadN = micro_tile(kIsa).thread_n;
-static_assert(kThreadN == kVectorsN * kBlocks, "one column of C a block");
-
-// Which way the vectors of B lie. Along n, A is read word by word: as part of the multiply-add in AVX-512, as an
-// instruction of its own elsewhere, which makes the loads the limit. The bits are the same.
-constexpr bool kIsAlongN = TILEDMM_VECTOR_BYTES == 64;
-
 template <class Op>
 struct Config {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   static constexpr int kLanes = Simd<Acc>::kLanes;
-  static constexpr int kWords = Simd<Acc, kBlockBytes>::kLanes;  // of a block
-  static constexpr int kStep = kWords * Op::kPerWord;            // elements of k in a block
+  static constexpr int kMaxThreadM = micro_tile(kIsa).max_thread_m;
+  static constexpr int kThreadN = micro_tile(kIsa).vectors_n * kLanes;
   static constexpr int64_t kChunk = kChunkWords * Op::kPerWord;  // elements of k in a chunk
   static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
-  static_assert(kVectorsN % kWords == 0, "sum_blocks takes as many vectors as a block has words");
-  static_assert(kChunk % (4 * kStep) == 0, "chunks consist of whole passes of stream_rows");
 };
 
 // Where a micro-tile's rows of A are: packed, or where they lie if k is contiguous there and no conversion is needed.
@@ -52,17 +41,25 @@ struct Config {
 struct RowsA {
   const char* base;
   int64_t row_bytes;   // from row to row
-  int64_t word_bytes;  // from word to word of a block; read where the vectors of B lie along n
-  int64_t step_bytes;  // from block to block along k
+  int64_t word_bytes;  // from word to word of k
 };
 
-// What of B is packed next. It comes from memory while micro-tiles are multiplied, a piece every `interval` blocks of
-// k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond B are harmless.
-struct AheadB {
+// Where the micro-tile's sums go: accumulators, to which they are added if C has parts of them, or C itself.
+struct TileC {
+  void* to;
+  int64_t ld, cols;
+  bool is_narrow;  // elements of C, in 16 bits; else accumulators
+  bool accumulate;
+};
+
+// What of an operand is used next. It comes from memory while micro-tiles are multiplied, a piece every `interval`
+// words of k: a burst would wait for memory, and the multiply-adds with it. Pieces that reach beyond the operand are
+// harmless.
+struct Ahead {
   static constexpr int kLines = 4, kBytes = kLines * 64;  // of a piece
 
   const char* piece = nullptr;
-  int64_t lane_bytes = 0, lanes = 1;  // pieces side by side: one for each column that is contiguous along k, else one
+  int64_t lane_bytes = 0, lanes = 1;  // pieces side by side: one for each lane that is contiguous along k, else one
   int64_t step_bytes = 0, steps_left = 0;  // along k; none left: nothing to fetch
   int64_t interval = kChunkWords;
   int64_t lane = 0;
@@ -80,153 +77,168 @@ struct AheadB {
   }
 };
 
-// to (+)= A * B for one micro-tile: MR rows of A, B as [blocks of k][kThreadN blocks]. Writes columns < cols.
-template <class Op, int MR, class OUT>
-void multiply_along_k(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
-                      bool accumulate, int64_t cols, AheadB& ahead) {
+#if defined(__x86_64__) && TILEDMM_VECTOR_BYTES > 16
+#define TILEDMM_BROADCASTS_APART
+#endif
+
+// Words of A's rows in every lane. g++ has to be told how: an address is a base and 1, 2, 4 or 8 times an odd multiple
+// of the distance of rows, so that one base walks.
+struct RowReader {
+  static constexpr int kOdds = 6;
+  const char* base;
+  int64_t odd_rows[kOdds];  // 1, 3, 5, .. rows
+
+  TILEDMM_INLINE explicit RowReader(const RowsA& a) : base(a.base) {
+#pragma GCC unroll 6
+    for (int i = 0; i < kOdds; ++i) odd_rows[i] = (2 * i + 1) * a.row_bytes;
+  }
+
+#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                            \
+  if constexpr (ROW == 0) {                                                                           \
+    asm(BEFORE "(%[base])" AFTER : __VA_ARGS__, [base] "r"(base));                                    \
+  } else {                                                                                            \
+    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;                \
+    asm(BEFORE "(%[base],%[odd],%c[scale])" AFTER                                                     \
+        : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale)); \
+  }
+
+  // Of row ROW, for several vectors of B: an instruction of its own, since as an operand of each multiply-add it would
+  // be loaded for each, and 512-bit loads are the limit then.
+  template <class R, class Word, int ROW>
+  TILEDMM_INLINE R broadcast_row() const {
+    static_assert(ROW < 2 * kOdds, "rows beyond need more odd multiples");
+#if defined(TILEDMM_BROADCASTS_APART)
+    Reg<std::conditional_t<sizeof(Word) == 8, double, float>, int(sizeof(R))> row;
+    if constexpr (sizeof(Word) == 8) {
+      TILEDMM_OF_ROW("vbroadcastsd ", ", %0", "=v"(row) : "m"(*base))
+    } else {
+      TILEDMM_OF_ROW("vbroadcastss ", ", %0", "=v"(row) : "m"(*base))
+    }
+    return (R)row;
+#else
+    return broadcast<Word, int(sizeof(R))>(load_as<Word>(base + ROW * odd_rows[0]));
+#endif
+  }
+
+  // c + row ROW * b, for one vector of B: as an operand, where an instruction set has that. As an instruction a
+  // broadcast would take the multiply-add's port every third time (Zen 4).
+  template <class Op, int ROW, class R, class S>
+  TILEDMM_INLINE S multiply_row(R b, S c) const {
+#if TILEDMM_VECTOR_BYTES == 64
+    using Word = typename Op::Word;
+    if constexpr (std::is_same_v<Word, double> && sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vfmadd231pd ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (std::is_same_v<Word, double>) {
+      TILEDMM_OF_ROW("vfmadd231pd ", "%{1to4%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (Op::kPerWord == 1 && sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vfmadd231ps ", "%{1to16%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (Op::kPerWord == 1) {
+      TILEDMM_OF_ROW("vfmadd231ps ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    } else if constexpr (sizeof(R) == 64) {
+      TILEDMM_OF_ROW("vdpbf16ps ", "%{1to16%}, %1, %0", "+v"(c) : "v"(b))
+    } else {
+      TILEDMM_OF_ROW("vdpbf16ps ", "%{1to8%}, %1, %0", "+v"(c) : "v"(b))
+    }
+    return c;
+#else
+    return Op::multiply_add(broadcast_row<R, typename Op::Word, ROW>(), b, c);
+#endif
+  }
+#undef TILEDMM_OF_ROW
+};
+
+// C's micro-tile (+)= A * B: MR rows of A, and of B, [words of k][kThreadN], the first BYTES of each word's columns.
+template <class T, class Op, int MR, int BYTES>
+class MicroTile {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
-  constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
-  Reg<Acc> acc[MR][kVectorsN] = {};
-  const char* block_a = a.base;
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);  // C comes while A and B are multiplied
-  for (int64_t blocks_left = ceil_div(num_words, kWords); blocks_left > 0;) {
-    const int64_t blocks = min_of(ahead.interval, blocks_left);
-    blocks_left -= blocks;
-    for (int64_t block = 0; block < blocks; ++block) {
-      Reg<Word> frag_b[kVectorsN];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectorsN; ++v) frag_b[v] = load(b + v * kLanes);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; ++i) {
-        const auto frag_a = broadcast_block<Word>(block_a + i * a.row_bytes);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectorsN; ++v) acc[i][v] = Op::multiply_add(frag_a, frag_b[v], acc[i][v]);
-      }
-      block_a += a.step_bytes;
-      b += kVectorsN * kLanes;
-    }
-    ahead.fetch_piece();
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 2
-    for (int set = 0; set < kVectorsN / kWords; ++set) {
-      Reg<Acc> parts[kWords];
-#pragma GCC unroll 4
-      for (int w = 0; w < kWords; ++w) parts[w] = acc[i][set * kWords + w];
-      Reg<Acc> sum = sum_blocks<Acc>(parts);
-      OUT* row = to + i * ld_to + set * kLanes;
-      const int64_t count = min_of(kLanes, cols - set * kLanes);
-      if (count <= 0) continue;
-      if constexpr (std::is_same_v<OUT, Acc>) {
-        if (accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
-      }
-      store_converted(row, sum, count);
-    }
-  }
-}
-
-// The sum of a block's chains, in registers of their own: the order of sum_blocks.
-template <class R>
-TILEDMM_INLINE R sum_chains(const R (&chains)[4]) {
-  return (chains[0] + chains[2]) + (chains[1] + chains[3]);
-}
-template <class R>
-TILEDMM_INLINE R sum_chains(const R (&chains)[2]) {
-  return chains[0] + chains[1];
-}
-
-// multiply_along_k's sums with vectors along n and a register for each chain, so that nothing is added across lanes at
-// the end.
-// B as [blocks of k][vectors of columns][words of a block]; the first BYTES of each word's columns are computed.
-template <class Op, int MR, int BYTES, class OUT>
-void multiply_along_n(int64_t num_words, const RowsA& a, const typename Op::Word* b, OUT* to, int64_t ld_to,
-                      bool accumulate, int64_t cols, AheadB& ahead) {
-  using Word = typename Op::Word;
-  using Acc = typename Op::Acc;
-  constexpr int kLanes = Config<Op>::kLanes, kWords = Config<Op>::kWords;
-  constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES, kVectors = BYTES / kRegBytes;
+  static constexpr int kLanes = Config<Op>::kLanes;
+  static constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES;
+  static constexpr int kVectors = BYTES / kRegBytes;
   using Sums = Reg<Acc, kRegBytes>;
-  Sums acc[MR][kVectors][kWords] = {};
-  const char* row_a[MR];
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) row_a[i] = a.base + i * a.row_bytes;
-  int64_t offset[kWords];  // of a block's words from a row's begin; they walk, the rows' begins stay
-#pragma GCC unroll 4
-  for (int w = 0; w < kWords; ++w) offset[w] = w * a.word_bytes;
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) __builtin_prefetch(to + i * ld_to, 1);
-  const auto multiply_word = [&](int w) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      const auto frag_b = load_as<Reg<Word, kRegBytes>>(b + (v * kWords + w) * kLanes);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; ++i) {
-        acc[i][v][w] = Op::multiply_word(row_a[i] + offset[w], frag_b, acc[i][v][w]);
-      }
-    }
-  };
-  while (num_words >= kWords) {
-    const int64_t blocks = min_of(ahead.interval, num_words / kWords);
-    num_words -= blocks * kWords;
-    for (int64_t block = 0; block < blocks; ++block) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kWords; ++w) multiply_word(w);
-#pragma GCC unroll 4
-      for (int w = 0; w < kWords; ++w) offset[w] += a.step_bytes;
-      b += kThreadN * kWords;
-    }
-    ahead.fetch_piece();
-  }
-  // Elsewhere the words of a block beyond k are zeros, whose products turn a chain of -0 into +0. So does this.
-  const auto add_zero = [&](int w) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; ++i) acc[i][v][w] += Acc(0);
-    }
-  };
-  if (num_words > 0) {
-#pragma GCC unroll 4
-    for (int w = 0; w < kWords; ++w) {
-      if (w < num_words) {
-        multiply_word(w);
-      } else {
-        add_zero(w);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      Reg<Acc> sum = widen<Acc>(sum_chains(acc[i][v]));
-      OUT* row = to + i * ld_to + v * kLanes;
-      const int64_t count = min_of(kLanes, cols - v * kLanes);
-      if (count <= 0) continue;
-      if constexpr (std::is_same_v<OUT, Acc>) {
-        if (accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
-      }
-      store_converted(row, sum, count);
-    }
-  }
-}
+  using Words = Reg<Word, kRegBytes>;
 
-// The micro-kernel for 1 .. kMaxThreadM rows.
-template <class Op, class OUT, int... I>
-auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
-  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, OUT*, int64_t, bool, int64_t, AheadB&);
-  if constexpr (kIsAlongN) {
-    constexpr int kBytes = kThreadN * int(sizeof(typename Op::Word));
-    static constexpr Multiply kWhole[] = {multiply_along_n<Op, I + 1, kBytes, OUT>...};
-    static constexpr Multiply kHalf[] = {multiply_along_n<Op, I + 1, kBytes / 2, OUT>...};
-    return (2 * cols > kThreadN ? kWhole : kHalf)[rows - 1];
-  } else {
-    static constexpr Multiply kTable[] = {multiply_along_k<Op, I + 1, OUT>...};
-    return kTable[rows - 1];
+ public:
+  static void multiply(int64_t num_words, const RowsA& a, const Word* b, const TileC& c, Ahead& ahead) {
+    Sums acc[MR][kVectors] = {};
+    RowReader rows(a);
+    const int64_t word_bytes = a.word_bytes;
+    prefetch(c);
+    while (num_words > 0) {
+      const int64_t words = min_of(ahead.interval, num_words);
+      num_words -= words;
+      for (int64_t word = 0; word < words; ++word) {
+        Words frag_b[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) frag_b[v] = load_as<Words>(b + v * kLanes);
+        multiply_rows(rows, frag_b, acc, std::make_integer_sequence<int, MR>{});
+        rows.base += word_bytes;
+        b += Config<Op>::kThreadN;
+      }
+      ahead.fetch_piece();
+    }
+    if constexpr (!std::is_same_v<T, Acc>) {
+      if (c.is_narrow) return store_rows<T>(acc, c);
+    }
+    store_rows<Acc>(acc, c);
   }
+
+ private:
+  // C comes while A and B are multiplied.
+  static TILEDMM_INLINE void prefetch(const TileC& c) {
+    const int64_t bytes = c.is_narrow ? int64_t(sizeof(T)) : int64_t(sizeof(Acc));
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; ++i) {
+      const char* row = static_cast<const char*>(c.to) + i * c.ld * bytes;
+      __builtin_prefetch(row, 1);
+      __builtin_prefetch(row + c.cols * bytes - 1, 1);
+    }
+  }
+
+  template <int... I>
+  static TILEDMM_INLINE void multiply_rows(const RowReader& rows, const Words (&frag_b)[kVectors],
+                                           Sums (&acc)[MR][kVectors], std::integer_sequence<int, I...>) {
+    if constexpr (kVectors == 1) {
+      ((acc[I][0] = rows.multiply_row<Op, I>(frag_b[0], acc[I][0])), ...);
+    } else {
+      (multiply_row(rows.broadcast_row<Words, Word, I>(), frag_b, acc[I]), ...);
+    }
+  }
+  static TILEDMM_INLINE void multiply_row(Words frag_a, const Words (&frag_b)[kVectors], Sums (&acc)[kVectors]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[v], acc[v]);
+  }
+
+  template <class Out>
+  static TILEDMM_INLINE void store_rows(const Sums (&acc)[MR][kVectors], const TileC& c) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t count = min_of(kLanes, c.cols - v * kLanes);
+      Out* row = static_cast<Out*>(c.to) + v * kLanes;
+#pragma GCC unroll 12
+      for (int i = 0; i < MR; ++i) {
+        Reg<Acc> sum = widen<Acc>(acc[i][v]);
+        if constexpr (std::is_same_v<Out, Acc>) {
+          if (c.accumulate) sum += count == kLanes ? load(row) : load_partial(row, count);
+        }
+        store_converted(row, sum, count);
+        row += c.ld;
+      }
+    }
+  }
+};
+
+// The micro-kernel for `rows` of 1 .. kMaxThreadM and `cols` of 1 .. kThreadN: of all vectors of B, of one, or (512
+// bits) of half of one.
+template <class T, class Op, int... I>
+auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
+  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, const TileC&, Ahead&);
+  constexpr int kBytes = TILEDMM_VECTOR_BYTES, kHalf = kBytes == 64 ? 32 : kBytes;
+  constexpr int kWhole = Config<Op>::kThreadN * int(sizeof(typename Op::Word));
+  static constexpr Multiply kTable[3][sizeof...(I)] = {{MicroTile<T, Op, I + 1, kWhole>::multiply...},
+                                                       {MicroTile<T, Op, I + 1, kBytes>::multiply...},
+                                                       {MicroTile<T, Op, I + 1, kHalf>::multiply...}};
+  return kTable[cols > Config<Op>::kLanes ? 0 : cols > Config<Op>::kLanes / 2 ? 1 : 2][rows - 1];
 }
 
 }  // namespace

@@ -16,50 +16,64 @@ namespace {
 struct CpuKernelShape {
   int64_t max_thread_m;  // rows of C that the registers hold
   int64_t thread_n;      // columns of C that they hold
+  int64_t narrow_n;      // columns of the narrowest micro-tile
   int64_t k_per_word;    // elements of k in a packed word: 2 where an instruction multiplies pairs
   int64_t word_bytes;
   int64_t acc_bytes;
   bool sums_in_c;  // C has the accumulator's type: where its stride is 1, partial sums need no memory of their own
 };
 
-// A vector register holds 4 blocks of 128 bits in AVX-512, 2 in AVX2, and a micro-tile has 4 registers a row: 24 + 4 +
-// 1 of 32 in AVX-512, 20 + 4 + 1 of 32 in NEON, 12 + 3 + 1 of 16 in AVX2, 8 + 4 + 1 of 16 in the baseline.
-struct MicroTile {
-  int max_thread_m, thread_n;
+// A micro-tile has two vectors a row, so that a broadcast of A serves two multiply-adds. Registers in AVX-512 and NEON:
+// 24 accumulators + 2 vectors of B + broadcasts, of 32; elsewhere 12 + 2 + 2, of 16.
+struct MicroTileShape {
+  int max_thread_m, vectors_n, vector_bytes;
 };
-constexpr MicroTile micro_tile(Isa isa) {
-  return isa == Isa::neon       ? MicroTile{5, 4}
-         : isa == Isa::avx2     ? MicroTile{3, 8}
-         : isa == Isa::portable ? MicroTile{2, 4}
-                                : MicroTile{6, 16};
+constexpr MicroTileShape micro_tile(Isa isa) {
+  return isa == Isa::neon       ? MicroTileShape{12, 2, 16}
+         : isa == Isa::avx2     ? MicroTileShape{6, 2, 32}
+         : isa == Isa::portable ? MicroTileShape{6, 2, 16}
+                                : MicroTileShape{12, 2, 64};
 }
 
 [[maybe_unused]] constexpr CpuKernelShape kernel_shape(Isa isa, DType dtype) {
   const bool is_pairs = isa == Isa::avx512_bf16 && dtype == DType::bf16;
   const int64_t acc_bytes = dtype == DType::f64 ? 8 : 4;
-  const MicroTile tile = micro_tile(isa);
-  return {tile.max_thread_m, tile.thread_n, is_pairs ? 2 : 1, acc_bytes, acc_bytes, acc_bytes == size_of(dtype)};
+  const MicroTileShape tile = micro_tile(isa);
+  const int64_t lanes = tile.vector_bytes / acc_bytes;
+  return {tile.max_thread_m,
+          tile.vectors_n * lanes,
+          tile.vector_bytes == 64 ? lanes / 2 : lanes,
+          is_pairs ? 2 : 1,
+          acc_bytes,
+          acc_bytes,
+          acc_bytes == size_of(dtype)};
 }
 
 enum class CpuPath : int32_t {
   packed,       // A and B packed, micro-tiles
   stream_rows,  // few rows, B contiguous along n: B goes through registers row by row
-  dot_rows,     // few rows, B contiguous along k: dot products, B read once where it lies
-  short_k,      // k of one block, B contiguous along n: C is written row by row
+  dot_rows,     // few rows, B contiguous along k: its columns are transposed in registers, read once where they lie
+  short_k,      // k of a few words, B contiguous along n: C is written row by row
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
 };
 inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots"};
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
-inline constexpr int64_t kMaxStreamRows = 8;
-inline constexpr int64_t kMaxDotRows = 4;
-inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k
-inline constexpr int64_t kNearBytes = 64 << 10;     // of B: so little is not worth fetching ahead
-inline constexpr int64_t kFarBytes = 16 << 20;      // of B: so much comes from memory, not from a cache
-inline constexpr int64_t kTaskFlops = 1000000;      // in fp32; less is not worth waking a thread for
+inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows = 8;
+inline constexpr int64_t kMaxShortBytes = 16;          // of a column of B in short_k
+inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache
+inline constexpr int64_t kPanelBBytes = 1 << 20;       // packed B at one time: its strips come from the third level
+inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
+inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
+inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
+inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
+inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
+inline constexpr int64_t kTaskFlops = 1000000;         // in fp32; less is not worth waking a thread for
+inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 256;
+inline constexpr double kMinTaskFlops = 1e8;
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -70,24 +84,29 @@ struct CpuConfig {
   int64_t task_m, task_n;    // their sizes
   int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
+  bool is_a_in_place;        // A is not packed but used where it lies
 };
 
+// Of a row of C, in vectors' multiply-adds for a word of k.
+[[maybe_unused]] double columns_cost(int64_t cols, const CpuKernelShape& shape) {
+  return 2 * double(round_up(cols, shape.narrow_n)) / double(shape.thread_n);
+}
 // Work of one thread in vector operations per word of k, packing included (about a quarter of one per packed word).
 [[maybe_unused]] double task_cost(int64_t rows, int64_t cols, const CpuKernelShape& shape) {
-  return double(ceil_div(cols, shape.thread_n)) * double(rows) + 0.25 * double(rows + cols);
+  return columns_cost(cols, shape) * double(rows) + 0.25 * double(rows + cols);
 }
 
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
-CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool is_b_n_major, bool is_b_k_major,
-                            bool sums_in_c, int64_t num_threads) {
+CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t stride_am, bool is_a_k_major,
+                            bool is_b_n_major, bool is_b_k_major, bool sums_in_c, int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   CpuConfig config;
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
   const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
-  const bool is_one_block = k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= 16;
-  const bool is_short_k = is_b_n_major && is_one_block && n >= thread_n;
+  const bool is_short_k =
+      is_b_n_major && k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= kMaxShortBytes && n >= thread_n / 2;
 
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
   const int64_t threads = min_of(num_threads, int64_t(flops * double(shape.acc_bytes) / 4 / kTaskFlops) + 1);
@@ -106,7 +125,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool
       }
     }
     // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
-    const double sums = double(m) * double(n) / double(thread_n) * 3 / double(kChunkWords);
+    const double sums = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords);
     if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
       const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
       if (fitting >= threads) {
@@ -115,10 +134,25 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool
       }
     }
   }
+  // More tasks than threads, since cores are seldom equally fast; each so large that packing again costs little.
+  if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
+    for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
+      const int64_t rows = m / config.tasks_m, columns = n / config.tasks_n;
+      if (max_of(rows, columns) < 2 * kMinTaskSide || flops < 2.0 * double(tasks) * kMinTaskFlops) break;
+      (rows >= columns ? config.tasks_m : config.tasks_n) *= 2;
+    }
+  }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), thread_n));
+  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
+  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
+  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
+  config.is_a_in_place = is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes &&
+                         k % shape.k_per_word == 0 && !(is_one_set && config.task_n > kFewColumns);
+  const int64_t max_thread_m =
+      config.is_a_in_place && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
-  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, shape.max_thread_m));
+  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, max_thread_m));
   config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
 
   const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
@@ -127,7 +161,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, bool
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
   // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
   // strips of rows on, packing whole lines is as fast as streaming, and steady.
-  const int64_t stream_rows = shape.k_per_word == 2 ? min_of(kMaxStreamRows, shape.max_thread_m) : kMaxStreamRows;
+  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   config.path = is_short_k                                                           ? CpuPath::short_k
                 : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
@@ -159,8 +193,8 @@ struct CpuPlan {
 // so no bit depends on it.
 [[maybe_unused]] bool exchanges_operands(const GemmProblem& p, const CpuKernelShape& shape) {
   const double words = double(ceil_div(p.k, shape.k_per_word));
-  const double vectors = double(p.m) * double(ceil_div(p.n, shape.thread_n));
-  const double vectors_exchanged = double(p.n) * double(ceil_div(p.m, shape.thread_n));
+  const double vectors = double(p.m) * columns_cost(p.n, shape);
+  const double vectors_exchanged = double(p.n) * columns_cost(p.m, shape);
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
   const bool is_strided = p.stride_cn != 1, is_strided_exchanged = p.stride_cm != 1;
@@ -182,6 +216,7 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
   const bool is_exchanged = plan.is_exchanged;
   plan.config = choose_cpu_config<ISA, DTYPE>(
       is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
+      is_exchanged ? p.stride_bn : p.stride_am, (is_exchanged ? p.stride_bk : p.stride_ak) == 1,
       (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
       shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
   return plan;

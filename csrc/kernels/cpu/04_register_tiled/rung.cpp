@@ -70,15 +70,15 @@ constexpr Rung rung(const char* name, const char* description, Order order,
 
 const Rung register_tiled_portable_rung = rung<Isa::portable>(
     "register_tiled.portable", "packed panels, micro-tile in registers, 128-bit vectors of the baseline",
-    Order::blocks_unfused, launch_register_tiled_portable);
+    Order::chunks_unfused, launch_register_tiled_portable);
 const Rung register_tiled_neon_rung =
-    rung<Isa::neon>("register_tiled.neon", "the same with NEON", Order::blocks, launch_register_tiled_neon);
+    rung<Isa::neon>("register_tiled.neon", "the same with NEON", Order::chunks, launch_register_tiled_neon);
 const Rung register_tiled_avx2_rung =
-    rung<Isa::avx2>("register_tiled.avx2", "the same with AVX2, FMA, F16C", Order::blocks, launch_register_tiled_avx2);
+    rung<Isa::avx2>("register_tiled.avx2", "the same with AVX2, FMA, F16C", Order::chunks, launch_register_tiled_avx2);
 const Rung register_tiled_avx512_rung =
-    rung<Isa::avx512>("register_tiled.avx512", "the same with AVX-512", Order::blocks, launch_register_tiled_avx512);
+    rung<Isa::avx512>("register_tiled.avx512", "the same with AVX-512", Order::chunks, launch_register_tiled_avx512);
 const Rung register_tiled_avx512_bf16_rung =
     rung<Isa::avx512_bf16>("register_tiled.avx512_bf16", "the same with AVX-512 and VDPBF16PS for bf16",
-                           Order::blocks_of_pairs, launch_register_tiled_avx512_bf16);
+                           Order::chunks_of_pairs, launch_register_tiled_avx512_bf16);
 
 }  // namespace tiledmm::cpu
