@@ -153,9 +153,6 @@ struct DotBf16 {
   static TILEDMM_INLINE Reg<Acc> multiply_add(Reg<Word> a, Reg<Word> b, Reg<Acc> c) {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
   }
-  static TILEDMM_INLINE Reg<Acc, 32> multiply_add(Reg<Word, 32> a, Reg<Word, 32> b, Reg<Acc, 32> c) {
-    return _mm256_dpbf16_ps(c, (__m256bh)a, (__m256bh)b);
-  }
   static TILEDMM_INLINE Reg<Word> load_words(const BFloat16* from) { return load_as<Reg<Word>>(from); }
   static TILEDMM_INLINE Reg<Word> load_lanes(const BFloat16* from, int64_t stride_k) {
     return load_widened<TILEDMM_VECTOR_BYTES>(from) | load_widened<TILEDMM_VECTOR_BYTES>(from + stride_k) << 16;

@@ -150,14 +150,7 @@ TILEDMM_INLINE Reg<double> multiply_add(Reg<double> a, Reg<double> b, Reg<double
   return a * b + c;
 #endif
 }
-#if TILEDMM_VECTOR_BYTES == 64
-TILEDMM_INLINE Reg<float, 32> multiply_add(Reg<float, 32> a, Reg<float, 32> b, Reg<float, 32> c) {
-  return _mm256_fmadd_ps(a, b, c);
-}
-TILEDMM_INLINE Reg<double, 32> multiply_add(Reg<double, 32> a, Reg<double, 32> b, Reg<double, 32> c) {
-  return _mm256_fmadd_pd(a, b, c);
-}
-#endif
+
 // v and, in the lanes above it, zeros.
 template <class T, class R, int... I>
 TILEDMM_INLINE Reg<T> widen(R v, std::integer_sequence<int, I...>) {
