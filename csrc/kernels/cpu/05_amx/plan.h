@@ -24,6 +24,7 @@ inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
+inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
 inline constexpr int64_t kAmxTaskFlops = 5 << 20;  // less is not worth waking a thread for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
@@ -47,11 +48,11 @@ struct AmxOperand {
   int64_t lanes, stride_lane, stride_k;
 };
 
-// Cycles for 32 lanes by 32 of k, from measured rates of shuffles and stores.
+// Cycles for 32 lanes by 32 of k, as measured in whole products: short runs of memory are what they take longest for.
 constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t planes) {
   const double split = planes > 1 ? 500 : 0;
-  if (operand.stride_k == 1) return split + (for_rows ? 40 : 200);
-  if (operand.stride_lane == 1) return split + (for_rows ? 300 : 80);
+  if (operand.stride_k == 1) return split + (for_rows ? 100 : 300);
+  if (operand.stride_lane == 1) return split + (for_rows ? 500 : 250);
   return split + 2000;
 }
 
@@ -77,11 +78,13 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   // Operands come from the last cache at so many cycles a unit, beside what dot products hide; what other threads have
   // packed comes from their caches, slower the more there are. A part of a call that all threads take part in costs so
   // much (docs/worklog/cpu.md).
-  constexpr double kFetchCycles = 150, kTileEndCycles = 200, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
+  constexpr double kFetchCycles = 150, kFetchInPlaceCycles = 60, kTileEndCycles = 200, kRegionCycles = 2000,
+                   kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
   const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
+  const double fetch_a_cycles = plan.is_a_in_place ? kFetchInPlaceCycles * steps : fetch_cycles;
   const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
   const bool has_many_items = threads == 1 || batch >= 4 * threads;  // nothing is gained by more tasks
   double best = 0;
@@ -89,7 +92,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     const int64_t tasks_m = ceil_div(m, strips_m * kAmxStrip), tasks_n = ceil_div(strips_n, task_strips);
     const bool is_a_shared = shares && tasks_n > 1 && !plan.is_a_in_place, is_b_shared = shares && tasks_m > 1;
     double cycles = double(strips_m * task_strips) * (steps * 64 * plan.planes + kTileEndCycles) +
-                    (is_a_shared ? fetch_shared_cycles : fetch_cycles + a_cycles) * double(strips_m) +
+                    (is_a_shared ? fetch_shared_cycles : fetch_a_cycles + a_cycles) * double(strips_m) +
                     (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
     // Cores differ in speed: for as long as a task takes, others wait for the last one.
     const int64_t tasks = batch * tasks_m * tasks_n;
@@ -159,7 +162,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
-  if (batch == 1 && num_chunks > 1 && tiles < 2 * threads && tiles < 64) {
+  const bool is_k_long = num_chunks > 1 && (tiles < 2 * threads || num_chunks >= 2 * threads);
+  if (batch == 1 && is_k_long && tiles <= kAmxMostSplitTiles) {
     plan.path = AmxPath::split_k;
     plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
     if (has_bad_pitch(a)) plan.is_a_in_place = false;
