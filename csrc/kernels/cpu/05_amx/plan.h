@@ -30,6 +30,7 @@ inline constexpr int64_t kAmxTaskFlops = 6 << 20;  // less is not worth waking a
 inline constexpr int64_t kAmxTaskBytes = 128 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
+inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of the rows, packed, in the last cache
 inline constexpr int64_t kAmxSplitBytes = 16 << 20;
 
 struct AmxPlan {
@@ -125,14 +126,10 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
   // takes one transposition for each tile.
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
-    const double packing = (in_place ? 0 : double(rows.lanes) * pack_cycles(rows, true, planes)) +
-                           double(cols.lanes) * pack_cycles(cols, false, planes);
-    // A tile of rows with few of them takes as long as a whole one, one of columns likewise.
-    const bool is_few = cols.lanes > kAmxFewColumns && rows.lanes <= kAmxFewRows;
-    const double dots =
-        64.0 * double(ceil_div(rows.lanes, is_few ? 16 : 32) * (is_few ? 1 : 2)) * double(ceil_div(cols.lanes, 16)) / 2;
-    return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 100.0 / 32 : 0.0) * double(rows.lanes) * double(ceil_div(cols.lanes, 32));
+    const double strips_m = double(ceil_div(rows.lanes, kAmxStrip)), strips_n = double(ceil_div(cols.lanes, kAmxStrip));
+    const double packing =
+        strips_m * (in_place ? 0 : pack_cycles(rows, true, planes)) + strips_n * pack_cycles(cols, false, planes);
+    return packing * double(ceil_div(max_of(p.k, 1), 32)) + (stride_c != 1 ? 100 * strips_m * strips_n : 0);
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {
@@ -165,8 +162,8 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t p
     if (plan.path == AmxPath::stream_columns) plan.is_a_in_place = false;
   } else {
     plan.path = AmxPath::blocks;
-    // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often.
-    if (a.stride_lane % 2048 == 0 && n > 2048) plan.is_a_in_place = false;
+    // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often and fit a cache.
+    if (a.stride_lane % 2048 == 0 && n > 2048 && m * p.k <= kAmxCachedElements) plan.is_a_in_place = false;
     choose_blocks(p, a, b, batch, plan);
   }
   plan.tasks_m = ceil_div(m, plan.task_m), plan.tasks_n = ceil_div(n, plan.task_n);
