@@ -29,6 +29,7 @@ inline constexpr int64_t kAmxTaskFlops = 5 << 20;  // less is not worth waking a
 inline constexpr int64_t kAmxTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
+inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of the rows, packed, in the last cache
 inline constexpr int64_t kAmxSplitBytes = 16 << 20;
 
 struct AmxPlan {
@@ -144,7 +145,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     // A tile with few rows takes as long as a whole one, one with few columns likewise.
     const double dots = 16.0 * double(planes * ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 150.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
+           (stride_c != 1 ? 120.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {
@@ -180,8 +181,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     if (plan.path == AmxPath::stream_columns) plan.is_a_in_place = false;
   } else {
     plan.path = AmxPath::blocks;
-    // Packed, unless they are used a few times only.
-    if (has_bad_pitch(a) && n > 1024) plan.is_a_in_place = false;
+    // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often and fit a cache.
+    if (has_bad_pitch(a) && n > 2048 && m * p.k <= kAmxCachedElements) plan.is_a_in_place = false;
     choose_blocks(p, a, b, batch, plan);
   }
   plan.tasks_m = ceil_div(m, plan.task_m), plan.tasks_n = ceil_div(n, plan.task_n);

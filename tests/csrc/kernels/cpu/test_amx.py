@@ -26,6 +26,9 @@ import test_sanitize  # noqa: E402
 import gpu_objects  # noqa: E402
 import torch_tiledmm  # noqa: E402
 
+pytestmark = pytest.mark.skipif(
+    torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
+)
 FOLDER = "kernels/cpu/05_amx"
 TILE, PACK, KERNEL, TASK, LAUNCH = (f"{FOLDER}/{name}.h" for name in ("tile", "pack", "kernel", "task", "launch"))
 # The emulated chip is amx, or amx_fp16.
