@@ -102,16 +102,21 @@ std::string reason_against(const Rung& rung, Platform platform) {
 // One entry of info's algorithms: a kernel, or, where `own` is null, a name that stands for several.
 void add_algorithm(Joined& list, int32_t algorithm, Platform platform, const Rung* own) {
   const std::vector<const Rung*> kernels = kernels_of(algorithm, platform != Platform::cpu);
-  Joined dtypes;
-  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
-    const auto takes = [&](const Rung* rung) { return serves(*rung, DType(dtype), platform); };
-    if (std::any_of(kernels.begin(), kernels.end(), takes)) dtypes.add(quoted(kDTypeNames[dtype]));
-  }
-  if (dtypes.text.empty()) return;
+  if (kernels.empty()) return;
   std::string reason = reason_against(*kernels[0], platform);
   for (const Rung* rung : kernels) {
     if (!reason.empty()) reason = reason_against(*rung, platform);
   }
+  // What this machine's CPU can run is said of it, everything else of all chips.
+  const bool is_here = platform == Platform::cpu && reason.empty();
+  Joined dtypes;
+  for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    const auto takes = [&](const Rung* rung) {
+      return is_here ? !rung->refuse(usual_problem(DType(dtype)), cpu_chip(1)) : serves(*rung, DType(dtype), platform);
+    };
+    if (std::any_of(kernels.begin(), kernels.end(), takes)) dtypes.add(quoted(kDTypeNames[dtype]));
+  }
+  if (dtypes.text.empty()) return;
   Joined fields;
   fields.add(field("name", quoted(algorithm_name(algorithm))));
   fields.add(field("device", quoted(kPlatformNames[int(platform)])));

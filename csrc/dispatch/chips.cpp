@@ -151,11 +151,8 @@ int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 
 double measure_fma_peak(DType dtype, const Executor& executor) {
   const Isa isa = best_isa();
-  if (isa >= Isa::amx && cpu::tile_peak_amx && size_of(dtype) == 2) {
-    // Without a tile instruction of its own, fp16 takes four of bf16's.
-    const bool is_split = dtype == DType::f16 && isa == Isa::amx;
-    return is_split ? cpu::tile_peak_amx(DType::bf16, executor) / 4 : cpu::tile_peak_amx(dtype, executor);
-  }
+  const bool has_tiles = dtype == DType::bf16 ? isa >= Isa::amx : dtype == DType::f16 && isa >= Isa::amx_fp16;
+  if (has_tiles && cpu::tile_peak_amx) return cpu::tile_peak_amx(dtype, executor);
   // By Isa.
   constexpr decltype(&cpu::fma_peak_portable) kPeaks[kNumIsas] = {
       cpu::fma_peak_portable,    cpu::fma_peak_neon,   cpu::fma_peak_avx2,  cpu::fma_peak_avx512,

@@ -163,29 +163,29 @@ TILEDMM_INLINE Reg<T> widen(R v) {
 }
 
 // The lower or upper halves of the blocks of a and b, SPAN lanes of one and SPAN of the other in turn.
-template <class T, int SPAN, bool IS_UPPER, int... I>
-TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b, std::integer_sequence<int, I...>) {
+template <class T, int SPAN, bool IS_UPPER, class R, int... I>
+TILEDMM_INLINE R interleave(R a, R b, std::integer_sequence<int, I...>) {
   constexpr int kLanes = sizeof...(I), kWords = kBlockBytes / int(sizeof(T));
   return __builtin_shufflevector(a, b,
                                  (I / kWords * kWords + IS_UPPER * kWords / 2 + I % kWords / (2 * SPAN) * SPAN +
                                   I % SPAN + (I / SPAN % 2 ? kLanes : 0))...);
 }
-template <class T, int SPAN, bool IS_UPPER>
-TILEDMM_INLINE Reg<T> interleave(Reg<T> a, Reg<T> b) {
-  return interleave<T, SPAN, IS_UPPER>(a, b, std::make_integer_sequence<int, Simd<T>::kLanes>{});
+template <class T, int SPAN, bool IS_UPPER, class R>
+TILEDMM_INLINE R interleave(R a, R b) {
+  return interleave<T, SPAN, IS_UPPER>(a, b, std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
 }
 
 // In every block of as many registers as a block has lanes: lane c of register r <-> lane r of register c.
-template <class T>
-TILEDMM_INLINE void transpose_in_blocks(Reg<T>* rows) {
+template <class T, class R>
+TILEDMM_INLINE void transpose_in_blocks(R* rows) {
   constexpr int kWords = kBlockBytes / int(sizeof(T));
   static_assert(kWords == 2 || kWords == 4, "lanes of 32 or 64 bits");
-  const Reg<T> low = interleave<T, 1, false>(rows[0], rows[1]), high = interleave<T, 1, true>(rows[0], rows[1]);
+  const R low = interleave<T, 1, false>(rows[0], rows[1]), high = interleave<T, 1, true>(rows[0], rows[1]);
   if constexpr (kWords == 2) {
     rows[0] = low;
     rows[1] = high;
   } else {
-    const Reg<T> low2 = interleave<T, 1, false>(rows[2], rows[3]), high2 = interleave<T, 1, true>(rows[2], rows[3]);
+    const R low2 = interleave<T, 1, false>(rows[2], rows[3]), high2 = interleave<T, 1, true>(rows[2], rows[3]);
     rows[0] = interleave<T, 2, false>(low, low2);
     rows[1] = interleave<T, 2, true>(low, low2);
     rows[2] = interleave<T, 2, false>(high, high2);

@@ -13,9 +13,8 @@
 namespace tiledmm::cpu {
 Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   const AmxPlan& own = plan.as<AmxPlan>();
-  if (problem.gemm.dtype == DType::bf16) return multiply_planned<Bf16Tiles, Tuning>(problem, own, executor);
-  return own.planes == 1 ? multiply_planned<Fp16Tiles, Tuning>(problem, own, executor)
-                         : multiply_planned<SplitFp16Tiles, Tuning>(problem, own, executor);
+  return problem.gemm.dtype == DType::bf16 ? multiply_planned<Bf16Tiles, Tuning>(problem, own, executor)
+                                           : multiply_planned<Fp16Tiles, Tuning>(problem, own, executor);
 }
 double tile_peak_amx(DType dtype, const Executor& executor) {
   return dtype == DType::f16 ? tile_peak<Fp16Tiles>(executor) : tile_peak<Bf16Tiles>(executor);

@@ -25,7 +25,6 @@ static_assert(kAmxStrip == kUnitLanes && kAmxChunkK % kTileK == 0, "plan and pac
 
 struct Bf16Tiles {
   using Element = BFloat16;
-  static constexpr int kPlanes = 1;  // tile products for one of the operands' own
   template <int SUM, int ROWS, int COLS>
   static TILEDMM_INLINE void dot() {
     dot_bf16<SUM, ROWS, COLS>();
@@ -33,17 +32,10 @@ struct Bf16Tiles {
 };
 struct Fp16Tiles {
   using Element = Half;
-  static constexpr int kPlanes = 1;
   template <int SUM, int ROWS, int COLS>
   static TILEDMM_INLINE void dot() {
     dot_fp16<SUM, ROWS, COLS>();
   }
-};
-
-// fp16 where the processor has no tile instruction for it.
-struct SplitFp16Tiles : Bf16Tiles {
-  using Element = Half;
-  static constexpr int kPlanes = kSplitPlanes;
 };
 
 // What is measured (docs/worklog/cpu.md) and changes no bit.
@@ -60,14 +52,8 @@ constexpr int64_t kTileFloats = kAmxStrip * kAmxStrip;
 constexpr int64_t kStripRowBytes = kAmxStrip * int64_t(sizeof(float));
 
 // Packed bytes of one strip for `depth` elements of k, at least one step; and where k begins in it.
-template <class Op>
-constexpr int64_t strip_bytes(int64_t depth) {
-  return num_steps(depth) * (Op::kPlanes * kUnitBytes);
-}
-template <class Op>
-constexpr int64_t strip_offset(int64_t k) {
-  return k / kTileK * (Op::kPlanes * kUnitBytes);
-}
+constexpr int64_t strip_bytes(int64_t depth) { return num_steps(depth) * kUnitBytes; }
+constexpr int64_t strip_offset(int64_t k) { return k / kTileK * kUnitBytes; }
 
 // Where the tiles of 32 rows lie: packed, or in A itself.
 struct RowTiles {

@@ -22,7 +22,7 @@ struct PackingTasks {
   int64_t lanes = 0, k, parts_k = 1, depth, num_tasks = 0, bytes_of_strip;
 
   PackingTasks(bool is_shared, int64_t num_lanes, int64_t k, int64_t num_threads)
-      : k(k), depth(round_up(max_of(k, 1), kTileK)), bytes_of_strip(strip_bytes<Op>(k)) {
+      : k(k), depth(round_up(max_of(k, 1), kTileK)), bytes_of_strip(strip_bytes(k)) {
     constexpr int64_t kTasksOfThread = 2, kMinSteps = 4;
     if (!is_shared) return;
     lanes = num_lanes;
@@ -37,9 +37,8 @@ struct PackingTasks {
   template <bool FOR_ROWS>
   void run(int64_t task_idx, const LaneView& view, char* to) const {
     const int64_t first = task_idx / parts_k * kGroupLanes, first_k = task_idx % parts_k * depth;
-    pack_strips<FOR_ROWS, Op::kPlanes>(
-        view, first, min_of(kGroupLanes, lanes - first), first_k, min_of(depth, k - first_k),
-        to + first / kUnitLanes * bytes_of_strip + strip_offset<Op>(first_k), bytes_of_strip);
+    pack_strips<FOR_ROWS>(view, first, min_of(kGroupLanes, lanes - first), first_k, min_of(depth, k - first_k),
+                          to + first / kUnitLanes * bytes_of_strip + strip_offset(first_k), bytes_of_strip);
   }
 };
 
@@ -56,12 +55,10 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   char* panel = panels + idx / packing_tasks * panel_bytes;
                   const int64_t task = idx % packing_tasks;
                   if (task < packing_a.num_tasks) {
-                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak,
-                                        !plan.is_exchanged};
+                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak};
                     packing_a.template run<true>(task, view, panel);
                   } else {
-                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk,
-                                        plan.is_exchanged};
+                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk};
                     packing_b.template run<false>(task - packing_a.num_tasks, view, panel + packing_a.bytes());
                   }
                 });

@@ -24,7 +24,6 @@ typedef Reg<uint16_t, 64> Elements;
 struct LaneView {
   const uint16_t* data;
   int64_t count, stride_lane, stride_k;
-  bool is_a;  // of the caller's product, whichever way round it is computed
 
   const uint16_t* at(int64_t lane, int64_t k) const { return data + lane * stride_lane + k * stride_k; }
 };
@@ -154,43 +153,6 @@ TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k)
   }
 }
 
-// fp16 by bf16 tiles: x = h + l, h rounded to bf16 and l what is left, both exact. A product is h h + h l + l h + l l,
-// four planes of tiles for one; h0 is h without inf and NaN, which h h alone carries. A has the planes h h0 l l and B
-// h l h0 l, as operand of the rows or of the columns: the order of the products stays.
-constexpr int kSplitPlanes = 4;
-
-TILEDMM_INLINE void split_unit(const char* unit, bool is_a, char* to) {
-  constexpr int kLanes = Simd<float>::kLanes;
-  typedef Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2> Narrow;
-  for (int64_t e = 0; e < kUnitBytes / 2; e += kLanes) {
-    const auto values = load_converted<TILEDMM_VECTOR_BYTES>(reinterpret_cast<const Half*>(unit) + e);
-    const auto bits = (Reg<uint32_t>)values;
-    const auto is_finite = (Reg<uint32_t>)((bits & 0x7f800000) != 0x7f800000);
-    const Reg<uint32_t> rounded = (bits + ((0x7fff + ((bits >> 16) & 1)) & is_finite)) & 0xffff0000;
-    const auto rest = (Reg<uint32_t>)(values - (Reg<float>)rounded) & is_finite;
-    const auto h = __builtin_convertvector(rounded >> 16, Narrow);
-    const auto h0 = __builtin_convertvector((rounded & is_finite) >> 16, Narrow);
-    const auto l = __builtin_convertvector(rest >> 16, Narrow);
-    const Narrow planes[kSplitPlanes] = {h, is_a ? h0 : l, is_a ? l : h0, l};
-#pragma GCC unroll 4
-    for (int plane = 0; plane < kSplitPlanes; ++plane) {
-      std::memcpy(to + plane * kUnitBytes + e * 2, &planes[plane], sizeof(Narrow));
-    }
-  }
-}
-
-// A unit as it is, or in planes.
-template <bool FOR_ROWS, int PLANES>
-TILEDMM_INLINE void pack_planes(const LaneView& view, int64_t lane, int64_t k, int64_t lanes, int64_t depth, char* to) {
-  if constexpr (PLANES == 1) {
-    pack_unit<FOR_ROWS>(view, lane, k, lanes, depth, to);
-  } else {
-    alignas(64) char near[kUnitBytes] = {};
-    pack_unit<FOR_ROWS>(view, lane, k, lanes, depth, near);
-    split_unit(near, view.is_a, to);
-  }
-}
-
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
 
 // 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
@@ -210,8 +172,8 @@ TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int6
   }
 }
 
-// Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][plane][unit]; k = 0 is one step of zeros.
-template <bool FOR_ROWS, int PLANES, int64_t GROUP_LANES = kGroupLanes>
+// Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros.
+template <bool FOR_ROWS, int64_t GROUP_LANES = kGroupLanes>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
                  int64_t strip_bytes) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
@@ -220,7 +182,7 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t step_k = k + step * kTileK, end = min_of(first + group, lanes);
       int64_t i = first;
-      if (!FOR_ROWS && PLANES == 1 && is_wide && (step + 1) * kTileK <= depth) {
+      if (!FOR_ROWS && is_wide && (step + 1) * kTileK <= depth) {
         const int64_t units = (end - first) / kUnitLanes;
         interleave_rows(view.at(lane + first, step_k), view.stride_k, units,
                         to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes);
@@ -228,9 +190,9 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
       }
       for (; i < end; i += kUnitLanes) {
         if (is_wide) prefetch_unit(view, lane + i, step_k + kTileK);
-        pack_planes<FOR_ROWS, PLANES>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
-                                      min_of(kTileK, depth - step * kTileK),
-                                      to + i / kUnitLanes * strip_bytes + step * (PLANES * kUnitBytes));
+        pack_unit<FOR_ROWS>(view, lane + i, step_k, min_of(kUnitLanes, lanes - i),
+                            min_of(kTileK, depth - step * kTileK),
+                            to + i / kUnitLanes * strip_bytes + step * kUnitBytes);
       }
     }
   }

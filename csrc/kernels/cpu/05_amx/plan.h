@@ -38,7 +38,6 @@ struct AmxPlan {
   bool is_a_in_place;             // tiles of rows are loaded from A itself
   bool is_a_shared, is_b_shared;  // packed before the tasks begin, for all of them
   int32_t num_threads;
-  int32_t planes;          // tile products for one of the operands' own: fp16 by bf16 tiles takes 4
   int64_t task_m, task_n;  // of C, one task
   int64_t tasks_m, tasks_n;
   int64_t task_items;  // of a batch, one task; more than 1 where a task has all of an item
@@ -50,11 +49,10 @@ struct AmxOperand {
 };
 
 // Cycles for 32 lanes by 32 of k, as measured in whole products: short runs of memory are what they take longest for.
-constexpr double pack_cycles(const AmxOperand& operand, bool for_rows, int64_t planes) {
-  const double split = planes > 1 ? 500 : 0;
-  if (operand.stride_k == 1) return split + (for_rows ? 100 : 300);
-  if (operand.stride_lane == 1) return split + (for_rows ? 500 : 250);
-  return split + 2000;
+constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
+  if (operand.stride_k == 1) return for_rows ? 100 : 300;
+  if (operand.stride_lane == 1) return for_rows ? 500 : 250;
+  return 2000;
 }
 
 // Rows 4 KiB apart share two sets of the nearest cache.
@@ -84,15 +82,15 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
   const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
-  const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true, plan.planes) * steps;
+  const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true) * steps;
   const double fetch_a_cycles = plan.is_a_in_place ? kFetchInPlaceCycles * steps : fetch_cycles;
-  const double b_cycles = pack_cycles(b, false, plan.planes) * steps;
+  const double b_cycles = pack_cycles(b, false) * steps;
   const bool has_many_items = threads == 1 || batch >= 4 * threads;  // nothing is gained by more tasks
   double best = 0;
   const auto judge = [&](int64_t strips_m, int64_t task_strips, bool shares) {
     const int64_t tasks_m = ceil_div(m, strips_m * kAmxStrip), tasks_n = ceil_div(strips_n, task_strips);
     const bool is_a_shared = shares && tasks_n > 1 && !plan.is_a_in_place, is_b_shared = shares && tasks_m > 1;
-    double cycles = double(strips_m * task_strips) * (steps * 64 * plan.planes + kTileEndCycles) +
+    double cycles = double(strips_m * task_strips) * (steps * 64 + kTileEndCycles) +
                     (is_a_shared ? fetch_shared_cycles : fetch_a_cycles + a_cycles) * double(strips_m) +
                     (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
     // Cores differ in speed: for as long as a task takes, others wait for the last one.
@@ -111,7 +109,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     }
   };
   // Many rows 4 KiB apart would not stay in the second cache.
-  const int64_t max_block_m = kAmxMaxBlockM / (plan.is_a_in_place && has_bad_pitch(a) ? 2 : plan.planes);
+  const int64_t max_block_m = kAmxMaxBlockM / (plan.is_a_in_place && has_bad_pitch(a) ? 2 : 1);
   for (int64_t most = max_block_m; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
     const int64_t strips_m = ceil_div(ceil_div(m, ceil_div(m, most)), kAmxStrip);
@@ -129,21 +127,19 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   }
 }
 
-// `planes`: tile products for one of the operands' own.
-[[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t planes, int64_t num_threads) {
+[[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t num_threads) {
   const GemmProblem& p = problem.gemm;
   AmxPlan plan{};
-  plan.planes = int32_t(planes);
   AmxOperand a{p.m, p.stride_am, p.stride_ak}, b{p.n, p.stride_bn, p.stride_bk};
-  const bool in_place_a = planes == 1 && lies_on_lines(p, p.a, a, &BatchDim::stride_a);
-  const bool in_place_b = planes == 1 && lies_on_lines(p, p.b, b, &BatchDim::stride_b);
+  const bool in_place_a = lies_on_lines(p, p.a, a, &BatchDim::stride_a);
+  const bool in_place_b = lies_on_lines(p, p.b, b, &BatchDim::stride_b);
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
   // takes one transposition for each tile.
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
-    const double packing = (in_place ? 0 : double(ceil_div(rows.lanes, 32)) * pack_cycles(rows, true, planes)) +
-                           double(ceil_div(cols.lanes, 32)) * pack_cycles(cols, false, planes);
+    const double packing = (in_place ? 0 : double(ceil_div(rows.lanes, 32)) * pack_cycles(rows, true)) +
+                           double(ceil_div(cols.lanes, 32)) * pack_cycles(cols, false);
     // A tile with few rows takes as long as a whole one, one with few columns likewise.
-    const double dots = 16.0 * double(planes * ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
+    const double dots = 16.0 * double(ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
            (stride_c != 1 ? 120.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
   };
@@ -155,7 +151,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   plan.is_a_in_place = plan.is_exchanged ? in_place_b : in_place_a;
 
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;
-  const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch) * double(planes);
+  const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch);
   const double bytes = 2.0 * double(p.k) * double(m + n) * double(batch);
   const double useful = 1 + flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
   // All threads are woken for any number of them, so two are not worth it, and then all that are of some use.
@@ -166,7 +162,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   const bool is_k_long = num_chunks > 1 && (tiles < 2 * threads || num_chunks >= 2 * threads);
   if (batch == 1 && is_k_long && tiles <= kAmxMostSplitTiles) {
     plan.path = AmxPath::split_k;
-    plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM / planes), plan.task_n = round_up(n, kAmxStrip);
+    plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM), plan.task_n = round_up(n, kAmxStrip);
     if (has_bad_pitch(a)) plan.is_a_in_place = false;
   } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;

@@ -12,16 +12,14 @@ constexpr double kFlopsPerCycle = 1024 * 0.8;  // of one core; what remains is s
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
-  if (problem.gemm.dtype != DType::bf16 && problem.gemm.dtype != DType::f16) {
-    return "the tile instructions multiply bf16 and fp16";
-  }
+  if (size_of(problem.gemm.dtype) != 2) return "the tile instructions multiply bf16 and fp16";
+  if (problem.gemm.dtype == DType::f16 && chip.arch < int(Isa::amx_fp16)) return "the CPU's AMX has no fp16";
   return nullptr;
 }
 
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  const int64_t planes = problem.gemm.dtype == DType::f16 && chip.arch < int(Isa::amx_fp16) ? 4 : 1;
-  plan.cost_us = cost_us(problem, chip, kFlopsPerCycle / double(planes), true);
-  if (!is_empty(problem)) plan.as<AmxPlan>() = choose_amx_plan(problem, planes, chip.num_cus);
+  plan.cost_us = cost_us(problem, chip, kFlopsPerCycle, true);
+  if (!is_empty(problem)) plan.as<AmxPlan>() = choose_amx_plan(problem, chip.num_cus);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -33,7 +31,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);
   fields.add("threads", own.num_threads);
   fields.add("rows", own.is_a_in_place ? "in place" : "packed");
-  if (own.planes > 1) fields.add("planes", own.planes);
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 

@@ -19,7 +19,7 @@ struct TaskWorkspace {
   int64_t panel_a, panel_b, partial, finished, totals;
 
   TaskWorkspace(const AmxPlan& plan, int64_t k) {
-    const int64_t chunk_bytes = strip_bytes<Op>(min_of(k, kAmxChunkK)), k_bytes = strip_bytes<Op>(k);
+    const int64_t chunk_bytes = strip_bytes(min_of(k, kAmxChunkK)), k_bytes = strip_bytes(k);
     const int64_t strips_m = ceil_div(plan.task_m, kAmxStrip), strips_n = ceil_div(plan.task_n, kAmxStrip);
     const bool is_stream = plan.path == AmxPath::stream_rows || plan.path == AmxPath::stream_columns;
     const bool is_stream_rows = plan.path == AmxPath::stream_rows;
@@ -55,8 +55,8 @@ class BlockTask {
         shared_(shared),
         parts_(parts),
         output_(item),
-        rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak, !plan.is_exchanged},
-        cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk, plan.is_exchanged} {
+        rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak},
+        cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk} {
     const TaskWorkspace<Op, Tuning> sizes(plan, item.k);
     panel_a_ = workspace;
     panel_b_ = panel_a_ + sizes.panel_a;
@@ -81,8 +81,7 @@ class BlockTask {
   }
 
  private:
-  static constexpr int64_t kChunkSteps = num_steps(kAmxChunkK) * Op::kPlanes;
-  static_assert(Tuning::kBlockSteps % Op::kPlanes == 0, "a block has whole steps of k");
+  static constexpr int64_t kChunkSteps = num_steps(kAmxChunkK);
   static constexpr int64_t kMaxStrips = kAmxMaxBlockM / kAmxStrip;
   using TileMultiplier = Multiplier<Op, Tuning>;
 
@@ -132,14 +131,14 @@ class BlockTask {
     int64_t buffer = 0;
     int64_t k = k_begin_;
     do {  // once for k = 0, too
-      const int64_t depth = min_of(kAmxChunkK, k_end_ - k), steps = num_steps(depth) * Op::kPlanes;
+      const int64_t depth = min_of(kAmxChunkK, k_end_ - k), steps = num_steps(depth);
       const bool is_first = k == k_begin_, is_last = k + depth >= k_end_;
       RowTiles rows[kMaxStrips];
       find_rows(k, depth, rows);
       for (int64_t j = 0; j < strips_n; ++j) {
         const char* b = columns_of(j, k, depth);
         // What comes after it where columns are packed for all; else it is in a near cache.
-        const char* ahead = shared_.b ? b + strip_bytes<Op>(item_.k) : b;
+        const char* ahead = shared_.b ? b + strip_bytes(item_.k) : b;
         const bool two_cols = has_two_tiles(num_cols_ - j * kAmxStrip);
         for (int64_t step = 0; step < steps; step += block_steps) {
           const int64_t count = min_of(block_steps, steps - step);
@@ -169,13 +168,13 @@ class BlockTask {
     for (int64_t i = 0; i * kAmxStrip < num_rows_; ++i) {
       const int64_t row = row_ + i * kAmxStrip, lanes = min_of(kAmxStrip, num_rows_ - i * kAmxStrip);
       if (shared_.a) {
-        rows[i] = RowTiles::packed(shared_.a + row / kAmxStrip * strip_bytes<Op>(item_.k) + strip_offset<Op>(k));
+        rows[i] = RowTiles::packed(shared_.a + row / kAmxStrip * strip_bytes(item_.k) + strip_offset(k));
       } else if (is_in_place(lanes)) {
         rows[i] = rows_in_place(row, k);
       } else {
-        pack_strips<true, Op::kPlanes>(rows_, row, lanes, k, depth, to, 0);
+        pack_strips<true>(rows_, row, lanes, k, depth, to, 0);
         rows[i] = RowTiles::packed(to);
-        to += strip_bytes<Op>(depth);
+        to += strip_bytes(depth);
       }
     }
   }
@@ -183,12 +182,11 @@ class BlockTask {
   // Packed columns of strip j for a chunk of k.
   const char* columns_of(int64_t j, int64_t k, int64_t depth) {
     const int64_t col = col_ + j * kAmxStrip;
-    if (shared_.b) return shared_.b + col / kAmxStrip * strip_bytes<Op>(item_.k) + strip_offset<Op>(k);
+    if (shared_.b) return shared_.b + col / kAmxStrip * strip_bytes(item_.k) + strip_offset(k);
     constexpr int64_t kGroup = kGroupLanes / kUnitLanes;
-    const int64_t bytes = strip_bytes<Op>(depth);
+    const int64_t bytes = strip_bytes(depth);
     if (j % kGroup == 0) {
-      pack_strips<false, Op::kPlanes>(cols_, col, min_of(kGroupLanes, num_cols_ - j * kAmxStrip), k, depth, panel_b_,
-                                      bytes);
+      pack_strips<false>(cols_, col, min_of(kGroupLanes, num_cols_ - j * kAmxStrip), k, depth, panel_b_, bytes);
     }
     return panel_b_ + j % kGroup * bytes;
   }
@@ -197,7 +195,7 @@ class BlockTask {
   void run_stream_rows() {
     TileMultiplier multiplier(output_);
     const char* b = shared_.b ? shared_.b : panel_b_;
-    if (!shared_.b) pack_strips<false, Op::kPlanes>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
+    if (!shared_.b) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
     const bool two_cols = has_two_tiles(num_cols_);
     int64_t buffer = 0;
     for (int64_t i = 0; i < num_rows_; i += kAmxStrip) {
@@ -205,18 +203,17 @@ class BlockTask {
       const bool two_rows = has_two_tiles(lanes), in_place = is_in_place(lanes);
       int64_t k = 0;
       do {
-        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth) * Op::kPlanes;
+        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
         const Target target = target_at(i, 0, k == 0, k + depth >= item_.k, totals_);
         float* to = target.kind == Target::Kind::none ? totals_ : finished_ + (buffer ^= 1) * kTileFloats;
         const int64_t block_steps = in_place ? kChunkSteps : Tuning::kBlockSteps;
         for (int64_t step = 0; step < steps; step += block_steps) {
-          const int64_t count = min_of(block_steps, steps - step), block_k = k + step / Op::kPlanes * kTileK;
+          const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
           const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : RowTiles::packed(panel_a_);
           if (!in_place) {
-            pack_strips<true, Op::kPlanes>(rows_, row_ + i, lanes, block_k,
-                                           min_of(count / Op::kPlanes * kTileK, item_.k - block_k), panel_a_, 0);
+            pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0);
           }
-          const char* columns = b + strip_offset<Op>(block_k);
+          const char* columns = b + strip_offset(block_k);
           if (step == 0) {
             multiply(multiplier, two_rows, two_cols, rows, columns, count, nullptr, to, target, columns);
           } else {
@@ -235,22 +232,21 @@ class BlockTask {
     TileMultiplier multiplier(output_);
     const int64_t strips_m = ceil_div(num_rows_, kAmxStrip);
     const char* a = shared_.a ? shared_.a : panel_a_;
-    if (!shared_.a) pack_strips<true, Op::kPlanes>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes<Op>(item_.k));
+    if (!shared_.a) pack_strips<true>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes(item_.k));
     int64_t buffer = 0;
     for (int64_t j = 0; j < num_cols_; j += Tuning::kStreamLanes) {
       const int64_t lanes = min_of(Tuning::kStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
       int64_t k = 0;
       do {
-        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth) * Op::kPlanes;
+        const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
         for (int64_t step = 0; step < steps; step += Tuning::kStreamSteps) {
-          const int64_t count = min_of(Tuning::kStreamSteps, steps - step), block_k = k + step / Op::kPlanes * kTileK;
+          const int64_t count = min_of(Tuning::kStreamSteps, steps - step), block_k = k + step * kTileK;
           const int64_t bytes = count * kUnitBytes;
-          pack_strips<false, Op::kPlanes, Tuning::kStreamLanes>(cols_, col_ + j, lanes, block_k,
-                                                                min_of(count / Op::kPlanes * kTileK, item_.k - block_k),
-                                                                panel_b_, bytes);
+          pack_strips<false, Tuning::kStreamLanes>(cols_, col_ + j, lanes, block_k,
+                                                   min_of(count * kTileK, item_.k - block_k), panel_b_, bytes);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
-            const RowTiles rows = RowTiles::packed(a + i * strip_bytes<Op>(item_.k) + strip_offset<Op>(k)).at(step);
+            const RowTiles rows = RowTiles::packed(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);
             float* const partial = partial_ + tile * kTileFloats;
             float* to = partial;
             Target target;
