@@ -139,7 +139,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
       const int64_t rows = m / config.tasks_m, columns = n / config.tasks_n;
       if (max_of(rows, columns) < 2 * kMinTaskSide || flops < 2.0 * double(tasks) * kMinTaskFlops) break;
-      (rows >= columns ? config.tasks_m : config.tasks_n) *= 2;
+      // Columns first: a task with many rows packs its columns for all of them.
+      (columns >= 2 * kMinTaskSide ? config.tasks_n : config.tasks_m) *= 2;
     }
   }
   config.task_m = ceil_div(m, config.tasks_m);
