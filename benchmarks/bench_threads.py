@@ -54,8 +54,8 @@ def run_threads(args: argparse.Namespace) -> dict:
     progress = with_progress([f"{shape.name}_threads{count}" for shape, count in cases])
     for name, (shape, count) in zip(progress, cases, strict=True):
         with threads_of_all_arms(count, has_numpy=False):
-            arms = {name: arm for name, arm in matmul_arms(shape, dtype, "auto").items() if name != "numpy"}
-            timings = {name: timing.to_dict() for name, timing in time_arms(arms, seconds=args.seconds).items()}
+            arms = time_arms(matmul_arms(shape, dtype, "auto"), seconds=args.seconds)
+            timings = {name: timing.to_dict() for name, timing in arms.items()}
         rows.append({"name": name, "shape": str(shape), "num_threads": count, "timings": timings, **compare(timings)})
     results["summary"] = summarize(rows)
     print(format_columns(threads_table(results)))

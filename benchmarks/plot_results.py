@@ -33,7 +33,9 @@ def ratios_by_class(machines: dict) -> Ratios:
     for name, machine in reversed(machines.items()):  # the fastest GPU first
         groups: dict[str, dict[str, list[float]]] = {}
         rows = [(r["precision"], r) for results in machine["gpu"] for r in results["products"]]
-        rows += [(run["dtype"], r) for run in machine["cpu"] if run["benchmark"] == "matmul" for r in run["rows"]]
+        runs = [run for run in machine["cpu"] if run["benchmark"] == "matmul"]
+        threads = max((run["num_threads"] for run in runs), default=0)  # runs with fewer are in the machine's page
+        rows += [(run["dtype"], r) for run in runs if run["num_threads"] == threads for r in run["rows"]]
         for precision, row in rows:
             groups.setdefault(row["kind"], {}).setdefault(precision, []).append(row["ratio"])
         if groups:

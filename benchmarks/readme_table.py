@@ -40,7 +40,9 @@ def listed(values: Iterable[object]) -> str:
 
 
 def name_of(results: dict) -> str:
-    return f"{results['benchmark']} {results['dtype']}"
+    name = f"{results['benchmark']} {results['dtype']}"
+    has_all_cores = results["num_threads"] == results.get("num_cores", results["num_threads"])
+    return name if has_all_cores else f"{name}, {results['num_threads']} threads"
 
 
 def slower_rows(all_results: list[dict]) -> list[str]:

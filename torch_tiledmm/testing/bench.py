@@ -65,6 +65,7 @@ def add_matmul_arguments(parser: argparse.ArgumentParser, default_rows: str) -> 
     )
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many rows that nobody chose instead")
     parser.add_argument("--seed", type=int, default=0, help="of --random")
+    parser.add_argument("--no-numpy", action="store_true", help="torch is the only peer: numpy's threads want pauses")
 
 
 def run_matmul(args: argparse.Namespace) -> dict:
@@ -79,7 +80,8 @@ def run_matmul(args: argparse.Namespace) -> dict:
     if args.algorithm not in known:
         raise ValueError(f"algorithm: got {args.algorithm!r}, expected one of {', '.join(known)}")
     dtype = DTYPES[args.dtype]
-    with threads_of_all_arms(args.threads, has_numpy=dtype in NUMPY_DTYPES):
+    has_numpy = dtype in NUMPY_DTYPES and not args.no_numpy
+    with threads_of_all_arms(args.threads, has_numpy=has_numpy):
         results = describe_run("matmul", dtype)
         results["algorithm"] = args.algorithm
         results["fma_peak_gflops"] = fma_peak(dtype)
@@ -87,7 +89,7 @@ def run_matmul(args: argparse.Namespace) -> dict:
         results["copy_gbytes_per_second"] = {str(size): rate for size, rate in bandwidths.items()}
         rows = results["rows"] = []
         for shape in with_progress(shapes):
-            arms = matmul_arms(shape, dtype, args.algorithm)
+            arms = matmul_arms(shape, dtype, args.algorithm, has_numpy=has_numpy)
             timings = {
                 name: timing.to_dict()
                 for name, timing in time_arms(arms, seconds=args.seconds, pause_after="numpy").items()
@@ -99,7 +101,9 @@ def run_matmul(args: argparse.Namespace) -> dict:
     return results
 
 
-def matmul_arms(shape: Shape, dtype: torch.dtype, algorithm: str) -> dict[str, Callable[[], object]]:
+def matmul_arms(
+    shape: Shape, dtype: torch.dtype, algorithm: str, *, has_numpy: bool = False
+) -> dict[str, Callable[[], object]]:
     """One callable per library on the same operands; ours first."""
     a, b = make_operands(shape, dtype)
     ours = torch.ops.tiledmm.matmul
@@ -109,7 +113,7 @@ def matmul_arms(shape: Shape, dtype: torch.dtype, algorithm: str) -> dict[str, C
         OURS: lambda: ours(a, b, **options),
         "torch": lambda: theirs(a, b),
     }
-    if dtype in NUMPY_DTYPES:
+    if has_numpy:
         import numpy
 
         np_a, np_b = a.numpy(), b.numpy()

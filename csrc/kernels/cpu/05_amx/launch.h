@@ -17,7 +17,6 @@ inline GemmProblem oriented_item(const GemmProblem& problem, const AmxPlan& plan
 
 // An operand that is packed before the tasks begin: groups of lanes, each in parts along k, so that there is a task for
 // every thread.
-template <class Op>
 struct PackingTasks {
   int64_t lanes = 0, k, parts_k = 1, depth, num_tasks = 0, bytes_of_strip;
 
@@ -45,8 +44,8 @@ struct PackingTasks {
 // Blocks of C, each over all of k, for `num_items` of the batch from `first_item` on.
 template <class Op, class Tuning>
 void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t first_item, int64_t num_items,
-                    const PackingTasks<Op>& packing_a, const PackingTasks<Op>& packing_b, char* panels,
-                    char* workspaces, const Executor& executor) {
+                    const PackingTasks& packing_a, const PackingTasks& packing_b, char* panels, char* workspaces,
+                    const Executor& executor) {
   const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
   const int64_t packing_tasks = packing_a.num_tasks + packing_b.num_tasks;
   for_each_task(executor, min_of(plan.num_threads, num_items * packing_tasks), num_items * packing_tasks,
@@ -128,8 +127,8 @@ Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const 
   const GemmProblem& problem = folded.gemm;
   if (plan.path == AmxPath::split_k) return multiply_split<Op, Tuning>(problem, plan, executor);
   const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
-  const PackingTasks<Op> packing_a(plan.is_a_shared, m, problem.k, plan.num_threads);
-  const PackingTasks<Op> packing_b(plan.is_b_shared, n, problem.k, plan.num_threads);
+  const PackingTasks packing_a(plan.is_a_shared, m, problem.k, plan.num_threads);
+  const PackingTasks packing_b(plan.is_b_shared, n, problem.k, plan.num_threads);
   const int64_t panel_bytes = packing_a.bytes() + packing_b.bytes();
   const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
   const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;
