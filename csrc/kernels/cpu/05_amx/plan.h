@@ -162,7 +162,9 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   const bool is_k_long = num_chunks > 1 && (tiles < 2 * threads || num_chunks >= 2 * threads);
   if (batch == 1 && is_k_long && tiles <= kAmxMostSplitTiles) {
     plan.path = AmxPath::split_k;
-    plan.task_m = min_of(round_up(m, kAmxStrip), kAmxMaxBlockM), plan.task_n = round_up(n, kAmxStrip);
+    // Two tasks for each thread, where there are rows enough.
+    const int64_t rows = round_up(ceil_div(m * num_chunks, 2 * threads), kAmxStrip);
+    plan.task_m = min_of(min_of(rows, round_up(m, kAmxStrip)), kAmxMaxBlockM), plan.task_n = round_up(n, kAmxStrip);
     if (has_bad_pitch(a)) plan.is_a_in_place = false;
   } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
     plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
