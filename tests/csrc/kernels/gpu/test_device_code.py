@@ -105,7 +105,7 @@ AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
-    if IS_WHOLE or arch not in ("gfx950", "gfx1201") or name_of(source)[:2] not in ("05", "06", "07")
+    if IS_WHOLE or arch in ("gfx942", "gfx1100") or name_of(source)[:2] not in ("05", "06", "07")
 ]
 
 
