@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/executor.h"
+#include "core/math.h"
 
 namespace tiledmm {
 namespace {
@@ -17,13 +18,18 @@ void parallel_for(const Executor& executor, int64_t num_tasks, const Task& task)
       const_cast<Task*>(&task));
 }
 
-// task(worker_idx, task_idx) for every task_idx < num_tasks. Each of num_workers workers takes the next task that
-// nobody has taken, so that a slow core does less. Which worker runs a task differs from call to call.
+// task(worker_idx, task_idx) for every task_idx < num_tasks. Each of num_workers workers takes the next tasks that
+// nobody has taken, so that a slow core does less: one, or several that follow each other where there are many. Which
+// worker runs a task differs from call to call.
 template <class Task>
 void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_tasks, const Task& task) {
+  constexpr int64_t kTurns = 8;  // of each worker
+  const int64_t count = max_of(1, num_tasks / max_of(1, kTurns * num_workers));
   std::atomic<int64_t> next{0};
   parallel_for(executor, num_workers, [&](int64_t worker_idx) {
-    for (int64_t idx; (idx = next.fetch_add(1, std::memory_order_relaxed)) < num_tasks;) task(worker_idx, idx);
+    for (int64_t first; (first = next.fetch_add(count, std::memory_order_relaxed)) < num_tasks;) {
+      for (int64_t idx = first; idx < min_of(first + count, num_tasks); ++idx) task(worker_idx, idx);
+    }
   });
 }
 
