@@ -14,7 +14,6 @@ import argparse
 import copy
 import itertools
 import json
-import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
-from torch_tiledmm.testing.bench import OURS, output_file
+from torch_tiledmm.testing.bench import OURS, geomean, output_file
 from torch_tiledmm.testing.origin import GpuClocks, describe_gpu_run
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_shapes
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
@@ -187,10 +186,6 @@ def goal_text(row: dict) -> str:
     return "" if row["goal"] is None else f"{row['goal']:.2f}{'' if is_met(row) else ' missed'}"
 
 
-def geomean(rows: list[dict]) -> float:
-    return math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
-
-
 def summarize(rows: list[dict]) -> list[dict]:
     """One entry for each precision and kind."""
     groups: dict[tuple[str, str], list[dict]] = {}
@@ -201,7 +196,7 @@ def summarize(rows: list[dict]) -> list[dict]:
             "precision": precision,
             "kind": kind,
             "rows": len(group),
-            "geomean": round(geomean(group), 3),
+            "geomean": round(geomean([row["ratio"] for row in group]), 3),
             "worst": min(row["ratio"] for row in group),
             "best": max(row["ratio"] for row in group),
             "below_goal": [row["shape"] for row in group if not is_met(row)],

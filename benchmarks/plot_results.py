@@ -9,7 +9,6 @@ A picture carries the numbers that it shows, so that the check needs no comparis
 import argparse
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 from readme_table import LADDER_SHAPE, ROOT, VENDOR, ladder_tables, load_machines, title_of
+
+from torch_tiledmm.testing.bench import geomean
 
 COLORS = {"bf16": "#d1495b", "fp16": "#edae49", "tf32": "#66a182", "fp32": "#2e4057", "fp64": "#8d96a3"}
 CLASS_NAMES = {"square_2048": "squares of 2048", "m1": "one row", "few_rows": "few rows", "few_columns": "few columns"}
@@ -44,10 +45,6 @@ def ratios_by_class(machines: dict) -> Ratios:
                 for kind, group in groups.items()
             }
     return found
-
-
-def geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def plot_speed(machines: Ratios) -> Figure:

@@ -120,7 +120,7 @@ struct Fma {
   static TILEDMM_INLINE Reg<Word> load_lanes(const T* from, int64_t) {
     return load_converted<TILEDMM_VECTOR_BYTES>(from);
   }
-  // The same of twice as many lanes.
+  // A word of each of twice as many lanes.
   static TILEDMM_INLINE void load_two(const T* from, int64_t, Reg<Word>* words) {
     for (int i = 0; i < 2; ++i) words[i] = load_converted<TILEDMM_VECTOR_BYTES>(from + i * Simd<Word>::kLanes);
   }

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "core/transposed.h"
 #include "kernels/cpu/04_register_tiled/long_dot.h"
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
@@ -50,7 +51,7 @@ struct BlockTile {
   bool is_finished;           // the last chunk is followed by the epilogue
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
-  // Of packed lanes, for a chunk at most.
+  // The words of packed lanes, for a chunk at most.
   static int64_t panel_words(int64_t lanes, int64_t strip, int64_t depth) {
     return ceil_div(lanes, strip) * strip_size<Word>(strip, num_words(min_of(depth, kChunk)));
   }
@@ -159,7 +160,7 @@ struct BlockTile {
     return {first, row_bytes, config.thread_m, Ahead::kBytes, steps, interval, 0};
   }
 
-  // Of B the group of columns that is packed after the one that ends at jr; it comes while that one is multiplied.
+  // The group of columns of B that is packed after the one that ends at jr. It comes while that one is multiplied.
   Ahead find_ahead_b(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
     if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return {};
     const int64_t tiles = group_cols / kThreadN * ceil_div(block_rows, config.thread_m);
@@ -498,19 +499,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
 
 // C^T = B^T A^T as a problem, with its batch dimensions in `dims`.
 GemmProblem exchange_operands(const GemmProblem& problem, BatchDim* dims) {
-  GemmProblem exchanged = problem;
-  exchanged.m = problem.n;
-  exchanged.n = problem.m;
-  exchanged.a = problem.b;
-  exchanged.stride_am = problem.stride_bn;
-  exchanged.stride_ak = problem.stride_bk;
-  exchanged.b = problem.a;
-  exchanged.stride_bk = problem.stride_ak;
-  exchanged.stride_bn = problem.stride_am;
-  exchanged.stride_cm = problem.stride_cn;
-  exchanged.stride_cn = problem.stride_cm;
-  exchanged.stride_bias_m = problem.stride_bias_n;
-  exchanged.stride_bias_n = problem.stride_bias_m;
+  GemmProblem exchanged = transposed(problem);
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
     const BatchDim& dim = problem.batch_dims[d];
     dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};

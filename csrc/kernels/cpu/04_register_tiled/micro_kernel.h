@@ -102,8 +102,8 @@ struct RowReader {
         : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale)); \
   }
 
-  // Of row ROW, for several vectors of B: an instruction of its own, since as an operand of each multiply-add it would
-  // be loaded for each, and 512-bit loads are the limit then.
+  // The word of row ROW, for several vectors of B. The load is an instruction of its own: as an operand of each
+  // multiply-add the word would be loaded for each, and loads are the limit then.
   template <class R, class Word, int ROW>
   TILEDMM_INLINE R broadcast_row() const {
     static_assert(ROW < 2 * kOdds, "rows beyond need more odd multiples");

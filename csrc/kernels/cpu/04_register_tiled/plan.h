@@ -88,7 +88,7 @@ struct CpuConfig {
   bool is_a_in_place;        // A is not packed but used where it lies
 };
 
-// Of a row of C, in vectors' multiply-adds for a word of k.
+// The cost of a row of C, in multiply-adds of vectors for a word of k.
 [[maybe_unused]] double columns_cost(int64_t cols, const CpuKernelShape& shape) {
   return 2 * double(round_up(cols, shape.narrow_n)) / double(shape.thread_n);
 }

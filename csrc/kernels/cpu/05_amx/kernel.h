@@ -21,7 +21,7 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
-static_assert(kAmxStrip == kUnitLanes && kAmxChunkK % kTileK == 0, "plan and packing agree");
+static_assert(kAmxStrip == kUnitLanes && kAmxStep == kTileK && kAmxChunkK % kTileK == 0, "plan and packing agree");
 
 struct Bf16Tiles {
   using Element = BFloat16;
@@ -38,15 +38,11 @@ struct Fp16Tiles {
   }
 };
 
-// What is measured (docs/worklog/cpu.md) and changes no bit.
-struct Tuning {
-  static constexpr bool kStreamRows = true;   // rows by TILELOADDT1, so that they do not drive out the columns
-  static constexpr bool kFuseStores = true;   // sums are stored and converted within the next tile
-  static constexpr int kPrefetchLines = 2;    // of the next strip of columns, a step
-  static constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
-  // Of columns that pass by once: 128 KiB. 512 bytes of each row are one run of memory.
-  static constexpr int64_t kStreamLanes = 256, kStreamSteps = 8;
-};
+// These change no bit; measured in docs/worklog/cpu.md.
+constexpr int kPrefetchLines = 2;    // of the next strip of columns, fetched in a step
+constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
+// Columns that pass by once come in blocks of so many lanes by so many steps of k: 128 KiB, in runs of 512 bytes.
+constexpr int64_t kStreamLanes = 256, kStreamSteps = 8;
 
 constexpr int64_t kTileFloats = kAmxStrip * kAmxStrip;
 constexpr int64_t kStripRowBytes = kAmxStrip * int64_t(sizeof(float));
@@ -91,7 +87,7 @@ class Output {
   // the rows are all that is left to do.
   bool is_plain() const { return is_plain_; }
 
-  // Of a block, as C has them.
+  // The number of rows that a block has in C.
   int64_t num_rows(const Target& target) const { return is_column_major_ ? target.cols : target.rows; }
 
   // The bias of a block's rows.
@@ -173,8 +169,9 @@ class Output {
   bool is_column_major_, is_plain_;
 };
 
-// Tiles of C one after the other, on one thread. tmm0-3 hold C, 4 and 5 rows, 6 and 7 columns.
-template <class Op, class Tuning>
+// Tiles of C one after the other, on one thread. tmm0-3 hold C, 4 and 5 rows, 6 and 7 columns. Rows are loaded with the
+// hint of TILELOADDT1, so that they do not drive the columns out of the nearest cache.
+template <class Op>
 class Multiplier {
  public:
   explicit Multiplier(const Output<typename Op::Element>& output) : output_(output) {}
@@ -188,7 +185,6 @@ class Multiplier {
     extend<MT, NT>(a.at(1), b + kUnitBytes, steps - 1, ahead);
     finish_waiting();
     waiting_ = to, target_ = target, next_row_ = 0;
-    if constexpr (!Tuning::kFuseStores) flush();
   }
 
   // More steps of the tile that multiply() began last.
@@ -204,13 +200,13 @@ class Multiplier {
         multiply_step<MT, NT>(a, b, ahead);
         output_.store_rows(sums, target, bias_, row);
         row += kRows;
-        a = a.at(1), b += kUnitBytes, ahead += 64 * Tuning::kPrefetchLines;
+        a = a.at(1), b += kUnitBytes, ahead += 64 * kPrefetchLines;
       }
       next_row_ = row;
     }
     for (; step < steps; ++step) {
       multiply_step<MT, NT>(a, b, ahead);
-      a = a.at(1), b += kUnitBytes, ahead += 64 * Tuning::kPrefetchLines;
+      a = a.at(1), b += kUnitBytes, ahead += 64 * kPrefetchLines;
     }
   }
 
@@ -226,31 +222,23 @@ class Multiplier {
   static constexpr int64_t kRows = Output<typename Op::Element>::kRows;
 
   template <int TILE>
-  static TILEDMM_INLINE void load_rows(const char* from, int64_t stride) {
-    if constexpr (Tuning::kStreamRows) {
-      tile_load_stream<TILE>(from, stride);
-    } else {
-      tile_load<TILE>(from, stride);
-    }
-  }
-  template <int TILE>
   static TILEDMM_INLINE void start(const float* from) {
     from ? tile_load<TILE>(from, kStripRowBytes) : tile_zero<TILE>();
   }
 
   template <int MT, int NT>
   static TILEDMM_INLINE void multiply_step(const RowTiles& a, const char* b, const char* ahead) {
-    load_rows<4>(a.data, a.stride);
+    tile_load_stream<4>(a.data, a.stride);
     tile_load<6>(b, kTileRowBytes);
-    if constexpr (Tuning::kPrefetchLines > 0) __builtin_prefetch(ahead, 0, 2);
+    __builtin_prefetch(ahead, 0, 2);
     Op::template dot<0, 4, 6>();
     if constexpr (NT > 1) {
       tile_load<7>(b + kTileBytes, kTileRowBytes);
-      if constexpr (Tuning::kPrefetchLines > 1) __builtin_prefetch(ahead + 64, 0, 2);
+      __builtin_prefetch(ahead + 64, 0, 2);
       Op::template dot<1, 4, 7>();
     }
     if constexpr (MT > 1) {
-      load_rows<5>(a.data + a.next_tile, a.stride);
+      tile_load_stream<5>(a.data + a.next_tile, a.stride);
       Op::template dot<2, 5, 6>();
     }
     if constexpr (MT > 1 && NT > 1) Op::template dot<3, 5, 7>();
@@ -261,7 +249,7 @@ class Multiplier {
   template <int MT, int NT>
   TILEDMM_INLINE void begin(const RowTiles& a, const char* b, const float* from) {
     float* before = waiting_;
-    load_rows<4>(a.data, a.stride);
+    tile_load_stream<4>(a.data, a.stride);
     tile_load<6>(b, kTileRowBytes);
     if (before) tile_store<0>(before, kStripRowBytes);
     start<0>(from);
@@ -275,7 +263,7 @@ class Multiplier {
     if (before) tile_store<2>(before + 16 * kAmxStrip, kStripRowBytes);
     if constexpr (MT > 1) {
       start<2>(from ? from + 16 * kAmxStrip : nullptr);
-      load_rows<5>(a.data + a.next_tile, a.stride);
+      tile_load_stream<5>(a.data + a.next_tile, a.stride);
       Op::template dot<2, 5, 6>();
     }
     if (before) tile_store<3>(before + 16 * kAmxStrip + 16, kStripRowBytes);

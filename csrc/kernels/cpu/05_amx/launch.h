@@ -42,7 +42,7 @@ struct PackingTasks {
 };
 
 // Blocks of C, each over all of k, for `num_items` of the batch from `first_item` on.
-template <class Op, class Tuning>
+template <class Op>
 void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t first_item, int64_t num_items,
                     const PackingTasks& packing_a, const PackingTasks& packing_b, char* panels, char* workspaces,
                     const Executor& executor) {
@@ -54,15 +54,15 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                   char* panel = panels + idx / packing_tasks * panel_bytes;
                   const int64_t task = idx % packing_tasks;
                   if (task < packing_a.num_tasks) {
-                    const LaneView view{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak};
+                    const LaneView view{static_cast<const uint16_t*>(item.a), item.stride_am, item.stride_ak};
                     packing_a.template run<true>(task, view, panel);
                   } else {
-                    const LaneView view{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk};
+                    const LaneView view{static_cast<const uint16_t*>(item.b), item.stride_bn, item.stride_bk};
                     packing_b.template run<false>(task - packing_a.num_tasks, view, panel + packing_a.bytes());
                   }
                 });
   const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
-  const int64_t task_bytes = TaskWorkspace<Op, Tuning>(plan, problem.k).bytes();
+  const int64_t task_bytes = TaskWorkspace(plan, problem.k).bytes();
   for_each_task(executor, min_of(plan.num_threads, item_groups * blocks), item_groups * blocks,
                 [&](int64_t worker_idx, int64_t idx) {
                   const TileState tiles;
@@ -72,14 +72,14 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                     const char* panel = panels + i * panel_bytes;
                     const SharedPanels shared{packing_a.num_tasks ? panel : nullptr,
                                               packing_b.num_tasks ? panel + packing_a.bytes() : nullptr};
-                    BlockTask<Op, Tuning> task(plan, item, shared, workspaces + worker_idx * task_bytes, nullptr);
+                    BlockTask<Op> task(plan, item, shared, workspaces + worker_idx * task_bytes, nullptr);
                     task.run(block / plan.tasks_n * plan.task_m, block % plan.tasks_n * plan.task_n, 0, item.k);
                   }
                 });
 }
 
 // The chunks of k side by side, some at a time, and then their sums in the order of k.
-template <class Op, class Tuning>
+template <class Op>
 Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Executor& executor) {
   using T = typename Op::Element;
   const GemmProblem item = oriented_item(problem, plan, 0);
@@ -87,7 +87,7 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
   const int64_t side_by_side = min_of(num_chunks, max_of(plan.num_threads, kAmxSplitBytes / (tiles * kTileFloats * 4)));
   const int64_t num_workers = min_of(plan.num_threads, side_by_side * plan.tasks_m);
-  const int64_t task_bytes = TaskWorkspace<Op, Tuning>(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
+  const int64_t task_bytes = TaskWorkspace(plan, item.k).bytes(), part_floats = tiles * kTileFloats;
   const int64_t part_bytes = part_floats * int64_t(sizeof(float));
   void* const workspace =
       executor.allocate(executor.self, size_t(num_workers * task_bytes + (side_by_side + 1) * part_bytes));
@@ -101,8 +101,8 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
                   [&](int64_t worker_idx, int64_t idx) {
                     const TileState tiles_in_use;
                     const int64_t chunk = idx / plan.tasks_m, k = (first + chunk) * kAmxChunkK;
-                    BlockTask<Op, Tuning> task(plan, item, {nullptr, nullptr}, near + worker_idx * task_bytes,
-                                               parts + chunk * part_floats);
+                    BlockTask<Op> task(plan, item, {nullptr, nullptr}, near + worker_idx * task_bytes,
+                                       parts + chunk * part_floats);
                     task.run(idx % plan.tasks_m * plan.task_m, 0, k, min_of(item.k, k + kAmxChunkK));
                   });
     for (int64_t chunk = 0; chunk < count; ++chunk) {
@@ -122,10 +122,10 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
 }
 
 // What is not empty, as planned.
-template <class Op, class Tuning>
+template <class Op>
 Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const Executor& executor) {
   const GemmProblem& problem = folded.gemm;
-  if (plan.path == AmxPath::split_k) return multiply_split<Op, Tuning>(problem, plan, executor);
+  if (plan.path == AmxPath::split_k) return multiply_split<Op>(problem, plan, executor);
   const int64_t m = plan.is_exchanged ? problem.n : problem.m, n = plan.is_exchanged ? problem.m : problem.n;
   const PackingTasks packing_a(plan.is_a_shared, m, problem.k, plan.num_threads);
   const PackingTasks packing_b(plan.is_b_shared, n, problem.k, plan.num_threads);
@@ -133,15 +133,15 @@ Status multiply_planned(const FoldedProblem& folded, const AmxPlan& plan, const 
   const int64_t group = max_of(1, min_of(folded.batch_size, panel_bytes ? kAmxPanelBytes / panel_bytes : INT64_MAX));
   const int64_t num_tasks = ceil_div(group, plan.task_items) * plan.tasks_m * plan.tasks_n;
   const int64_t num_workers = min_of(plan.num_threads, num_tasks);
-  const int64_t workspace_bytes = num_workers * TaskWorkspace<Op, Tuning>(plan, problem.k).bytes();
+  const int64_t workspace_bytes = num_workers * TaskWorkspace(plan, problem.k).bytes();
   const int64_t bytes = workspace_bytes + group * panel_bytes;
   alignas(64) char near[32 << 10];
   const bool is_near = bytes <= int64_t(sizeof near);
   char* const workspace = is_near ? near : static_cast<char*>(executor.allocate(executor.self, size_t(bytes)));
   if (!workspace) return Status::out_of_memory;
   for (int64_t first = 0; first < folded.batch_size; first += group) {
-    multiply_items<Op, Tuning>(problem, plan, first, min_of(group, folded.batch_size - first), packing_a, packing_b,
-                               workspace + workspace_bytes, workspace, executor);
+    multiply_items<Op>(problem, plan, first, min_of(group, folded.batch_size - first), packing_a, packing_b,
+                       workspace + workspace_bytes, workspace, executor);
   }
   if (!is_near) executor.release(executor.self, workspace);
   return Status::ok;

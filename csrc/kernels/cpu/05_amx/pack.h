@@ -20,10 +20,10 @@ constexpr int64_t kGroupLanes = 128;  // of lanes that are neighbours in memory,
 typedef Reg<uint32_t, 64> Pairs;      // of 16 lanes
 typedef Reg<uint16_t, 64> Elements;
 
-// A or B^T of one product: `count` lanes of k elements.
+// A or B^T of one product: its lanes.
 struct LaneView {
   const uint16_t* data;
-  int64_t count, stride_lane, stride_k;
+  int64_t stride_lane, stride_k;
 
   const uint16_t* at(int64_t lane, int64_t k) const { return data + lane * stride_lane + k * stride_k; }
 };
@@ -81,18 +81,35 @@ TILEDMM_INLINE Pairs interleave(const Elements& even, const Elements& odd, std::
   return (Pairs)__builtin_shufflevector(even, odd, (FIRST + I / 2 + (I % 2 ? 32 : 0))...);
 }
 
-// Lanes that are neighbours in memory, as a column operand. Inline, and so without a test where lanes and depth are
-// constants; likewise below.
-TILEDMM_INLINE void interleave_unit(const uint16_t* from, int64_t stride_k, int64_t lanes, int64_t depth, char* to) {
+// Two rows along k of 32 lanes that are neighbours in memory, as a row of each of a unit's two column tiles.
+TILEDMM_INLINE void store_pairs(const Elements& even, const Elements& odd, char* to) {
+  const Pairs low = interleave<0>(even, odd, std::make_integer_sequence<int, 32>{});
+  const Pairs high = interleave<16>(even, odd, std::make_integer_sequence<int, 32>{});
+  std::memcpy(to, &low, 64);
+  std::memcpy(to + kTileBytes, &high, 64);
+}
+
+// 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
+// runs. From one unit to the next `to` moves on by a strip.
+TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
+                                    int64_t strip_bytes) {
+  for (int64_t p = 0; p < 16; ++p) {
+    const uint16_t* const even = from + 2 * p * stride_k;
+    char* target = to + p * kTileRowBytes;
+    for (int64_t i = 0; i < units; ++i, target += strip_bytes) {
+      store_pairs(load_as<Elements>(even + i * kUnitLanes), load_as<Elements>(even + stride_k + i * kUnitLanes),
+                  target);
+    }
+  }
+}
+
+// The same of one unit of which `lanes` by `depth` exist.
+TILEDMM_INLINE void interleave_edge(const uint16_t* from, int64_t stride_k, int64_t lanes, int64_t depth, char* to) {
 #pragma GCC unroll 4
   for (int64_t p = 0; p < 16; ++p) {
     const uint16_t* pair = from + 2 * p * stride_k;
-    const Elements even = load_elements(pair, 2 * p < depth ? lanes : 0);
-    const Elements odd = load_elements(pair + stride_k, 2 * p + 1 < depth ? lanes : 0);
-    const Pairs low = interleave<0>(even, odd, std::make_integer_sequence<int, 32>{});
-    const Pairs high = interleave<16>(even, odd, std::make_integer_sequence<int, 32>{});
-    std::memcpy(to + p * kTileRowBytes, &low, 64);
-    std::memcpy(to + kTileBytes + p * kTileRowBytes, &high, 64);
+    store_pairs(load_elements(pair, 2 * p < depth ? lanes : 0),
+                load_elements(pair + stride_k, 2 * p + 1 < depth ? lanes : 0), to + p * kTileRowBytes);
   }
 }
 
@@ -125,8 +142,9 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   if (view.stride_k != 1 && view.stride_lane == 1) {
     alignas(64) char near[kUnitBytes];
     char* const columns = FOR_ROWS ? near : to;
-    lanes == kUnitLanes&& depth == kTileK ? interleave_unit(from, view.stride_k, kUnitLanes, kTileK, columns)
-                                          : interleave_unit(from, view.stride_k, lanes, depth, columns);
+    const bool is_whole = lanes == kUnitLanes && depth == kTileK;
+    is_whole ? interleave_rows(from, view.stride_k, 1, columns, 0)
+             : interleave_edge(from, view.stride_k, lanes, depth, columns);
     if constexpr (!FOR_ROWS) return;
     for (int64_t tile = 0; tile < 2; ++tile) {
       transpose_tile(near + tile * kTileBytes, kTileRowBytes, kTileRows, to + tile * kTileBytes, kTileRowBytes);
@@ -154,23 +172,6 @@ TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k)
 }
 
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
-
-// 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
-// runs. From one unit to the next `to` moves on by a strip.
-TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
-                                    int64_t strip_bytes) {
-  for (int64_t p = 0; p < 16; ++p) {
-    const uint16_t* const even = from + 2 * p * stride_k;
-    char* target = to + p * kTileRowBytes;
-    for (int64_t i = 0; i < units; ++i, target += strip_bytes) {
-      const auto x = load_as<Elements>(even + i * kUnitLanes), y = load_as<Elements>(even + stride_k + i * kUnitLanes);
-      const Pairs low = interleave<0>(x, y, std::make_integer_sequence<int, 32>{});
-      const Pairs high = interleave<16>(x, y, std::make_integer_sequence<int, 32>{});
-      std::memcpy(target, &low, 64);
-      std::memcpy(target + kTileBytes, &high, 64);
-    }
-  }
-}
 
 // Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros.
 template <bool FOR_ROWS, int64_t GROUP_LANES = kGroupLanes>

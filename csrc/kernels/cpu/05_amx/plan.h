@@ -1,5 +1,5 @@
 // The tile numbers of the amx kernel, as plain data, and the pure functions that choose them. They move data and share
-// out work; none of them changes a bit of the result: kChunkK alone fixes the order of summation.
+// out work; none of them changes a bit of the result: kAmxChunkK alone fixes the order of summation.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream
 
 // k is summed in chunks of so many elements. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kAmxChunkK = 2048;
+inline constexpr int64_t kAmxStep = 32;        // elements of k that a tile instruction takes
 inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the tiles hold
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
@@ -80,7 +81,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   constexpr double kFetchCycles = 150, kFetchInPlaceCycles = 60, kTileEndCycles = 200, kRegionCycles = 2000,
                    kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
-  const double steps = double(ceil_div(max_of(p.k, 1), 32)), fetch_cycles = kFetchCycles * steps;
+  const double steps = double(ceil_div(max_of(p.k, 1), kAmxStep)), fetch_cycles = kFetchCycles * steps;
   const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true) * steps;
   const double fetch_a_cycles = plan.is_a_in_place ? kFetchInPlaceCycles * steps : fetch_cycles;
@@ -136,12 +137,12 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   // Either operand can be that of the rows, with the same bits: the one for which less is packed. A column-major C
   // takes one transposition for each tile.
   const auto cycles = [&](const AmxOperand& rows, const AmxOperand& cols, bool in_place, int64_t stride_c) {
-    const double packing = (in_place ? 0 : double(ceil_div(rows.lanes, 32)) * pack_cycles(rows, true)) +
-                           double(ceil_div(cols.lanes, 32)) * pack_cycles(cols, false);
+    const double packing = (in_place ? 0 : double(ceil_div(rows.lanes, kAmxStrip)) * pack_cycles(rows, true)) +
+                           double(ceil_div(cols.lanes, kAmxStrip)) * pack_cycles(cols, false);
     // A tile with few rows takes as long as a whole one, one with few columns likewise.
     const double dots = 16.0 * double(ceil_div(rows.lanes, 16) * ceil_div(cols.lanes, 16));
-    return (packing + dots) * double(ceil_div(max_of(p.k, 1), 32)) +
-           (stride_c != 1 ? 120.0 : 0.0) * double(ceil_div(rows.lanes, 32) * ceil_div(cols.lanes, 32));
+    return (packing + dots) * double(ceil_div(max_of(p.k, 1), kAmxStep)) +
+           (stride_c != 1 ? 120.0 : 0.0) * double(ceil_div(rows.lanes, kAmxStrip) * ceil_div(cols.lanes, kAmxStrip));
   };
   plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
   if (plan.is_exchanged) {

@@ -14,7 +14,6 @@ struct SharedPanels {
 };
 
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
-template <class Op, class Tuning>
 struct TaskWorkspace {
   int64_t panel_a, panel_b, partial, finished, totals;
 
@@ -24,17 +23,17 @@ struct TaskWorkspace {
     const bool is_stream = plan.path == AmxPath::stream_rows || plan.path == AmxPath::stream_columns;
     const bool is_stream_rows = plan.path == AmxPath::stream_rows;
     panel_a = plan.is_a_shared     ? 0
-              : is_stream_rows     ? Tuning::kBlockSteps * kUnitBytes
+              : is_stream_rows     ? kBlockSteps * kUnitBytes
               : is_stream          ? strips_m * k_bytes
               : plan.is_a_in_place ? chunk_bytes
                                    : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0
               : is_stream_rows ? k_bytes
-              : is_stream      ? min_of(strips_n, Tuning::kStreamLanes / kAmxStrip) * Tuning::kStreamSteps * kUnitBytes
+              : is_stream      ? min_of(strips_n, kStreamLanes / kAmxStrip) * kStreamSteps * kUnitBytes
                                : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
     // Tiles of C that are computed at a time.
     const int64_t tiles =
-        is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, Tuning::kStreamLanes / kAmxStrip) : strips_n);
+        is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, kStreamLanes / kAmxStrip) : strips_n);
     partial = (is_stream_rows ? 0 : is_stream ? tiles : strips_m == 1 ? 0 : strips_m) * kTileFloats * 4;
     finished = 2 * kTileFloats * 4;
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
@@ -43,7 +42,7 @@ struct TaskWorkspace {
   int64_t bytes() const { return panel_a + panel_b + partial + finished + totals; }
 };
 
-template <class Op, class Tuning>
+template <class Op>
 class BlockTask {
   using T = typename Op::Element;
 
@@ -55,9 +54,9 @@ class BlockTask {
         shared_(shared),
         parts_(parts),
         output_(item),
-        rows_{static_cast<const uint16_t*>(item.a), item.m, item.stride_am, item.stride_ak},
-        cols_{static_cast<const uint16_t*>(item.b), item.n, item.stride_bn, item.stride_bk} {
-    const TaskWorkspace<Op, Tuning> sizes(plan, item.k);
+        rows_{static_cast<const uint16_t*>(item.a), item.stride_am, item.stride_ak},
+        cols_{static_cast<const uint16_t*>(item.b), item.stride_bn, item.stride_bk} {
+    const TaskWorkspace sizes(plan, item.k);
     panel_a_ = workspace;
     panel_b_ = panel_a_ + sizes.panel_a;
     partial_ = reinterpret_cast<float*>(panel_b_ + sizes.panel_b);
@@ -83,7 +82,7 @@ class BlockTask {
  private:
   static constexpr int64_t kChunkSteps = num_steps(kAmxChunkK);
   static constexpr int64_t kMaxStrips = kAmxMaxBlockM / kAmxStrip;
-  using TileMultiplier = Multiplier<Op, Tuning>;
+  using TileMultiplier = Multiplier<Op>;
 
   static bool has_two_tiles(int64_t lanes) { return lanes > kTileRows; }
   bool is_in_place(int64_t lanes) const { return plan_.is_a_in_place && lanes % kTileRows == 0; }
@@ -126,7 +125,7 @@ class BlockTask {
   void run_blocks() {
     TileMultiplier multiplier(output_);
     const int64_t strips_m = ceil_div(num_rows_, kAmxStrip), strips_n = ceil_div(num_cols_, kAmxStrip);
-    const int64_t block_steps = strips_m == 1 ? kChunkSteps : Tuning::kBlockSteps;
+    const int64_t block_steps = strips_m == 1 ? kChunkSteps : kBlockSteps;
     const int64_t first_strip = parts_ ? row_ / kAmxStrip : 0;
     int64_t buffer = 0;
     int64_t k = k_begin_;
@@ -153,7 +152,7 @@ class BlockTask {
             }
             multiply(multiplier, has_two_tiles(num_rows_ - i * kAmxStrip), two_cols, rows[i].at(step),
                      b + step * kUnitBytes, count, from, to, target, ahead);
-            if (shared_.b) ahead += (count - 1) * 64 * Tuning::kPrefetchLines;
+            if (shared_.b) ahead += (count - 1) * 64 * kPrefetchLines;
           }
         }
       }
@@ -206,7 +205,7 @@ class BlockTask {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
         const Target target = target_at(i, 0, k == 0, k + depth >= item_.k, totals_);
         float* to = target.kind == Target::Kind::none ? totals_ : finished_ + (buffer ^= 1) * kTileFloats;
-        const int64_t block_steps = in_place ? kChunkSteps : Tuning::kBlockSteps;
+        const int64_t block_steps = in_place ? kChunkSteps : kBlockSteps;
         for (int64_t step = 0; step < steps; step += block_steps) {
           const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
           const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : RowTiles::packed(panel_a_);
@@ -234,16 +233,16 @@ class BlockTask {
     const char* a = shared_.a ? shared_.a : panel_a_;
     if (!shared_.a) pack_strips<true>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes(item_.k));
     int64_t buffer = 0;
-    for (int64_t j = 0; j < num_cols_; j += Tuning::kStreamLanes) {
-      const int64_t lanes = min_of(Tuning::kStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
+    for (int64_t j = 0; j < num_cols_; j += kStreamLanes) {
+      const int64_t lanes = min_of(kStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
       int64_t k = 0;
       do {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
-        for (int64_t step = 0; step < steps; step += Tuning::kStreamSteps) {
-          const int64_t count = min_of(Tuning::kStreamSteps, steps - step), block_k = k + step * kTileK;
+        for (int64_t step = 0; step < steps; step += kStreamSteps) {
+          const int64_t count = min_of(kStreamSteps, steps - step), block_k = k + step * kTileK;
           const int64_t bytes = count * kUnitBytes;
-          pack_strips<false, Tuning::kStreamLanes>(cols_, col_ + j, lanes, block_k,
-                                                   min_of(count * kTileK, item_.k - block_k), panel_b_, bytes);
+          pack_strips<false, kStreamLanes>(cols_, col_ + j, lanes, block_k, min_of(count * kTileK, item_.k - block_k),
+                                           panel_b_, bytes);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
             const RowTiles rows = RowTiles::packed(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);

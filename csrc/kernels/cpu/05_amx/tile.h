@@ -55,7 +55,7 @@ template <int TILE>
 TILEDMM_INLINE void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
 }
-// The same with the hint that the data are not needed again soon.
+// As tile_load, with the hint that the data are not needed again soon.
 template <int TILE>
 TILEDMM_INLINE void tile_load_stream(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
