@@ -417,6 +417,9 @@ struct BlockTile {
   }
 };
 
+// Sums of chunks that are worth a thread to add up.
+constexpr int64_t kSliceElements = 64 << 10;
+
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
@@ -471,10 +474,13 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
       tile.run();
     });
   } else {
-    // Chunks of k side by side, split_k at a time; then their sums are added up in the order of k.
+    // Chunks of k side by side, split_k at a time; then their sums are added up in the order of k, each thread some
+    // rows.
     A* parts = reinterpret_cast<A*>(workspace + num_workers * bytes_task);
     const int64_t part_size = problem.m * ld_sums;
     A* total = parts + config.split_k * part_size;
+    const int64_t slices = min_of(num_workers, max_of(1, config.split_k * part_size / kSliceElements));
+    const int64_t slice_rows = ceil_div(problem.m, slices);
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));
       for_each_task(executor, num_workers, count, [&](int64_t worker_idx, int64_t part) {
@@ -485,13 +491,18 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
         tile.is_finished = false;
         tile.run();
       });
-      for (int64_t part = 0; part < count; ++part) {
-        const A* from = parts + part * part_size;
-        const bool is_first = first == 0 && part == 0;
-        for (int64_t e = 0; e < part_size; ++e) total[e] = is_first ? from[e] : total[e] + from[e];
-      }
+      const bool is_last = first + config.split_k * Tile::kChunk >= problem.k;
+      for_each_task(executor, slices, ceil_div(problem.m, slice_rows), [&](int64_t, int64_t slice) {
+        const int64_t row = slice * slice_rows, rows = min_of(slice_rows, problem.m - row);
+        A* const to = total + row * ld_sums;
+        for (int64_t part = 0; part < count; ++part) {
+          const A* from = parts + part * part_size + row * ld_sums;
+          const bool is_first = first == 0 && part == 0;
+          for (int64_t e = 0; e < rows * ld_sums; ++e) to[e] = is_first ? from[e] : to[e] + from[e];
+        }
+        if (is_last) store_block_tile<T>(problem, row, rows, 0, problem.n, to, ld_sums);
+      });
     }
-    store_block_tile<T>(problem, 0, problem.m, 0, problem.n, total, ld_sums);
   }
   if (!is_near) executor.release(executor.self, workspace);
   return Status::ok;

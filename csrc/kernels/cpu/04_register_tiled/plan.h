@@ -8,6 +8,7 @@
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/problem.h"
+#include "kernels/cpu/shared/threads.h"
 
 namespace tiledmm {
 namespace {
@@ -71,8 +72,8 @@ inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes fr
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
-inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking a thread for
-inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands
+inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
+inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
 inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 256;
 inline constexpr double kMinTaskFlops = 1e8;
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
@@ -110,10 +111,9 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       is_b_n_major && k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= kMaxShortBytes && n >= thread_n / 2;
 
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
-  const double bytes = double(m + n) * double(k) * double(batch) * double(size_of(DTYPE));
-  const double useful = 1 + flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
-  // All threads are woken for any number of them, so all that are of some use take part.
-  const int64_t threads = useful < 2 ? 1 : min_of(num_threads, int64_t(2 * useful));
+  const double bytes = (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(size_of(DTYPE));
+  const double useful = flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
+  const int64_t threads = threads_for(useful, num_threads);
   if (threads > 1 && batch < threads) {
     // The grid of block tiles in which the slowest thread has least to do.
     // With short k, whole rows for each: threads that write the same rows of C side by side would take each other's

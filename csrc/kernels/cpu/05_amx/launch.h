@@ -78,6 +78,9 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                 });
 }
 
+// Sums of chunks that are worth a thread to add up.
+constexpr int64_t kSliceFloats = 64 << 10;
+
 // The chunks of k side by side, some at a time, and then their sums in the order of k.
 template <class Op>
 Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Executor& executor) {
@@ -95,6 +98,9 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   float* const total = static_cast<float*>(workspace);
   float* const parts = total + part_floats;
   char* const near = reinterpret_cast<char*>(parts + side_by_side * part_floats);
+  const Output<T> output(item);
+  // Threads that add up the sums of the chunks and store tiles of C.
+  const int64_t slices = max_of(1, min_of(plan.num_threads, side_by_side * part_floats / kSliceFloats));
   for (int64_t first = 0; first < num_chunks; first += side_by_side) {
     const int64_t count = min_of(side_by_side, num_chunks - first);
     for_each_task(executor, min_of(num_workers, count * plan.tasks_m), count * plan.tasks_m,
@@ -105,17 +111,19 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
                                        parts + chunk * part_floats);
                     task.run(idx % plan.tasks_m * plan.task_m, 0, k, min_of(item.k, k + kAmxChunkK));
                   });
-    for (int64_t chunk = 0; chunk < count; ++chunk) {
-      const float* part = parts + chunk * part_floats;
-      first + chunk == 0 ? void(std::memcpy(total, part, size_t(part_bytes))) : add(total, part, part_floats);
-    }
-  }
-  const Output<T> output(item);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    Target target;
-    target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, item.m - target.row);
-    target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, item.n - target.col);
-    output.store(total + tile * kTileFloats, kAmxStrip, target);
+    const bool is_last = first + count == num_chunks;
+    for_each_task(executor, min_of(slices, tiles), tiles, [&](int64_t, int64_t tile) {
+      float* const sums = total + tile * kTileFloats;
+      for (int64_t chunk = 0; chunk < count; ++chunk) {
+        const float* part = parts + chunk * part_floats + tile * kTileFloats;
+        first + chunk == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
+      }
+      if (!is_last) return;
+      Target target;
+      target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, item.m - target.row);
+      target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, item.n - target.col);
+      output.store(sums, kAmxStrip, target);
+    });
   }
   executor.release(executor.self, workspace);
   return Status::ok;

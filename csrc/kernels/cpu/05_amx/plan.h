@@ -6,6 +6,7 @@
 
 #include "core/math.h"
 #include "core/problem.h"
+#include "kernels/cpu/shared/threads.h"
 
 namespace tiledmm {
 namespace {
@@ -15,8 +16,9 @@ enum class AmxPath : int32_t {
   stream_rows,     // few columns: the row operand passes by once, where it lies or in a near buffer
   stream_columns,  // few rows: the column operand passes by once
   split_k,         // few tiles: the chunks of k side by side
+  short_k,         // k of a few elements: C is written row by row, by vector instructions (short_k.h)
 };
-inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream_columns", "split_k"};
+inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream_columns", "split_k", "short_k"};
 
 // k is summed in chunks of so many elements. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kAmxChunkK = 2048;
@@ -24,9 +26,10 @@ inline constexpr int64_t kAmxStep = 32;        // elements of k that a tile inst
 inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the tiles hold
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
+inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
 inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
-inline constexpr int64_t kAmxTaskFlops = 5 << 20;  // less is not worth waking a thread for; so many bytes are, too
+inline constexpr int64_t kAmxTaskFlops = 5 << 20;        // less is not worth waking threads for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
@@ -128,6 +131,14 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   }
 }
 
+// Whether rows of C can be written one by one: few elements of k, B and C contiguous along them, nothing added.
+[[maybe_unused]] bool is_short_k(const GemmProblem& p, bool is_exchanged) {
+  const int64_t stride_b = is_exchanged ? p.stride_am : p.stride_bn,
+                stride_c = is_exchanged ? p.stride_cm : p.stride_cn;
+  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && !p.bias &&
+         p.activation == Activation::none && (is_exchanged ? p.m : p.n) > kAmxStrip;
+}
+
 [[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t num_threads) {
   const GemmProblem& p = problem.gemm;
   AmxPlan plan{};
@@ -144,7 +155,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     return (packing + dots) * double(ceil_div(max_of(p.k, 1), kAmxStep)) +
            (stride_c != 1 ? 120.0 : 0.0) * double(ceil_div(rows.lanes, kAmxStrip) * ceil_div(cols.lanes, kAmxStrip));
   };
-  plan.is_exchanged = cycles(b, a, in_place_b, p.stride_cm) < cycles(a, b, in_place_a, p.stride_cn);
+  plan.is_exchanged = is_short_k(p, true) || (!is_short_k(p, false) && cycles(b, a, in_place_b, p.stride_cm) <
+                                                                           cycles(a, b, in_place_a, p.stride_cn));
   if (plan.is_exchanged) {
     const AmxOperand rows = b;
     b = a, a = rows;
@@ -153,15 +165,19 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
 
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;
   const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch);
-  const double bytes = 2.0 * double(p.k) * double(m + n) * double(batch);
-  const double useful = 1 + flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
-  // All threads are woken for any number of them, so two are not worth it, and then all that are of some use.
-  plan.num_threads = int32_t(useful < 2 ? 1 : min_of(int64_t(2 * useful), num_threads));
+  const double bytes = 2.0 * (double(p.k) * double(m + n) + double(m) * double(n)) * double(batch);
+  plan.num_threads = int32_t(threads_for(flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes), num_threads));
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
-  const bool is_k_long = num_chunks > 1 && (tiles < 2 * threads || num_chunks >= 2 * threads);
-  if (batch == 1 && is_k_long && tiles <= kAmxMostSplitTiles) {
+  // Few columns make tasks of single tiles without splitting k.
+  const int64_t wanted_tiles = n <= kAmxFewColumns ? threads : 2 * threads;
+  const bool is_k_long = num_chunks > 1 && (tiles < wanted_tiles || num_chunks >= 2 * threads);
+  if (is_short_k(p, plan.is_exchanged)) {
+    plan.path = AmxPath::short_k;
+    plan.is_a_in_place = false;
+    plan.task_m = ceil_div(m, batch < 4 * threads ? min_of(m, 2 * threads) : 1), plan.task_n = n;
+  } else if (batch == 1 && is_k_long && tiles <= kAmxMostSplitTiles) {
     plan.path = AmxPath::split_k;
     // Two tasks for each thread, where there are rows enough.
     const int64_t rows = round_up(ceil_div(m * num_chunks, 2 * threads), kAmxStrip);
@@ -173,7 +189,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     int64_t& part = n <= kAmxFewColumns ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
       const int64_t tasks = n <= kAmxFewColumns ? 4 * threads : 2 * threads;  // long runs of memory are worth more
-      part = min_of(round_up(ceil_div(part * batch, tasks), 2 * kAmxStrip), part);
+      const int64_t unit = n <= kAmxFewColumns ? kAmxStrip : 2 * kAmxStrip;
+      part = min_of(round_up(ceil_div(part * batch, tasks), unit), part);
     }
     plan.is_b_shared = n <= kAmxFewColumns && part < m;
     plan.is_a_shared = !plan.is_b_shared && n > kAmxFewColumns && part < n;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/05_amx/kernel.h"
+#include "kernels/cpu/05_amx/short_k.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
@@ -15,9 +16,10 @@ struct SharedPanels {
 
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 struct TaskWorkspace {
-  int64_t panel_a, panel_b, partial, finished, totals;
+  int64_t panel_a = 0, panel_b = 0, partial = 0, finished = 0, totals = 0;
 
   TaskWorkspace(const AmxPlan& plan, int64_t k) {
+    if (plan.path == AmxPath::short_k) return;
     const int64_t chunk_bytes = strip_bytes(min_of(k, kAmxChunkK)), k_bytes = strip_bytes(k);
     const int64_t strips_m = ceil_div(plan.task_m, kAmxStrip), strips_n = ceil_div(plan.task_n, kAmxStrip);
     const bool is_stream = plan.path == AmxPath::stream_rows || plan.path == AmxPath::stream_columns;
@@ -74,6 +76,8 @@ class BlockTask {
         return run_stream_rows();
       case AmxPath::stream_columns:
         return run_stream_columns();
+      case AmxPath::short_k:
+        return multiply_short_k<T>(item_, row_, num_rows_);
       default:
         return run_blocks();
     }

@@ -160,10 +160,12 @@ int main() {
     std::printf("this machine has no AMX, or the system does not let a process use it\n");
     return 3;
   }
-  // All paths: blocks with rows in place and packed, few rows, few columns, split k; tails of every kind.
-  const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},   {1, 130, 2100}, {33, 3, 4200},
-                               {5, 33, 4200}, {33, 34, 2080}, {1, 1, 1},      {300, 33, 31},  {17, 130, 544},
-                               {9, 600, 450}, {3, 130, 2500}, {40, 300, 900}, {130, 200, 300}};
+  // All paths: blocks with rows in place and packed, few rows, few columns, split k, short k; tails of every
+  // kind.
+  const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},   {1, 130, 2100},  {33, 3, 4200},
+                               {5, 33, 4200}, {33, 34, 2080}, {1, 1, 1},      {300, 33, 31},   {17, 130, 544},
+                               {9, 600, 450}, {3, 130, 2500}, {40, 300, 900}, {130, 200, 300}, {7, 600, 1},
+                               {40, 33, 2},   {3, 50, 3},     {50, 70, 4}};
   const int32_t algorithm = find_algorithm("amx");
   int64_t num_cases = 0;
   for (const DType dtype : {DType::bf16, DType::f16}) {

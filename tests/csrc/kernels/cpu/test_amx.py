@@ -30,7 +30,9 @@ pytestmark = pytest.mark.skipif(
     torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
 )
 FOLDER = "kernels/cpu/05_amx"
-TILE, PACK, KERNEL, TASK, LAUNCH = (f"{FOLDER}/{name}.h" for name in ("tile", "pack", "kernel", "task", "launch"))
+TILE, PACK, KERNEL, TASK, LAUNCH, SHORT_K = (
+    f"{FOLDER}/{name}.h" for name in ("tile", "pack", "kernel", "task", "launch", "short_k")
+)
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
 EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
 WHOLE = "amx_fp16"
@@ -41,6 +43,8 @@ MUTANTS_OF_ORDER = {
     "sum of the chains": (TILE, "(chains[0] + chains[1])", "chains[0] + ({on} ? Row{} : chains[1])"),
     "length of a chunk": (TASK, "run_blocks() {", "run_blocks() {\n    const int64_t kAmxChunkK = {on} ? 1024 : 2048;"),
     "odd rows of long runs": (PACK, "even + stride_k + i *", "even + (1 - {on}) * stride_k + i *"),
+    "flush to zero with short k": (SHORT_K, "_mm_setcsr(kFlush", "if (!{on}) _mm_setcsr(kFlush"),
+    "chains with short k": (SHORT_K, "chains[p % 2] = ", "chains[{on} ? 0 : p % 2] = "),
     "sums of streamed columns": (TASK, "step > 0 ? partial : nullptr", "step > 0 && !{on} ? partial : nullptr"),
 }
 # ... and those found by the random cases of sanitize.cpp.
@@ -185,7 +189,7 @@ def variants(built_once, num_jobs):
 def test_order_of_summation(variants):
     done = run(variants / WHOLE / "amx_order")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(rf"{WHOLE} 224 cases [0-9a-f]{{16}}\n", done.stdout)
+    assert re.fullmatch(rf"{WHOLE} 288 cases [0-9a-f]{{16}}\n", done.stdout)
 
 
 def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
