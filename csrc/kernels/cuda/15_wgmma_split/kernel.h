@@ -146,18 +146,24 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
     multiply_terms(acc, a, b, false);
     wgmma_commit_group();
     turns.pass();
+    // Half of the columns' scales arrive meanwhile: there are registers for no more.
+    constexpr int kPairs = Cfg::kBlockN / 8;
     const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
     const float scale_rows[2] = {load_shared_float(scales_a + scales), load_shared_float(scales_a + scales + 32)};
+    uint2 scale_cols[kPairs];
+    const auto load_scales = [&](int first) {
+#pragma unroll
+      for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + scales + j * 32);
+    };
+    load_scales(0);
     wgmma_wait_group<0>();
     fence_registers(acc);
+    load_scales(kPairs / 2);
 #pragma unroll
-    for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
-      const uint2 pair = load_shared_pair(scales_b + scales + j * 32);
-      const float scale_cols[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+    for (int i = 0; i < Cfg::kAcc; ++i) {
+      const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
       // The product of two scales is exact: a power of two from 2^-148 to 2^90.
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        chunk[4 * j + i] = __fmaf_rn(acc[4 * j + i], scale_rows[i / 2] * scale_cols[i % 2], chunk[4 * j + i]);
+      chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
     }
     release_stage<Cfg>(shared, ring.stage);
     ring.advance();
