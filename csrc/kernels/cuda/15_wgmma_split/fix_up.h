@@ -12,8 +12,8 @@ namespace tiledmm::cuda {
 namespace {
 
 constexpr int kFixThreads = 256;
-constexpr int kFixK = 16;                            // of a tile in shared memory
-constexpr int kFixPitch = kSplitBlock + 4;           // rows along k begin in different banks
+constexpr int kFixK = 16;                   // of a tile in shared memory
+constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different banks
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
 static_assert(kSplitChunkK % kFixK == 0, "a chunk ends with a tile");
 
@@ -96,10 +96,18 @@ __global__ void __launch_bounds__(kFixThreads, 1) fix_up(const __grid_constant__
   bool has_work = false;
 #pragma unroll
   for (int i = 0; i < 8; ++i) has_work |= flags[thread_row + i] | flags[kSplitBlock + col_of(i)];
-  const FixUpSource a{static_cast<const float*>(p.a) + first_row * p.stride_am, p.stride_am, p.stride_ak,
-                      int(p.m) - first_row, int(p.k), tiledmm::is_k_major(p.stride_am, p.stride_ak)};
-  const FixUpSource b{static_cast<const float*>(p.b) + first_col * p.stride_bn, p.stride_bn, p.stride_bk,
-                      int(p.n) - first_col, int(p.k), tiledmm::is_k_major(p.stride_bn, p.stride_bk)};
+  const FixUpSource a{static_cast<const float*>(p.a) + first_row * p.stride_am,
+                      p.stride_am,
+                      p.stride_ak,
+                      int(p.m) - first_row,
+                      int(p.k),
+                      tiledmm::is_k_major(p.stride_am, p.stride_ak)};
+  const FixUpSource b{static_cast<const float*>(p.b) + first_col * p.stride_bn,
+                      p.stride_bn,
+                      p.stride_bk,
+                      int(p.n) - first_col,
+                      int(p.k),
+                      tiledmm::is_k_major(p.stride_bn, p.stride_bk)};
   float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
 #pragma unroll
   for (int i = 0; i < 64; ++i) total[i] = -0.0f, chain[i] = 0;  // -0 adds nothing to any

@@ -119,8 +119,8 @@ const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, ch
     return "the driver refuses a tensor map";
   }
   args.tiles.stage_bytes = 2 * 128 * (args.tiles.a.rows + args.tiles.b.rows) + 2 * SplitConfig::kScaleBytes;
-  const char* refused = launch_overlapped<&split_operands>(split.of[0].num_tiles + split.of[1].num_tiles,
-                                                           kSplitThreads, 0, stream, split);
+  const char* refused = launch_overlapped<&split_operands>(split.of[0].num_tiles + split.of[1].num_tiles, kSplitThreads,
+                                                           0, stream, split);
   if (!refused)
     refused = launch_overlapped<&wgmma_split_kernel>(num_blocks, SplitConfig::kThreads, SplitConfig::kSmem, stream,
                                                      map_a, map_b, args);

@@ -21,10 +21,10 @@ namespace tiledmm::cuda {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitRows = 32;                         // of a tile, which is one chunk of k long
-constexpr int kLanes = kSplitThreads / kSplitRows;     // threads of a row
-constexpr int kSplitValues = kSplitBlockK / kLanes;    // of a thread and block
-constexpr int kHalfBlockK = kSplitBlockK / 2;          // a thread has four values in each half of a block
+constexpr int kSplitRows = 32;                       // of a tile, which is one chunk of k long
+constexpr int kLanes = kSplitThreads / kSplitRows;   // threads of a row
+constexpr int kSplitValues = kSplitBlockK / kLanes;  // of a thread and block
+constexpr int kHalfBlockK = kSplitBlockK / 2;        // a thread has four values in each half of a block
 static_assert(kSplitValues == 8 && kLanes == 8, "two times four values");
 
 // One operand, where its terms go, and its tiles.
@@ -52,7 +52,9 @@ struct SplitSource {
 
   // Place i of this thread in a block of the tile.
   __device__ __forceinline__ int row(int i) const {
-    return is_aligned ? threadIdx.x / kLanes : is_along_k ? threadIdx.x / kSplitBlockK + i * 4 : threadIdx.x % kSplitRows;
+    return is_aligned   ? threadIdx.x / kLanes
+           : is_along_k ? threadIdx.x / kSplitBlockK + i * 4
+                        : threadIdx.x % kSplitRows;
   }
   __device__ __forceinline__ int k_of(int i) const {
     return is_aligned   ? threadIdx.x % kLanes * 4 + i / 4 * kHalfBlockK + i % 4
@@ -124,8 +126,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int64_t first_block = item * layout.num_blocks() + first_k / kSplitBlockK;
   float* scale = operand.scales + first_block * layout.padded_rows() + first_row + row;
-  __half* terms = operand.terms + 2 * item * layout.terms_of_item() + (first_row + row) * layout.padded_k() + first_k +
-                  lane * 4;
+  __half* terms =
+      operand.terms + 2 * item * layout.terms_of_item() + (first_row + row) * layout.padded_k() + first_k + lane * 4;
   bool is_flagged = false;
   float next[kSplitValues];
   source.load(next, 0);
