@@ -245,6 +245,13 @@ TILEDMM_PTX void forget_registers(float (&acc)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "=f"(acc[i]));
 }
 
+// At this place of the program, not where the compiler would rather have it.
+template <int COUNT>
+TILEDMM_PTX void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total[i]) : "f"(sums[i]));
+}
+
 // Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").
 enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2 };
 

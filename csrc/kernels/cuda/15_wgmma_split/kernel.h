@@ -13,17 +13,17 @@
 // (arXiv 2407.08608): turns by named barriers.
 #pragma once
 
-#include "kernels/cuda/11_wgmma/epilogue.h"
-#include "kernels/cuda/11_wgmma/load.h"
-#include "kernels/cuda/11_wgmma/multiply.h"
-#include "kernels/cuda/11_wgmma/tiles.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ring.h"
+#include "kernels/cuda/shared/tiles.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {
 
-// What rung 11's functions ask of a tile, and the layout of shared memory.
+// What the functions of shared/ ask of a tile, and the layout of shared memory.
 struct SplitConfig {
   using T = float;
   static constexpr int kBlockM = kSplitBlock, kBlockN = kSplitBlock, kBlockK = kSplitBlockK;
@@ -48,7 +48,7 @@ struct SplitConfig {
 };
 
 struct SplitArguments {
-  Arguments tiles;  // as in rung 11, but for the strides of C, and items of the terms in place of steps
+  Arguments tiles;  // but for the strides of C; the steps of the batch are items of the terms
   const float *scales_a, *scales_b;
   int num_blocks, padded_m, padded_n;
   int64_t stride_cm, stride_cn;

@@ -2,10 +2,10 @@
 #include <cuda_fp16.h>
 
 #include "core/plan.h"
-#include "kernels/cuda/11_wgmma/tensor_map.h"
 #include "kernels/cuda/15_wgmma_split/fix_up.h"
 #include "kernels/cuda/15_wgmma_split/kernel.h"
 #include "kernels/cuda/15_wgmma_split/split_operands.h"
+#include "kernels/cuda/shared/tensor_map.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -38,7 +38,7 @@ bool encode_terms(CUtensorMap& map, Boxes& boxes, const SplitOperand& operand) {
   return SplitConfig::Loader::encode(map, boxes, DType::f16, operand.terms, view, false);
 }
 
-// The arguments of rung 11's functions; `items` as above.
+// What the tiles' functions need; `items` as above.
 Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitPlan& plan,
                          int64_t num_blocks) {
   const GemmProblem& p = problem.gemm;
