@@ -21,7 +21,7 @@ struct FixUpArguments {
   FoldedProblem problem;
   const uint8_t *flags_a, *flags_b;  // of [item][chunk][row]; null: everything is computed
   int num_chunks, padded_m, padded_n;
-  int tiles_m, tiles_n;
+  int tiles_m, tiles_n, num_tiles;
   int item_step_a[kMaxGpuBatchDims], item_step_b[kMaxGpuBatchDims];  // flags' items by dimension of the batch
 };
 
@@ -39,10 +39,12 @@ struct FixUpSource {
     return is_along_k ? threadIdx.x % kFixK : threadIdx.x / kSplitBlock + i * (kFixThreads / kSplitBlock);
   }
   __device__ __forceinline__ void load(float (&values)[kFixValues], int first_k) const {
+    const float* at = from + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
+    const int64_t step = is_along_k ? (row(1) - row(0)) * stride_row : (k_of(1) - k_of(0)) * stride_k;
 #pragma unroll
     for (int i = 0; i < kFixValues; ++i) {
-      const int64_t r = row(i), p = first_k + k_of(i);
-      values[i] = r < rows && p < k ? from[r * stride_row + p * stride_k] : 0;
+      values[i] = row(i) < rows && first_k + k_of(i) < k ? *at : 0;
+      at += step;
     }
   }
   __device__ __forceinline__ void store(float (&tile)[kFixK][kFixPitch], const float (&values)[kFixValues]) const {
@@ -51,46 +53,69 @@ struct FixUpSource {
   }
 };
 
-// Whether one of the chunks flagged a row.
-__device__ __forceinline__ bool is_flagged(const uint8_t* flags, int64_t item, int num_chunks, int padded_rows,
-                                           int row) {
+// Where a tile's flags lie.
+struct FixUpTile {
+  int item, first_row, first_col;
+  const uint8_t *flags_a, *flags_b;  // of the tile's first row and column, in the first chunk
+
+  __device__ __forceinline__ FixUpTile(const FixUpArguments& args, int idx) {
+    first_col = idx % args.tiles_n * kSplitBlock;
+    idx /= args.tiles_n;
+    item = idx / args.tiles_m;
+    first_row = (idx - item * args.tiles_m) * kSplitBlock;
+    int64_t item_a = 0, item_b = 0;
+    int rest = item;
+#pragma unroll 1
+    for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
+      const int size = int(args.problem.batch_dims[d].size), outer = rest / size;
+      item_a += (rest - outer * size) * args.item_step_a[d];
+      item_b += (rest - outer * size) * args.item_step_b[d];
+      rest = outer;
+    }
+    flags_a = args.flags_a + item_a * args.num_chunks * args.padded_m + first_row;
+    flags_b = args.flags_b + item_b * args.num_chunks * args.padded_n + first_col;
+  }
+};
+
+// Whether anything is flagged in a tile: by one warp.
+__device__ __forceinline__ bool has_flags(const FixUpArguments& args, const FixUpTile& tile) {
+  static_assert(kSplitBlock == 4 * 32, "a lane takes four flags at a time");
+  const int lane = threadIdx.x % 32;
   uint32_t any = 0;
-  flags += item * num_chunks * padded_rows + row;
 #pragma unroll 4
-  for (int chunk = 0; chunk < num_chunks; ++chunk) any |= flags[int64_t(chunk) * padded_rows];
+  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
+    any |= reinterpret_cast<const uint32_t*>(tile.flags_a + chunk * args.padded_m)[lane];
+    any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];
+  }
+  return __any_sync(~0u, any != 0);
+}
+
+// Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
+__device__ __forceinline__ bool is_flagged(const FixUpArguments& args, const FixUpTile& tile) {
+  const bool is_row = threadIdx.x < kSplitBlock;
+  const uint8_t* flags = is_row ? tile.flags_a + threadIdx.x : tile.flags_b + threadIdx.x - kSplitBlock;
+  uint32_t any = 0;
+#pragma unroll 1
+  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk)
+    any |= flags[chunk * (is_row ? args.padded_m : args.padded_n)];
   return any != 0;
 }
 
-// A tile a block, 8 x 8 outputs a thread: 8 neighbouring rows, two times 4 neighbouring columns.
-__global__ void __launch_bounds__(kFixThreads, 1) fix_up(const __grid_constant__ FixUpArguments args) {
-  __shared__ float tile_a[kFixK][kFixPitch], tile_b[kFixK][kFixPitch];
-  __shared__ uint8_t flags[2 * kSplitBlock];  // of rows, of columns
-  static_assert(sizeof tile_a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
-  griddepcontrol_launch_dependents();
-  griddepcontrol_wait();
-  int idx = int(blockIdx.x);
-  const int col_tile = idx % args.tiles_n;
-  idx /= args.tiles_n;
-  const int item = idx / args.tiles_m, first_row = (idx - item * args.tiles_m) * kSplitBlock;
-  const int first_col = col_tile * kSplitBlock;
-  bool is_mine_flagged = true;
-  if (args.flags_a) {
-    int item_a = 0, item_b = 0, rest = item;
-    for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
-      const int size = int(args.problem.batch_dims[d].size), i = rest % size;
-      rest /= size;
-      item_a += i * args.item_step_a[d];
-      item_b += i * args.item_step_b[d];
-    }
-    is_mine_flagged =
-        threadIdx.x < kSplitBlock
-            ? is_flagged(args.flags_a, item_a, args.num_chunks, args.padded_m, first_row + threadIdx.x)
-            : is_flagged(args.flags_b, item_b, args.num_chunks, args.padded_n, first_col + threadIdx.x - kSplitBlock);
-  }
-  flags[threadIdx.x] = is_mine_flagged;
-  if (!__syncthreads_or(is_mine_flagged)) return;
+// Shared memory of a block.
+struct FixUpShared {
+  float a[kFixK][kFixPitch], b[kFixK][kFixPitch];
+  uint8_t flags[2 * kSplitBlock];  // of rows, of columns
+};
 
-  const GemmProblem p = gpu::item_of<true>(args.problem, item);
+// A tile by the block, 8 x 8 outputs a thread: 8 neighbouring rows, two times 4 neighbouring columns.
+__device__ __forceinline__ void fix_tile(const FixUpArguments& args, FixUpShared& shared, int idx) {
+  auto& [tile_a, tile_b, flags] = shared;
+  static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
+  const FixUpTile tile(args, idx);
+  const int first_row = tile.first_row, first_col = tile.first_col;
+  flags[threadIdx.x] = !args.flags_a || is_flagged(args, tile);
+  __syncthreads();
+  const GemmProblem p = gpu::item_of<true>(args.problem, tile.item);
   const int thread_row = threadIdx.x / 16 * 8, thread_col = threadIdx.x % 16 * 4;
   const auto col_of = [&](int j) { return thread_col + j / 4 * (kSplitBlock / 2) + j % 4; };
   bool has_work = false;
@@ -155,6 +180,30 @@ __global__ void __launch_bounds__(kFixThreads, 1) fix_up(const __grid_constant__
     // All rows take their turn at the same place.
 #pragma unroll
     for (int j = 0; j < 56; ++j) total[j] = total[j + 8];
+  }
+}
+
+// A warp looks at one tile, and what it finds the block computes; neighbouring tiles are for different blocks.
+__global__ void __launch_bounds__(kFixThreads, 1) fix_up(const __grid_constant__ FixUpArguments args) {
+  constexpr int kWarps = kFixThreads / 32;
+  __shared__ FixUpShared shared;
+  __shared__ bool is_found[kWarps];
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  const int warp = threadIdx.x / 32, num_tiles = args.num_tiles;
+#pragma unroll 1
+  for (int64_t first = blockIdx.x; first < num_tiles; first += int64_t(kWarps) * gridDim.x) {
+    const int64_t own = first + int64_t(warp) * gridDim.x;
+    const bool has_work = own < num_tiles && (!args.flags_a || has_flags(args, FixUpTile(args, int(own))));
+    __syncthreads();  // what was found before is done
+    is_found[warp] = has_work;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < kWarps; ++i) {
+      if (!is_found[i]) continue;
+      fix_tile(args, shared, int(first + int64_t(i) * gridDim.x));
+      __syncthreads();  // before the next tile takes the shared memory
+    }
   }
 }
 

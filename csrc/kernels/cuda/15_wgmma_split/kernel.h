@@ -32,7 +32,7 @@ struct SplitConfig {
   using Loader = BoxLoader<__half, kSplitBlock, kSplitBlock, true>;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static constexpr int kAcc = kBlockN / 2;
   // A stage: first terms of A, second ones, those of B; the scales lie behind all stages.

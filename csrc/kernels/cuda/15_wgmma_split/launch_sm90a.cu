@@ -79,11 +79,12 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
 }
 
 const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, const SplitOperands* split,
-                          const FoldedProblem& items, cudaStream_t stream) {
+                          const FoldedProblem& items, int num_sms, cudaStream_t stream) {
   FixUpArguments args{};
   args.problem = problem;
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
+  args.num_tiles = int(plan.num_tiles);
   if (split) {
     args.flags_a = split->of[0].flags;
     args.flags_b = split->of[1].flags;
@@ -95,7 +96,7 @@ const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, c
       args.item_step_b[d] = int(items.batch_dims[d].stride_b);
     }
   }
-  return launch_overlapped<&fix_up>(plan.num_tiles, kFixThreads, 0, stream, args);
+  return launch_overlapped<&fix_up>(min_of(plan.num_tiles, num_sms), kFixThreads, 0, stream, args);
 }
 
 const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
@@ -124,7 +125,7 @@ const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, ch
   if (!refused)
     refused = launch_overlapped<&wgmma_split_kernel>(num_blocks, SplitConfig::kThreads, SplitConfig::kSmem, stream,
                                                      map_a, map_b, args);
-  return refused ? refused : launch_fix_up(problem, plan, &split, items, stream);
+  return refused ? refused : launch_fix_up(problem, plan, &split, items, num_sms, stream);
 }
 
 }  // namespace
@@ -136,7 +137,8 @@ Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const 
   const SplitPlan& plan = made.as<SplitPlan>();
   const auto stream = static_cast<cudaStream_t>(executor.stream);
   if (plan.is_plain) {
-    return cuda::launch_fix_up(problem, plan, nullptr, problem, stream) ? Status::launch_failed : Status::ok;
+    const char* refused = cuda::launch_fix_up(problem, plan, nullptr, problem, executor.num_cus, stream);
+    return refused ? Status::launch_failed : Status::ok;
   }
   void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
   if (!memory) return Status::out_of_memory;
