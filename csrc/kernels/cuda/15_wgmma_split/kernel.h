@@ -165,6 +165,7 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
       // The product of two scales is exact: a power of two from 2^-148 to 2^90.
       chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
     }
+    __syncwarp();  // all lanes have read their scales
     release_stage<Cfg>(shared, ring.stage);
     ring.advance();
   }
