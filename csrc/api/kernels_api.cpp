@@ -129,6 +129,7 @@ void add_algorithm(Joined& list, int32_t algorithm, Platform platform, const Run
   fields.add(field("description", quoted(own                    ? own->description
                                          : algorithm == kAuto   ? "the cheapest kernel that is legal"
                                          : algorithm == kNative ? "the cheapest of the kernels meant for production"
+                                         : algorithm == kSplit  ? "fp32 by products in 16 bits, on request alone"
                                                                 : "the cheapest of its variants that are legal")));
   list.add("{" + fields.text + "}");
 }

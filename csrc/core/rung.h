@@ -25,9 +25,11 @@ enum class Order : int32_t {
   amx_chunks,       // CPU: that of AMX's tile instructions, chunks of k
   simt_chunks,      // multiply-adds, chunks of k (summation.h)
   mma_chunks,       // matrix instructions, chunks of k
+  split_chunks,     // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
 };
-inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",  "chunks_unfused", "chunks",
-                                              "chunks_of_pairs", "amx_chunks", "simt_chunks",    "mma_chunks"};
+inline constexpr const char* kOrderNames[] = {"chain",       "mma_chain",       "chunks_unfused",
+                                              "chunks",      "chunks_of_pairs", "amx_chunks",
+                                              "simt_chunks", "mma_chunks",      "split_chunks"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.
@@ -56,6 +58,8 @@ struct Rung {
   void (*describe)(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
   // Computes a problem that is not empty. Null: not compiled.
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+  // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
+  bool is_split = false;
 };
 
 inline bool is_empty(const FoldedProblem& problem) {

@@ -13,7 +13,7 @@ namespace {
 using Mask = uint64_t;  // bit i: kernel i
 
 struct Algorithms {
-  std::vector<std::string> names{"auto", "native"};
+  std::vector<std::string> names{"auto", "native", "split"};
   std::vector<Mask> admitted;  // by each
   Mask of_gpus = 0, of_order[kNumOrders] = {};
 
@@ -40,7 +40,9 @@ struct Algorithms {
     Mask named = 0, variants = 0;
     for (size_t i = 0; i < rungs().size(); ++i) {
       const std::string name = rungs()[i]->name;
-      const bool is_group = algorithm == "auto" || (algorithm == "native" && rungs()[i]->is_native);
+      const bool is_group = rungs()[i]->is_split
+                                ? algorithm == "split"
+                                : algorithm == "auto" || (algorithm == "native" && rungs()[i]->is_native);
       named |= Mask(is_group || name == algorithm) << i;
       variants |= Mask(name.substr(0, name.find('.')) == algorithm) << i;
     }
@@ -156,7 +158,7 @@ Choice select(const FoldedProblem& problem, int64_t n, int32_t algorithm, const 
 
 std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip& chip) {
   std::vector<Candidate> candidates;
-  for_each_kernel(admitted(kAuto, chip), [&](int i) {
+  for_each_kernel(admitted(kAuto, chip) | admitted(kSplit, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
     candidates.push_back({&rung, refuse(rung, problem, chip), {}});
     if (!candidates.back().reason) rung.plan(problem, chip, candidates.back().plan);

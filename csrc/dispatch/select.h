@@ -13,9 +13,9 @@ const std::vector<const Rung*>& rungs();
 // Whether this library has kernels for GPUs, for CPUs.
 bool is_built(bool is_gpu);
 
-// Algorithms by index: auto, native, then the names of the kernels, each once. A name without a variant stands for all
-// its variants where a device has no kernel of that very name: register_tiled on a CPU.
-inline constexpr int32_t kAuto = 0, kNative = 1;
+// Algorithms by index: auto, native, split, then the names of the kernels, each once. A name without a variant stands
+// for all its variants where a device has no kernel of that very name: register_tiled on a CPU.
+inline constexpr int32_t kAuto = 0, kNative = 1, kSplit = 2;
 int32_t num_algorithms();
 const char* algorithm_name(int32_t algorithm);
 int32_t find_algorithm(std::string_view name);  // -1: there is none

@@ -3,11 +3,11 @@
 // in the order of the chunks.
 #pragma once
 
-#include "kernels/cuda/11_wgmma/epilogue.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
 #include "kernels/cuda/11_wgmma/plan.h"
 #include "kernels/cuda/11_wgmma/produce.h"
-#include "kernels/cuda/11_wgmma/tiles.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/tiles.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -17,14 +17,14 @@
 #include <cstdint>
 
 #include "kernels/cuda/11_wgmma/cluster.h"
-#include "kernels/cuda/11_wgmma/epilogue.h"
 #include "kernels/cuda/11_wgmma/launch_tile.h"
-#include "kernels/cuda/11_wgmma/load.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
 #include "kernels/cuda/11_wgmma/produce.h"
-#include "kernels/cuda/11_wgmma/tensor_map.h"
 #include "kernels/cuda/11_wgmma/tf32.h"
-#include "kernels/cuda/11_wgmma/tiles.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/shared/tiles.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {

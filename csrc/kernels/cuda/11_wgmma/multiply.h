@@ -1,8 +1,9 @@
 // The main loop of the wgmma kernel: what consumers make of the k tiles that arrive in the ring.
 #pragma once
 
-#include "kernels/cuda/11_wgmma/epilogue.h"
 #include "kernels/cuda/11_wgmma/tf32.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ring.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
@@ -10,19 +11,6 @@ namespace {
 
 // A tile of 8 x 16 ones.
 constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
-
-// A place in the ring; the same sequence in the producer and in each consumer.
-template <int NUM_STAGES>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == NUM_STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // Shared memory of a block, as addresses.
 struct Shared {
@@ -115,13 +103,6 @@ __device__ __forceinline__ void multiply_chunk(Accumulators<Piece>& acc, const S
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
     multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, is_first, [] {});
-}
-
-// At this place of the program, not where the compiler would rather have it.
-template <int COUNT>
-__device__ __forceinline__ void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total[i]) : "f"(sums[i]));
 }
 
 // All chunks of a tile, added in their order. Where a thread has the registers for it, two sets of accumulators take

@@ -1,9 +1,9 @@
 // The producer's part of the wgmma kernels: the copies that fill the ring of stages.
 #pragma once
 
-#include "kernels/cuda/11_wgmma/epilogue.h"
-#include "kernels/cuda/11_wgmma/load.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/11_wgmma/plan.h"
-#include "kernels/cuda/11_wgmma/tensor_map.h"
+#include "kernels/cuda/shared/tensor_map.h"
 #include "platform/block_tile.h"
 #include "platform/ptx_sm90.h"
 

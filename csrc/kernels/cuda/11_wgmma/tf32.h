@@ -5,7 +5,7 @@
 // Source of that idea: CUTLASS 3, the collective with A from registers for tf32 (sm90_mma_tma_gmma_rs_warpspecialized).
 #pragma once
 
-#include "kernels/cuda/11_wgmma/epilogue.h"
+#include "kernels/cuda/shared/epilogue.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {

@@ -1,9 +1,9 @@
-// Epilogue of the wgmma kernel: from the accumulators of a warpgroup to C, to the partial sums of a chunk, to the sums
+// Epilogue of the wgmma kernels: from the accumulators of a warpgroup to C, to the partial sums of a chunk, to the sums
 // of A's rows.
 #pragma once
 
 #include "core/problem.h"
-#include "kernels/cuda/11_wgmma/load.h"
+#include "kernels/cuda/shared/boxes.h"
 #include "platform/gpu.h"
 #include "platform/ptx_sm90.h"
 

@@ -1,11 +1,11 @@
-// How the wgmma kernel fetches A and B: in boxes, which the copy engine puts into shared memory in the order that the
+// How the wgmma kernels fetch A and B: in boxes, which the copy engine puts into shared memory in the order that the
 // matrix unit reads. The engine fills in what a box has beyond an operand, and takes longer for that than for what is
 // there (all multiprocessors of an H200, boxes of 64 x 64 in 16 bits: 180 ns each, 350 with 56 of the 64 rows outside).
 // So boxes shrink to an operand that is smaller than a tile. The rest of the stage is garbage, which only reaches rows
 // and columns of C that are never stored.
 #pragma once
 
-#include "kernels/cuda/11_wgmma/tensor_map.h"
+#include "kernels/cuda/shared/tensor_map.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {

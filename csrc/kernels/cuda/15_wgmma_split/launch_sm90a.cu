@@ -1,0 +1,150 @@
+// Host side of rung 15: the workspace, and the three launches.
+#include <cuda_fp16.h>
+
+#include "core/plan.h"
+#include "kernels/cuda/15_wgmma_split/fix_up.h"
+#include "kernels/cuda/15_wgmma_split/kernel.h"
+#include "kernels/cuda/15_wgmma_split/split_operands.h"
+#include "kernels/cuda/shared/tensor_map.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+// An operand's part of the workspace and its tiles. `items` is the problem whose strides of the batch become places
+// among the operand's items.
+SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
+                           FoldedProblem& items, char* memory) {
+  SplitOperand operand{};
+  operand.from = static_cast<const float*>(view.data);
+  operand.stride_row = view.stride_row;
+  operand.stride_k = view.stride_k;
+  operand.layout = layout;
+  operand.terms = reinterpret_cast<__half*>(memory);
+  operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
+  operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());
+  operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
+  operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
+  operand.num_chunks = int(layout.num_chunks());
+  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.num_chunks);
+  operand.batch = gpu::plan_copied_batch(items, view.batch_stride, 1);
+  return operand;
+}
+
+bool encode_terms(CUtensorMap& map, Boxes& boxes, const SplitOperand& operand) {
+  const SplitLayout& layout = operand.layout;
+  const int64_t k = layout.padded_k();
+  const TensorMapView view{true, k, layout.rows, k, layout.terms_of_item(), 2 * layout.num_items};
+  boxes.policy = CachePolicy::evict_normal;
+  return SplitConfig::Loader::encode(map, boxes, DType::f16, operand.terms, view, false);
+}
+
+// What the tiles' functions need; `items` as above.
+Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitPlan& plan,
+                         int64_t num_blocks) {
+  const GemmProblem& p = problem.gemm;
+  Arguments args{};
+  args.num_k_tiles = int(plan.a.num_blocks());
+  args.chunk_tiles = args.num_k_tiles;
+  args.last_row = int((plan.tiles_m - 1) * kSplitBlock);
+  args.last_col = int((plan.tiles_n - 1) * kSplitBlock);
+  args.num_splits = 1;
+  args.tiles_m = int(plan.tiles_m);
+  args.tiles_n = int(plan.tiles_n);
+  args.num_tiles = int(plan.num_tiles);
+  // The tiles in flight form about a square of C, in groups of about the same size.
+  int64_t square = 1;
+  while (square * square < num_blocks) ++square;
+  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, (plan.tiles_m + square / 2) / square)));
+  args.full_group_m = Divisor(args.group_m);
+  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
+  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
+  args.num_batch_dims = p.num_batch_dims;
+  bool are_batches_even = true;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    const BatchDim& dim = items.batch_dims[d];
+    args.batch[d] = {int(dim.size), int(dim.stride_a), int(dim.stride_b), dim.stride_c};
+    are_batches_even = are_batches_even && dim.stride_c % 2 == 0;
+  }
+  args.m = int(p.m);
+  args.n = int(p.n);
+  args.activation = p.activation;
+  args.bias = p.bias;
+  args.stride_bias_m = p.stride_bias_m;
+  args.stride_bias_n = p.stride_bias_n;
+  args.c = p.c;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 8 == 0 && p.n % 2 == 0 && p.stride_cn == 1 &&
+                      (p.stride_cm % 2 == 0 || p.m == 1) && are_batches_even;
+  return args;
+}
+
+const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, const SplitOperands* split,
+                          const FoldedProblem& items, int num_sms, cudaStream_t stream) {
+  FixUpArguments args{};
+  args.problem = problem;
+  args.tiles_m = int(plan.tiles_m);
+  args.tiles_n = int(plan.tiles_n);
+  args.num_tiles = int(plan.num_tiles);
+  if (split) {
+    args.flags_a = split->of[0].flags;
+    args.flags_b = split->of[1].flags;
+    args.num_chunks = int(plan.a.num_chunks());
+    args.padded_m = int(plan.a.padded_rows());
+    args.padded_n = int(plan.b.padded_rows());
+    for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+      args.item_step_a[d] = int(items.batch_dims[d].stride_a);
+      args.item_step_b[d] = int(items.batch_dims[d].stride_b);
+    }
+  }
+  return launch_overlapped<&fix_up>(min_of(plan.num_tiles, num_sms), kFixThreads, 0, stream, args);
+}
+
+const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
+                         cudaStream_t stream) {
+  const GemmProblem& p = problem.gemm;
+  FoldedProblem items = problem;
+  const SplitOperands split{{split_operand(view_a(p), problem, plan.a, items, memory),
+                             split_operand(view_b(p), problem, plan.b, items, memory + plan.a.bytes())}};
+  const int64_t num_blocks = min_of(plan.num_tiles, num_sms);
+  SplitArguments args{};
+  args.tiles = tile_arguments(problem, items, plan, num_blocks);
+  args.scales_a = split.of[0].scales;
+  args.scales_b = split.of[1].scales;
+  args.num_blocks = int(plan.a.num_blocks());
+  args.padded_m = int(plan.a.padded_rows());
+  args.padded_n = int(plan.b.padded_rows());
+  args.stride_cm = p.stride_cm;
+  args.stride_cn = p.stride_cn;
+  CUtensorMap map_a{}, map_b{};
+  if (!encode_terms(map_a, args.tiles.a, split.of[0]) || !encode_terms(map_b, args.tiles.b, split.of[1])) {
+    return "the driver refuses a tensor map";
+  }
+  args.tiles.stage_bytes = 2 * 128 * (args.tiles.a.rows + args.tiles.b.rows) + 2 * SplitConfig::kScaleBytes;
+  const char* refused = launch_overlapped<&split_operands>(split.of[0].num_tiles + split.of[1].num_tiles, kSplitThreads,
+                                                           0, stream, split);
+  if (!refused)
+    refused = launch_overlapped<&wgmma_split_kernel>(num_blocks, SplitConfig::kThreads, SplitConfig::kSmem, stream,
+                                                     map_a, map_b, args);
+  return refused ? refused : launch_fix_up(problem, plan, &split, items, num_sms, stream);
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
+
+namespace tiledmm::gpu {
+
+Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  const SplitPlan& plan = made.as<SplitPlan>();
+  const auto stream = static_cast<cudaStream_t>(executor.stream);
+  if (plan.is_plain) {
+    const char* refused = cuda::launch_fix_up(problem, plan, nullptr, problem, executor.num_cus, stream);
+    return refused ? Status::launch_failed : Status::ok;
+  }
+  void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
+  if (!memory) return Status::out_of_memory;
+  const char* refused = cuda::launch_split(problem, plan, static_cast<char*>(memory), executor.num_cus, stream);
+  executor.release(executor.self, memory);
+  return refused ? Status::launch_failed : Status::ok;
+}
+
+}  // namespace tiledmm::gpu

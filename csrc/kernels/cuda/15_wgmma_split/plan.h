@@ -1,0 +1,70 @@
+// How the split kernel shares out its work and lays out its workspace, as plain data. Nothing here changes a bit of the
+// result: the order of summation is a function of k alone.
+#pragma once
+
+#include "core/math.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
+// k is multiplied in blocks of so many elements, each with scales of its own; their sums are added up in chunks.
+inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
+// Shorter k is left to the plain multiply-adds of the last kernel: the split's own error, 12 units of 2^-24 times the
+// sum of the products' magnitudes, would exceed theirs.
+inline constexpr int kSplitMinK = kSplitBlockK;
+// The exponents that the largest of a block may have, and how far below it others may lie, nonzero ones.
+inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+
+// The terms of one operand of `rows` x k, in each item of a batch: first terms, then second ones, of rows along k; a
+// scale for each row and block of k; a flag for each row and chunk.
+struct SplitLayout {
+  int64_t num_items, rows, k;
+
+  constexpr int64_t padded_k() const { return round_up(k, kSplitBlockK); }
+  constexpr int64_t padded_rows() const { return round_up(rows, kSplitBlock); }
+  constexpr int64_t num_blocks() const { return ceil_div(k, kSplitBlockK); }
+  constexpr int64_t num_chunks() const { return ceil_div(k, kSplitChunkK); }
+  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of either kind
+  constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * 2 * 2, 256); }
+  constexpr int64_t scale_bytes() const { return num_items * num_blocks() * padded_rows() * 4; }
+  constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
+  constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
+};
+
+struct SplitPlan {
+  bool is_plain;  // k is short: one kernel of multiply-adds
+  int64_t tiles_m, tiles_n, num_tiles;
+  SplitLayout a, b;
+};
+
+// Items of an operand that a batch does not repeat.
+inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {
+  int64_t items = 1;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
+  }
+  return items;
+}
+
+// The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products at
+// 92 % of the matrix unit's rate, launches. An estimate.
+inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const GemmProblem& p = problem.gemm;
+  SplitPlan plan{};
+  plan.is_plain = p.k < kSplitMinK;
+  plan.tiles_m = ceil_div(p.m, kSplitBlock);
+  plan.tiles_n = ceil_div(p.n, kSplitBlock);
+  plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
+  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
+  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
+  const double rounds = double(ceil_div(plan.num_tiles, num_sms));
+  if (plan.is_plain) {
+    cost_us = 5 + rounds * (1 + 0.06 * double(p.k));
+  } else {
+    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 + rounds * (2 + double(plan.a.num_blocks()));
+  }
+  return plan;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,58 @@
+// The entry of rung 15.
+#include "core/rung.h"
+#include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_wgmma_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  const GemmProblem& p = problem.gemm;
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (p.dtype != DType::f32) return "it serves fp32";
+  if (chip.arch != 90) return "the chip has no wgmma instruction";
+  if (p.row_sums) return "it does not sum rows";
+  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
+  // Tiles are counted in 32 bits, and so are those of the split: 32 rows by a chunk of k.
+  const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
+  const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
+  if (batch * tiles_m * tiles_n >= double(kLimit) || 4 * batch * (tiles_m + tiles_n) * chunks >= double(kLimit)) {
+    return "it has 2^30 tiles or more";
+  }
+  return nullptr;
+}
+
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
+  if (is_empty(problem)) return;
+  plan.as<SplitPlan>() = plan_split(problem, chip.num_cus, plan.cost_us);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (is_empty(problem)) return;
+  const SplitPlan& own = plan.as<SplitPlan>();
+  fields.add_tile("block", kSplitBlock, kSplitBlock);
+  fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
+  if (!own.is_plain) fields.add("workspace", own.a.bytes() + own.b.bytes());
+  fields.add("chunks", max_of(1, own.a.num_chunks()));
+}
+
+}  // namespace
+
+const Rung wgmma_split_rung = {"wgmma_split",
+                               "Hopper: fp32 as two fp16 terms, three products, short sums",
+                               15,
+                               true,
+                               false,
+                               Order::split_chunks,
+                               refuse,
+                               plan,
+                               describe,
+                               launch_wgmma_split,
+                               true};
+
+}  // namespace tiledmm::gpu

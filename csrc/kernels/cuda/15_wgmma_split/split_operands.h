@@ -1,0 +1,184 @@
+// The first of the three kernels: fp32 operands as two fp16 terms each, along k, with scales and flags.
+//
+// Of each row of A, column of B, and block of 64 of k: x = scale * (first + 2^-11 second), scale a power of two such
+// that the largest of the block lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even, second the
+// exact rest times 2^11 rounded likewise; so x is met to 2^-22 of itself down to 2^-28 of the block's largest, and to
+// 2^-50 of that below. A row is flagged, for a kernel that computes it without terms, where that does not hold: an
+// element is not finite, the largest of a block is outside of [2^-60, 2^60), or one that is not zero lies below 2^-40
+// of the largest's power of two. What is written depends on the row alone.
+//
+// Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "core/operand.h"
+#include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/shared/copied_batch.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kSplitThreads = 256;
+constexpr int kSplitRows = 32;                       // of a tile, which is one chunk of k long
+constexpr int kLanes = kSplitThreads / kSplitRows;   // threads of a row
+constexpr int kSplitValues = kSplitBlockK / kLanes;  // of a thread and block
+constexpr int kHalfBlockK = kSplitBlockK / 2;        // a thread has four values in each half of a block
+static_assert(kSplitValues == 8 && kLanes == 8, "two times four values");
+
+// One operand, where its terms go, and its tiles.
+struct SplitOperand {
+  const float* from;
+  int64_t stride_row, stride_k;
+  SplitLayout layout;
+  __half* terms;
+  float* scales;   // of [item][block][row]
+  uint8_t* flags;  // of [item][chunk][row]
+  bool is_aligned;
+  int tiles_rows, num_chunks, num_tiles;
+  gpu::CopiedBatch batch;
+};
+struct SplitOperands {
+  SplitOperand of[2];
+};
+
+// One tile of an operand, as a thread reads it. `values` are those of the thread in the order of memory.
+struct SplitSource {
+  const float* from;  // the tile's first element
+  int64_t stride_row, stride_k;
+  int rows, k;  // inside of the operand, from there on
+  bool is_aligned, is_along_k;
+
+  // Place i of this thread in a block of the tile.
+  __device__ __forceinline__ int row(int i) const {
+    return is_aligned   ? threadIdx.x / kLanes
+           : is_along_k ? threadIdx.x / kSplitBlockK + i * 4
+                        : threadIdx.x % kSplitRows;
+  }
+  __device__ __forceinline__ int k_of(int i) const {
+    return is_aligned   ? threadIdx.x % kLanes * 4 + i / 4 * kHalfBlockK + i % 4
+           : is_along_k ? threadIdx.x % kSplitBlockK
+                        : threadIdx.x / kSplitRows + i * 8;
+  }
+  __device__ __forceinline__ void load(float (&values)[kSplitValues], int first_k) const {
+    if (is_aligned && first_k + kSplitBlockK <= k) {
+      const float* row_start = from + row(0) * stride_row + first_k + k_of(0);
+      const bool is_inside = row(0) < rows;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 v = is_inside ? *reinterpret_cast<const float4*>(row_start + half * kHalfBlockK) : float4{};
+        values[4 * half] = v.x, values[4 * half + 1] = v.y, values[4 * half + 2] = v.z, values[4 * half + 3] = v.w;
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kSplitValues; ++i) {
+      const int r = row(i), p = first_k + k_of(i);
+      values[i] = r < rows && p < k ? from[r * stride_row + p * stride_k] : 0;
+    }
+  }
+};
+
+__device__ __forceinline__ uint32_t bits_of(__half2 pair) { return reinterpret_cast<const uint32_t&>(pair); }
+
+// The terms of four scaled values.
+__device__ __forceinline__ void split_values(const float* x, uint2& first, uint2& second) {
+  constexpr float kFactor = 2048;
+  uint32_t high[2], low[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+    const float2 met = __half22float2(pair);
+    high[i] = bits_of(pair);
+    low[i] = bits_of(__floats2half2_rn((x[2 * i] - met.x) * kFactor, (x[2 * i + 1] - met.y) * kFactor));
+  }
+  first = make_uint2(high[0], high[1]), second = make_uint2(low[0], low[1]);
+}
+
+// A tile a block.
+__global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_constant__ SplitOperands both) {
+  constexpr uint32_t kMagnitude = 0x7fffffff;
+  constexpr int kBias = 127, kTopExponent = 14;
+  __shared__ float tile[kSplitRows][kSplitBlockK + 1];
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  int idx = int(blockIdx.x);
+  const bool is_second = idx >= both.of[0].num_tiles;
+  const SplitOperand& operand = both.of[is_second];
+  if (is_second) idx -= both.of[0].num_tiles;
+  const SplitLayout& layout = operand.layout;
+  SplitSource source{};
+  source.is_aligned = operand.is_aligned;
+  source.is_along_k = tiledmm::is_k_major(operand.stride_row, operand.stride_k);
+  source.stride_row = operand.stride_row;
+  source.stride_k = operand.stride_k;
+  // Neighbouring blocks read neighbouring memory.
+  const int item = idx / (operand.tiles_rows * operand.num_chunks);
+  idx -= item * operand.tiles_rows * operand.num_chunks;
+  const int chunk = source.is_along_k ? idx % operand.num_chunks : idx / operand.tiles_rows;
+  const int first_row = (source.is_along_k ? idx / operand.num_chunks : idx % operand.tiles_rows) * kSplitRows;
+  const int first_k = chunk * kSplitChunkK;
+  source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
+  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
+  source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
+
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int64_t first_block = item * layout.num_blocks() + first_k / kSplitBlockK;
+  float* scale = operand.scales + first_block * layout.padded_rows() + first_row + row;
+  __half* terms =
+      operand.terms + 2 * item * layout.terms_of_item() + (first_row + row) * layout.padded_k() + first_k + lane * 4;
+  bool is_flagged = false;
+  float next[kSplitValues];
+  source.load(next, 0);
+#pragma unroll 1
+  for (int k = 0; k < source.k; k += kSplitBlockK) {
+    float x[kSplitValues];
+    if (source.is_aligned) {
+#pragma unroll
+      for (int i = 0; i < kSplitValues; ++i) x[i] = next[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = next[i];
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kSplitValues; ++i) x[i] = tile[row][lane * 4 + i / 4 * kHalfBlockK + i % 4];
+      __syncthreads();
+    }
+    if (k + kSplitBlockK < source.k) source.load(next, k + kSplitBlockK);
+
+    uint32_t largest = 0;  // magnitudes are ordered as their bits are
+#pragma unroll
+    for (int i = 0; i < kSplitValues; ++i) largest = max(largest, __float_as_uint(x[i]) & kMagnitude);
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+    const int exponent = int(largest >> 23) - kBias;
+    const bool is_in_range = exponent >= kSplitMinExponent && exponent <= kSplitMaxExponent;
+    const float factor = is_in_range ? __uint_as_float(uint32_t(kBias + kTopExponent - exponent) << 23) : 0;
+    is_flagged |= !is_in_range && largest != 0;
+#pragma unroll
+    for (int i = 0; i < kSplitValues; ++i) {
+      // Zero where the block is flagged, infinities included.
+      x[i] = is_in_range ? x[i] * factor : 0;
+      is_flagged |= x[i] != 0 && fabsf(x[i]) < 1.0f / (int64_t(1) << (kSplitRange - kTopExponent));
+    }
+    if (lane == 0) *scale = is_in_range ? __uint_as_float(uint32_t(kBias - kTopExponent + exponent) << 23) : 1;
+    scale += layout.padded_rows();
+    if (row < source.rows) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint2 first, second;
+        split_values(x + 4 * half, first, second);
+        *reinterpret_cast<uint2*>(terms + half * kHalfBlockK) = first;
+        *reinterpret_cast<uint2*>(terms + layout.terms_of_item() + half * kHalfBlockK) = second;
+      }
+    }
+    terms += kSplitBlockK;
+  }
+  const uint32_t flagged = __ballot_sync(~0u, is_flagged) >> (threadIdx.x % 32 / kLanes * kLanes) & 0xff;
+  if (lane == 0)
+    operand.flags[(item * operand.num_chunks + chunk) * layout.padded_rows() + first_row + row] = flagged != 0;
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

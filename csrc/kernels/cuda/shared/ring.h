@@ -1,0 +1,23 @@
+// The ring of shared-memory stages between a producer and its consumers.
+#pragma once
+
+#include <cstdint>
+
+namespace tiledmm::cuda {
+namespace {
+
+// A place in the ring; the same sequence in the producer and in each consumer.
+template <int NUM_STAGES>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == NUM_STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace tiledmm::cuda

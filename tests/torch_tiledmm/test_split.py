@@ -1,0 +1,380 @@
+"""algorithm="split": who serves it and who refuses, its terms and flags by a model, and on Hopper the products.
+
+The model is what csrc/kernels/cuda/15_wgmma_split/split_operands.h says, in torch: terms, scales and flags in every
+bit. A product with the identity shows the kernel's terms, since first + 2^-11 second is a number of fp32.
+"""
+
+import math
+
+import pytest
+import torch
+
+import torch_tiledmm
+from torch_tiledmm import TiledLinear, linear, matmul
+from torch_tiledmm.dispatch import DTYPES
+
+U = 2.0**-24
+BLOCK_K, CHUNK_K = 64, 512
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+on_hopper = pytest.mark.skipif(not IS_HOPPER, reason="wgmma_split is Hopper's")
+
+
+def split_rows(x):
+    """Terms, scales and flags of the rows of a (rows, k) float32 matrix: two (rows, blocks, 64) in float16, (rows,
+    blocks) in float32, (rows,) of bool."""
+    rows, k = x.shape
+    x = torch.nn.functional.pad(x, (0, -k % BLOCK_K)).reshape(rows, -1, BLOCK_K)
+    largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(-1, keepdim=True)
+    exponent = torch.frexp(largest)[1] - 1
+    in_range = largest.isfinite() & (largest > 0) & (exponent >= -60) & (exponent <= 59)
+    exponent = torch.where(in_range, exponent, 14)
+    x = torch.where(in_range, torch.ldexp(x.double(), 14 - exponent), 0.0).float()
+    is_flagged = (~in_range & (largest != 0)) | ((x != 0) & (x.abs() < 2.0**-26))
+    first = x.half()
+    second = ((x - first.float()) * 2048).half()
+    scale = torch.ldexp(torch.ones(exponent.shape), exponent - 14)[..., 0]
+    return first, second, scale, is_flagged.flatten(1).any(1)
+
+
+def joined(first, second, scale, k):
+    """What the terms stand for, in float64."""
+    x = (first.double() + second.double() / 2048) * scale.double()[..., None]
+    return x.flatten(1)[:, :k]
+
+
+def absolute_error(x):
+    """By how much elements of unflagged rows can be missed where they are small in their block."""
+    rows, k = x.shape
+    largest = torch.nn.functional.pad(x, (0, -k % BLOCK_K)).reshape(rows, -1, BLOCK_K).abs().amax(-1, keepdim=True)
+    return (2.0**-50 * largest.double()).expand(-1, -1, BLOCK_K).flatten(1)[:, :k]
+
+
+def error_bound(a, b):
+    """The bound of docs/numerics.md for each element of a @ b."""
+    k = a.shape[1]
+    a64, b64 = a.double().abs(), b.double().abs()
+    sums = a64 @ b64
+    adds = min(k, CHUNK_K) + math.ceil(k / CHUNK_K) + 2
+    plain = adds * U * sums + (k + 2) * 2.0**-149
+    if k < BLOCK_K:
+        return plain
+    small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
+    split = (65 + math.ceil(k / CHUNK_K)) * U * sums + small + (k + 2) * 2.0**-149
+    is_flagged = split_rows(a)[3][:, None] | split_rows(b.mT.contiguous())[3]
+    return torch.where(is_flagged, plain, split)
+
+
+def lognormal(sigma):
+    return lambda *shape: torch.exp(sigma * torch.randn(shape))
+
+
+DATA = {
+    "normal": torch.randn,
+    "uniform": torch.rand,
+    "near one": lambda *shape: 1 + 2.0**-12 * torch.randn(shape),
+    "lognormal 4": lognormal(4),
+    "lognormal 8": lognormal(8),
+    "signed lognormal 3": lambda *shape: lognormal(3)(*shape) * (torch.randint(0, 2, shape) * 2 - 1),
+    "small": lambda *shape: torch.randn(shape) * 2.0**-59,
+    "large": lambda *shape: torch.randn(shape) * 2.0**57,
+    "denormal": lambda *shape: torch.randn(shape) * 2.0**-130,
+    "zero": torch.zeros,
+    "sparse": lambda *shape: torch.randn(shape) * (torch.rand(shape) < 0.02),
+}
+
+
+# ---- everywhere
+
+
+def candidate(*args, **kwargs):
+    found = torch_tiledmm.explain(*args, **kwargs)
+    return next(c for c in found.candidates if c.algorithm == "wgmma_split"), found.choice
+
+
+def test_split_is_a_group_that_nobody_gets_without_asking():
+    entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cuda")}
+    assert entries["split"].rung == 0 and entries["split"].dtypes == ("fp32",)
+    assert entries["wgmma_split"].rung == 15 and entries["wgmma_split"].order == "split_chunks"
+    assert not entries["wgmma_split"].is_native
+    torch_tiledmm.use_algorithm("split")  # is known
+    for size in (16, 1000, 4096):
+        own, choice = candidate(size, size, size, "fp32", device="cuda:sm_90")
+        assert own.legal and own.cost_us > 0 and choice != "wgmma_split"
+    assert own.cost_us < 1000 and own.config["workspace"] < 2.1 * 4 * 4096**2
+
+
+@pytest.mark.parametrize(
+    "dtype, device, reason",
+    [
+        ("fp16", "cuda:sm_90", "it serves fp32"),
+        ("bf16", "cuda:sm_90", "it serves fp32"),
+        ("fp64", "cuda:sm_90", "it serves fp32"),
+        ("fp32", "cuda:sm_80", "the chip has no wgmma instruction"),
+        ("fp32", "cuda:sm_100", "the chip has no wgmma instruction"),
+        ("fp32", "hip:gfx942", "it is for NVIDIA's chips"),
+    ],
+)
+def test_refusals_have_reasons(dtype, device, reason):
+    own, choice = candidate(64, 64, 64, dtype, device=device)
+    assert not own.legal and own.reason == reason and choice != "wgmma_split"
+
+
+def test_a_size_beyond_the_counters_is_refused():
+    assert candidate(2**30, 4, 4, "fp32", device="cuda:sm_90")[0].reason == "a size is 2^30 or more"
+    assert candidate(2**10, 2**10, 4, "fp32", device="cuda:sm_90", batch=2**24)[0].reason == "it has 2^30 tiles or more"
+
+
+def test_short_k_is_multiplied_plainly_by_n_and_k_alone():
+    for k in (0, 1, 63):
+        assert candidate(3, 5, k, "fp32", device="cuda:sm_90")[0].config["path"] == "multiply-adds"
+    assert {
+        candidate(m, n, 64, "fp32", device="cuda:sm_90")[0].config["path"] for m in (1, 5000) for n in (1, 5000)
+    } == {"3 products in fp16"}
+
+
+def test_it_is_refused_where_there_is_no_kernel():
+    on_cpu = {entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available}
+    for algorithm in {"split", "wgmma_split"} - on_cpu:
+        with pytest.raises(NotImplementedError, match=f"{algorithm}.*cannot serve.*no CPU kernel"):
+            matmul(torch.ones(3, 4), torch.ones(4, 5), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_terms_of_the_model(name):
+    torch.manual_seed(1)
+    x = DATA[name](40, 200)
+    first, second, scale, is_flagged = split_rows(x)
+    clean = ~is_flagged
+    assert (torch.frexp(scale)[0] == 0.5).all()
+    difference = (joined(first, second, scale, 200) - x.double()).abs()
+    bound = torch.maximum(2.0**-22 * x.double().abs(), absolute_error(x))
+    assert (difference <= bound)[clean].all()
+    together = joined(first, second, scale, 200)
+    assert torch.equal(together, together.float().double())
+    assert is_flagged.all() if name in ("denormal", "lognormal 8") else clean.all() or name == "lognormal 4"
+
+
+def test_flags_of_the_model():
+    x = torch.ones(9, 130)
+    x[1, 129] = torch.inf
+    x[2, 3] = torch.nan
+    x[3, 64] = 2.0**60
+    x[4, 128:] = 2.0**-61
+    x[5, 0] = 2.0**-41
+    x[6, 0] = 2.0**-40
+    x[7, :64] = 0
+    x[8, :64] = 2.0**59
+    assert split_rows(x)[3].tolist() == [False, True, True, True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("k", [64, 500, 2048])
+@pytest.mark.parametrize("name", ["normal", "uniform", "signed lognormal 3"])
+def test_the_scheme_meets_its_bound_and_beats_a_chain(name, k):
+    """Terms by the model, sums of blocks exact: what is left is the splitting's own error."""
+    torch.manual_seed(2)
+    a, b = DATA[name](8, k), DATA[name](k, 8)
+    of_a, of_b = split_rows(a), split_rows(b.mT.contiguous())
+    total = torch.zeros(8, 8, dtype=torch.float64)
+    for block in range(of_a[0].shape[1]):
+        first_a, second_a, first_b, second_b = (t[:, block].double() for t in (*of_a[:2], *of_b[:2]))
+        sums = first_a @ first_b.mT + (second_a @ first_b.mT + first_a @ second_b.mT) / 2048
+        total += sums * of_a[2][:, block].double()[:, None] * of_b[2][:, block].double()
+    expected, sums = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    chain = torch.zeros(8, 8)
+    for p in range(k):
+        chain = torch.addcmul(chain, a[:, p : p + 1], b[p : p + 1])
+    error = ((total - expected).abs() / sums).max()
+    assert error <= 12 * U
+    assert k == 64 or error <= ((chain.double() - expected).abs() / sums).max()
+
+
+# ---- on Hopper
+
+
+def split(a, b):
+    return matmul(a, b, algorithm="split")
+
+
+def check(a, b, out=None):
+    """Compares with float64, on the CPU's copy of the operands."""
+    a, b, out = a.cpu(), b.cpu(), (split(a, b) if out is None else out).cpu()
+    expected = a.double() @ b.double()
+    difference = (out.double() - expected).abs()
+    bound = error_bound(a, b)
+    worst = (difference / bound.clamp_min(2.0**-1000)).max().item() if difference.numel() else 0
+    assert worst <= 1, f"{worst} times the bound"
+
+
+def strided(x):
+    """The same values where no stride is 1."""
+    base = torch.full((2 * x.shape[0], 3 * x.shape[1]), torch.nan, device=x.device)
+    base[::2, ::3] = x
+    return base[::2, ::3]
+
+
+def row_padded(x):
+    """The same values with rows that begin at multiples of 16 bytes, whatever their length."""
+    base = torch.full((x.shape[0], x.shape[1] + 8 - x.shape[1] % 4), torch.nan, device=x.device)
+    base[:, : x.shape[1]] = x
+    return base[:, : x.shape[1]]
+
+
+@on_hopper
+def test_the_kernel_has_the_models_terms():
+    torch.manual_seed(3)
+    for name, make in DATA.items():
+        x = make(70, 640)
+        first, second, scale, is_flagged = split_rows(x)
+        expected = joined(first, second, scale, 640)
+        eye = torch.eye(640, device="cuda")
+        for operand in (x.cuda(), x.cuda().mT.contiguous().mT, strided(x.cuda())):
+            out = split(operand, eye).cpu()
+            exact = torch.where(is_flagged[:, None], x, expected.float())
+            assert torch.equal(out, exact), name
+            assert torch.equal(split(eye, operand.mT).cpu(), exact.mT), name
+
+
+@on_hopper
+@pytest.mark.parametrize("name", DATA)
+def test_data_in_every_layout(name):
+    torch.manual_seed(4)
+    for m, n, k in [(1, 1, 64), (5, 3, 0), (33, 47, 29), (65, 130, 70), (129, 127, 577), (300, 264, 1088)]:
+        a, b = DATA[name](m, k).cuda(), DATA[name](k, n).cuda()
+        expected = split(a, b)
+        check(a, b, expected)
+        ways_a = (a.mT.contiguous().mT, strided(a), row_padded(a), row_padded(a.mT).mT)
+        ways_b = (b.mT.contiguous().mT, strided(b), row_padded(b), row_padded(b.mT).mT)
+        for way_a in ways_a:
+            assert torch.equal(split(way_a, b), expected)
+        for way_b in ways_b:
+            assert torch.equal(split(a, way_b), expected)
+        for out in (torch.empty(n, m, device="cuda").mT, strided(torch.zeros(m, n, device="cuda"))):
+            torch.ops.tiledmm.matmul_out(a, b, out, algorithm="split")
+            assert torch.equal(out, expected)
+
+
+@on_hopper
+def test_random_products_of_wide_range():
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape):
+        spread = torch.randint(0, 44, (), generator=generator)
+        exponents = torch.randint(-30, 31, (1, 1), generator=generator) + torch.randint(
+            -spread // 2, spread // 2 + 1, shape, generator=generator
+        )
+        return torch.ldexp(torch.randn(shape, generator=generator), exponents)
+
+    for _ in range(150):
+        m, n, k = (int(2 ** (9 * torch.rand((), generator=generator))) for _ in range(3))
+        k *= 1 + 3 * int(torch.randint(0, 2, (), generator=generator))
+        a, b = draw(m, k), draw(k, n)
+        check(a.cuda(), b.cuda())
+
+
+@on_hopper
+def test_a_long_sum_of_positive_numbers_is_not_biased():
+    torch.manual_seed(6)
+    a, b = torch.rand(8, 1 << 18, device="cuda"), torch.rand(1 << 18, 8, device="cuda")
+    expected = a.double() @ b.double()
+    assert ((split(a, b).double() - expected).abs() / expected).max() < 32 * U
+
+
+@on_hopper
+def test_cancellation():
+    k = 4096
+    a = torch.full((9, k), 1 + 2**-8 + 2**-20, device="cuda")
+    a[:, 1::2] *= -1
+    assert (split(a, torch.ones(k, 7, device="cuda")) == 0).all()
+
+
+@on_hopper
+def test_rows_do_not_know_their_neighbours():
+    torch.manual_seed(7)
+    a, b = torch.randn(700, 1000, device="cuda"), torch.randn(1000, 300, device="cuda")
+    whole = split(a, b)
+    for first, rows in ((0, 1), (3, 2), (127, 130), (640, 60)):
+        assert torch.equal(split(a[first : first + rows], b), whole[first : first + rows])
+    for first, cols in ((0, 1), (130, 7), (44, 256)):
+        assert torch.equal(split(a, b[:, first : first + cols]), whole[:, first : first + cols])
+    items = a[:600].reshape(3, 200, 1000)
+    batch = split(items, torch.stack([b, b * 2, b]))
+    assert torch.equal(batch[0], whole[:200]) and torch.equal(batch[2], whole[400:600])
+    assert torch.equal(batch[1], 2 * whole[200:400])
+    # A batch that repeats one operand, with strides of its own.
+    repeated = split(items[:, None], b.expand(3, 2, 1000, 300))
+    assert torch.equal(repeated, whole[:600].reshape(3, 1, 200, 300).expand(3, 2, 200, 300))
+    assert torch.equal(split(items.transpose(0, 1), b), whole[:600].reshape(3, 200, 300).transpose(0, 1))
+
+
+@on_hopper
+def test_flagged_rows_leave_the_others_unchanged():
+    torch.manual_seed(8)
+    a, b = torch.randn(300, 700, device="cuda"), torch.randn(700, 290, device="cuda")
+    clean = split(a, b)
+    wrong_a, wrong_b = a.clone(), b.clone()
+    wrong_a[5, 600], wrong_a[131, 1], wrong_a[132, 3], wrong_a[299, 0] = torch.inf, torch.nan, 2.0**100, 2.0**-70
+    wrong_b[0, 7], wrong_b[699, 289] = 3e38, -torch.inf
+    out = split(wrong_a, wrong_b)
+    rows, cols = torch.ones(300, dtype=torch.bool), torch.ones(290, dtype=torch.bool)
+    rows[[5, 131, 132, 299]] = False
+    cols[[7, 289]] = False
+    assert torch.equal(out[rows][:, cols], clean[rows][:, cols])
+    plain = matmul(wrong_a, wrong_b, algorithm="native")
+    for index in ((5,), (131,), (slice(None), 7), (slice(None), 289)):
+        assert torch.equal(out[index].isnan(), plain[index].isnan())
+        assert torch.equal(out[index].isinf(), plain[index].isinf())
+    for row in (132, 299):
+        check(wrong_a[row : row + 1], wrong_b[:, cols], out[row : row + 1, cols])
+
+
+@on_hopper
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+def test_linear_with_bias_and_activation(activation):
+    torch.manual_seed(9)
+    x, w, bias = torch.randn(150, 520), torch.randn(140, 520) / 20, torch.randn(140)
+    x[3, 3], w[9, 9] = 2.0**-70, 2.0**-70  # computed by the last kernel
+    out = linear(x.cuda(), w.cuda(), bias.cuda(), activation=activation, algorithm="split")
+    sums = x.double() @ w.double().mT + bias
+    functions = {
+        "none": lambda v: v,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+    torch.testing.assert_close(out.cpu().double(), functions[activation](sums), rtol=1e-5, atol=2e-5)
+
+
+@on_hopper
+def test_backward_is_split_too():
+    torch.manual_seed(10)
+    layer = TiledLinear(256, 192, device="cuda", algorithm="split")
+    x = torch.randn(300, 256, device="cuda", requires_grad=True)
+    grad = torch.randn(300, 192, device="cuda")
+    layer(x).backward(grad)
+    assert torch.equal(x.grad, split(grad, layer.weight))
+    assert torch.equal(layer.weight.grad, split(grad.mT, x))
+    torch.testing.assert_close(layer.bias.grad, grad.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@on_hopper
+def test_graph_capture():
+    torch.manual_seed(11)
+    a, b = torch.randn(300, 300, device="cuda"), torch.randn(300, 300, device="cuda")
+    split(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = split(a, b)
+    for scale in (1, 2.0**70):  # the second time all rows are flagged
+        a.copy_(torch.randn(300, 300) * scale)
+        graph.replay()
+        assert torch.equal(out, split(a, b))
+        check(a, b, out)
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", [dtype for name, dtype in DTYPES.items() if name != "fp32"], ids=str)
+def test_other_dtypes_are_refused_on_the_gpu(dtype):
+    a = torch.ones(64, 64, dtype=dtype, device="cuda")
+    with pytest.raises(NotImplementedError, match="'split' cannot serve this call on sm_90: it serves fp32"):
+        split(a, a)
