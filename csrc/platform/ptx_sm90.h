@@ -362,12 +362,12 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&
 // fp16 operands with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half, with
 // r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8],
 // a[3] = A[r + 8][c + 8]. B is k-major.
-#define TILEDMM_WGMMA_F16(N, COUNT, A, B, ADDS)                                                                      \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                        \
-               ", 0;\n"                                                                                              \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TILEDMM_REGS_##COUNT "}, " A ", " B         \
-                                                                                              ", adds, 1, 1, 0;\n}\n" \
-               : TILEDMM_ACC_##COUNT                                                                                 \
+#define TILEDMM_WGMMA_F16(N, COUNT, A, B, ADDS)                                                                        \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                          \
+               ", 0;\n"                                                                                                \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TILEDMM_REGS_##COUNT "}, " A ", " B          \
+                                                                                               ", adds, 1, 1, 0;\n}\n" \
+               : TILEDMM_ACC_##COUNT                                                                                   \
                : TILEDMM_FRAGMENT, "l"(desc_b), "r"(adds_to_acc))
 template <int MMA_N>
 TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,

@@ -159,13 +159,14 @@ __device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
   }
 }
 
-// Both terms of them as the matrix unit takes them, and the two rows' scales.
+// Both terms of them as the matrix unit takes them, and the two rows' scales and flags.
 struct FewFragments {
   uint32_t first[kSplitBlockK / 16][4], second[kSplitBlockK / 16][4];
   float scale[2];
+  bool is_flagged[2] = {false, false};
 };
 
-__device__ __forceinline__ void split_values(FewFragments& to, bool (&is_flagged)[2], FewValues& values) {
+__device__ __forceinline__ void split_values(FewFragments& to, const FewValues& values) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     uint32_t largest = 0;
@@ -176,12 +177,12 @@ __device__ __forceinline__ void split_values(FewFragments& to, bool (&is_flagged
     largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
     const BlockScale block(largest);
     to.scale[h] = block.scale;
-    is_flagged[h] |= block.is_flagged;
+    to.is_flagged[h] = block.is_flagged;
 #pragma unroll
     for (int i = 0; i < kSplitBlockK / 4; i += 2) {
       // Whatever comes of infinities: the row is flagged.
       const float x = values[h][i] * block.factor, y = values[h][i + 1] * block.factor;
-      is_flagged[h] |= is_too_small(x) || is_too_small(y);
+      to.is_flagged[h] |= is_too_small(x) || is_too_small(y);
       split_pair(x, y, to.first[i / 4][h + i % 4], to.second[i / 4][h + i % 4]);
     }
   }
@@ -199,11 +200,11 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
                               step > 0 || !is_first);
 }
 
-// Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read, too.
+// Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read,
+// too.
 __device__ __forceinline__ void store_flags(const FewArguments& args, const FewPlace& at, int chunk,
-                                            bool (&is_flagged)[2]) {
-  uint8_t* flags =
-      args.flags + (int64_t(at.item_flags) * args.num_chunks + chunk) * args.padded_large + at.row;
+                                            const bool (&is_flagged)[2]) {
+  uint8_t* flags = args.flags + (int64_t(at.item_flags) * args.num_chunks + chunk) * args.padded_large + at.row;
   const uint32_t group = threadIdx.x % 32 / 4 * 4;
   const uint32_t first = __ballot_sync(~0u, is_flagged[0]) >> group & 15;
   const uint32_t second = __ballot_sync(~0u, is_flagged[1]) >> group & 15;
@@ -212,7 +213,6 @@ __device__ __forceinline__ void store_flags(const FewArguments& args, const FewP
   if (at.row + 2 * kFewTile == args.padded_large && at.row + kFewTile == args.num_tiles * kFewTile &&
       threadIdx.x < kFewTile)
     flags[kFewTile + threadIdx.x] = 0;
-  is_flagged[0] = is_flagged[1] = false;
 }
 
 // The sums of the cluster's chunks of a round, in the order of k, onto this block's part of the total. Where it has a
@@ -227,7 +227,8 @@ __device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<R
     const int stage = (round * kTilesOfChunk + tiles - 1) % Cfg::kNumStages;
     return shared.stages + stage * uint32_t(Cfg::kStageBytes);
   };
-  const int first_chunk = at.chunk_of(round) - at.rank, count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
+  const int first_chunk = at.chunk_of(round) - at.rank,
+            count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
   if (at.rank < count) {
     __syncthreads();  // the matrix unit has read all of the stage
     const uint32_t to = place_of_sums(first_chunk + at.rank) + first_row_of_thread() * 4;
@@ -240,29 +241,32 @@ __device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<R
   }
   cluster_sync();
   const int log2_quads = 4 - at.log2_cluster;  // of one few row in this block's part
+  constexpr int kAtOnce = max_of(2, 8 / Cfg::kQuads);
+#pragma unroll 1
+  for (int group = 0; group < count; group += kAtOnce) {
+    float4 sums[Cfg::kQuads][kAtOnce];
 #pragma unroll
-  for (int i = 0; i < Cfg::kQuads; ++i) {
-    const int quad = threadIdx.x + i * kFewThreads;
-    if (quad >= ROWS << log2_quads) break;
-    const int row = quad >> log2_quads, col = (at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1));
-    const uint32_t offset = (row * Cfg::kPitch + col * 4) * 4;
-    constexpr int kAtOnce = 4;
-#pragma unroll
-    for (int group = 0; group < kFewCluster; group += kAtOnce) {
-      float4 sums[kAtOnce];
+    for (int i = 0; i < Cfg::kQuads; ++i) {
+      const int quad = threadIdx.x + i * kFewThreads;
+      const int row = quad >> log2_quads, col = (at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1));
+      const uint32_t offset = (row * Cfg::kPitch + col * 4) * 4;
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int rank = group + j;
-        if (rank < count)
-          sums[j] = load_shared_cluster_vector(map_shared_cluster(place_of_sums(first_chunk + rank) + offset, rank));
+        // -0 adds nothing to any.
+        sums[i][j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+        if (row < ROWS && group + j < count)
+          sums[i][j] = load_shared_cluster_vector(
+              map_shared_cluster(place_of_sums(first_chunk + group + j) + offset, group + j));
       }
+    }
+#pragma unroll
+    for (int i = 0; i < Cfg::kQuads; ++i) {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (group + j >= count) break;
-        total[4 * i] += sums[j].x;
-        total[4 * i + 1] += sums[j].y;
-        total[4 * i + 2] += sums[j].z;
-        total[4 * i + 3] += sums[j].w;
+        total[4 * i] += sums[i][j].x;
+        total[4 * i + 1] += sums[i][j].y;
+        total[4 * i + 2] += sums[i][j].z;
+        total[4 * i + 3] += sums[i][j].w;
       }
     }
   }
@@ -338,10 +342,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   bool is_flagged[2] = {false, false};
   forget_registers(acc);
 #pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
-#pragma unroll
-  for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;  // adds nothing to any
-  const auto is_last_of_chunk = [&](int i) { return (i + 1) % kTilesOfChunk == 0 || i + 1 == at.own_tiles; };
+  for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
+  const auto release = [&](int stage) {
+    __syncwarp();  // all lanes have read what they need of it
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+  };
 
   // One block of k, whose fragments are there, while those of the next one are prepared.
   const auto multiply_one = [&](int i, const FewFragments& taken, FewFragments& next) {
@@ -363,7 +368,6 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       load_few<Cfg>(&map_terms, args, shared, freed, at, k_tile);
     }
     __syncwarp();
-    const Ring<kStages> own = ring;
     ring.advance();
     if (has_next) {
       mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -377,11 +381,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     wgmma_fence();
     multiply_fragments<ROWS>(acc, taken.first, first, false);
     wgmma_commit_group();
-    if (has_next) {
-      split_values(next, is_flagged, values);
-      if (is_last_of_chunk(i + 1)) store_flags(args, at, at.chunk_of((i + 1) / kTilesOfChunk), is_flagged);
-    }
-    const uint32_t scales = shared.scales + own.stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
+    if (has_next) split_values(next, values);
+    const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
     uint2 scale_pairs[ROWS / 8];
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) scale_pairs[j] = load_shared_pair(scales + j * 32);
@@ -392,28 +393,39 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       const float scale = __uint_as_float(j % 2 ? scale_pairs[j / 4].y : scale_pairs[j / 4].x);
       chunk[j] = __fmaf_rn(acc[j], taken.scale[j / 2 % 2] * scale, chunk[j]);
     }
-    if (is_last_of_chunk(i)) {
-      add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, i / kTilesOfChunk);
-#pragma unroll
-      for (int j = 0; j < Cfg::kAcc; ++j) chunk[j] = 0;
-    }
-    __syncwarp();  // all lanes have read their values and scales
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + own.stage * 8);
+    is_flagged[0] |= taken.is_flagged[0];
+    is_flagged[1] |= taken.is_flagged[1];
+    return stage;
   };
 
   FewValues values;
   mbarrier_wait_parity(shared.full, 0);
   load_values<Cfg, IS_K_MAJOR>(values, shared.stages);
-  split_values(fragments[0], is_flagged, values);
-  if (is_last_of_chunk(0)) store_flags(args, at, at.rank, is_flagged);
+  split_values(fragments[0], values);
 #pragma unroll 1
-  for (int i = 0; i < at.own_tiles; i += 2) {
-    multiply_one(i, fragments[0], fragments[1]);
-    if (i + 1 < at.own_tiles) multiply_one(i + 1, fragments[1], fragments[0]);
+  for (int round = 0; round < at.num_rounds; ++round) {
+    const int end = min((round + 1) * kTilesOfChunk, at.own_tiles);
+    is_flagged[0] = is_flagged[1] = false;
+    int last_stage = 0;
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
+    static_assert(kTilesOfChunk % 2 == 0, "a chunk begins with the same fragments");
+#pragma unroll 1
+    for (int i = round * kTilesOfChunk; i < end; i += 2) {
+      last_stage = multiply_one(i, fragments[0], fragments[1]);
+      if (i + 1 == end) break;
+      release(last_stage);
+      last_stage = multiply_one(i + 1, fragments[1], fragments[0]);
+      if (i + 2 < end) release(last_stage);
+    }
+    // The last round may have no chunk for this block, but part of the others' sums.
+    const bool has_chunk = round < at.own_chunks;
+    add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, round);
+    if (!has_chunk) break;
+    release(last_stage);
+    // Behind the cluster's barriers, which wait for stores to arrive.
+    store_flags(args, at, at.chunk_of(round), is_flagged);
   }
-  // The last round may have no chunk for this block, but part of the others' sums.
-  if (at.own_chunks < at.num_rounds)
-    add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, at.num_rounds - 1);
   store_few_rows<ROWS>(total, args, at, smem);
 }
 

@@ -141,7 +141,7 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, con
   task.is_a = plan.late == SplitLate::a;
   args.problem = task.is_a ? transposed(problem) : problem;
   const FoldedProblem places = task.is_a ? transposed(items) : items;
-  const SplitOperand& few = split.of[task.is_a], & large = split.of[!task.is_a];
+  const SplitOperand &few = split.of[task.is_a], &large = split.of[!task.is_a];
   TensorMapView view;
   describe_operand(view_b(args.problem.gemm), args.problem, view);
   task.is_k_major = view.is_k_major;
