@@ -1,15 +1,14 @@
-// Few rows of A, or few columns of B: the large operand is split after the load.
+// Few rows of A, or few columns of B: the large operand is read once, as fp32, and split after the load. The other
+// kernels' pass (split_operands.h) would read it, write its terms, and read these: three times its bytes.
 //
-// The other kernels' split would read the large operand, write its terms, and read these: three times its bytes. Here
-// it is read once, as fp32, by the copy engine; a thread takes its part of a block of k from shared memory in the order
-// of the matrix unit's fragments, splits it in registers, and the unit takes it from there. So the large operand is the
-// instruction's A, of 64 rows, whatever the caller's roles; the few rows, split by the first kernel, are its B, of 8 to
-// 64 columns. A cluster of blocks shares a tile: each computes chunks of k, and each adds up part of the tile from
-// everyone's shared memory. Limit: the memory's rate; the copies of several blocks keep it busy while others compute.
+// A thread takes its part of a block of k in the order of the matrix unit's fragments, splits it, and the unit takes it
+// from registers. So the large operand is the instruction's A, of 64 rows, whatever the caller's roles; the few rows,
+// split by that pass, are its B. A cluster of blocks shares a tile: each computes chunks of k, each adds up part of the
+// tile from everyone's shared memory. Limit: the memory's rate, which the copies of several blocks of an SM keep busy.
 //
-// The bits are those of kernel.h: the matrix unit adds 16 products and C as one exact sum of truncated numbers (arXiv
-// 2511.10909, 2512.07004), so neither exchanged roles nor the order inside of an instruction show. What would show, the
-// order of the two corrections, of blocks and of chunks, is the same. Source of the exchange: swapAB of CUTLASS.
+// The bits are kernel.h's: the matrix unit adds 16 products and C as one exact sum of truncated numbers (arXiv
+// 2511.10909, 2512.07004), so neither exchanged roles (as in swapAB of CUTLASS) nor an order inside of an instruction
+// show. What would show, the order of the corrections, tied to A and B, of blocks and of chunks, is the same.
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
@@ -84,17 +83,19 @@ struct FewShared {
   uint32_t stages, scales, full, empty;
 };
 
-// Copies of the large operand's part of a stage: boxes of 32 elements along memory.
-template <class Cfg, bool IS_K_MAJOR>
+// Copies of the large operand's part of a stage, boxes of 32 elements along memory; all that arrives there counts.
+template <class Cfg, FewSource SOURCE>
 __device__ __forceinline__ void load_large(const CUtensorMap* map, const FewArguments& args, const FewShared& shared,
                                            int stage, const FewPlace& at, int k_tile) {
   const uint32_t barrier = shared.full + stage * 8, smem = shared.stages + stage * Cfg::kStageBytes;
   mbarrier_arrive_expect_tx(barrier, args.stage_bytes);
-#pragma unroll
-  for (int box = 0; box < 2; ++box) {
+  if constexpr (SOURCE != FewSource::memory) {
+    constexpr bool kAlongK = SOURCE == FewSource::boxes_along_k;
     const int k = k_tile * kSplitBlockK;
-    cp_async_bulk_tensor_3d(smem + box * Cfg::kBoxBytes, map, (IS_K_MAJOR ? k : at.row) + box * 32,
-                            IS_K_MAJOR ? at.row : k, at.item_map, barrier, CachePolicy::evict_first);
+#pragma unroll
+    for (int box = 0; box < 2; ++box)
+      cp_async_bulk_tensor_3d(smem + box * Cfg::kBoxBytes, map, (kAlongK ? k : at.row) + box * 32, kAlongK ? at.row : k,
+                              at.item_map, barrier, CachePolicy::evict_first);
   }
 }
 
@@ -122,10 +123,10 @@ __device__ __forceinline__ int first_row_of_thread() { return threadIdx.x / 32 *
 // c + 1, c + 8, c + 9.
 using FewValues = float[2][kSplitBlockK / 4];
 
-template <class Cfg, bool IS_K_MAJOR>
+template <class Cfg, FewSource SOURCE>
 __device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
   const int row = first_row_of_thread(), quarter = threadIdx.x % 4;
-  if constexpr (IS_K_MAJOR) {
+  if constexpr (SOURCE == FewSource::boxes_along_k) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t from = smem + (row + h) * 128 + (((row + h) % 8 ^ quarter / 2) << 4) + quarter % 2 * 8;
@@ -158,6 +159,31 @@ __device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
     }
   }
 }
+
+// The same from memory: `from` is the thread's first row, of `rows` that exist, and its first element.
+struct FewLoader {
+  const float* from;
+  int64_t stride_row, stride_k;
+  int rows, k;
+
+  __device__ __forceinline__ FewLoader(const GemmProblem& p, int tile_row)
+      : stride_row(p.stride_bn), stride_k(p.stride_bk) {
+    const int row = tile_row + first_row_of_thread(), first_k = threadIdx.x % 4 * 2;
+    from = static_cast<const float*>(p.b) + row * stride_row + first_k * stride_k;
+    rows = int(p.n) - row;
+    k = int(p.k) - first_k;
+  }
+  __device__ __forceinline__ void load(FewValues& values, int k_tile) const {
+    const int first_k = k_tile * kSplitBlockK;
+#pragma unroll
+    for (int i = 0; i < kSplitBlockK / 4; ++i) {
+      const int step_k = first_k + i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
+      const float* at = from + step_k * stride_k;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) values[h][i] = h < rows && step_k < k ? at[h * stride_row] : 0;
+    }
+  }
+};
 
 // Both terms of them as the matrix unit takes them, and the two rows' scales and flags.
 struct FewFragments {
@@ -299,7 +325,7 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
   }
 }
 
-template <int ROWS, bool IS_K_MAJOR, bool IS_A>
+template <int ROWS, FewSource SOURCE, bool IS_A>
 __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
              const __grid_constant__ FewArguments args) {
@@ -316,7 +342,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   const FewPlace at(args);
   const bool is_producer = threadIdx.x == 0;
   if (is_producer) {
-    prefetch_tensormap(&map_large);
+    if (SOURCE != FewSource::memory) prefetch_tensormap(&map_large);
     prefetch_tensormap(&map_terms);
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
@@ -327,7 +353,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     // The large operand is the caller's, and all kernels before the split of the few rows are done: that one lets this
     // one start only when it has waited for them.
     for (int i = 0; i < min(kStages, at.own_tiles); ++i)
-      load_large<Cfg, IS_K_MAJOR>(&map_large, args, shared, i, at, at.k_tile(i));
+      load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
   }
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -336,6 +362,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   }
   __syncthreads();
 
+  const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
   Ring<kStages> ring;
   FewFragments fragments[2];
   float acc[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
@@ -346,6 +373,14 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   const auto release = [&](int stage) {
     __syncwarp();  // all lanes have read what they need of it
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+  };
+
+  // The values of the ring's next stage.
+  const auto load_next = [&](FewValues& values, int i) {
+    if constexpr (SOURCE == FewSource::memory) loader.load(values, at.k_tile(i));
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    if constexpr (SOURCE != FewSource::memory)
+      load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
   };
 
   // One block of k, whose fragments are there, while those of the next one are prepared.
@@ -364,15 +399,12 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       // The stage of the block of k before this one is filled again.
       const int freed = (stage + kStages - 1) % kStages, k_tile = at.k_tile(i - 1 + kStages);
       mbarrier_wait_parity(shared.empty + freed * 8, (i - 1) / kStages & 1);
-      load_large<Cfg, IS_K_MAJOR>(&map_large, args, shared, freed, at, k_tile);
+      load_large<Cfg, SOURCE>(&map_large, args, shared, freed, at, k_tile);
       load_few<Cfg>(&map_terms, args, shared, freed, at, k_tile);
     }
     __syncwarp();
     ring.advance();
-    if (has_next) {
-      mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
-      load_values<Cfg, IS_K_MAJOR>(values, shared.stages + ring.stage * Cfg::kStageBytes);
-    }
+    if (has_next) load_next(values, i + 1);
     wgmma_wait_group<0>();
     fence_registers(acc);
 #pragma unroll
@@ -399,8 +431,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   };
 
   FewValues values;
-  mbarrier_wait_parity(shared.full, 0);
-  load_values<Cfg, IS_K_MAJOR>(values, shared.stages);
+  load_next(values, 0);
   split_values(fragments[0], values);
 #pragma unroll 1
   for (int round = 0; round < at.num_rounds; ++round) {

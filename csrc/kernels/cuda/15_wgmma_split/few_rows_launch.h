@@ -14,8 +14,12 @@ struct FewSteps {
   int terms, flags, map;
 };
 
+// How the large operand reaches the registers: by the copy engine, whose boxes lie along k or along its rows, through
+// shared memory; or by loads, where the engine cannot read it.
+enum class FewSource { boxes_along_k, boxes_along_rows, memory };
+
 struct FewArguments {
-  FoldedProblem problem;  // A has the few rows; B^T, k-major or not, is the large operand
+  FoldedProblem problem;  // A has the few rows, B is the large operand
   FewSteps steps[kMaxGpuBatchDims];
   const float* scales;  // of the few rows: [item][block][row]
   uint8_t* flags;       // of the large operand: [item][chunk][row]
@@ -29,7 +33,8 @@ struct FewArguments {
 struct FewTask {
   FewArguments args;
   CUtensorMap large, terms;
-  bool is_k_major, is_a;  // the large operand: how it lies, whether it is the caller's A
+  FewSource source;
+  bool is_a;  // whether the large operand is the caller's A
   int64_t num_clusters;
   cudaStream_t stream;
 };

@@ -6,7 +6,7 @@
 // are multiplied by 2^-11 in registers, and the main products are added on top; then the sums are scaled back and added
 // to those of the chunk of 512, and these to the total, by fp32 instructions. Two consumers take turns at the matrix
 // unit: one scales or adds while the other multiplies. Rows and columns that were flagged are computed again by a third
-// kernel (fix_up.h).
+// kernel (fix_up.h). Few rows have another second kernel (few_rows.h).
 //
 // Sources: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 // theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit. FlashAttention-3

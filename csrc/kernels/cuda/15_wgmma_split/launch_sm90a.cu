@@ -143,12 +143,14 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, con
   const FoldedProblem places = task.is_a ? transposed(items) : items;
   const SplitOperand &few = split.of[task.is_a], &large = split.of[!task.is_a];
   TensorMapView view;
-  describe_operand(view_b(args.problem.gemm), args.problem, view);
-  task.is_k_major = view.is_k_major;
+  const bool is_described = describe_operand(view_b(args.problem.gemm), args.problem, view);
+  task.source = !is_described     ? FewSource::memory
+                : view.is_k_major ? FewSource::boxes_along_k
+                                  : FewSource::boxes_along_rows;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
     const BatchDim& place = places.batch_dims[d];
     args.steps[d] = {int(place.stride_a), int(place.stride_b),
-                     int(args.problem.batch_dims[d].stride_b / view.batch_step)};
+                     is_described ? int(args.problem.batch_dims[d].stride_b / view.batch_step) : 0};
   }
   args.scales = few.scales;
   args.flags = large.flags;
@@ -162,11 +164,12 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, con
   constexpr int kBoxInner = 32;  // 128 bytes
   Boxes boxes{};
   if (!encode_terms<BoxLoader<__half, kFewRows, kFewRows, true>>(task.terms, boxes, few) ||
-      !encode_tensor_map(&task.large, DType::f32, large.from, view, kBoxInner, 64, 128, false)) {
+      (is_described && !encode_tensor_map(&task.large, DType::f32, large.from, view, kBoxInner, 64, 128, false))) {
     return "the driver refuses a tensor map";
   }
   args.term_rows = boxes.rows;
-  args.stage_bytes = 2 * kBoxInner * 64 * 4 + 2 * 128 * boxes.rows + few_width(few.layout.rows) * 4;
+  args.stage_bytes =
+      (is_described ? 2 * kBoxInner * 64 * 4 : 0) + 2 * 128 * boxes.rows + few_width(few.layout.rows) * 4;
   return launch_few_rows(task);
 }
 

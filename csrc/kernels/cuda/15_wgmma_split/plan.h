@@ -3,7 +3,6 @@
 #pragma once
 
 #include "core/math.h"
-#include "core/operand.h"
 #include "core/problem.h"
 
 namespace tiledmm {
@@ -63,14 +62,10 @@ inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* strid
   return items;
 }
 
-// The larger operand where the other one has few rows, and the copy engine can read it as it lies.
-inline SplitLate split_late(const FoldedProblem& problem) {
-  const GemmProblem& p = problem.gemm;
-  TensorMapView view;
-  const bool may_be_a = p.n <= kFewRows && describe_operand(view_a(p), problem, view);
-  const bool may_be_b = p.m <= kFewRows && describe_operand(view_b(p), problem, view);
-  if (may_be_a && may_be_b) return p.m > p.n ? SplitLate::a : SplitLate::b;
-  return may_be_a ? SplitLate::a : may_be_b ? SplitLate::b : SplitLate::none;
+// The larger operand where the other one has few rows.
+constexpr SplitLate split_late(const GemmProblem& p) {
+  if (p.n <= kFewRows && p.m > p.n) return SplitLate::a;
+  return p.m <= kFewRows ? SplitLate::b : SplitLate::none;
 }
 
 // The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products at
@@ -85,7 +80,7 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
   plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
   const double rounds = double(ceil_div(plan.num_tiles, num_sms));
-  if (!plan.is_plain) plan.late = split_late(problem);
+  if (!plan.is_plain) plan.late = split_late(p);
   if (plan.is_plain) {
     cost_us = 5 + rounds * (1 + 0.06 * double(p.k));
   } else if (plan.late != SplitLate::none) {
