@@ -65,7 +65,8 @@ inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows
 inline constexpr int64_t kMaxShortBytes = 16;          // of a column of B in short_k
 inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 1 << 20;       // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k ...
+inline constexpr int64_t kMaxSumsBytes = 32 << 20;     // ... or more, two chunks for each thread
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
@@ -131,10 +132,10 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
     const double sums = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords);
     if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
-      const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
-      if (fitting >= threads) {
+      const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
+      if (2 * threads * sums_bytes <= kMaxSumsBytes) {
         config.tasks_m = config.tasks_n = 1;
-        config.split_k = min_of(num_chunks, fitting);
+        config.split_k = min_of(num_chunks, max_of(2 * threads, kSumsBytes / sums_bytes));
       }
     }
   }

@@ -170,9 +170,10 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
-  // Few columns make tasks of single tiles without splitting k.
+  // Few columns make tasks of single tiles without splitting k. A split makes tasks of rows and chunks.
   const int64_t wanted_tiles = n <= kAmxFewColumns ? threads : 2 * threads;
-  const bool is_k_long = num_chunks > 1 && (tiles < wanted_tiles || num_chunks >= 2 * threads);
+  const bool is_k_long = num_chunks > 1 && num_chunks * ceil_div(m, kAmxStrip) > tiles &&
+                         (tiles < wanted_tiles || num_chunks >= 2 * threads);
   if (is_short_k(p, plan.is_exchanged)) {
     plan.path = AmxPath::short_k;
     plan.is_a_in_place = false;
