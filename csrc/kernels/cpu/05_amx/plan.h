@@ -117,17 +117,21 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   for (int64_t most = max_block_m; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
     const int64_t strips_m = ceil_div(ceil_div(m, ceil_div(m, most)), kAmxStrip);
-    for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * threads); wanted += max_of(1, wanted / 2)) {
+    const int64_t most_tasks_n = has_many_items ? 1 : min_of(strips_n, 4 * threads);
+    for (int64_t wanted = 1; wanted <= most_tasks_n;) {
       judge(strips_m, ceil_div(strips_n, wanted), true);
       judge(strips_m, ceil_div(strips_n, wanted), false);
-      if (has_many_items) break;
+      wanted = wanted == most_tasks_n ? wanted + 1 : min_of(wanted + max_of(1, wanted / 2), most_tasks_n);
     }
     if (has_many_items) break;
   }
   // Sums of earlier chunks, of a task.
   if (p.k > kAmxChunkK) {
-    plan.task_n = min_of(plan.task_n, max_of(1, kAmxTotalBytes / 4 / plan.task_m / kAmxStrip) * kAmxStrip);
-    if (plan.task_n < n && !plan.is_a_in_place) plan.is_a_shared = true;
+    const int64_t fitting = max_of(1, kAmxTotalBytes / 4 / plan.task_m / kAmxStrip) * kAmxStrip;
+    if (fitting < plan.task_n) {
+      plan.task_n = fitting;
+      plan.is_a_shared = !plan.is_a_in_place;
+    }
   }
 }
 
