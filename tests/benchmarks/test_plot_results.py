@@ -42,8 +42,8 @@ def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
 def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):
     rows = [row | {"kind": "long_k"} for row in MATMUL["rows"]]
     machines = {
-        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "ladder": []},
-        "gpu": {"cpu": [], "gpu": [GPU], "ladder": []},
+        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "split": [], "ladder": []},
+        "gpu": {"cpu": [], "gpu": [GPU], "split": [], "ladder": []},
     }
     found = plot_results.ratios_by_class(machines)
     assert list(found) == ["a gpu", "a cpu, 2 cores"]
