@@ -85,7 +85,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
                    kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), kAmxStep)), fetch_cycles = kFetchCycles * steps;
-  const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
+  const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 5 : 1);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true) * steps;
   const double fetch_a_cycles = plan.is_a_in_place ? kFetchInPlaceCycles * steps : fetch_cycles;
   const double b_cycles = pack_cycles(b, false) * steps;
