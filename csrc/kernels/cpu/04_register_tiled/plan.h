@@ -70,6 +70,7 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;     // ... or more, two chunk
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kRunBytes = 2 << 10;          // of a row of B in a task; half of it is too short
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
@@ -85,7 +86,8 @@ struct CpuConfig {
   int64_t block_m, block_n;  // rows of A and columns of B packed at one time
   int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
   int64_t task_m, task_n;    // their sizes
-  int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
+  int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
+                             // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
   bool is_a_in_place;        // A is not packed but used where it lies
 };
@@ -139,6 +141,19 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       }
     }
   }
+  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
+  // strips of rows on, packing whole lines is as fast as streaming, and steady.
+  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
+  // Few rows and B contiguous along n: where a thread's columns would be short runs of memory, threads share out longer
+  // ones and chunks of k.
+  const int64_t run = kRunBytes / size_of(DTYPE);
+  if (threads > 1 && batch == 1 && config.split_k == 1 && is_b_n_major && !is_short_k && m <= stream_rows &&
+      2 * n < run * config.tasks_n && num_chunks * max_of(1, n / run) >= threads &&
+      num_chunks * m * round_up(n, thread_n) * shape.acc_bytes <= kMaxSumsBytes) {
+    config.tasks_m = 1;
+    config.tasks_n = max_of(1, n / run);
+    config.split_k = num_chunks;
+  }
   // More tasks than threads, since cores are seldom equally fast; each so large that packing again costs little.
   if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
     for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
@@ -165,9 +180,6 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
-  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
-  // strips of rows on, packing whole lines is as fast as streaming, and steady.
-  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   config.path = is_short_k                                                           ? CpuPath::short_k
                 : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
