@@ -34,7 +34,7 @@ def ratios_by_class(machines: dict) -> Ratios:
     for name, machine in reversed(machines.items()):  # the fastest GPU first
         groups: dict[str, dict[str, list[float]]] = {}
         rows = [(r["precision"], r) for results in machine["gpu"] for r in results["products"]]
-        runs = [run for run in machine["cpu"] if run["benchmark"] == "matmul"]
+        runs = [r for r in machine["cpu"] if r["benchmark"] == "matmul" and r.get("algorithm", "auto") == "auto"]
         threads = max((run["num_threads"] for run in runs), default=0)  # runs with fewer are in the machine's page
         rows += [(run["dtype"], r) for run in runs if run["num_threads"] == threads for r in run["rows"]]
         for precision, row in rows:

@@ -43,7 +43,8 @@ def listed(values: Iterable[object]) -> str:
 
 
 def name_of(results: dict) -> str:
-    name = f"{results['benchmark']} {results['dtype']}"
+    algorithm = results.get("algorithm", "auto")
+    name = f"{results['benchmark']} {results['dtype']}" + (f" {algorithm}" if algorithm != "auto" else "")
     has_all_cores = results["num_threads"] == results.get("num_cores", results["num_threads"])
     return name if has_all_cores else f"{name}, {results['num_threads']} threads"
 
