@@ -214,16 +214,17 @@ __device__ __forceinline__ void split_values(FewFragments& to, const FewValues& 
   }
 }
 
-// acc (+)= the large operand's terms in registers by those of the few rows at `address`, as matrix_address has it.
-template <int ROWS>
+// acc (+)= the large operand's terms in registers by those of the few rows at `address`, as matrix_address has it, from
+// step to step of 16 of k.
+template <int ROWS, int FIRST_STEP, int END_STEP>
 __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const uint32_t (&fragments)[4][4],
                                                    uint32_t address, bool is_first) {
   constexpr uint64_t kDesc = FewConfig<ROWS>::kDesc;
 #pragma unroll
-  for (int step = 0; step < FewConfig<ROWS>::kSteps; ++step)
+  for (int step = FIRST_STEP; step < END_STEP; ++step)
     wgmma_mma_async_f16<ROWS>(acc, fragments[step],
                               (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * 2),
-                              step > 0 || !is_first);
+                              step > FIRST_STEP || !is_first);
 }
 
 // Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read,
@@ -330,7 +331,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
              const __grid_constant__ FewArguments args) {
   using Cfg = FewConfig<ROWS>;
-  constexpr int kStages = Cfg::kNumStages;
+  constexpr int kStages = Cfg::kNumStages, kSteps = Cfg::kSteps, kSumSteps = kSplitSumK / 16;
+  static_assert(kSplitBlockK == 2 * kSplitSumK, "two sums of main products in a block");
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
@@ -365,9 +367,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
   Ring<kStages> ring;
   FewFragments fragments[2];
-  float acc[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
+  // Sums of the first kSplitSumK of a block of k and of the rest, of a chunk, of all.
+  float acc[Cfg::kAcc], rest[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
   bool is_flagged[2] = {false, false};
   forget_registers(acc);
+  forget_registers(rest);
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
   const auto release = [&](int stage) {
@@ -392,8 +396,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     FewValues values;
     wgmma_fence();
     // A's second terms by B's first, then A's first by B's second.
-    multiply_fragments<ROWS>(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);
-    multiply_fragments<ROWS>(acc, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
+    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);
+    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
     wgmma_commit_group();
     if (is_producer && i > 0 && i - 1 + kStages < at.own_tiles) {
       // The stage of the block of k before this one is filled again.
@@ -411,19 +415,22 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     for (int j = 0; j < Cfg::kAcc; ++j) acc[j] *= 1.0f / 2048;
     fence_registers(acc);
     wgmma_fence();
-    multiply_fragments<ROWS>(acc, taken.first, first, false);
+    multiply_fragments<ROWS, 0, kSumSteps>(acc, taken.first, first, false);
+    multiply_fragments<ROWS, kSumSteps, kSteps>(rest, taken.first, first, true);
     wgmma_commit_group();
     if (has_next) split_values(next, values);
-    const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
-    uint2 scale_pairs[ROWS / 8];
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; ++j) scale_pairs[j] = load_shared_pair(scales + j * 32);
     wgmma_wait_group<0>();
     fence_registers(acc);
+    fence_registers(rest);
+    const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
 #pragma unroll
-    for (int j = 0; j < Cfg::kAcc; ++j) {
-      const float scale = __uint_as_float(j % 2 ? scale_pairs[j / 4].y : scale_pairs[j / 4].x);
-      chunk[j] = __fmaf_rn(acc[j], taken.scale[j / 2 % 2] * scale, chunk[j]);
+    for (int j = 0; j < Cfg::kAcc; j += 4) {
+      const uint2 pair = load_shared_pair(scales + j * 8);
+#pragma unroll
+      for (int i = j; i < j + 4; ++i) {
+        const float scale = taken.scale[i / 2 % 2] * __uint_as_float(i % 2 ? pair.y : pair.x);
+        chunk[i] = __fmaf_rn(rest[i], scale, __fmaf_rn(acc[i], scale, chunk[i]));
+      }
     }
     is_flagged[0] |= taken.is_flagged[0];
     is_flagged[1] |= taken.is_flagged[1];

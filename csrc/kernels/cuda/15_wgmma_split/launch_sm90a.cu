@@ -87,6 +87,7 @@ const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, c
                           const FoldedProblem& items, int num_sms, cudaStream_t stream) {
   FixUpArguments args{};
   args.problem = problem;
+  args.chunk_k = simt_chunk_k(1, problem.gemm.k);
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
   args.num_tiles = int(plan.num_tiles);

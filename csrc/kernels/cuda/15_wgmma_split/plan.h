@@ -10,6 +10,8 @@ namespace tiledmm {
 inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
 // k is multiplied in blocks of so many elements, each with scales of its own; their sums are added up in chunks.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
+// So many of k the matrix unit sums at most before its sums are scaled and added to the chunk's.
+inline constexpr int kSplitSumK = 32;
 // Shorter k is left to the plain multiply-adds of the last kernel: the split's own error, 12 units of 2^-24 times the
 // sum of the products' magnitudes, would exceed theirs.
 inline constexpr int kSplitMinK = kSplitBlockK;
