@@ -120,8 +120,8 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
 TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k) {
   constexpr int64_t kLine = 64;
   const int64_t stride = (view.is_wide() ? view.stride_k : view.stride_lane) * int64_t(sizeof(float));
-  auto row = reinterpret_cast<uintptr_t>(view.data) +
-             uintptr_t(lane * view.stride_lane + k * view.stride_k) * sizeof(float);
+  auto row =
+      reinterpret_cast<uintptr_t>(view.data) + uintptr_t(lane * view.stride_lane + k * view.stride_k) * sizeof(float);
   for (int64_t i = 0; i < kAmxStrip; ++i, row += uintptr_t(stride)) {
     __builtin_prefetch(reinterpret_cast<const void*>(row));
     __builtin_prefetch(reinterpret_cast<const void*>(row + kLine));

@@ -24,8 +24,8 @@ inline constexpr uint32_t kMinLargest = (127 - 50) << 23, kMaxLargest = (127 + 6
 
 inline constexpr int kAmxSplitProducts = 6;
 inline constexpr int64_t kAmxSplitUnitBytes = 3 * kAmxStrip * kAmxStep * 2;  // three terms of 32 lanes by 32 of k
-inline constexpr int64_t kAmxSplitMaxStrips = 8;     // of rows, in a task: a chunk of them fits the second cache
-inline constexpr int64_t kAmxSplitGroupStrips = 4;   // of lanes that are neighbours in memory, packed side by side
+inline constexpr int64_t kAmxSplitMaxStrips = 8;        // of rows, in a task: a chunk of them fits the second cache
+inline constexpr int64_t kAmxSplitGroupStrips = 4;      // of lanes that are neighbours in memory, packed side by side
 inline constexpr int64_t kAmxSplitTaskFlops = 1 << 20;  // less is not worth waking threads for; so many bytes are, too
 inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;
 inline constexpr int64_t kAmxSplitPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads

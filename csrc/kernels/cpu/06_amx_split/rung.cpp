@@ -32,23 +32,18 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add("block_k", kAmxSplitChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);
   fields.add("threads", own.num_threads);
-  fields.add("workspace", (strips_a * own.is_a_shared + strips_b * own.is_b_shared) * ceil_div(p.k, kAmxStep) *
-                              kAmxSplitUnitBytes);
+  fields.add("workspace",
+             (strips_a * own.is_a_shared + strips_b * own.is_b_shared) * ceil_div(p.k, kAmxStep) * kAmxSplitUnitBytes);
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace
 
-const Rung amx_split_rung = {"amx_split",
-                             "AMX: fp32 as three bf16 terms, six products",
-                             6,
-                             false,
-                             false,
-                             Order::amx_split_chunks,
-                             refuse,
-                             plan,
-                             describe,
-                             launch_amx_split,
+const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
+                             6,           false,
+                             false,       Order::amx_split_chunks,
+                             refuse,      plan,
+                             describe,    launch_amx_split,
                              true};
 
 }  // namespace tiledmm::cpu

@@ -4,8 +4,8 @@
 // The model is scalar and sets no mode of the processor: three bf16 terms of every element, six products of 32 of k,
 // each two chains of fused multiply-adds that are flushed by comparison (Intel SDM, TDPBF16PS). Operands lie in every
 // layout, of moderate values, of a wide range with denormals, and with lanes of any bits. Rows and columns that are
-// flagged have the bits of `native`, and so has all of C where k or n is short. Prints the number of cases and a hash of
-// all unflagged results; the first wrong element ends the program with code 1, a machine without AMX with code 3.
+// flagged have the bits of `native`, and so has all of C where k or n is short. Prints the number of cases and a hash
+// of all unflagged results; the first wrong element ends the program with code 1, a machine without AMX with code 3.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -31,11 +31,17 @@ void run_on_threads(void*, int64_t num_tasks, void (*task)(void*, int64_t), void
   for (int64_t idx = 0; idx < num_tasks; ++idx) threads.emplace_back(task, arg, idx);
   for (std::thread& thread : threads) thread.join();
 }
+int64_t num_allocations, num_live, failing_allocation;  // counted from 0; -1: none fails
 void* allocate(void*, size_t num_bytes) {
+  if (num_allocations++ == failing_allocation) return nullptr;
+  ++num_live;
   void* memory = nullptr;
   return posix_memalign(&memory, 64, num_bytes) ? nullptr : std::memset(memory, 0xff, num_bytes);
 }
-void release(void*, void* memory) { std::free(memory); }
+void release(void*, void* memory) {
+  --num_live;
+  std::free(memory);
+}
 
 uint32_t bits_of(float value) {
   uint32_t bits;
@@ -110,7 +116,9 @@ struct Matrix {
   std::vector<float> data;
 
   Matrix(int64_t rows, int64_t cols, bool is_row_major, int64_t gap, int64_t step)
-      : rows(rows), cols(cols), stride_row(is_row_major ? (cols + gap) * step : step),
+      : rows(rows),
+        cols(cols),
+        stride_row(is_row_major ? (cols + gap) * step : step),
         stride_col(is_row_major ? step : (rows + gap) * step),
         data(size_t((rows - 1) * stride_row + (cols - 1) * stride_col + 1), value_of(0xffffffff)) {}
   float& at(int64_t i, int64_t j) { return data[size_t(i * stride_row + j * stride_col)]; }
@@ -146,12 +154,22 @@ uint32_t compared(float value) { return std::isnan(value) ? 0xffffffff : bits_of
 uint64_t hash = 1469598103934665603u;
 int64_t num_flagged = 0, num_clean = 0;
 
+// Each allocation fails once before the call that counts.
+int64_t num_failures = 0;
 void run(const char* algorithm, const GemmProblem& problem) {
   const Executor executor{nullptr, int32_t(1 + generator() % 3), 0, 0, 0, nullptr, run_on_threads, allocate, release};
   char reason[256] = "";
-  if (tiledmm_gemm_cpu(&problem, find_algorithm(algorithm), &executor, reason, sizeof reason) != Status::ok) {
-    std::printf("WRONG: %s\n", reason);
-    std::exit(1);
+  for (failing_allocation = 0;; ++failing_allocation) {
+    num_allocations = num_live = 0;
+    const Status status = tiledmm_gemm_cpu(&problem, find_algorithm(algorithm), &executor, reason, sizeof reason);
+    const bool has_failed = num_allocations > failing_allocation;
+    num_failures += has_failed;
+    if (status != (has_failed ? Status::out_of_memory : Status::ok) || num_live != 0) {
+      std::printf("WRONG: allocation %lld: %s, %lld not given back\n", (long long)failing_allocation, reason,
+                  (long long)num_live);
+      std::exit(1);
+    }
+    if (!has_failed) return;
   }
 }
 
@@ -235,9 +253,9 @@ int main() {
     return 3;
   }
   // Few rows, few columns, both roles, several chunks, tails of every kind, and what is left to the vector kernel.
-  const int64_t shapes[][3] = {{64, 64, 96},   {70, 90, 200}, {5, 100, 70},  {1, 130, 1100}, {33, 17, 600},
-                               {40, 300, 130}, {290, 40, 64}, {17, 33, 1025}, {9, 600, 100},  {20, 15, 80},
-                               {20, 40, 63},   {130, 16, 544}};
+  const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},  {1, 130, 1100},
+                               {33, 17, 600}, {40, 300, 130}, {290, 40, 64}, {17, 33, 1025},
+                               {9, 600, 100}, {20, 15, 80},   {20, 40, 63},  {130, 16, 544}};
   int64_t num_cases = 0;
   for (const auto& shape : shapes) {
     for (int layout = 0; layout <= 8; ++layout) {
