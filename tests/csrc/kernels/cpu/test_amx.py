@@ -291,7 +291,7 @@ def run_python(folder: Path, *arguments: str) -> str:
     "files, words",
     [
         (["test_property.py"], "bits and (bf16 or fp16)"),
-        (["test_split.py"], "amx"),
+        (["test_amx_split.py"], "on_amx"),
         (["test_orders.py", "test_dispatch.py"], "on_the_cpu or available or (not_depend_on_m and amx)"),
     ],
 )
