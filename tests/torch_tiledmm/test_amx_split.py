@@ -1,7 +1,8 @@
 """algorithm="split" on a CPU with AMX: who serves it, its terms and flags by a model, and the products.
 
 Products are computed where the machine has AMX, and in a copy of the package with emulated tiles by
-../csrc/kernels/cpu/test_amx.py, where the bits of single elements are tested, too. Its bound is that of docs/numerics.md.
+../csrc/kernels/cpu/test_amx.py, where the bits of single elements are tested, too. The bound is that of
+docs/numerics.md.
 """
 
 import math
@@ -195,7 +196,9 @@ def test_errors_are_at_most_those_of_multiply_adds_on_amx(name, k):
         return error.max().item(), error.square().mean().sqrt().item()
 
     own, plain = errors(split(a, b)), errors(chunks_of_multiply_adds(a, b))
-    print(f"{name}, k {k}: largest and rms error {own[0]:.3f} {own[1]:.4f}, multiply-adds {plain[0]:.3f} {plain[1]:.4f}")
+    print(
+        f"{name}, k {k}: largest and rms error {own[0]:.3f} {own[1]:.4f}, multiply-adds {plain[0]:.3f} {plain[1]:.4f}"
+    )
     assert own[0] <= plain[0] and own[1] <= plain[1]
 
 

@@ -23,6 +23,8 @@ enum Term : int { kHigh, kMiddle, kLow, kNumTerms };
 constexpr int64_t kTermBytes = 2 * kTileBytes, kUnitBytes = kNumTerms * kTermBytes;
 static_assert(kUnitBytes == kAmxSplitUnitBytes && kAmxSplitChunkK % kTileK == 0, "plan and packing agree");
 
+constexpr int64_t kSetElements = 1024;  // so far apart, lines of fp32 are in one set of the nearest cache
+
 typedef Reg<uint32_t, 64> Words;  // the bits of 16 elements
 typedef Reg<float, 64> Floats;
 
@@ -77,22 +79,28 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   const float* from = view.at(lane, k);
   const bool is_along_k = !view.is_wide();
   int64_t stride = is_along_k ? view.stride_lane : view.stride_k;
+  const bool is_turned = is_along_k != FOR_ROWS, is_whole = lanes == kAmxStrip && depth == kAmxStep;
   alignas(64) float near[kAmxStrip][kAmxStep], turned[kAmxStrip][kAmxStep];
-  if (lanes < kAmxStrip || depth < kAmxStep || (is_along_k && view.stride_k != 1)) {
+  // A transposition comes back to a line three times: not where the lines are too many for one set of the nearest
+  // cache.
+  const bool is_one_set = is_turned && stride % kSetElements == 0;
+  if (!is_whole || is_one_set || (is_along_k && view.stride_k != 1)) {
     const int64_t rows = is_along_k ? lanes : depth, cols = is_along_k ? depth : lanes;
-    std::memset(near, 0, sizeof near);
+    if (!is_whole) std::memset(near, 0, sizeof near);
     for (int64_t i = 0; i < rows; ++i) {
       const float* row = from + i * stride;
-      if (!is_along_k || view.stride_k == 1) {
-        std::memcpy(near[i], row, size_t(cols) * sizeof(float));
-      } else {
+      if (is_along_k && view.stride_k != 1) {
         for (int64_t p = 0; p < cols; ++p) near[i][p] = row[p * view.stride_k];
+      } else if (cols == kAmxStep) {
+        std::memcpy(near[i], row, sizeof near[i]);
+      } else {
+        std::memcpy(near[i], row, size_t(cols) * sizeof(float));
       }
     }
     from = near[0], stride = kAmxStep;
   }
   const int64_t tiles = ceil_div(lanes, kTileRows);
-  if (is_along_k != FOR_ROWS) {
+  if (is_turned) {
     for (int64_t tile = 0; tile < tiles; ++tile) {
       for (int64_t half = 0; half < 2; ++half) {  // of the step
         const int64_t row = 16 * (is_along_k ? tile : half), col = 16 * (is_along_k ? half : tile);
@@ -116,17 +124,19 @@ TILEDMM_INLINE void pack_unit(const LaneView& view, int64_t lane, int64_t k, int
   }
 }
 
-// Asks for the 32 by 32 elements that follow along k. They need not exist.
+// Asks the second cache for 32 by 32 elements that come later along k. They need not exist.
 TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k) {
   constexpr int64_t kLine = 64;
   const int64_t stride = (view.is_wide() ? view.stride_k : view.stride_lane) * int64_t(sizeof(float));
   auto row =
       reinterpret_cast<uintptr_t>(view.data) + uintptr_t(lane * view.stride_lane + k * view.stride_k) * sizeof(float);
   for (int64_t i = 0; i < kAmxStrip; ++i, row += uintptr_t(stride)) {
-    __builtin_prefetch(reinterpret_cast<const void*>(row));
-    __builtin_prefetch(reinterpret_cast<const void*>(row + kLine));
+    __builtin_prefetch(reinterpret_cast<const void*>(row), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(row + kLine), 0, 2);
   }
 }
+
+constexpr int64_t kPrefetchSteps = 4;  // of k: measured on operands that come from memory
 
 constexpr int64_t strip_bytes(int64_t depth) { return ceil_div(depth, kTileK) * kUnitBytes; }
 constexpr int64_t strip_offset(int64_t k) { return k / kTileK * kUnitBytes; }
@@ -144,7 +154,7 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
     for (int64_t done = 0; done < depth; done += kTileK) {
       for (int64_t strip = 0; strip < strips; ++strip) {
         const int64_t first = begin + strip * kAmxStrip, count = min_of(kAmxStrip, lanes - first);
-        if (count == kAmxStrip) prefetch_unit(view, lane + first, k + done + kTileK);
+        if (count == kAmxStrip) prefetch_unit(view, lane + first, k + done + kPrefetchSteps * kTileK);
         pack_unit<FOR_ROWS>(view, lane + first, k + done, count, min_of(kTileK, depth - done),
                             to + first / kAmxStrip * bytes_of_strip + strip_offset(done), largest[strip]);
       }

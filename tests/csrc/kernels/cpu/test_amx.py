@@ -1,8 +1,8 @@
 """Rungs 05 and 06 over the exact emulation of their tile instructions, so that every machine runs them; where this
 machine has AMX, over the instructions as well, with the same bits.
 
-- amx_order.cpp, amx_split_order.cpp: each kernel against a scalar model of its order of summation, bit by bit, values of
-  any bits included; of rung 06 also terms, flags, and what is flagged.
+- amx_order.cpp, amx_split_order.cpp: each kernel against a scalar model of its order of summation, bit by bit, values
+  of any bits included; of rung 06 also terms, flags, and what is flagged.
 - sanitize.cpp, as for the other kernels: address and undefined behaviour sanitizers, guard pages, thread counts, failed
   allocations; and mutants, which say that all of this can fail.
 - the package's own tests (property test, orders, gradients, fuzzer) in a copy of it whose kernels are emulated.
@@ -144,14 +144,22 @@ MUTANTS_OF_SPLIT_ORDER = {
 }
 # ... and by the random cases.
 MUTANTS_OF_SPLIT = {
-    "lanes beyond the last": (f"{SPLIT}/pack.h", "if (lanes < kAmxStrip ||", "if ((lanes < kAmxStrip && !{on}) ||"),
-    "elements beyond k": (f"{SPLIT}/pack.h", "|| depth < kAmxStep ||", "|| (depth < kAmxStep && !{on}) ||"),
+    "lanes beyond the last": (
+        f"{SPLIT}/pack.h",
+        "is_whole = lanes == kAmxStrip &&",
+        "is_whole = ({on} || lanes == kAmxStrip) &&",
+    ),
+    "elements beyond k": (f"{SPLIT}/pack.h", "&& depth == kAmxStep;", "&& ({on} || depth == kAmxStep);"),
     "columns of C": (
         f"{SPLIT}/task.h",
         "target.cols = min_of(kAmxStrip, num_cols - j * kAmxStrip)",
         "target.cols = {on} ? kAmxStrip : min_of(kAmxStrip, num_cols - j * kAmxStrip)",
     ),
-    "no memory for terms": (f"{SPLIT}/launch.h", "if (!workspace_) return Status", "if (!workspace_ && !{on}) return Status"),
+    "no memory for terms": (
+        f"{SPLIT}/launch.h",
+        "if (!workspace_) return Status",
+        "if (!workspace_ && !{on}) return Status",
+    ),
 }
 ALL_MUTANTS = MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
