@@ -142,7 +142,7 @@ constexpr int64_t strip_bytes(int64_t depth) { return ceil_div(depth, kTileK) * 
 constexpr int64_t strip_offset(int64_t k) { return k / kTileK * kUnitBytes; }
 
 // Packs `lanes` from `lane` on in strips of 32, each [steps of k][unit], strip_bytes apart. The largest magnitude of
-// each lane goes to `magnitudes`, as bits of fp32, or is joined with what is there.
+// each lane goes to `magnitudes`, as bits of fp32, or is joined with what is there; null: it is not wanted.
 template <bool FOR_ROWS>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
                  int64_t bytes_of_strip, uint32_t* magnitudes, bool joins) {
@@ -159,7 +159,7 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
                             to + first / kAmxStrip * bytes_of_strip + strip_offset(done), largest[strip]);
       }
     }
-    for (int64_t strip = 0; strip < strips; ++strip) {
+    for (int64_t strip = 0; magnitudes && strip < strips; ++strip) {
       alignas(64) uint32_t of_lane[kAmxStrip];
       for (int64_t tile = 0; tile < 2; ++tile) {
         Words all = largest[strip][FOR_ROWS ? tile * kTileRows : tile];

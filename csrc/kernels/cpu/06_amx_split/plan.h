@@ -28,8 +28,10 @@ inline constexpr int64_t kAmxSplitMaxStrips = 8;        // of rows, in a task: a
 inline constexpr int64_t kAmxSplitGroupStrips = 4;      // of lanes that are neighbours in memory, packed side by side
 inline constexpr int64_t kAmxSplitTaskFlops = 1 << 20;  // less is not worth waking threads for; so many bytes are, too
 inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;
-inline constexpr int64_t kAmxSplitPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
-inline constexpr int64_t kAmxSplitTotalBytes = 2 << 20;             // sums of the chunks before, of one task
+// Packed at one time, for all threads. Memory of 32 MiB and more comes from the system anew at every call (glibc's
+// M_MMAP_THRESHOLD), and its page faults would take longer than to pack again.
+inline constexpr int64_t kAmxSplitPanelBytes = 28 << 20;
+inline constexpr int64_t kAmxSplitTotalBytes = 1 << 20;  // sums of the chunks before, of one task
 
 // Whether the vector kernel computes all of a problem. A function of the caller's n and of k alone.
 inline bool is_plain(const FoldedProblem& problem) {
@@ -42,10 +44,11 @@ inline const Rung& plain_rung() {
 
 struct AmxSplitPlan {
   bool is_exchanged;              // C^T = B^T A^T is computed; the rest is of that product
-  bool is_a_shared, is_b_shared;  // packed before the tasks begin; else each task packs what it alone uses
+  bool is_a_shared, is_b_shared;  // packed before the tasks begin; else each task packs what it uses
   int32_t num_threads;
   int64_t task_m, task_n;  // of C, one task
   int64_t tasks_m, tasks_n;
+  int64_t range_n;  // columns for which B is packed at a time, if it is shared: whole tasks
 };
 
 // One operand: lanes of k elements.
@@ -64,48 +67,62 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   return 16.0 * kAmxSplitProducts * double(min_of(2, ceil_div(m, 16)) * min_of(2, ceil_div(n, 16)));
 }
 
-// The grid of blocks of C with which the slowest thread is done first.
+// The grid of blocks of C with which the slowest thread is done first, and who packs: all threads before the tasks
+// begin, what a panel's memory holds at a time, or each task its own part again.
 [[maybe_unused]] void choose_blocks(const AmxSplitOperand& a, const AmxSplitOperand& b, int64_t k, int64_t batch,
                                     AmxSplitPlan& plan) {
   constexpr double kFetchCycles = 300, kTileEndCycles = 250, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
-  const int64_t strips_n = ceil_div(b.lanes, kAmxStrip), threads = plan.num_threads;
-  const int64_t all_strips_m = ceil_div(a.lanes, kAmxStrip);
-  const double steps = double(ceil_div(k, kAmxStep)), chunks = double(ceil_div(k, kAmxSplitChunkK));
+  const int64_t strips_a = ceil_div(a.lanes, kAmxStrip), strips_b = ceil_div(b.lanes, kAmxStrip);
+  const int64_t threads = plan.num_threads, strip_bytes = ceil_div(k, kAmxStep) * kAmxSplitUnitBytes;
+  const int64_t fitting = kAmxSplitPanelBytes / strip_bytes;  // strips
+  const auto steps = double(ceil_div(k, kAmxStep)), chunks = double(ceil_div(k, kAmxSplitChunkK));
   const double a_cycles = split_cycles(a, true) * steps, b_cycles = split_cycles(b, false) * steps;
   const double fetch_cycles = kFetchCycles * steps;
   const double tile_cycles = product_cycles(a.lanes, b.lanes) * steps + kTileEndCycles * chunks;
   double best = 0;
-  const auto judge = [&](int64_t strips_m, int64_t task_strips) {
-    const int64_t tasks_m = ceil_div(all_strips_m, strips_m), tasks_n = ceil_div(strips_n, task_strips);
-    const bool is_a_shared = tasks_n > 1, is_b_shared = tasks_m > 1;
-    double cycles = double(strips_m * task_strips) * tile_cycles +
+  const auto judge = [&](int64_t strips_m, int64_t strips_n, bool is_a_shared, bool is_b_shared) {
+    const int64_t tasks_m = ceil_div(strips_a, strips_m), tasks_n = ceil_div(strips_b, strips_n);
+    if ((is_a_shared && tasks_n == 1) || (is_b_shared && tasks_m == 1)) return;
+    const int64_t item_strips = (is_a_shared ? strips_a : 0) + (is_b_shared ? strips_b : 0);
+    // Where A is not shared, B can be in parts.
+    int64_t range_tasks = tasks_n, items = batch;
+    if (item_strips > fitting) {
+      range_tasks = is_a_shared ? 0 : fitting / strips_n, items = 1;
+      if (range_tasks == 0) return;
+    } else if (item_strips > 0) {
+      items = min_of(batch, fitting / item_strips);
+    }
+    const auto rounds = double(ceil_div(batch, items) * ceil_div(tasks_n, range_tasks));
+    double cycles = double(strips_m * strips_n) * tile_cycles +
                     double(strips_m) * (fetch_cycles + (is_a_shared ? 0 : a_cycles)) +
-                    double(task_strips) * (fetch_cycles + (is_b_shared ? 0 : b_cycles));
-    // Cores differ in speed: for as long as a task takes, others wait for the last one.
-    const int64_t tasks = batch * tasks_m * tasks_n;
-    cycles *= threads == 1 ? double(tasks) : double(ceil_div(tasks, threads) + 1);
-    if (is_a_shared || is_b_shared) {
-      const double packing = (is_a_shared ? (a_cycles + fetch_cycles) * double(all_strips_m) : 0) +
-                             (is_b_shared ? (b_cycles + fetch_cycles) * double(strips_n) : 0);
+                    double(strips_n) * (fetch_cycles + (is_b_shared ? 0 : b_cycles));
+    // Cores differ in speed: for as long as half a task takes, others wait for the last one.
+    const int64_t tasks = items * tasks_m * range_tasks;
+    cycles *= threads == 1 ? double(batch * tasks_m * tasks_n) : rounds * (double(ceil_div(tasks, threads)) + 0.5);
+    if (item_strips > 0) {
+      const double packing = (is_a_shared ? (a_cycles + fetch_cycles) * double(strips_a) : 0) +
+                             (is_b_shared ? (b_cycles + fetch_cycles) * double(strips_b) : 0);
       cycles += packing * double(batch) / double(threads) +
-                (threads > 1 ? kRegionCycles + kRegionCyclesOfThread * double(threads) : 0);
+                (threads > 1 ? rounds * (kRegionCycles + kRegionCyclesOfThread * double(threads)) : 0);
     }
     if (best == 0 || cycles < best) {
       best = cycles;
-      plan.task_m = strips_m * kAmxStrip, plan.task_n = task_strips * kAmxStrip;
+      plan.is_a_shared = is_a_shared, plan.is_b_shared = is_b_shared;
+      plan.task_m = strips_m * kAmxStrip, plan.task_n = strips_n * kAmxStrip;
+      plan.range_n = range_tasks * plan.task_n;
     }
   };
-  for (int64_t most = kAmxSplitMaxStrips; most >= 1; most /= 2) {
-    if (most > 1 && most / 2 >= all_strips_m) continue;
-    const int64_t strips_m = ceil_div(all_strips_m, ceil_div(all_strips_m, most));
-    for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * threads); wanted += max_of(1, wanted / 2)) {
-      judge(strips_m, ceil_div(strips_n, wanted));
-      if (threads == 1) break;
-    }
-  }
   // Sums of earlier chunks, of a task.
-  if (k > kAmxSplitChunkK) {
-    plan.task_n = min_of(plan.task_n, max_of(1, kAmxSplitTotalBytes / 4 / plan.task_m / kAmxStrip) * kAmxStrip);
+  const int64_t most_tiles = k > kAmxSplitChunkK ? kAmxSplitTotalBytes / (kAmxStrip * kAmxStrip * 4) : INT64_MAX;
+  for (int64_t most = kAmxSplitMaxStrips; most >= 1; most /= 2) {
+    if (most > 1 && most / 2 >= strips_a) continue;
+    const int64_t strips_m = ceil_div(strips_a, ceil_div(strips_a, most));
+    for (int64_t wanted = 1; wanted <= min_of(strips_b, 8 * threads); wanted += max_of(1, wanted / 2)) {
+      const int64_t strips_n = min_of(ceil_div(strips_b, wanted), most_tiles / strips_m);
+      for (const bool is_a_shared : {true, false}) {
+        for (const bool is_b_shared : {true, false}) judge(strips_m, strips_n, is_a_shared, is_b_shared);
+      }
+    }
   }
 }
 
@@ -131,7 +148,6 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   plan.num_threads = int32_t(threads_for(work * batch, num_threads));
   choose_blocks(a, b, p.k, problem.batch_size, plan);
   plan.tasks_m = ceil_div(a.lanes, plan.task_m), plan.tasks_n = ceil_div(b.lanes, plan.task_n);
-  plan.is_a_shared = plan.tasks_n > 1, plan.is_b_shared = plan.tasks_m > 1;
   return plan;
 }
 

@@ -26,8 +26,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   if (is_plain(problem)) return;
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
-  const int64_t strips_m = ceil_div(p.m, kAmxStrip), strips_n = ceil_div(p.n, kAmxStrip);
-  const int64_t strips_a = own.is_exchanged ? strips_n : strips_m, strips_b = own.is_exchanged ? strips_m : strips_n;
+  const int64_t m = own.is_exchanged ? p.n : p.m, n = own.is_exchanged ? p.m : p.n;
+  const int64_t strips_a = ceil_div(m, kAmxStrip), strips_b = ceil_div(min_of(n, own.range_n), kAmxStrip);
   fields.add_tile("block", own.task_m, own.task_n);
   fields.add("block_k", kAmxSplitChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);

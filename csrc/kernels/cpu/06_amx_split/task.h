@@ -9,8 +9,9 @@ namespace {
 
 // An operand's terms and its lanes' largest magnitudes, of one item.
 struct Panel {
-  char* terms;           // packed before the tasks begin; null: a task packs what it alone uses
-  uint32_t* magnitudes;  // such a task writes them, too
+  char* terms;           // packed before the tasks begin; null: a task packs what it uses
+  uint32_t* magnitudes;  // of all lanes
+  int64_t first_lane;    // that of the terms
 };
 
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
@@ -55,13 +56,15 @@ class BlockTask {
     for (int64_t k = 0; k < item_.k; k += kAmxSplitChunkK) {
       const int64_t depth = min_of(kAmxSplitChunkK, item_.k - k), steps = ceil_div(depth, kTileK);
       const bool is_first = k == 0, is_last = k + depth == item_.k;
-      const char* a = a_.terms ? a_.terms + row / kAmxStrip * strip_bytes(item_.k) + strip_offset(k) : panel_a_;
+      const char* a = a_.terms ? shared_strip(a_, row, k) : panel_a_;
       const int64_t bytes_of_strip = strip_bytes(a_.terms ? item_.k : depth);
       if (!a_.terms) {
-        pack_strips<true>(rows_, row, num_rows, k, depth, panel_a_, bytes_of_strip, a_.magnitudes + row, !is_first);
+        // The tasks beside it pack the same rows.
+        uint32_t* const magnitudes = col == 0 ? a_.magnitudes + row : nullptr;
+        pack_strips<true>(rows_, row, num_rows, k, depth, panel_a_, bytes_of_strip, magnitudes, !is_first);
       }
       for (int64_t j = 0; j < strips_n; ++j) {
-        const char* const b = columns_of(col, num_cols, j, k, depth);
+        const char* const b = columns_of(row, col, num_cols, j, k, depth);
         // What comes after it where columns are packed for all; else it is in a near cache.
         const char* ahead = b_.terms ? b + strip_bytes(item_.k) : b;
         for (int64_t i = 0; i < strips_m; ++i) {
@@ -84,14 +87,19 @@ class BlockTask {
   }
 
  private:
+  const char* shared_strip(const Panel& panel, int64_t lane, int64_t k) const {
+    return panel.terms + (lane - panel.first_lane) / kAmxStrip * strip_bytes(item_.k) + strip_offset(k);
+  }
+
   // Packed columns of strip j of the block for a chunk of k.
-  const char* columns_of(int64_t col, int64_t num_cols, int64_t j, int64_t k, int64_t depth) {
+  const char* columns_of(int64_t row, int64_t col, int64_t num_cols, int64_t j, int64_t k, int64_t depth) {
     const int64_t first = col + j * kAmxStrip;
-    if (b_.terms) return b_.terms + first / kAmxStrip * strip_bytes(item_.k) + strip_offset(k);
+    if (b_.terms) return shared_strip(b_, first, k);
     const int64_t bytes_of_strip = strip_bytes(depth);
     if (j % kAmxSplitGroupStrips == 0) {
       const int64_t lanes = min_of(kAmxSplitGroupStrips * kAmxStrip, num_cols - j * kAmxStrip);
-      pack_strips<false>(cols_, first, lanes, k, depth, panel_b_, bytes_of_strip, b_.magnitudes + first, k > 0);
+      uint32_t* const magnitudes = row == 0 ? b_.magnitudes + first : nullptr;
+      pack_strips<false>(cols_, first, lanes, k, depth, panel_b_, bytes_of_strip, magnitudes, k > 0);
     }
     return panel_b_ + j % kAmxSplitGroupStrips * bytes_of_strip;
   }

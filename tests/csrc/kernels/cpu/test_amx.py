@@ -138,8 +138,8 @@ MUTANTS_OF_SPLIT_ORDER = {
     ),
     "workspace after a failure": (
         f"{SPLIT}/launch.h",
-        "executor_.release(executor_.self, workspace_);\n    return status;",
-        "if (!{on} || status == Status::ok) executor_.release(executor_.self, workspace_);\n    return status;",
+        "executor_.release(executor_.self, panels_);\n    return status;",
+        "if (!{on} || status == Status::ok) executor_.release(executor_.self, panels_);\n    return status;",
     ),
 }
 # ... and by the random cases.
@@ -157,8 +157,8 @@ MUTANTS_OF_SPLIT = {
     ),
     "no memory for terms": (
         f"{SPLIT}/launch.h",
-        "if (!workspace_) return Status",
-        "if (!workspace_ && !{on}) return Status",
+        "if (!panels_) return Status",
+        "if (!panels_ && !{on}) return Status",
     ),
 }
 ALL_MUTANTS = MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
