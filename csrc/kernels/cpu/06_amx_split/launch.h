@@ -19,12 +19,13 @@ struct OperandPacking {
   int64_t lanes, k, range, parts_k = 1, depth;
   bool is_shared;
 
-  OperandPacking(bool is_shared, int64_t lanes, int64_t range, int64_t k, int64_t num_threads)
+  OperandPacking(const AmxSplitPlan& plan, bool is_shared, int64_t lanes, int64_t range, int64_t k)
       : lanes(lanes), k(k), range(range), depth(k), is_shared(is_shared) {
     constexpr int64_t kTasksOfThread = 2, kMinSteps = 4;
+    if (plan.splits_k) parts_k = ceil_div(k, kAmxSplitChunkK), depth = kAmxSplitChunkK;
     if (!is_shared) return;
     const int64_t groups = ceil_div(range, kGroupLanes), steps = ceil_div(k, kTileK);
-    parts_k = max_of(1, min_of(ceil_div(kTasksOfThread * num_threads, groups), steps / kMinSteps));
+    parts_k = max_of(1, min_of(ceil_div(kTasksOfThread * plan.num_threads, groups), steps / kMinSteps));
     depth = ceil_div(steps, parts_k) * kTileK;
     parts_k = ceil_div(k, depth);
   }
@@ -99,11 +100,11 @@ class Multiplication {
         batch_size_(problem.batch_size),
         m_(plan.is_exchanged ? problem_.n : problem_.m),
         n_(plan.is_exchanged ? problem_.m : problem_.n),
-        packing_a_(plan.is_a_shared, m_, m_, problem_.k, plan.num_threads),
-        packing_b_(plan.is_b_shared, n_, min_of(n_, plan.range_n), problem_.k, plan.num_threads),
+        packing_a_(plan, plan.is_a_shared, m_, m_, problem_.k),
+        packing_b_(plan, plan.is_b_shared, n_, min_of(n_, plan.range_n), problem_.k),
         item_bytes_(packing_a_.bytes() + packing_b_.bytes()),
         group_(max_of(1, min_of(batch_size_, kAmxSplitPanelBytes / item_bytes_))),
-        num_workers_(min_of(plan.num_threads, group_ * plan.tasks_m * plan.tasks_n)),
+        num_workers_(plan.splits_k ? plan.num_threads : min_of(plan.num_threads, group_ * plan.tasks_m * plan.tasks_n)),
         task_bytes_(TaskWorkspace(plan, problem_.k).bytes()) {}
 
   Status run() {
@@ -123,7 +124,11 @@ class Multiplication {
   Status run_items() const {
     for (int64_t first = 0; first < batch_size_; first += group_) {
       const int64_t count = min_of(group_, batch_size_ - first);
-      for (int64_t col = 0; col < n_; col += packing_b_.range) {
+      if (plan_.splits_k) {
+        const Status status = multiply_chunks(first);
+        if (status != Status::ok) return status;
+      }
+      for (int64_t col = 0; col < n_ && !plan_.splits_k; col += packing_b_.range) {
         pack(first, count, col);
         multiply_blocks(first, count, col);
       }
@@ -169,14 +174,54 @@ class Multiplication {
 
   void multiply_blocks(int64_t first_item, int64_t num_items, int64_t col) const {
     const int64_t tasks_n = ceil_div(packing_b_.end(col) - col, plan_.task_n), blocks = plan_.tasks_m * tasks_n;
-    for_each_task(executor_, min_of(num_workers_, num_items * blocks), num_items * blocks,
-                  [&](int64_t worker_idx, int64_t idx) {
-                    const TileState tiles;
-                    const int64_t i = idx / blocks, block = idx % blocks;
-                    BlockTask<Op> task(plan_, item(first_item + i), panel_a(i), panel_b(i, col),
-                                       workspaces_ + worker_idx * task_bytes_);
-                    task.run(block / tasks_n * plan_.task_m, col + block % tasks_n * plan_.task_n);
-                  });
+    for_each_task(
+        executor_, min_of(num_workers_, num_items * blocks), num_items * blocks, [&](int64_t worker_idx, int64_t idx) {
+          const TileState tiles;
+          const int64_t i = idx / blocks, block = idx % blocks;
+          BlockTask<Op> task(plan_, item(first_item + i), panel_a(i), panel_b(i, col),
+                             workspaces_ + worker_idx * task_bytes_);
+          task.run(block / tasks_n * plan_.task_m, col + block % tasks_n * plan_.task_n, 0, problem_.k, nullptr);
+        });
+  }
+
+  // The chunks of k side by side, some at a time, and then their sums in the order of k.
+  Status multiply_chunks(int64_t idx) const {
+    const GemmProblem p = item(idx);
+    const int64_t tiles_n = ceil_div(p.n, kAmxStrip), tiles = ceil_div(p.m, kAmxStrip) * tiles_n;
+    const int64_t part_floats = tiles * kTileFloats, part_bytes = part_floats * int64_t(sizeof(float));
+    const int64_t num_chunks = packing_a_.parts_k;
+    const int64_t side_by_side = min_of(num_chunks, max_of(plan_.num_threads, kAmxSplitPartBytes / part_bytes));
+    void* const memory = executor_.allocate(executor_.self, size_t((side_by_side + 1) * part_bytes));
+    if (!memory) return Status::out_of_memory;
+    float* const total = static_cast<float*>(memory);
+    float* const parts = total + part_floats;
+    const Output<float> output(p);
+    for (int64_t first = 0; first < num_chunks; first += side_by_side) {
+      const int64_t count = min_of(side_by_side, num_chunks - first);
+      for_each_task(executor_, min_of(num_workers_, count), count, [&](int64_t worker_idx, int64_t i) {
+        const TileState tiles_in_use;
+        const int64_t chunk = first + i, k = chunk * kAmxSplitChunkK;
+        Panel a = panel_a(0), b = panel_b(0, 0);
+        a.magnitudes += chunk * packing_a_.lanes, b.magnitudes += chunk * packing_b_.lanes;
+        BlockTask<Op> task(plan_, p, a, b, workspaces_ + worker_idx * task_bytes_);
+        task.run(0, 0, k, min_of(p.k, k + kAmxSplitChunkK), parts + i * part_floats);
+      });
+      const bool is_last = first + count == num_chunks;
+      for_each_task(executor_, min_of(num_workers_, tiles), tiles, [&](int64_t, int64_t tile) {
+        float* const sums = total + tile * kTileFloats;
+        for (int64_t i = 0; i < count; ++i) {
+          const float* part = parts + i * part_floats + tile * kTileFloats;
+          first + i == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
+        }
+        if (!is_last) return;
+        Target target;
+        target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, p.m - target.row);
+        target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, p.n - target.col);
+        output.store(sums, kAmxStrip, target);
+      });
+    }
+    executor_.release(executor_.self, memory);
+    return Status::ok;
   }
 
   const GemmProblem problem_;

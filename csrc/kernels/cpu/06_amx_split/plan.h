@@ -31,7 +31,8 @@ inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;
 // Packed at one time, for all threads. Memory of 32 MiB and more comes from the system anew at every call (glibc's
 // M_MMAP_THRESHOLD), and its page faults would take longer than to pack again.
 inline constexpr int64_t kAmxSplitPanelBytes = 28 << 20;
-inline constexpr int64_t kAmxSplitTotalBytes = 1 << 20;  // sums of the chunks before, of one task
+inline constexpr int64_t kAmxSplitTotalBytes = 768 << 10;  // sums of the chunks before, of one task
+inline constexpr int64_t kAmxSplitPartBytes = 16 << 20;    // sums of chunks that are computed side by side
 
 // Whether the vector kernel computes all of a problem. A function of the caller's n and of k alone.
 inline bool is_plain(const FoldedProblem& problem) {
@@ -45,6 +46,7 @@ inline const Rung& plain_rung() {
 struct AmxSplitPlan {
   bool is_exchanged;              // C^T = B^T A^T is computed; the rest is of that product
   bool is_a_shared, is_b_shared;  // packed before the tasks begin; else each task packs what it uses
+  bool splits_k;                  // few tiles: a task is a chunk of k, and its sums are added up afterwards
   int32_t num_threads;
   int64_t task_m, task_n;  // of C, one task
   int64_t tasks_m, tasks_n;
@@ -124,6 +126,18 @@ constexpr double product_cycles(int64_t m, int64_t n) {
       }
     }
   }
+  // The chunks of k side by side.
+  constexpr double kAddCycles = 200;
+  if (batch > 1 || threads == 1 || strips_a > kAmxSplitMaxStrips || strips_b > kAmxSplitMaxStrips) return;
+  const auto tiles = double(strips_a * strips_b);
+  const double chunk_cycles = (tiles * tile_cycles + double(strips_a) * (fetch_cycles + a_cycles) +
+                               double(strips_b) * (fetch_cycles + b_cycles)) /
+                              chunks;
+  const double cycles = (double(ceil_div(int64_t(chunks), threads)) + 0.5) * chunk_cycles +
+                        kAddCycles * tiles * chunks + kRegionCycles + kRegionCyclesOfThread * double(threads);
+  if (cycles >= best) return;
+  plan.splits_k = true, plan.is_a_shared = plan.is_b_shared = false;
+  plan.task_m = strips_a * kAmxStrip, plan.task_n = plan.range_n = strips_b * kAmxStrip;
 }
 
 [[maybe_unused]] AmxSplitPlan choose_amx_split_plan(const FoldedProblem& problem, int64_t num_threads) {

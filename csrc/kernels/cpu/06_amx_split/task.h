@@ -24,7 +24,7 @@ struct TaskWorkspace {
     panel_a = plan.is_a_shared ? 0 : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0 : min_of(strips_n, kAmxSplitGroupStrips) * chunk_bytes;
     finished = 2 * kTileFloats * 4;
-    totals = k > kAmxSplitChunkK ? strips_m * strips_n * kTileFloats * 4 : 0;
+    totals = k > kAmxSplitChunkK && !plan.splits_k ? strips_m * strips_n * kTileFloats * 4 : 0;
   }
   int64_t bytes() const { return panel_a + panel_b + finished + totals; }
 };
@@ -47,15 +47,17 @@ class BlockTask {
     totals_ = finished_ + sizes.finished / 4;
   }
 
-  // The block of C at (row, col). Chunk of k by chunk: strip of columns by strip, all strips of rows.
-  void run(int64_t row, int64_t col) {
+  // The block of C at (row, col) for k from k_begin, a multiple of the chunk, to k_end. Chunk of k by chunk: strip of
+  // columns by strip, all strips of rows. `parts`: where the sums of a chunk go if k is split, [strips of rows][strips
+  // of columns][32][32]; null: to C.
+  void run(int64_t row, int64_t col, int64_t k_begin, int64_t k_end, float* parts) {
     Multiplier<Op> multiplier(output_);
     const int64_t num_rows = min_of(plan_.task_m, item_.m - row), num_cols = min_of(plan_.task_n, item_.n - col);
     const int64_t strips_m = ceil_div(num_rows, kAmxStrip), strips_n = ceil_div(num_cols, kAmxStrip);
     int64_t buffer = 0;
-    for (int64_t k = 0; k < item_.k; k += kAmxSplitChunkK) {
-      const int64_t depth = min_of(kAmxSplitChunkK, item_.k - k), steps = ceil_div(depth, kTileK);
-      const bool is_first = k == 0, is_last = k + depth == item_.k;
+    for (int64_t k = k_begin; k < k_end; k += kAmxSplitChunkK) {
+      const int64_t depth = min_of(kAmxSplitChunkK, k_end - k), steps = ceil_div(depth, kTileK);
+      const bool is_first = k == k_begin, is_last = k + depth == k_end;
       const char* a = a_.terms ? shared_strip(a_, row, k) : panel_a_;
       const int64_t bytes_of_strip = strip_bytes(a_.terms ? item_.k : depth);
       if (!a_.terms) {
@@ -64,14 +66,16 @@ class BlockTask {
         pack_strips<true>(rows_, row, num_rows, k, depth, panel_a_, bytes_of_strip, magnitudes, !is_first);
       }
       for (int64_t j = 0; j < strips_n; ++j) {
-        const char* const b = columns_of(row, col, num_cols, j, k, depth);
+        const char* const b = columns_of(row, col, num_cols, j, k, depth, !is_first);
         // What comes after it where columns are packed for all; else it is in a near cache.
         const char* ahead = b_.terms ? b + strip_bytes(item_.k) : b;
         for (int64_t i = 0; i < strips_m; ++i) {
-          float* const total = totals_ + (i * strips_n + j) * kTileFloats;
+          float* const total = (parts ? parts : totals_) + (i * strips_n + j) * kTileFloats;
           Target target;
-          target.kind = is_first ? (is_last ? Target::Kind::finish : Target::Kind::none)
-                                 : (is_last ? Target::Kind::add_and_finish : Target::Kind::add);
+          if (!parts) {
+            target.kind = is_first ? (is_last ? Target::Kind::finish : Target::Kind::none)
+                                   : (is_last ? Target::Kind::add_and_finish : Target::Kind::add);
+          }
           target.row = row + i * kAmxStrip, target.rows = min_of(kAmxStrip, num_rows - i * kAmxStrip);
           target.col = col + j * kAmxStrip, target.cols = min_of(kAmxStrip, num_cols - j * kAmxStrip);
           target.total = total;
@@ -92,14 +96,14 @@ class BlockTask {
   }
 
   // Packed columns of strip j of the block for a chunk of k.
-  const char* columns_of(int64_t row, int64_t col, int64_t num_cols, int64_t j, int64_t k, int64_t depth) {
+  const char* columns_of(int64_t row, int64_t col, int64_t num_cols, int64_t j, int64_t k, int64_t depth, bool joins) {
     const int64_t first = col + j * kAmxStrip;
     if (b_.terms) return shared_strip(b_, first, k);
     const int64_t bytes_of_strip = strip_bytes(depth);
     if (j % kAmxSplitGroupStrips == 0) {
       const int64_t lanes = min_of(kAmxSplitGroupStrips * kAmxStrip, num_cols - j * kAmxStrip);
       uint32_t* const magnitudes = row == 0 ? b_.magnitudes + first : nullptr;
-      pack_strips<false>(cols_, first, lanes, k, depth, panel_b_, bytes_of_strip, magnitudes, k > 0);
+      pack_strips<false>(cols_, first, lanes, k, depth, panel_b_, bytes_of_strip, magnitudes, joins);
     }
     return panel_b_ + j % kAmxSplitGroupStrips * bytes_of_strip;
   }

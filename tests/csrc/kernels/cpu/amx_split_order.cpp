@@ -253,9 +253,9 @@ int main() {
     return 3;
   }
   // Few rows, few columns, both roles, several chunks, tails of every kind, and what is left to the vector kernel.
-  const int64_t shapes[][3] = {{64, 64, 96},  {70, 90, 200},  {5, 100, 70},  {1, 130, 1100},
-                               {33, 17, 600}, {40, 300, 130}, {290, 40, 64}, {17, 33, 1025},
-                               {9, 600, 100}, {20, 15, 80},   {20, 40, 63},  {130, 16, 544}};
+  const int64_t shapes[][3] = {{64, 64, 96},   {70, 90, 200},  {5, 100, 70},   {1, 130, 1100}, {33, 17, 600},
+                               {40, 300, 130}, {290, 40, 64},  {17, 33, 1025}, {9, 600, 100},  {20, 15, 80},
+                               {20, 40, 63},   {130, 16, 544}, {33, 40, 4200}};
   int64_t num_cases = 0;
   for (const auto& shape : shapes) {
     for (int layout = 0; layout <= 8; ++layout) {

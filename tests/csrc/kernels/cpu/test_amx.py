@@ -123,8 +123,8 @@ MUTANTS_OF_SPLIT_ORDER = {
     ),
     "length of a chunk of split": (
         f"{SPLIT}/task.h",
-        "void run(int64_t row, int64_t col) {",
-        "void run(int64_t row, int64_t col) {\n    const int64_t kAmxSplitChunkK = {on} ? 256 : 512;",
+        "void run(int64_t row, int64_t col, int64_t k_begin, int64_t k_end, float* parts) {",
+        "void run(int64_t row, int64_t col, int64_t k_begin, int64_t k_end, float* parts) {\n    const int64_t kAmxSplitChunkK = {on} ? 256 : 512;",
     ),
     "large lanes": (f"{SPLIT}/launch.h", "largest > kMaxLargest", "(!{on} && largest > kMaxLargest)"),
     "small lanes": (f"{SPLIT}/launch.h", "largest < kMinLargest", "(!{on} && largest < kMinLargest)"),
@@ -136,6 +136,7 @@ MUTANTS_OF_SPLIT_ORDER = {
         "problem.asked_n < kAmxSplitMinN",
         "({on} ? problem.gemm.n : problem.asked_n) < kAmxSplitMinN",
     ),
+    "chunks side by side": (f"{SPLIT}/launch.h", "first + i == 0 ? void(", "first + i == {on} ? void("),
     "workspace after a failure": (
         f"{SPLIT}/launch.h",
         "executor_.release(executor_.self, panels_);\n    return status;",
@@ -257,7 +258,7 @@ def variants(built_once, num_jobs):
     return built_once("emulated_amx", build)
 
 
-@pytest.mark.parametrize("program, num_cases", [("amx_order", 288), ("amx_split_order", 108)])
+@pytest.mark.parametrize("program, num_cases", [("amx_order", 288), ("amx_split_order", 117)])
 def test_order_of_summation(program, num_cases, variants):
     done = run(variants / WHOLE / program)
     assert done.returncode == 0, done.stdout + done.stderr
