@@ -123,8 +123,8 @@ MUTANTS_OF_SPLIT_ORDER = {
     ),
     "length of a chunk of split": (
         f"{SPLIT}/task.h",
-        "void run(int64_t row, int64_t col, int64_t k_begin, int64_t k_end, float* parts) {",
-        "void run(int64_t row, int64_t col, int64_t k_begin, int64_t k_end, float* parts) {\n    const int64_t kAmxSplitChunkK = {on} ? 256 : 512;",
+        "    Multiplier<Op> multiplier(output_);",
+        "    const int64_t kAmxSplitChunkK = {on} ? 256 : 512;\n    Multiplier<Op> multiplier(output_);",
     ),
     "large lanes": (f"{SPLIT}/launch.h", "largest > kMaxLargest", "(!{on} && largest > kMaxLargest)"),
     "small lanes": (f"{SPLIT}/launch.h", "largest < kMinLargest", "(!{on} && largest < kMinLargest)"),
