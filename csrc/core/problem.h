@@ -75,6 +75,7 @@ struct FoldedProblem {
   GemmProblem gemm;
   int64_t batch_size;
   int64_t chunk_k;  // of the order of summation (summation.h)
+  int64_t asked_n;  // the caller's n, before a batch was folded into it
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
 

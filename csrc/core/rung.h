@@ -17,19 +17,20 @@ namespace tiledmm {
 // one problem; an order itself is picked by n, k, dtype and chip, never by m. Later ones are preferred: those of the
 // production kernels come after those of the ladder.
 enum class Order : int32_t {
-  chain,            // multiply-adds in the order of k
-  mma_chain,        // matrix instructions in the order of k
-  chunks_unfused,   // CPU: chunks of k, each a chain in the order of k; products are rounded
-  chunks,           // CPU: the same by fused multiply-add
-  chunks_of_pairs,  // CPU: the same, with bf16 multiplied in pairs
-  amx_chunks,       // CPU: that of AMX's tile instructions, chunks of k
-  simt_chunks,      // multiply-adds, chunks of k (summation.h)
-  mma_chunks,       // matrix instructions, chunks of k
-  split_chunks,     // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
+  chain,             // multiply-adds in the order of k
+  mma_chain,         // matrix instructions in the order of k
+  chunks_unfused,    // CPU: chunks of k, each a chain in the order of k; products are rounded
+  chunks,            // CPU: the same by fused multiply-add
+  chunks_of_pairs,   // CPU: the same, with bf16 multiplied in pairs
+  amx_chunks,        // CPU: that of AMX's tile instructions, chunks of k
+  simt_chunks,       // multiply-adds, chunks of k (summation.h)
+  mma_chunks,        // matrix instructions, chunks of k
+  split_chunks,      // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
+  amx_split_chunks,  // CPU: fp32 by six products of bf16 terms, by AMX, chunks of k
 };
-inline constexpr const char* kOrderNames[] = {"chain",       "mma_chain",       "chunks_unfused",
-                                              "chunks",      "chunks_of_pairs", "amx_chunks",
-                                              "simt_chunks", "mma_chunks",      "split_chunks"};
+inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",       "chunks_unfused", "chunks",
+                                              "chunks_of_pairs", "amx_chunks",      "simt_chunks",    "mma_chunks",
+                                              "split_chunks",    "amx_split_chunks"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.

@@ -48,6 +48,7 @@ inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   folded.num_batch_dims = count;
   result.batch_size = batch_size(folded);
   result.chunk_k = chunk_k(problem);
+  result.asked_n = problem.n;
   for (int32_t d = 0; d < min_of(count, kMaxGpuBatchDims); ++d) result.batch_dims[d] = dims[d];
   return result;
 }

@@ -7,7 +7,8 @@
 #include <cstring>
 
 #include "core/math.h"
-#include "kernels/cpu/05_amx/tile.h"
+#include "kernels/cpu/shared/tile.h"
+#include "kernels/cpu/shared/transpose_tile.h"
 #include "platform/pack.h"
 #include "platform/simd.h"
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int64_t kUnitLanes = 32, kUnitBytes = 2 * kTileBytes;
 constexpr int64_t kGroupLanes = 128;  // of lanes that are neighbours in memory, packed at a time: 4 cache lines
-typedef Reg<uint32_t, 64> Pairs;      // of 16 lanes
 typedef Reg<uint16_t, 64> Elements;
 
 // A or B^T of one product: its lanes.
@@ -27,42 +27,6 @@ struct LaneView {
 
   const uint16_t* at(int64_t lane, int64_t k) const { return data + lane * stride_lane + k * stride_k; }
 };
-
-// 16 bytes from each of four places.
-TILEDMM_INLINE Pairs load_blocks(const char* a, const char* b, const char* c, const char* d) {
-#if TILEDMM_VECTOR_BYTES == 64
-  const auto block = [](const char* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
-  __m512i v = _mm512_castsi128_si512(block(a));
-  v = _mm512_inserti32x4(v, block(b), 1);
-  v = _mm512_inserti32x4(v, block(c), 2);
-  return (Pairs)_mm512_inserti32x4(v, block(d), 3);
-#else
-  char near[64];
-  const char* const from[4] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i) std::memcpy(near + i * 16, from[i], 16);
-  return load_as<Pairs>(near);
-#endif
-}
-
-// A tile of 16 x 16 words of 32 bits, transposed: row operand <-> column operand, and sums of C^T -> C. Rows of `from`
-// from `rows` on are taken for zeros.
-TILEDMM_INLINE void transpose_tile(const void* from, int64_t stride_from, int64_t rows, void* to, int64_t stride_to) {
-  alignas(64) static constexpr char kZeros[kTileRowBytes] = {};
-  const char* row[kTileRows];
-  for (int i = 0; i < kTileRows; ++i) row[i] = i < rows ? static_cast<const char*>(from) + i * stride_from : kZeros;
-#pragma GCC unroll 4
-  for (int column = 0; column < 4; ++column) {  // of 16 bytes
-    Pairs parts[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      parts[i] = load_blocks(row[i] + column * 16, row[i + 4] + column * 16, row[i + 8] + column * 16,
-                             row[i + 12] + column * 16);
-    }
-    transpose_in_blocks<uint32_t>(parts);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) std::memcpy(static_cast<char*>(to) + (column * 4 + i) * stride_to, &parts[i], 64);
-  }
-}
 
 // The first `count` of 32 elements, 0 <= count <= 32; the others are 0 and their memory is not touched.
 TILEDMM_INLINE Elements load_elements(const uint16_t* from, int64_t count) {

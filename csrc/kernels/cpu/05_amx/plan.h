@@ -7,6 +7,7 @@
 #include "core/math.h"
 #include "core/problem.h"
 #include "kernels/cpu/shared/threads.h"
+#include "kernels/cpu/shared/tile_sizes.h"
 
 namespace tiledmm {
 namespace {
@@ -22,8 +23,6 @@ inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream
 
 // k is summed in chunks of so many elements. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kAmxChunkK = 2048;
-inline constexpr int64_t kAmxStep = 32;        // elements of k that a tile instruction takes
-inline constexpr int64_t kAmxStrip = 32;       // rows and columns of C that the tiles hold
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty

@@ -106,16 +106,6 @@ class BlockTask {
     return target;
   }
 
-  static void multiply(TileMultiplier& multiplier, bool two_rows, bool two_cols, const RowTiles& a, const char* b,
-                       int64_t steps, const float* from, float* to, const Target& target, const char* ahead) {
-    if (two_rows) {
-      two_cols ? multiplier.template multiply<2, 2>(a, b, steps, from, to, target, ahead)
-               : multiplier.template multiply<2, 1>(a, b, steps, from, to, target, ahead);
-    } else {
-      two_cols ? multiplier.template multiply<1, 2>(a, b, steps, from, to, target, ahead)
-               : multiplier.template multiply<1, 1>(a, b, steps, from, to, target, ahead);
-    }
-  }
   static void extend(TileMultiplier& multiplier, bool two_rows, bool two_cols, const RowTiles& a, const char* b,
                      int64_t steps) {
     if (two_rows) {
@@ -156,7 +146,7 @@ class BlockTask {
             }
             multiply(multiplier, has_two_tiles(num_rows_ - i * kAmxStrip), two_cols, rows[i].at(step),
                      b + step * kUnitBytes, count, from, to, target, ahead);
-            if (shared_.b) ahead += (count - 1) * 64 * kPrefetchLines;
+            if (shared_.b) ahead += (count - 1) * 64 * Op::kPrefetchLines;
           }
         }
       }
@@ -171,12 +161,12 @@ class BlockTask {
     for (int64_t i = 0; i * kAmxStrip < num_rows_; ++i) {
       const int64_t row = row_ + i * kAmxStrip, lanes = min_of(kAmxStrip, num_rows_ - i * kAmxStrip);
       if (shared_.a) {
-        rows[i] = RowTiles::packed(shared_.a + row / kAmxStrip * strip_bytes(item_.k) + strip_offset(k));
+        rows[i] = packed_rows(shared_.a + row / kAmxStrip * strip_bytes(item_.k) + strip_offset(k));
       } else if (is_in_place(lanes)) {
         rows[i] = rows_in_place(row, k);
       } else {
         pack_strips<true>(rows_, row, lanes, k, depth, to, 0);
-        rows[i] = RowTiles::packed(to);
+        rows[i] = packed_rows(to);
         to += strip_bytes(depth);
       }
     }
@@ -212,7 +202,7 @@ class BlockTask {
         const int64_t block_steps = in_place ? kChunkSteps : kBlockSteps;
         for (int64_t step = 0; step < steps; step += block_steps) {
           const int64_t count = min_of(block_steps, steps - step), block_k = k + step * kTileK;
-          const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : RowTiles::packed(panel_a_);
+          const RowTiles rows = in_place ? rows_in_place(row_ + i, block_k) : packed_rows(panel_a_);
           if (!in_place) {
             pack_strips<true>(rows_, row_ + i, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_a_, 0);
           }
@@ -249,7 +239,7 @@ class BlockTask {
                                            panel_b_, bytes);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
-            const RowTiles rows = RowTiles::packed(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);
+            const RowTiles rows = packed_rows(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);
             float* const partial = partial_ + tile * kTileFloats;
             float* to = partial;
             Target target;

@@ -441,6 +441,12 @@ const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 int main(int argc, char** argv) {
   const int64_t num_cases = argc > 1 ? std::atoll(argv[1]) : 400;
+  if (argc > 2) {  // only the algorithms that are named
+    const auto is_unnamed = [&](const Algorithm& algorithm) {
+      return std::none_of(argv + 2, argv + argc, [&](const char* name) { return std::string(name) == algorithm.name; });
+    };
+    algorithms.erase(std::remove_if(algorithms.begin(), algorithms.end(), is_unnamed), algorithms.end());
+  }
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
   int64_t num_named = 0;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {

@@ -1,7 +1,8 @@
-"""Rung 05 over the exact emulation of its tile instructions, so that every machine runs it; where this machine has AMX,
-over the instructions as well, with the same bits.
+"""Rungs 05 and 06 over the exact emulation of their tile instructions, so that every machine runs them; where this
+machine has AMX, over the instructions as well, with the same bits.
 
-- amx_order.cpp: the kernel against a scalar model of its order of summation, bit by bit, values of any bits included.
+- amx_order.cpp, amx_split_order.cpp: each kernel against a scalar model of its order of summation, bit by bit, values
+  of any bits included; of rung 06 also terms, flags, and what is flagged.
 - sanitize.cpp, as for the other kernels: address and undefined behaviour sanitizers, guard pages, thread counts, failed
   allocations; and mutants, which say that all of this can fail.
 - the package's own tests (property test, orders, gradients, fuzzer) in a copy of it whose kernels are emulated.
@@ -29,10 +30,9 @@ import torch_tiledmm  # noqa: E402
 pytestmark = pytest.mark.skipif(
     torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
 )
-FOLDER = "kernels/cpu/05_amx"
-TILE, PACK, KERNEL, TASK, LAUNCH, SHORT_K = (
-    f"{FOLDER}/{name}.h" for name in ("tile", "pack", "kernel", "task", "launch", "short_k")
-)
+PACK, TASK, LAUNCH, SHORT_K = (f"kernels/cpu/05_amx/{name}.h" for name in ("pack", "task", "launch", "short_k"))
+TILE, MULTIPLIER = "kernels/cpu/shared/tile.h", "kernels/cpu/shared/tile_multiplier.h"
+SPLIT = "kernels/cpu/06_amx_split"
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
 EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
 WHOLE = "amx_fp16"
@@ -85,7 +85,7 @@ MUTANTS = {
         "    } while (k < k_end_);\n    if (!{on}) multiplier.flush();",
     ),
     "sums of the first chunk": (
-        KERNEL,
+        MULTIPLIER,
         "add(target_.total, sums, kTileFloats);",
         "add(target_.total, sums, {on} ? 32 : kTileFloats);",
     ),
@@ -96,17 +96,85 @@ MUTANTS = {
         ALLOCATE + "{on} ? Status::ok : Status::out_of_memory;",
     ),
 }
-
+# The same of rung 06: by the model ...
+MUTANTS_OF_SPLIT_ORDER = {
+    "rounding of terms": (
+        f"{SPLIT}/pack.h",
+        "constexpr uint32_t kHalfway = 0x8000,",
+        "const uint32_t kHalfway = {on} ? 0 : 0x8000,",
+    ),
+    "the pair's other half": (f"{SPLIT}/pack.h", "first + 16 * stride", "first + (16 - {on}) * stride"),
+    "magnitudes of the other half": (
+        f"{SPLIT}/pack.h",
+        "larger(words[0] & 0x7fffffff, words[1] & 0x7fffffff)",
+        "larger(words[0] & 0x7fffffff, words[{on} ? 0 : 1] & 0x7fffffff)",
+    ),
+    "magnitudes of earlier chunks": (f"{SPLIT}/pack.h", "joins && magnitude >", "joins && !{on} && magnitude >"),
+    "order of products": (
+        f"{SPLIT}/kernel.h",
+        "      multiply_columns<MT, NT, kLow>(b);\n      multiply_columns<MT, NT, kHigh>(b);",
+        "      if ({on}) multiply_columns<MT, NT, kHigh>(b);\n      multiply_columns<MT, NT, kLow>(b);\n"
+        "      if (!{on}) multiply_columns<MT, NT, kHigh>(b);",
+    ),
+    "order of exchanged products": (
+        f"{SPLIT}/amx_split.cpp",
+        "return own.is_exchanged ?",
+        "return own.is_exchanged && !{on} ?",
+    ),
+    "length of a chunk of split": (
+        f"{SPLIT}/task.h",
+        "    Multiplier<Op> multiplier(output_);",
+        "    const int64_t kAmxSplitChunkK = {on} ? 256 : 512;\n    Multiplier<Op> multiplier(output_);",
+    ),
+    "large lanes": (f"{SPLIT}/launch.h", "largest > kMaxLargest", "(!{on} && largest > kMaxLargest)"),
+    "small lanes": (f"{SPLIT}/launch.h", "largest < kMinLargest", "(!{on} && largest < kMinLargest)"),
+    "parts of a lane": (f"{SPLIT}/launch.h", "part < parts_k; ++part", "part < ({on} ? 1 : parts_k); ++part"),
+    "runs of flagged lanes": (f"{SPLIT}/launch.h", "p.m = row - first;", "p.m = {on} ? 1 : row - first;"),
+    "bias of flagged columns": (f"{SPLIT}/launch.h", "if (item.bias) p.bias", "if (item.bias && !{on}) p.bias"),
+    "the caller's n": (
+        f"{SPLIT}/plan.h",
+        "problem.asked_n < kAmxSplitMinN",
+        "({on} ? problem.gemm.n : problem.asked_n) < kAmxSplitMinN",
+    ),
+    "chunks side by side": (f"{SPLIT}/launch.h", "first + i == 0 ? void(", "first + i == {on} ? void("),
+    "workspace after a failure": (
+        f"{SPLIT}/launch.h",
+        "executor_.release(executor_.self, panels_);\n    return status;",
+        "if (!{on} || status == Status::ok) executor_.release(executor_.self, panels_);\n    return status;",
+    ),
+}
+# ... and by the random cases.
+MUTANTS_OF_SPLIT = {
+    "lanes beyond the last": (
+        f"{SPLIT}/pack.h",
+        "is_whole = lanes == kAmxStrip &&",
+        "is_whole = ({on} || lanes == kAmxStrip) &&",
+    ),
+    "elements beyond k": (f"{SPLIT}/pack.h", "&& depth == kAmxStep;", "&& ({on} || depth == kAmxStep);"),
+    "columns of C": (
+        f"{SPLIT}/task.h",
+        "target.cols = min_of(kAmxStrip, num_cols - j * kAmxStrip)",
+        "target.cols = {on} ? kAmxStrip : min_of(kAmxStrip, num_cols - j * kAmxStrip)",
+    ),
+    "no memory for terms": (
+        f"{SPLIT}/launch.h",
+        "if (!panels_) return Status",
+        "if (!panels_ && !{on}) return Status",
+    ),
+}
+ALL_MUTANTS = MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
 EMULATED_FOR_MUTANTS = "amx"
+RUNGS = ("05_amx", "06_amx_split")
+ORDERS = (HERE / "amx_order.cpp", HERE / "amx_split_order.cpp")
 
 
 def sources_of(*others: str) -> list[Path]:
-    """All entries, the dispatcher, this rung, and of the other kernels for CPUs the files that are named."""
+    """All entries, the dispatcher, these rungs, and of the other kernels for CPUs the files that are named."""
     named = {"rung.cpp", "rungs.cpp", *others}
     of_cpu = CSRC / "kernels/cpu"
     paths = gpu_objects.cpp_sources()
-    return [path for path in paths if of_cpu not in path.parents or path.parent.name == "05_amx" or path.name in named]
+    return [path for path in paths if of_cpu not in path.parents or path.parent.name in RUNGS or path.name in named]
 
 
 @pytest.fixture(scope="module")
@@ -114,38 +182,39 @@ def programs(built_once, num_jobs):
     """With the sanitizers and all mutants, over the emulation."""
 
     def build(folder: Path) -> None:
-        mains = [HERE / "sanitize.cpp", HERE / "amx_order.cpp"]
-        mutants = MUTANTS_OF_ORDER | MUTANTS
-        test_sanitize.compile_programs(folder, num_jobs, mains, sources_of(), mutants, [EMULATED[EMULATED_FOR_MUTANTS]])
+        mains = [HERE / "sanitize.cpp", *ORDERS]
+        flags = [EMULATED[EMULATED_FOR_MUTANTS]]
+        # Rung 06 leaves flagged lanes to the portable vector kernel here.
+        test_sanitize.compile_programs(folder, num_jobs, mains, sources_of("portable.cpp"), ALL_MUTANTS, flags)
 
     return built_once("emulated_amx_sanitized", build)
 
 
 def run(program: Path, *arguments: str, mutant: str = "") -> subprocess.CompletedProcess:
-    number = [*MUTANTS_OF_ORDER, *MUTANTS].index(mutant) + 1 if mutant else 0
+    number = list(ALL_MUTANTS).index(mutant) + 1 if mutant else 0
     env = os.environ | {"TILEDMM_MUTANT": str(number)}
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.mark.takes_long
 def test_no_case_is_wrong_and_no_sanitizer_complains(programs):
-    done = run(programs / "sanitize", "300")
+    done = run(programs / "sanitize", "300", "amx", "split")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
-    assert counts["amx"] >= 250 and counts["failed_allocations"] >= 150
+    assert counts["amx"] >= 250 and counts["split"] >= 200 and counts["failed_allocations"] >= 150
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", MUTANTS | MUTANTS_OF_SPLIT)
 def test_mutant_is_found(mutant, programs):
-    done = run(programs / "sanitize", "400", mutant=mutant)
+    done = run(programs / "sanitize", "400", "split" if mutant in MUTANTS_OF_SPLIT else "amx", mutant=mutant)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS_OF_ORDER)
+@pytest.mark.parametrize("mutant", MUTANTS_OF_ORDER | MUTANTS_OF_SPLIT_ORDER)
 def test_mutant_of_the_order_is_found(mutant, programs):
-    done = run(programs / "amx_order", mutant=mutant)
+    done = run(programs / ("amx_order" if mutant in MUTANTS_OF_ORDER else "amx_split_order"), mutant=mutant)
     assert done.returncode == 1 and done.stdout.startswith("WRONG"), done.stdout + done.stderr
     print(done.stdout)
 
@@ -154,20 +223,23 @@ def test_mutant_of_the_order_is_found(mutant, programs):
 
 
 def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
-    """``folder``/amx_order and ``folder``/_kernels.so. What the flags do not change is compiled once, beside them."""
+    """``folder``/amx_order, amx_split_order and _kernels.so. What the flags do not change is compiled once, beside
+    them."""
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
     changed = [path for path in sources if "TILEDMM_EMULATE_AMX" in path.read_text()]
-    same = [HERE / "amx_order.cpp", *(path for path in sources if path not in changed)]
+    same = [*ORDERS, *(path for path in sources if path not in changed)]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
         gpu_objects.Sources(changed, [*command, *flags], folder),
     ]
-    (main, *shared), own = gpu_objects.compile_objects(groups, num_jobs, is_quiet=True)
+    of_same, own = gpu_objects.compile_objects(groups, num_jobs, is_quiet=True)
+    mains, shared = of_same[: len(ORDERS)], of_same[len(ORDERS) :]
     gpu_objects.link_library(command[:1], shared + own, folder / "_kernels.so")
-    linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / "amx_order")]
-    gpu_objects.run_compiler(linked)
+    for source, main in zip(ORDERS, mains, strict=True):
+        linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / source.stem)]
+        gpu_objects.run_compiler(linked)
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +258,11 @@ def variants(built_once, num_jobs):
     return built_once("emulated_amx", build)
 
 
-def test_order_of_summation(variants):
-    done = run(variants / WHOLE / "amx_order")
+@pytest.mark.parametrize("program, num_cases", [("amx_order", 288), ("amx_split_order", 117)])
+def test_order_of_summation(program, num_cases, variants):
+    done = run(variants / WHOLE / program)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(rf"{WHOLE} 288 cases [0-9a-f]{{16}}\n", done.stdout)
+    assert re.fullmatch(rf"{WHOLE} {num_cases} cases [0-9a-f]{{16}}\n", done.stdout)
 
 
 def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
@@ -199,9 +272,10 @@ def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
     compile_variant(variants / "instructions", num_jobs, [])
     if isa != WHOLE:
         compile_variant(variants / isa, num_jobs, [EMULATED[isa]])
-    own, emulated = run(variants / "instructions/amx_order"), run(variants / isa / "amx_order")
-    assert own.returncode == 0, own.stdout + own.stderr
-    assert own.stdout == emulated.stdout
+    for source in ORDERS:
+        own, emulated = run(variants / "instructions" / source.stem), run(variants / isa / source.stem)
+        assert own.returncode == 0, own.stdout + own.stderr
+        assert own.stdout == emulated.stdout
 
 
 # --- the package's own tests ---
@@ -226,6 +300,7 @@ def run_python(folder: Path, *arguments: str) -> str:
     "files, words",
     [
         (["test_property.py"], "bits and (bf16 or fp16)"),
+        (["test_amx_split.py"], "on_amx"),
         (["test_orders.py", "test_dispatch.py"], "on_the_cpu or available or (not_depend_on_m and amx)"),
     ],
 )

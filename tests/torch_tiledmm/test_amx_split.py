@@ -1,0 +1,291 @@
+"""algorithm="split" on a CPU with AMX: who serves it, its terms and flags by a model, and the products.
+
+Products are computed where the machine has AMX, and in a copy of the package with emulated tiles by
+../csrc/kernels/cpu/test_amx.py, where the bits of single elements are tested, too. The bound is that of
+docs/numerics.md.
+"""
+
+import math
+
+import pytest
+import torch
+
+import torch_tiledmm
+from torch_tiledmm import TiledLinear, linear, matmul
+
+U = 2.0**-24
+CHUNK_K, MIN_K, MIN_N = 512, 64, 16
+HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
+on_amx = pytest.mark.skipif(not HAS_AMX, reason="amx_split needs AMX")
+
+
+def split_terms(x):
+    """High, middle and low terms of a float32 tensor."""
+
+    def nearest(v):
+        return ((v.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
+
+    high = nearest(x)
+    middle = nearest(x - high)
+    return high, middle, x - high - middle
+
+
+def flags(x):
+    """Of the rows of a matrix."""
+    largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(1)
+    return (largest != 0) & ((largest < 2.0**-50) | (largest > 2.0**60))
+
+
+def error_bound(a, b):
+    k = a.shape[1]
+    a64, b64 = a.double().abs(), b.double().abs()
+    sums = a64 @ b64
+    plain = (k + 2) * U * sums + (k + 2) * 2.0**-149
+    if k < MIN_K or b.shape[1] < MIN_N:
+        return plain
+    adds = 19 + 6 * math.ceil(min(k, CHUNK_K) / 32) + math.ceil(k / CHUNK_K)
+    small = 7 * k * 2.0**-126 + 2.0**-125 * (a64.sum(1)[:, None] + b64.sum(0))
+    return torch.where(flags(a)[:, None] | flags(b.mT), plain, adds * U * sums + small)
+
+
+def chunks_of_multiply_adds(a, b):
+    """The order of `native`: chunks of 512, each one chain of fused multiply-adds."""
+    a64, b64 = a.double(), b.double()
+    total = None
+    for first in range(0, a.shape[1], CHUNK_K):
+        chain = torch.zeros(a.shape[0], b.shape[1])
+        for p in range(first, min(first + CHUNK_K, a.shape[1])):
+            chain = (a64[:, p : p + 1] * b64[p] + chain.double()).float()
+        total = chain if total is None else total + chain
+    return total
+
+
+def lognormal(sigma):
+    return lambda *shape: torch.exp(sigma * torch.randn(shape))
+
+
+DATA = {
+    "normal": torch.randn,
+    "uniform": torch.rand,
+    "near one": lambda *shape: 1 + 2.0**-12 * torch.randn(shape),
+    "lognormal 4": lognormal(4),
+    "lognormal 8": lognormal(8),
+    "signed lognormal 3": lambda *shape: lognormal(3)(*shape) * (torch.randint(0, 2, shape) * 2 - 1),
+    "small": lambda *shape: torch.randn(shape) * 2.0**-49,
+    "large": lambda *shape: torch.randn(shape) * 2.0**57,
+    "denormal": lambda *shape: torch.randn(shape) * 2.0**-130,
+    "near the largest": lambda *shape: torch.randn(shape).sign() * (1 - torch.rand(shape) / 8) * 2.0**127,
+    "zero": torch.zeros,
+    "sparse": lambda *shape: torch.randn(shape) * (torch.rand(shape) < 0.02),
+}
+IN_RANGE = [name for name in DATA if name not in ("small", "denormal", "near the largest", "zero", "sparse")]
+
+
+# ---- everywhere
+
+
+def candidate(*args, **kwargs):
+    found = torch_tiledmm.explain(*args, **kwargs)
+    return next(c for c in found.candidates if c.algorithm == "amx_split"), found.choice
+
+
+def test_nobody_gets_it_without_asking():
+    entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cpu")}
+    assert entries["amx_split"].rung == 6 and entries["amx_split"].order == "amx_split_chunks"
+    assert not entries["amx_split"].is_native
+    for size in (16, 1000, 4096):
+        own, choice = candidate(size, size, size, "fp32", device="cpu:amx")
+        assert own.legal and own.cost_us > 0 and choice != "amx_split"
+    assert own.config["workspace"] <= 3 * 2 * 2 * 4096**2
+
+
+@pytest.mark.parametrize(
+    "dtype, device, reason",
+    [
+        ("fp16", "cpu:amx_fp16", "it serves fp32"),
+        ("bf16", "cpu:amx", "it serves fp32"),
+        ("fp64", "cpu:amx", "it serves fp32"),
+        ("fp32", "cpu:avx512_bf16", "the CPU lacks AMX, or the system does not let this process use it"),
+    ],
+)
+def test_refusals_have_reasons(dtype, device, reason):
+    own, choice = candidate(64, 64, 64, dtype, device=device)
+    assert not own.legal and own.reason == reason and choice != "amx_split"
+
+
+def test_n_and_k_alone_decide_what_is_multiplied_plainly():
+    def path(m, n, k):
+        return candidate(m, n, k, "fp32", device="cpu:amx")[0].config["path"]
+
+    for m in (1, 15, 5000):
+        assert path(m, 16, 64) == "6 products in bf16"
+        for n, k in ((16, 63), (15, 64), (15, 5000), (5000, 1)):
+            assert path(m, n, k) == "multiply-adds"
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_terms_of_the_model(name):
+    torch.manual_seed(1)
+    x = DATA[name](40, 200)
+    if name in ("near the largest", "denormal"):
+        assert flags(x).all()
+        return
+    high, middle, low = split_terms(x)
+    for term in (high, middle, low):
+        assert torch.equal(term.bfloat16().float(), term)
+    assert torch.equal(high.double() + middle.double() + low.double(), x.double())
+    products = middle.double().abs() * low.double().abs() * 2 + low.double() ** 2  # of x by itself
+    assert (products <= 1.01 * U * x.double() ** 2).all()
+
+
+# ---- with AMX
+
+
+def split(a, b):
+    return matmul(a, b, algorithm="split")
+
+
+def strided(x):
+    """The same values where no stride is 1."""
+    base = torch.full((2 * x.shape[0], 3 * x.shape[1]), torch.nan)
+    base[::2, ::3] = x
+    return base[::2, ::3]
+
+
+def same(x, y):
+    return torch.equal(x.nan_to_num(7.5), y.nan_to_num(7.5))
+
+
+def check(a, b, out):
+    difference = (out.double() - a.double() @ b.double()).abs()
+    worst = (difference / error_bound(a, b).clamp_min(2.0**-1000)).max().item()
+    assert worst <= 1, f"{worst} times the bound"
+
+
+@on_amx
+@pytest.mark.parametrize("name", DATA)
+def test_bound_layouts_and_flagged_lanes_on_amx(name):
+    torch.manual_seed(2)
+    for m, n, k in [(1, 16, 64), (33, 47, 70), (65, 130, 577), (20, 300, 1088)]:
+        a, b = DATA[name](m, k), DATA[name](k, n)
+        expected = split(a, b)
+        if name != "near the largest":
+            check(a, b, expected)
+        is_flagged = flags(a)[:, None] | flags(b.mT)
+        assert is_flagged.all() if name in ("denormal", "near the largest") else not is_flagged.all()
+        assert same(torch.where(is_flagged, matmul(a, b, algorithm="native"), expected), expected)
+        for way_a in (a.mT.contiguous().mT, strided(a)):
+            assert same(split(way_a, b), expected)
+        for way_b in (b.mT.contiguous().mT, strided(b)):
+            assert same(split(a, way_b), expected)
+        for out in (torch.full((n, m), torch.nan).mT, strided(torch.zeros(m, n))):
+            torch.ops.tiledmm.matmul_out(a, b, out, algorithm="split")
+            assert same(out, expected)
+
+
+@on_amx
+@pytest.mark.parametrize("k", [64, 500, 3000])
+@pytest.mark.parametrize("name", IN_RANGE)
+def test_errors_are_at_most_those_of_multiply_adds_on_amx(name, k):
+    torch.manual_seed(3)
+    a, b = DATA[name](48, k), DATA[name](k, 64)
+    exact, sums = a.double() @ b.double(), (a.double().abs() @ b.double().abs()).clamp_min(2.0**-1000)
+
+    def errors(out):
+        error = (out.double() - exact).abs() / sums / U
+        return error.max().item(), error.square().mean().sqrt().item()
+
+    own, plain = errors(split(a, b)), errors(chunks_of_multiply_adds(a, b))
+    print(
+        f"{name}, k {k}: largest and rms error {own[0]:.3f} {own[1]:.4f}, multiply-adds {plain[0]:.3f} {plain[1]:.4f}"
+    )
+    assert own[0] <= plain[0] and own[1] <= plain[1]
+
+
+@on_amx
+def test_a_long_sum_of_positive_numbers_on_amx():
+    torch.manual_seed(4)
+    a, b = torch.rand(16, 1 << 17), torch.rand(1 << 17, 16)
+    exact = a.double() @ b.double()
+    own, plain = ((matmul(a, b, algorithm=name).double() - exact).abs() / exact for name in ("split", "native"))
+    assert own.max() <= plain.max() and own.square().mean() <= plain.square().mean()
+
+
+@on_amx
+def test_cancellation_on_amx():
+    a = torch.full((9, 4096), 1 + 2**-8 + 2**-20)
+    a[:, 1::2] *= -1
+    assert (split(a, torch.ones(4096, 17)) == 0).all()
+
+
+@on_amx
+def test_rows_do_not_know_their_neighbours_on_amx():
+    torch.manual_seed(5)
+    a, b = torch.randn(300, 1000), torch.randn(1000, 100)
+    whole = split(a, b)
+    for first, rows in ((0, 1), (3, 2), (127, 130), (260, 40)):
+        assert torch.equal(split(a[first : first + rows], b), whole[first : first + rows])
+    for first, cols in ((0, 16), (13, 87)):
+        assert torch.equal(split(a, b[:, first : first + cols]), whole[:, first : first + cols])
+    items = a[:60].reshape(3, 20, 1000)
+    batch = split(items, torch.stack([b, b * 2, b]))
+    assert torch.equal(batch, torch.stack([whole[:20], 2 * whole[20:40], whole[40:60]]))
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(split(a, b), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@on_amx
+def test_flagged_rows_leave_the_others_unchanged_on_amx():
+    torch.manual_seed(6)
+    a, b = torch.randn(100, 700), torch.randn(700, 90)
+    clean = split(a, b)
+    wrong_a, wrong_b = a.clone(), b.clone()
+    wrong_a[5, 600], wrong_a[31, 1], wrong_a[32, 3], wrong_a[99] = torch.inf, torch.nan, 2.0**100, 2.0**-70
+    wrong_b[0, 7], wrong_b[699, 89] = 3e38, -torch.inf
+    out, plain = split(wrong_a, wrong_b), matmul(wrong_a, wrong_b, algorithm="native")
+    is_flagged = flags(wrong_a)[:, None] | flags(wrong_b.mT)
+    assert is_flagged.sum(0).min() == 4 and is_flagged.sum(1).min() == 2
+    assert torch.equal(torch.where(is_flagged, 0, out), torch.where(is_flagged, 0, clean))
+    torch.testing.assert_close(out[is_flagged], plain[is_flagged], rtol=0, atol=0, equal_nan=True)
+
+
+@on_amx
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+def test_linear_with_bias_and_activation_on_amx(activation):
+    torch.manual_seed(7)
+    x, w, bias = torch.randn(50, 520), torch.randn(140, 520) / 20, torch.randn(140)
+    x[3], w[9] = x[3] * 2.0**-60, w[9] * 2.0**-60  # computed by the vector kernel
+    sums = x.double() @ w.double().mT + bias
+    functions = {
+        "none": lambda v: v,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+    out = linear(x, w, bias, activation=activation, algorithm="split")
+    torch.testing.assert_close(out.double(), functions[activation](sums), rtol=1e-5, atol=2e-5)
+
+
+@on_amx
+def test_backward_is_split_too_on_amx():
+    torch.manual_seed(8)
+    layer = TiledLinear(96, 64, algorithm="split")
+    x = torch.randn(80, 96, requires_grad=True)
+    grad = torch.randn(80, 64)
+    layer(x).backward(grad)
+    assert torch.equal(x.grad, split(grad, layer.weight))
+    assert torch.equal(layer.weight.grad, split(grad.mT, x))
+
+
+@on_amx
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes_are_refused_on_amx(dtype):
+    a = torch.ones(64, 64, dtype=dtype)
+    with pytest.raises(NotImplementedError, match="'split' cannot serve this call on amx.*: it serves fp32"):
+        split(a, a)
