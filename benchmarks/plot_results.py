@@ -1,6 +1,6 @@
 """Draws the pictures of the documents from the committed results.
 
-    python benchmarks/plot_results.py           writes docs/img/speed.png and docs/img/ladder.png
+    python benchmarks/plot_results.py           writes docs/img/speed.png, ladder.png and split.png
     python benchmarks/plot_results.py --check   fails if a picture was drawn from other numbers
 
 A picture carries the numbers that it shows, so that the check needs no comparison of pixels.
@@ -34,7 +34,7 @@ def ratios_by_class(machines: dict) -> Ratios:
     for name, machine in reversed(machines.items()):  # the fastest GPU first
         groups: dict[str, dict[str, list[float]]] = {}
         rows = [(r["precision"], r) for results in machine["gpu"] for r in results["products"]]
-        runs = [run for run in machine["cpu"] if run["benchmark"] == "matmul"]
+        runs = [r for r in machine["cpu"] if r["benchmark"] == "matmul" and r.get("algorithm", "auto") == "auto"]
         threads = max((run["num_threads"] for run in runs), default=0)  # runs with fewer are in the machine's page
         rows += [(run["dtype"], r) for run in runs if run["num_threads"] == threads for r in run["rows"]]
         for precision, row in rows:
@@ -110,6 +110,38 @@ def plot_ladder(speeds: dict[str, dict[str, float]]) -> Figure:
     return figure
 
 
+def split_methods(machines: dict) -> dict[str, list[dict]]:
+    """What bench_split.py measured of each machine: time and error of each way to an fp32 product."""
+    return {
+        f"{title_of(name, machine)}, {results['size']}^3": results["methods"]
+        for name, machine in machines.items()
+        for results in machine["split"]
+    }
+
+
+def plot_split(machines: dict[str, list[dict]]) -> Figure:
+    """A panel for each machine: error against time, a point for each method and kind of data."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, len(machines), squeeze=False)[0]
+    for axes, (title, rows) in zip(panels, machines.items(), strict=True):
+        for data, marker in (("normal", "o"), ("uniform (0, 1)", "s")):
+            own = [row for row in rows if row["data"] == data]
+            colors = [COLORS["bf16"] if row["method"] == "split" else COLORS["fp32"] for row in own]
+            axes.scatter([r["us"] for r in own], [r["error"] for r in own], c=colors, marker=marker, label=data)
+            if data == "normal":
+                for row in own:
+                    axes.annotate(
+                        row["method"], (row["us"], row["error"]), (4, 6), textcoords="offset points", fontsize=8
+                    )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("microseconds")
+        axes.set_ylabel("largest error / S, in 2^-24")
+        axes.set_title(title, fontsize=11)
+        axes.legend(fontsize=8)
+    return figure
+
+
 def digest_of(numbers: object) -> str:
     return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
@@ -125,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "speed.png": (plot_speed, ratios_by_class(machines)),
         "ladder.png": (plot_ladder, ladder_speeds(machines)),
     }
+    if methods := split_methods(machines):
+        pictures["split.png"] = (plot_split, methods)
     for name, (plot, numbers) in pictures.items():
         path = args.out / name
         if not args.check:

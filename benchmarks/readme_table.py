@@ -17,6 +17,9 @@ from pathlib import Path
 
 from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
 from bench_linear import linear_table
+from bench_split import PRODUCT_HEAD as SPLIT_HEAD
+from bench_split import class_lines, error_lines, method_lines, step_line
+from bench_split import product_line as split_line
 from bench_threads import threads_table
 
 from torch_tiledmm.dispatch import DTYPES
@@ -40,7 +43,8 @@ def listed(values: Iterable[object]) -> str:
 
 
 def name_of(results: dict) -> str:
-    name = f"{results['benchmark']} {results['dtype']}"
+    algorithm = results.get("algorithm", "auto")
+    name = f"{results['benchmark']} {results['dtype']}" + (f" {algorithm}" if algorithm != "auto" else "")
     has_all_cores = results["num_threads"] == results.get("num_cores", results["num_threads"])
     return name if has_all_cores else f"{name}, {results['num_threads']} threads"
 
@@ -101,9 +105,10 @@ def render_cpu(all_results: list[dict]) -> list[str]:
 
 def load_results(folder: Path) -> dict[str, list[dict]]:
     """The runs of one machine: those of bench_matmul.py, bench_linear.py and bench_threads.py ("cpu", in this order and
-    that of the dtypes), of bench_gpu.py ("gpu"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
+    that of the dtypes), of bench_gpu.py ("gpu"), of bench_split.py ("split"), of `ladder` ("ladder"), and what
+    `ladder --count` counted ("counts").
     """
-    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "ladder": [], "counts": []}
+    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "split": [], "ladder": [], "counts": []}
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())
         if isinstance(results, list):
@@ -240,6 +245,24 @@ def render_gpu(results: dict) -> list[str]:
     return [*lines, *markdown_table([("precision", *names), *costs])]
 
 
+def render_split(results: dict) -> list[str]:
+    """What algorithm="split" reaches against the vendor's fp32, and its errors."""
+    tables = {
+        "Errors over S, the sum of the products' magnitudes, in 2^-24: largest / rms.": error_lines(results["errors"]),
+        f"Time and largest error of {results['size']}^3.": method_lines(results["methods"]),
+    }
+    if "products" in results:
+        tables |= {
+            "Vendor's time / ours by class.": class_lines(results["products"]),
+            "Training.": [("step", "split us", "vendor us", "ratio", "goal"), *map(step_line, results["steps"])],
+            "All products.": [SPLIT_HEAD, *map(split_line, results["products"])],
+        }
+    lines = ["", '## algorithm="split"', "", f"Commit {results['commit']}, {results['date']}."]
+    for title, table in tables.items():
+        lines += ["", title, "", *markdown_table(table)]
+    return lines
+
+
 def ladder_tables(all_results: list[dict]) -> tuple[dict[str, list[dict]], dict[str, dict]]:
     """The measured tables of each precision, and the one whose DRAM bytes Nsight Compute counted."""
     timed: dict[str, list[dict]] = {}
@@ -291,6 +314,8 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
         lines += render_cpu(machine["cpu"])
     for results in machine["gpu"]:
         lines += render_gpu(results)
+    for results in machine["split"]:
+        lines += render_split(results)
     if machine["ladder"]:
         lines += render_ladder(machine["ladder"])
     if machine["counts"]:
@@ -299,7 +324,7 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
 
 
 def title_of(name: str, machine: dict[str, list[dict]]) -> str:
-    for results in (*machine["gpu"], *machine["ladder"], *machine["cpu"]):
+    for results in (*machine["gpu"], *machine["ladder"], *machine["cpu"], *machine["split"]):
         return results.get("device") or f"{results['cpu']}, {results['num_cores']} cores"
     return name.replace("_", " ")
 

@@ -264,6 +264,7 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
 TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
 
 #define TILEDMM_REGS_4 "%0,%1,%2,%3"
+#define TILEDMM_REGS_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define TILEDMM_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TILEDMM_REGS_32 TILEDMM_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -279,6 +280,7 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_ACC_OF_16(i) \
   TILEDMM_ACC_QUAD(i), TILEDMM_ACC_QUAD(i + 4), TILEDMM_ACC_QUAD(i + 8), TILEDMM_ACC_QUAD(i + 12)
 #define TILEDMM_ACC_4 TILEDMM_ACC_QUAD(0)
+#define TILEDMM_ACC_8 TILEDMM_ACC_QUAD(0), TILEDMM_ACC_QUAD(4)
 #define TILEDMM_ACC_16 TILEDMM_ACC_OF_16(0)
 #define TILEDMM_ACC_32 TILEDMM_ACC_16, TILEDMM_ACC_OF_16(16)
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
@@ -355,6 +357,26 @@ TILEDMM_PTX void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&
   if constexpr (MMA_N == 128) TILEDMM_WGMMA_TF32(128, 64, "{%64, %65, %66, %67}", "%68", "%69", TILEDMM_FRAGMENT);
   if constexpr (MMA_N == 256)
     TILEDMM_WGMMA_TF32(256, 128, "{%128, %129, %130, %131}", "%132", "%133", TILEDMM_FRAGMENT);
+}
+
+// fp16 operands with A in registers. Thread t of the warpgroup holds pairs along k, the first in the low half, with
+// r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4): a[0] = A[r][c], a[1] = A[r + 8][c], a[2] = A[r][c + 8],
+// a[3] = A[r + 8][c + 8]. B is k-major.
+#define TILEDMM_WGMMA_F16(N, COUNT, A, B, ADDS)                                                                        \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                          \
+               ", 0;\n"                                                                                                \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TILEDMM_REGS_##COUNT "}, " A ", " B          \
+                                                                                               ", adds, 1, 1, 0;\n}\n" \
+               : TILEDMM_ACC_##COUNT                                                                                   \
+               : TILEDMM_FRAGMENT, "l"(desc_b), "r"(adds_to_acc))
+template <int MMA_N>
+TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b,
+                                     int adds_to_acc) {
+  static_assert(MMA_N == 8 || MMA_N == 16 || MMA_N == 32 || MMA_N == 64, "written out below");
+  if constexpr (MMA_N == 8) TILEDMM_WGMMA_F16(8, 4, "{%4, %5, %6, %7}", "%8", "%9");
+  if constexpr (MMA_N == 16) TILEDMM_WGMMA_F16(16, 8, "{%8, %9, %10, %11}", "%12", "%13");
+  if constexpr (MMA_N == 32) TILEDMM_WGMMA_F16(32, 16, "{%16, %17, %18, %19}", "%20", "%21");
+  if constexpr (MMA_N == 64) TILEDMM_WGMMA_F16(64, 32, "{%32, %33, %34, %35}", "%36", "%37");
 }
 
 #undef TILEDMM_PTX

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_readme_table import GPU, LADDER, MATMUL
+from test_readme_table import GPU, LADDER, MATMUL, SPLIT
 
 
 @pytest.fixture
@@ -23,12 +23,16 @@ def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
     options = ["--out", str(tmp_path), "--results", str(tmp_path)]
     (tmp_path / "a_gpu").mkdir()
     tables = [LADDER["tables"][1] | {"precision": precision} for precision in ("bf16", "fp32")]
-    for name, results in (("gpu", GPU), ("ladder", LADDER | {"tables": tables})):
+    for name, results in (("gpu", GPU), ("ladder", LADDER | {"tables": tables}), ("split", SPLIT)):
         (tmp_path / "a_gpu" / f"{name}.json").write_text(json.dumps(results))
     with pytest.raises(SystemExit, match="speed.png shows other numbers"):
         plot_results.main([*options, "--check"])
     plot_results.main(options)
     plot_results.main([*options, "--check"])
+    methods = [row | {"us": row["us"] + 1} for row in SPLIT["methods"]]
+    (tmp_path / "a_gpu" / "split.json").write_text(json.dumps(SPLIT | {"methods": methods}))
+    with pytest.raises(SystemExit, match="split.png shows other numbers"):
+        plot_results.main([*options, "--check"])
     products = [row | {"ratio": row["ratio"] + 0.01} for row in GPU["products"]]
     (tmp_path / "a_gpu" / "gpu.json").write_text(json.dumps(GPU | {"products": products}))
     with pytest.raises(SystemExit, match="speed.png shows other numbers"):
@@ -38,8 +42,8 @@ def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
 def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):
     rows = [row | {"kind": "long_k"} for row in MATMUL["rows"]]
     machines = {
-        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "ladder": []},
-        "gpu": {"cpu": [], "gpu": [GPU], "ladder": []},
+        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "split": [], "ladder": []},
+        "gpu": {"cpu": [], "gpu": [GPU], "split": [], "ladder": []},
     }
     found = plot_results.ratios_by_class(machines)
     assert list(found) == ["a gpu", "a cpu, 2 cores"]

@@ -102,6 +102,48 @@ LADDER = {
         for shape, speed in (("8x8x8:NN", 7.0), ("4096x4096x4096:NN", 30.0))
     ],
 }
+SPLIT = {
+    "benchmark": "split",
+    "device": "a gpu",
+    "commit": "0123456789ab",
+    "date": "2026-11-23",
+    "size": 4096,
+    "errors": [
+        {
+            "data": "normal",
+            "k": 64,
+            "errors": {
+                arm: {"largest": largest, "rms": 0.5}
+                for arm, largest in (("split", 1.25), ("native", 2.5), ("vendor", 2.75))
+            },
+        }
+    ],
+    "methods": [
+        {"method": method, "data": data, "us": us, "error": error}
+        for method, us, error in (("split", 700.0, 1.5), ("vendor fp32", 2700.0, 2.0))
+        for data in ("normal", "uniform (0, 1)")
+    ],
+    "products": [
+        {
+            "kind": "4096",
+            "shape": "4096x4096x4096:NN",
+            "timings": {
+                arm: {"median_us": us} for arm, us in (("split", 10.0), ("native", 20.0), ("vendor", 10.0 * ratio))
+            },
+            "ratio": ratio,
+            "goal": 3.3,
+        }
+        for ratio in (3.3, 3.2)
+    ],
+    "steps": [
+        {
+            "step": "a step",
+            "timings": {"split": {"median_us": 10.0}, "vendor": {"median_us": 25.0}},
+            "ratio": 2.5,
+            "goal": 3.0,
+        }
+    ],
+}
 COUNTS = [
     {
         "algorithm": "naive",
@@ -215,6 +257,18 @@ def test_a_rung_has_its_speed_its_step_and_its_counts(folder, readme_table):
     assert "| `mma` | 7.0 | 30.0 |" in page and "| `vendor` | 90.0 | 90.0 |" in page
     counts = (folder / "results" / "host_executor" / "README.md").read_text()
     assert "8x8x8, warps of 32 lanes" in counts and "| naive | 1,234,567 | 2 | 3 | 4 | 5 | 6 |" in counts
+
+
+def test_split_has_its_errors_classes_and_rows(folder, readme_table):
+    put(folder, "a_gpu/split.json", SPLIT)
+    assert readme_table() == (0, "")
+    page = (folder / "results" / "a_gpu" / "README.md").read_text()
+    assert page.startswith("# a gpu\n")
+    assert "| normal | 64 | 1.25 / 0.5 | 2.5 / 0.5 | 2.75 / 0.5 |" in page
+    assert "| 4096 | 2 | 3.25 | 3.20 | 3.30 | 3.3 |" in page
+    assert "| 4096 | 4096x4096x4096:NN | 10.0 | 20.0 | 33.0 | 3.30 | 3.3 |" in page
+    assert "| 4096 | 4096x4096x4096:NN | 10.0 | 20.0 | 32.0 | 3.20 | 3.3 missed |" in page
+    assert "| a step | 10 | 25 | 2.50 | 3.0 missed |" in page
 
 
 def test_results_of_no_commit_are_refused(folder, readme_table):

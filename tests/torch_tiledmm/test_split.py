@@ -132,6 +132,18 @@ def test_short_k_is_multiplied_plainly_by_n_and_k_alone():
     } == {"3 products in fp16"}
 
 
+def test_the_large_operand_of_few_rows_is_split_after_the_load():
+    def late(m, n):
+        return candidate(m, n, 4096, "fp32", device="cuda:sm_90")[0].config.get("split_after_load")
+
+    assert [late(m, 4096) for m in (1, 64, 65)] == ["b", "b", None]
+    assert [late(4096, n) for n in (1, 64, 65)] == ["a", "a", None]
+    assert late(3, 64) == "b" and late(64, 3) == "a"
+    # Memory for the terms of the few rows, but not for those of the others.
+    own = candidate(16, 4096, 4096, "fp32", device="cuda:sm_90")[0]
+    assert own.config["workspace"] < 4096 * 4096 / 32
+
+
 def test_it_is_refused_where_there_is_no_kernel():
     on_cpu = {entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available}
     reasons = {"wgmma_split": "no CPU kernel", "split": "lacks AMX", "amx_split": "lacks AMX"}
@@ -204,6 +216,12 @@ def check(a, b, out=None):
     bound = error_bound(a, b)
     worst = (difference / bound.clamp_min(2.0**-1000)).max().item() if difference.numel() else 0
     assert worst <= 1, f"{worst} times the bound"
+
+
+def same_bits(out, expected):
+    """Whether they are equal in every bit, but for those of nans."""
+    bits = (torch.where(x.isnan(), torch.nan, x).view(torch.int32) for x in (out, expected))
+    return torch.equal(*bits)
 
 
 def strided(x):
@@ -307,6 +325,66 @@ def test_rows_do_not_know_their_neighbours():
     assert torch.equal(split(items.transpose(0, 1), b), whole[:600].reshape(3, 200, 300).transpose(0, 1))
 
 
+FEW = (1, 2, 8, 9, 16, 17, 33, 64, 65, 128)
+
+
+@on_hopper
+@pytest.mark.parametrize(
+    "lanes, k", [(1, 64), (63, 65), (64, 512), (65, 577), (200, 1000), (300, 5000), (1153, 11008), (9001, 768)]
+)
+def test_few_rows_and_columns_have_the_bits_of_many(lanes, k):
+    """Few of them are computed by a kernel of their own, however the large operand lies; 65 and more are not."""
+    torch.manual_seed(12)
+    a, b = torch.randn(300, k), torch.randn(k, max(lanes, 65))
+    a[:, : k // 2] *= torch.exp(2 * torch.randn(300, k // 2))
+    a[7, k - 1], a[200, 0] = 2.0**-70, torch.inf
+    b[0, 0], b[k // 2, lanes // 2] = 2.0**-45, torch.nan
+    a, b = a.cuda(), b.cuda()
+    whole = split(a, b)
+    for operand in (row_padded(b), row_padded(b.mT).mT, b, strided(b)):
+        for first, rows in [(0, rows) for rows in FEW] + [(5, 3), (193, 64), (299, 1)]:
+            out = torch.full((rows, lanes), torch.nan, device="cuda")
+            torch.ops.tiledmm.matmul_out(a[first : first + rows], operand[:, :lanes], out, algorithm="split")
+            assert same_bits(out, whole[first : first + rows, :lanes]), (first, rows)
+    # The same with the roles exchanged, whose corrections come in the other order: C^T is another product.
+    whole = split(b.mT, a.mT)
+    for operand in (row_padded(b.mT), row_padded(b).mT, b.mT, strided(b).mT):
+        for first, cols in [(0, cols) for cols in FEW] + [(5, 3), (193, 64), (299, 1)]:
+            out = torch.full((cols, lanes), torch.nan, device="cuda").mT
+            torch.ops.tiledmm.matmul_out(operand[:lanes], a[first : first + cols].mT, out, algorithm="split")
+            assert same_bits(out, whole[:lanes, first : first + cols]), (first, cols)
+
+
+@on_hopper
+def test_few_rows_of_a_batch():
+    torch.manual_seed(13)
+    a, b = torch.randn(3, 2, 100, 600, device="cuda"), torch.randn(2, 600, 132, device="cuda")
+    a[1, 1, 4, 5], b[1, 599, 131] = 2.0**-80, torch.inf
+    whole = split(a, b)
+    for rows in (1, 10, 40):
+        few = a[:, :, :rows]
+        assert same_bits(split(few, b), whole[:, :, :rows])
+        assert same_bits(split(few, b.mT.contiguous().mT), whole[:, :, :rows])
+        assert same_bits(split(few.transpose(0, 1), b[:, None]), whole[:, :, :rows].transpose(0, 1))
+        assert same_bits(split(few[:, 0], b[1]), split(a[:, 0], b[1])[:, :rows])
+    assert same_bits(split(a, b[..., 100:104]), whole[..., 100:104])
+
+
+@on_hopper
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+def test_few_rows_with_bias_and_activation(activation):
+    torch.manual_seed(14)
+    x, w, bias = (torch.randn(*shape, device="cuda") for shape in ((150, 520), (140, 520), (140,)))
+
+    def layer(x, w, bias):
+        return linear(x, w, bias, activation=activation, algorithm="split")
+
+    whole = layer(x, w, bias)
+    for count in (1, 13, 64):
+        assert same_bits(layer(x[:count], w, bias), whole[:count])
+        assert same_bits(layer(x, w[:count], bias[:count]), whole[:, :count])
+
+
 @on_hopper
 def test_flagged_rows_leave_the_others_unchanged():
     torch.manual_seed(8)
@@ -325,6 +403,7 @@ def test_flagged_rows_leave_the_others_unchanged():
         assert torch.equal(out[index].isnan(), plain[index].isnan())
         assert torch.equal(out[index].isinf(), plain[index].isinf())
     for row in (132, 299):
+        assert torch.equal(out[row, cols], plain[row, cols])
         check(wrong_a[row : row + 1], wrong_b[:, cols], out[row : row + 1, cols])
 
 

@@ -429,14 +429,14 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   const int64_t batch = batch_size(problem);
   const int64_t task_k = config.split_k > 1 ? Tile::kChunk : problem.k;
   const int64_t ld_sums =
-      round_up(config.split_k > 1 ? config.task_n : min_of(config.task_n, config.block_n), Tile::kThreadN);
+      round_up(config.split_k > 1 ? problem.n : min_of(config.task_n, config.block_n), Tile::kThreadN);
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
   const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
   const int64_t bytes_task =
       bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
-  const int64_t num_workers = min_of(executor.num_threads, config.split_k > 1 ? config.split_k : num_tiles);
+  const int64_t num_workers = min_of(executor.num_threads, config.split_k * num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
   const int64_t bytes_split = config.split_k > 1 ? (config.split_k + 1) * problem.m * ld_sums * int64_t(sizeof(A)) : 0;
 
@@ -483,11 +483,14 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     const int64_t slice_rows = ceil_div(problem.m, slices);
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));
-      for_each_task(executor, num_workers, count, [&](int64_t worker_idx, int64_t part) {
+      for_each_task(executor, num_workers, count * config.tasks_n, [&](int64_t worker_idx, int64_t idx) {
+        const int64_t part = idx / config.tasks_n;
         Tile tile = make_tile(problem, worker_idx);
+        tile.col = idx % config.tasks_n * config.task_n;
+        tile.cols = min_of(config.task_n, problem.n - tile.col);
         tile.k_begin = first + part * Tile::kChunk;
         tile.k_end = min_of(problem.k, tile.k_begin + Tile::kChunk);
-        tile.sums = parts + part * part_size;
+        tile.sums = parts + part * part_size + tile.col;
         tile.is_finished = false;
         tile.run();
       });

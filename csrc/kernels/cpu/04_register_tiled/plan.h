@@ -65,10 +65,12 @@ inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows
 inline constexpr int64_t kMaxShortBytes = 16;          // of a column of B in short_k
 inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 1 << 20;       // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k
+inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k ...
+inline constexpr int64_t kMaxSumsBytes = 32 << 20;     // ... or more, two chunks for each thread
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kRunBytes = 2 << 10;          // of a row of B in a task; half of it is too short
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
@@ -84,7 +86,8 @@ struct CpuConfig {
   int64_t block_m, block_n;  // rows of A and columns of B packed at one time
   int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
   int64_t task_m, task_n;    // their sizes
-  int64_t split_k;           // chunks computed side by side before they are added up in order; 1: no split
+  int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
+                             // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
   bool is_a_in_place;        // A is not packed but used where it lies
 };
@@ -131,12 +134,25 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
     const double sums = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords);
     if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
-      const int64_t fitting = kSumsBytes / (m * round_up(n, thread_n) * shape.acc_bytes);
-      if (fitting >= threads) {
+      const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
+      if (2 * threads * sums_bytes <= kMaxSumsBytes) {
         config.tasks_m = config.tasks_n = 1;
-        config.split_k = min_of(num_chunks, fitting);
+        config.split_k = min_of(num_chunks, max_of(2 * threads, kSumsBytes / sums_bytes));
       }
     }
+  }
+  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
+  // strips of rows on, packing whole lines is as fast as streaming, and steady.
+  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
+  // Few rows and B contiguous along n: where a thread's columns would be short runs of memory, threads share out longer
+  // ones and chunks of k.
+  const int64_t run = kRunBytes / size_of(DTYPE);
+  if (threads > 1 && batch == 1 && config.split_k == 1 && is_b_n_major && !is_short_k && m <= stream_rows &&
+      2 * n < run * config.tasks_n && num_chunks * max_of(1, n / run) >= threads &&
+      num_chunks * m * round_up(n, thread_n) * shape.acc_bytes <= kMaxSumsBytes) {
+    config.tasks_m = 1;
+    config.tasks_n = max_of(1, n / run);
+    config.split_k = num_chunks;
   }
   // More tasks than threads, since cores are seldom equally fast; each so large that packing again costs little.
   if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
@@ -164,9 +180,6 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
-  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
-  // strips of rows on, packing whole lines is as fast as streaming, and steady.
-  const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   config.path = is_short_k                                                           ? CpuPath::short_k
                 : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows

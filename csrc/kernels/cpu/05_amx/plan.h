@@ -84,7 +84,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
                    kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), kAmxStep)), fetch_cycles = kFetchCycles * steps;
-  const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 8 : 1);
+  const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 5 : 1);
   const double a_cycles = plan.is_a_in_place ? 0 : pack_cycles(a, true) * steps;
   const double fetch_a_cycles = plan.is_a_in_place ? kFetchInPlaceCycles * steps : fetch_cycles;
   const double b_cycles = pack_cycles(b, false) * steps;
@@ -116,17 +116,21 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   for (int64_t most = max_block_m; most >= kAmxStrip; most /= 2) {
     if (most > kAmxStrip && most / 2 >= round_up(m, kAmxStrip)) continue;
     const int64_t strips_m = ceil_div(ceil_div(m, ceil_div(m, most)), kAmxStrip);
-    for (int64_t wanted = 1; wanted <= min_of(strips_n, 4 * threads); wanted += max_of(1, wanted / 2)) {
+    const int64_t most_tasks_n = has_many_items ? 1 : min_of(strips_n, 4 * threads);
+    for (int64_t wanted = 1; wanted <= most_tasks_n;) {
       judge(strips_m, ceil_div(strips_n, wanted), true);
       judge(strips_m, ceil_div(strips_n, wanted), false);
-      if (has_many_items) break;
+      wanted = wanted == most_tasks_n ? wanted + 1 : min_of(wanted + max_of(1, wanted / 2), most_tasks_n);
     }
     if (has_many_items) break;
   }
   // Sums of earlier chunks, of a task.
   if (p.k > kAmxChunkK) {
-    plan.task_n = min_of(plan.task_n, max_of(1, kAmxTotalBytes / 4 / plan.task_m / kAmxStrip) * kAmxStrip);
-    if (plan.task_n < n && !plan.is_a_in_place) plan.is_a_shared = true;
+    const int64_t fitting = max_of(1, kAmxTotalBytes / 4 / plan.task_m / kAmxStrip) * kAmxStrip;
+    if (fitting < plan.task_n) {
+      plan.task_n = fitting;
+      plan.is_a_shared = !plan.is_a_in_place;
+    }
   }
 }
 
@@ -169,9 +173,10 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
-  // Few columns make tasks of single tiles without splitting k.
+  // Few columns make tasks of single tiles without splitting k. A split makes tasks of rows and chunks.
   const int64_t wanted_tiles = n <= kAmxFewColumns ? threads : 2 * threads;
-  const bool is_k_long = num_chunks > 1 && (tiles < wanted_tiles || num_chunks >= 2 * threads);
+  const bool is_k_long = num_chunks > 1 && num_chunks * ceil_div(m, kAmxStrip) > tiles &&
+                         (tiles < wanted_tiles || num_chunks >= 2 * threads);
   if (is_short_k(p, plan.is_exchanged)) {
     plan.path = AmxPath::short_k;
     plan.is_a_in_place = false;

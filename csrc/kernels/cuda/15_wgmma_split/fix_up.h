@@ -1,9 +1,10 @@
-// The last of the three kernels: rows of A and columns of B that the split flagged, by plain multiply-adds in fp32, as
-// chunks of 512 of k, each a chain, whose sums are added in their order. Everything where there are no flags, k being
+// The last of the three kernels: rows of A and columns of B that the split flagged, by plain multiply-adds in fp32, in
+// the order of the native kernels for an n of 1024 at most (summation.h). Everything where there are no flags, k being
 // short.
 #pragma once
 
 #include "core/operand.h"
+#include "core/summation.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
 #include "platform/gpu.h"
 #include "platform/ptx_sm90.h"
@@ -15,12 +16,13 @@ constexpr int kFixThreads = 256;
 constexpr int kFixK = 16;                   // of a tile in shared memory
 constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different banks
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
-static_assert(kSplitChunkK % kFixK == 0, "a chunk ends with a tile");
+static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
 
 struct FixUpArguments {
   FoldedProblem problem;
-  const uint8_t *flags_a, *flags_b;  // of [item][chunk][row]; null: everything is computed
-  int num_chunks, padded_m, padded_n;
+  const uint8_t *flags_a, *flags_b;    // of [item][chunk][row]; null: everything is computed
+  int num_chunks, padded_m, padded_n;  // of the flags
+  int64_t chunk_k;                     // of the sums
   int tiles_m, tiles_n, num_tiles;
   int item_step_a[kMaxGpuBatchDims], item_step_b[kMaxGpuBatchDims];  // flags' items by dimension of the batch
 };
@@ -154,7 +156,7 @@ __device__ __forceinline__ void fix_tile(const FixUpArguments& args, FixUpShared
 #pragma unroll
         for (int i = 0; i < 64; ++i) chain[i] = __fmaf_rn(frag_a[i / 8], frag_b[i % 8], chain[i]);
       }
-      if ((k + kFixK) % kSplitChunkK == 0) {
+      if ((k + kFixK) % args.chunk_k == 0 || k + kFixK >= p.k) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) total[i] += chain[i], chain[i] = 0;
       }
@@ -162,9 +164,9 @@ __device__ __forceinline__ void fix_tile(const FixUpArguments& args, FixUpShared
     __syncthreads();
   }
   if (!has_work) return;
-  if (p.k % kSplitChunkK != 0 || p.k == 0) {
+  if (p.k == 0) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) total[i] += chain[i];
+    for (int i = 0; i < 64; ++i) total[i] = 0;
   }
   // Row by row through shared memory: one copy of the epilogue's code. A thread reads what it wrote.
   float* slots = &tile_a[0][0] + threadIdx.x;

@@ -6,7 +6,7 @@
 // are multiplied by 2^-11 in registers, and the main products are added on top; then the sums are scaled back and added
 // to those of the chunk of 512, and these to the total, by fp32 instructions. Two consumers take turns at the matrix
 // unit: one scales or adds while the other multiplies. Rows and columns that were flagged are computed again by a third
-// kernel (fix_up.h).
+// kernel (fix_up.h). Few rows have another second kernel (few_rows.h).
 //
 // Sources: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 // theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit. FlashAttention-3
@@ -90,11 +90,12 @@ struct Turns {
   __device__ __forceinline__ void pass() const { named_barrier_arrive(kFirstBarrier + 1 - consumer, 2 * kWarpgroup); }
 };
 
-// acc (+)= A * B, 64 x 128 outputs over a block of k; addresses as matrix_address has them.
+// acc (+)= A * B, 64 x 128 outputs over K of k; addresses as matrix_address has them.
+template <int K>
 __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], uint32_t a, uint32_t b, bool is_first) {
   constexpr uint64_t kDesc = SplitConfig::kDesc;
 #pragma unroll
-  for (int step = 0; step < SplitConfig::kBlockK / 16; ++step) {
+  for (int step = 0; step < K / 16; ++step) {
     const auto descriptor = [&](uint32_t address) {
       return (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * 2);
     };
@@ -127,8 +128,8 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
     const uint32_t a = first_a + offset, b = first_b + offset;
     turns.wait();
     wgmma_fence();
-    multiply_terms(acc, a + kTerm, b, true);
-    multiply_terms(acc, a, b + kTerm, false);
+    multiply_terms<Cfg::kBlockK>(acc, a + kTerm, b, true);
+    multiply_terms<Cfg::kBlockK>(acc, a, b + kTerm, false);
     wgmma_commit_group();
     turns.pass();
     if (k_tile > 0 && k_tile % kTilesOfChunk == 0) {
@@ -140,30 +141,33 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
     fence_registers(acc);
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) acc[i] *= 1.0f / 2048;
-    turns.wait();
-    fence_registers(acc);
-    wgmma_fence();
-    multiply_terms(acc, a, b, false);
-    wgmma_commit_group();
-    turns.pass();
-    // Half of the columns' scales arrive meanwhile: there are registers for no more.
-    constexpr int kPairs = Cfg::kBlockN / 8;
-    const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
-    const float scale_rows[2] = {load_shared_float(scales_a + scales), load_shared_float(scales_a + scales + 32)};
-    uint2 scale_cols[kPairs];
-    const auto load_scales = [&](int first) {
 #pragma unroll
-      for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + scales + j * 32);
-    };
-    load_scales(0);
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    load_scales(kPairs / 2);
+    for (int k = 0; k < Cfg::kBlockK; k += kSplitSumK) {
+      turns.wait();
+      fence_registers(acc);
+      wgmma_fence();
+      multiply_terms<kSplitSumK>(acc, a + k / 16 * 2, b + k / 16 * 2, k > 0);
+      wgmma_commit_group();
+      turns.pass();
+      // Half of the columns' scales arrive meanwhile: there are registers for no more.
+      constexpr int kPairs = Cfg::kBlockN / 8;
+      const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
+      const float scale_rows[2] = {load_shared_float(scales_a + scales), load_shared_float(scales_a + scales + 32)};
+      uint2 scale_cols[kPairs];
+      const auto load_scales = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) {
-      const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
-      // The product of two scales is exact: a power of two from 2^-148 to 2^90.
-      chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
+        for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + scales + j * 32);
+      };
+      load_scales(0);
+      wgmma_wait_group<0>();
+      fence_registers(acc);
+      load_scales(kPairs / 2);
+#pragma unroll
+      for (int i = 0; i < Cfg::kAcc; ++i) {
+        const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
+        // The product of two scales is exact: a power of two from 2^-148 to 2^90.
+        chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
+      }
     }
     __syncwarp();  // all lanes have read their scales
     release_stage<Cfg>(shared, ring.stage);

@@ -1,19 +1,10 @@
 // The first of the three kernels: fp32 operands as two fp16 terms each, along k, with scales and flags.
 //
-// Of each row of A, column of B, and block of 64 of k: x = scale * (first + 2^-11 second), scale a power of two such
-// that the largest of the block lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even, second the
-// exact rest times 2^11 rounded likewise; so x is met to 2^-22 of itself down to 2^-28 of the block's largest, and to
-// 2^-50 of that below. A row is flagged, for a kernel that computes it without terms, where that does not hold: an
-// element is not finite, the largest of a block is outside of [2^-60, 2^60), or one that is not zero lies below 2^-40
-// of the largest's power of two. What is written depends on the row alone.
-//
-// Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
+// What is written depends on the row alone. The terms, scales and flags are those of terms.h.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "core/operand.h"
-#include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/15_wgmma_split/terms.h"
 #include "kernels/cuda/shared/copied_batch.h"
 #include "platform/ptx_sm90.h"
 
@@ -80,29 +71,12 @@ struct SplitSource {
   }
 };
 
-__device__ __forceinline__ uint32_t bits_of(__half2 pair) { return reinterpret_cast<const uint32_t&>(pair); }
-
-// The terms of four scaled values.
-__device__ __forceinline__ void split_values(const float* x, uint2& first, uint2& second) {
-  constexpr float kFactor = 2048;
-  uint32_t high[2], low[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
-    const float2 met = __half22float2(pair);
-    high[i] = bits_of(pair);
-    low[i] = bits_of(__floats2half2_rn((x[2 * i] - met.x) * kFactor, (x[2 * i + 1] - met.y) * kFactor));
-  }
-  first = make_uint2(high[0], high[1]), second = make_uint2(low[0], low[1]);
-}
-
 // A tile a block.
 __global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_constant__ SplitOperands both) {
-  constexpr uint32_t kMagnitude = 0x7fffffff;
-  constexpr int kBias = 127, kTopExponent = 14;
   __shared__ float tile[kSplitRows][kSplitBlockK + 1];
-  griddepcontrol_launch_dependents();
+  // In this order: the next kernel may read the caller's operands before this one is done.
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   int idx = int(blockIdx.x);
   const bool is_second = idx >= both.of[0].num_tiles;
   const SplitOperand& operand = both.of[is_second];
@@ -147,28 +121,27 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_
     }
     if (k + kSplitBlockK < source.k) source.load(next, k + kSplitBlockK);
 
-    uint32_t largest = 0;  // magnitudes are ordered as their bits are
+    uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < kSplitValues; ++i) largest = max(largest, __float_as_uint(x[i]) & kMagnitude);
+    for (int i = 0; i < kSplitValues; ++i) largest = max(largest, magnitude(x[i]));
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-    const int exponent = int(largest >> 23) - kBias;
-    const bool is_in_range = exponent >= kSplitMinExponent && exponent <= kSplitMaxExponent;
-    const float factor = is_in_range ? __uint_as_float(uint32_t(kBias + kTopExponent - exponent) << 23) : 0;
-    is_flagged |= !is_in_range && largest != 0;
+    const BlockScale block(largest);
+    is_flagged |= block.is_flagged;
 #pragma unroll
     for (int i = 0; i < kSplitValues; ++i) {
       // Zero where the block is flagged, infinities included.
-      x[i] = is_in_range ? x[i] * factor : 0;
-      is_flagged |= x[i] != 0 && fabsf(x[i]) < 1.0f / (int64_t(1) << (kSplitRange - kTopExponent));
+      x[i] = block.is_in_range ? x[i] * block.factor : 0;
+      is_flagged |= is_too_small(x[i]);
     }
-    if (lane == 0) *scale = is_in_range ? __uint_as_float(uint32_t(kBias - kTopExponent + exponent) << 23) : 1;
+    if (lane == 0) *scale = block.scale;
     scale += layout.padded_rows();
     if (row < source.rows) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint2 first, second;
-        split_values(x + 4 * half, first, second);
+        split_pair(x[4 * half], x[4 * half + 1], first.x, second.x);
+        split_pair(x[4 * half + 2], x[4 * half + 3], first.y, second.y);
         *reinterpret_cast<uint2*>(terms + half * kHalfBlockK) = first;
         *reinterpret_cast<uint2*>(terms + layout.terms_of_item() + half * kHalfBlockK) = second;
       }

@@ -1,0 +1,471 @@
+// Few rows of A, or few columns of B: the large operand is read once, as fp32, and split after the load. The other
+// kernels' pass (split_operands.h) would read it, write its terms, and read these: three times its bytes.
+//
+// A thread takes its part of a block of k in the order of the matrix unit's fragments, splits it, and the unit takes it
+// from registers. So the large operand is the instruction's A, of 64 rows, whatever the caller's roles; the few rows,
+// split by that pass, are its B. A cluster of blocks shares a tile: each computes chunks of k, each adds up part of the
+// tile from everyone's shared memory. Limit: the memory's rate, which the copies of several blocks of an SM keep busy.
+//
+// The bits are kernel.h's: the matrix unit adds 16 products and C as one exact sum of truncated numbers (arXiv
+// 2511.10909, 2512.07004), so neither exchanged roles (as in swapAB of CUTLASS) nor an order inside of an instruction
+// show. What would show, the order of the corrections, tied to A and B, of blocks and of chunks, is the same.
+#pragma once
+
+#include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
+#include "kernels/cuda/15_wgmma_split/terms.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ring.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kFewThreads = 128;
+constexpr int kTilesOfChunk = kSplitChunkK / kSplitBlockK;
+
+// ROWS: the few, rounded up to a width of the instruction.
+template <int ROWS>
+struct FewConfig {
+  static constexpr int kAcc = ROWS / 2, kSteps = kSplitBlockK / 16;
+  // A stage: two boxes of the large operand, each of 64 rows of 128 bytes; first terms of the few rows, second ones.
+  static constexpr int kBoxBytes = 64 * 128, kTermBytes = ROWS * 128;
+  static constexpr int kStageBytes = 2 * kBoxBytes + 2 * kTermBytes, kScaleBytes = ROWS * 4;
+  static constexpr int kNumStages = ROWS == 8 || ROWS == 32 ? 4 : 3;
+  static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
+  static constexpr int kSmem = 1024 + kNumStages * (kStageBytes + kScaleBytes) + 2 * kNumStages * 8;
+  static_assert(kBlocksOfSm * (kSmem + 1024) <= 233472, "of sm_90; each block takes 1024 bytes more");
+  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks.
+  static constexpr int kPitch = kFewTile + 4;
+  static_assert(ROWS * kPitch * 4 <= kStageBytes, "they take the place of a stage");
+  // A thread's part of a tile's sums, four neighbours at a time, where its block has no others to share with.
+  static constexpr int kQuads = ROWS * kFewTile / 4 / kFewThreads;
+  static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  using Loader = BoxLoader<__half, kSplitBlockK, kSplitBlockK, true>;
+};
+
+// What a block works on. Its own chunks are every cluster-th; `last_tiles`: blocks of k in the last chunk of all.
+struct FewPlace {
+  int rank, log2_cluster, row, last_tiles, num_rounds, own_chunks, own_tiles;
+  int item_terms = 0, item_flags = 0, item_map = 0;
+  int64_t item;
+
+  __device__ __forceinline__ explicit FewPlace(const FewArguments& args) {
+    log2_cluster = args.log2_cluster;
+    const int cluster = 1 << log2_cluster;
+    rank = int(blockIdx.x) & (cluster - 1);
+    const int idx = int(blockIdx.x) >> log2_cluster;
+    item = args.problem.batch_size == 1 ? 0 : idx / args.num_tiles;
+    row = (idx - int(item) * args.num_tiles) * kFewTile;
+    last_tiles = args.num_blocks - (args.num_chunks - 1) * kTilesOfChunk;
+    num_rounds = (args.num_chunks + cluster - 1) >> log2_cluster;
+    own_chunks = (args.num_chunks - rank + cluster - 1) >> log2_cluster;
+    const bool has_last = ((args.num_chunks - 1) & (cluster - 1)) == rank;
+    own_tiles = own_chunks * kTilesOfChunk - (has_last ? kTilesOfChunk - last_tiles : 0);
+    int rest = int(item);
+#pragma unroll 1
+    for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
+      const int size = int(args.problem.batch_dims[d].size), outer = rest / size, at = rest - outer * size;
+      item_terms += at * args.steps[d].terms;
+      item_flags += at * args.steps[d].flags;
+      item_map += at * args.steps[d].map;
+      rest = outer;
+    }
+  }
+  __device__ __forceinline__ int chunk_of(int round) const { return (round << log2_cluster) + rank; }
+  // Number i of the blocks of k that this block multiplies, counted from the operand's start.
+  __device__ __forceinline__ int k_tile(int i) const {
+    return chunk_of(i / kTilesOfChunk) * kTilesOfChunk + i % kTilesOfChunk;
+  }
+};
+
+struct FewShared {
+  uint32_t stages, scales, full, empty;
+};
+
+// Copies of the large operand's part of a stage, boxes of 32 elements along memory; all that arrives there counts.
+template <class Cfg, FewSource SOURCE>
+__device__ __forceinline__ void load_large(const CUtensorMap* map, const FewArguments& args, const FewShared& shared,
+                                           int stage, const FewPlace& at, int k_tile) {
+  const uint32_t barrier = shared.full + stage * 8, smem = shared.stages + stage * Cfg::kStageBytes;
+  mbarrier_arrive_expect_tx(barrier, args.stage_bytes);
+  if constexpr (SOURCE != FewSource::memory) {
+    constexpr bool kAlongK = SOURCE == FewSource::boxes_along_k;
+    const int k = k_tile * kSplitBlockK;
+#pragma unroll
+    for (int box = 0; box < 2; ++box)
+      cp_async_bulk_tensor_3d(smem + box * Cfg::kBoxBytes, map, (kAlongK ? k : at.row) + box * 32, kAlongK ? at.row : k,
+                              at.item_map, barrier, CachePolicy::evict_first);
+  }
+}
+
+// Copies of the few rows' terms and scales.
+template <class Cfg>
+__device__ __forceinline__ void load_few(const CUtensorMap* map, const FewArguments& args, const FewShared& shared,
+                                         int stage, const FewPlace& at, int k_tile) {
+  const uint32_t barrier = shared.full + stage * 8;
+  const uint32_t smem = shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes;
+  const Boxes boxes{args.term_rows, CachePolicy::evict_normal};
+#pragma unroll
+  for (int term = 0; term < 2; ++term)
+    Cfg::Loader::template load<false>(smem + term * Cfg::kTermBytes, map, boxes, 0, k_tile * kSplitBlockK,
+                                      2 * at.item_terms + term, barrier);
+  const int64_t block = int64_t(at.item_terms) * args.num_blocks + k_tile;
+  cp_async_bulk(shared.scales + stage * Cfg::kScaleBytes, args.scales + block * args.padded_few, Cfg::kScaleBytes,
+                barrier);
+}
+
+// Row of the tile that a thread's fragments begin with. It takes two neighbours, as rows r and r + 8 of the
+// instruction: then what half a warp reads at once lies in different banks, in either order of memory.
+__device__ __forceinline__ int first_row_of_thread() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
+
+// A thread's part of a block of k of its two rows: of each step of 16 along k, with c = 2 * (lane % 4), elements c,
+// c + 1, c + 8, c + 9.
+using FewValues = float[2][kSplitBlockK / 4];
+
+template <class Cfg, FewSource SOURCE>
+__device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
+  const int row = first_row_of_thread(), quarter = threadIdx.x % 4;
+  if constexpr (SOURCE == FewSource::boxes_along_k) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t from = smem + (row + h) * 128 + (((row + h) % 8 ^ quarter / 2) << 4) + quarter % 2 * 8;
+#pragma unroll
+      for (int step = 0; step < Cfg::kSteps; ++step) {
+#pragma unroll
+        for (int far = 0; far < 2; ++far) {
+          const uint2 pair =
+              load_shared_pair((from ^ ((step % 2 * 4 + far * 2) << 4)) + step / 2 * uint32_t(Cfg::kBoxBytes));
+          values[h][step * 4 + far * 2] = __uint_as_float(pair.x);
+          values[h][step * 4 + far * 2 + 1] = __uint_as_float(pair.y);
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int k = quarter * 2 + odd;
+      const uint32_t from =
+          smem + row / 32 * Cfg::kBoxBytes + k * 128 + ((row % 32 / 4 ^ k) << 4) + uint32_t(row % 4 * 4);
+#pragma unroll
+      for (int step = 0; step < Cfg::kSteps; ++step) {
+#pragma unroll
+        for (int far = 0; far < 2; ++far) {
+          const uint2 pair = load_shared_pair(from + (step * 16 + far * 8) * 128);
+          values[0][step * 4 + far * 2 + odd] = __uint_as_float(pair.x);
+          values[1][step * 4 + far * 2 + odd] = __uint_as_float(pair.y);
+        }
+      }
+    }
+  }
+}
+
+// The same from memory: `from` is the thread's first row, of `rows` that exist, and its first element.
+struct FewLoader {
+  const float* from;
+  int64_t stride_row, stride_k;
+  int rows, k;
+
+  __device__ __forceinline__ FewLoader(const GemmProblem& p, int tile_row)
+      : stride_row(p.stride_bn), stride_k(p.stride_bk) {
+    const int row = tile_row + first_row_of_thread(), first_k = threadIdx.x % 4 * 2;
+    from = static_cast<const float*>(p.b) + row * stride_row + first_k * stride_k;
+    rows = int(p.n) - row;
+    k = int(p.k) - first_k;
+  }
+  __device__ __forceinline__ void load(FewValues& values, int k_tile) const {
+    const int first_k = k_tile * kSplitBlockK;
+#pragma unroll
+    for (int i = 0; i < kSplitBlockK / 4; ++i) {
+      const int step_k = first_k + i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
+      const float* at = from + step_k * stride_k;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) values[h][i] = h < rows && step_k < k ? at[h * stride_row] : 0;
+    }
+  }
+};
+
+// Both terms of them as the matrix unit takes them, and the two rows' scales and flags.
+struct FewFragments {
+  uint32_t first[kSplitBlockK / 16][4], second[kSplitBlockK / 16][4];
+  float scale[2];
+  bool is_flagged[2] = {false, false};
+};
+
+__device__ __forceinline__ void split_values(FewFragments& to, const FewValues& values) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kSplitBlockK / 4; ++i) largest = max(largest, magnitude(values[h][i]));
+    // Four threads have all of the two rows.
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+    const BlockScale block(largest);
+    to.scale[h] = block.scale;
+    to.is_flagged[h] = block.is_flagged;
+#pragma unroll
+    for (int i = 0; i < kSplitBlockK / 4; i += 2) {
+      // Whatever comes of infinities: the row is flagged.
+      const float x = values[h][i] * block.factor, y = values[h][i + 1] * block.factor;
+      to.is_flagged[h] |= is_too_small(x) || is_too_small(y);
+      split_pair(x, y, to.first[i / 4][h + i % 4], to.second[i / 4][h + i % 4]);
+    }
+  }
+}
+
+// acc (+)= the large operand's terms in registers by those of the few rows at `address`, as matrix_address has it, from
+// step to step of 16 of k.
+template <int ROWS, int FIRST_STEP, int END_STEP>
+__device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const uint32_t (&fragments)[4][4],
+                                                   uint32_t address, bool is_first) {
+  constexpr uint64_t kDesc = FewConfig<ROWS>::kDesc;
+#pragma unroll
+  for (int step = FIRST_STEP; step < END_STEP; ++step)
+    wgmma_mma_async_f16<ROWS>(acc, fragments[step],
+                              (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * 2),
+                              step > FIRST_STEP || !is_first);
+}
+
+// Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read,
+// too.
+__device__ __forceinline__ void store_flags(const FewArguments& args, const FewPlace& at, int chunk,
+                                            const bool (&is_flagged)[2]) {
+  uint8_t* flags = args.flags + (int64_t(at.item_flags) * args.num_chunks + chunk) * args.padded_large + at.row;
+  const uint32_t group = threadIdx.x % 32 / 4 * 4;
+  const uint32_t first = __ballot_sync(~0u, is_flagged[0]) >> group & 15;
+  const uint32_t second = __ballot_sync(~0u, is_flagged[1]) >> group & 15;
+  if (threadIdx.x % 4 == 0)
+    *reinterpret_cast<uint16_t*>(flags + first_row_of_thread()) = uint16_t((first != 0) | (second != 0) << 8);
+  if (at.row + 2 * kFewTile == args.padded_large && at.row + kFewTile == args.num_tiles * kFewTile &&
+      threadIdx.x < kFewTile)
+    flags[kFewTile + threadIdx.x] = 0;
+}
+
+// The sums of the cluster's chunks of a round, in the order of k, onto this block's part of the total. Where it has a
+// chunk, its last stage is free for the sums: everyone's `stage` follows from the number of its chunk.
+template <int ROWS>
+__device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<ROWS>::kQuads * 4],
+                                                      const float (&chunk)[ROWS / 2], const FewArguments& args,
+                                                      const FewShared& shared, const FewPlace& at, int round) {
+  using Cfg = FewConfig<ROWS>;
+  const auto place_of_sums = [&](int chunk_idx) {
+    const int tiles = chunk_idx + 1 == args.num_chunks ? at.last_tiles : kTilesOfChunk;
+    const int stage = (round * kTilesOfChunk + tiles - 1) % Cfg::kNumStages;
+    return shared.stages + stage * uint32_t(Cfg::kStageBytes);
+  };
+  const int first_chunk = at.chunk_of(round) - at.rank,
+            count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
+  if (at.rank < count) {
+    __syncthreads();  // the matrix unit has read all of the stage
+    const uint32_t to = place_of_sums(first_chunk + at.rank) + first_row_of_thread() * 4;
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc / 2; ++i) {
+      const int row = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, idx = i / 2 * 4 + i % 2;
+      store_shared_pair(to + row * Cfg::kPitch * 4, chunk[idx], chunk[idx + 2]);
+    }
+    fence_proxy_async();  // the next copy to this stage comes later
+  }
+  cluster_sync();
+  const int log2_quads = 4 - at.log2_cluster;  // of one few row in this block's part
+  constexpr int kAtOnce = max_of(2, 8 / Cfg::kQuads);
+#pragma unroll 1
+  for (int group = 0; group < count; group += kAtOnce) {
+    float4 sums[Cfg::kQuads][kAtOnce];
+#pragma unroll
+    for (int i = 0; i < Cfg::kQuads; ++i) {
+      const int quad = threadIdx.x + i * kFewThreads;
+      const int row = quad >> log2_quads, col = (at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1));
+      const uint32_t offset = (row * Cfg::kPitch + col * 4) * 4;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        // -0 adds nothing to any.
+        sums[i][j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+        if (row < ROWS && group + j < count)
+          sums[i][j] = load_shared_cluster_vector(
+              map_shared_cluster(place_of_sums(first_chunk + group + j) + offset, group + j));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Cfg::kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        total[4 * i] += sums[i][j].x;
+        total[4 * i + 1] += sums[i][j].y;
+        total[4 * i + 2] += sums[i][j].z;
+        total[4 * i + 3] += sums[i][j].w;
+      }
+    }
+  }
+  cluster_sync();  // all have read
+}
+
+// This block's part of the tile, from registers through shared memory: one copy of the epilogue's code. A thread reads
+// what it wrote. Bias and activation are computed as kernel.h does.
+template <int ROWS>
+__device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<ROWS>::kQuads * 4],
+                                               const FewArguments& args, const FewPlace& at, char* smem) {
+  using Cfg = FewConfig<ROWS>;
+  float* slots = reinterpret_cast<float*>(smem) + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < Cfg::kQuads * 4; ++i) slots[i * kFewThreads] = total[i];
+  const GemmProblem p = gpu::item_of<true>(args.problem, at.item);
+  const int log2_quads = 4 - at.log2_cluster;
+#pragma unroll 1
+  for (int i = 0; i < Cfg::kQuads * 4; ++i) {
+    const int quad = threadIdx.x + i / 4 * kFewThreads, row = quad >> log2_quads;
+    if (row >= ROWS) break;
+    const int col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
+    if (row >= p.m || col >= p.n) continue;
+    float value = slots[i * kFewThreads] + gpu::load_bias<float>(p, row, col);
+    if (p.activation == Activation::relu)
+      value = activate<Activation::relu>(value);
+    else if (p.activation != Activation::none)
+      value = activate_slowly(value, p.activation);
+    static_cast<float*>(p.c)[row * p.stride_cm + col * p.stride_cn] = value;
+  }
+}
+
+template <int ROWS, FewSource SOURCE, bool IS_A>
+__global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
+    few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
+             const __grid_constant__ FewArguments args) {
+  using Cfg = FewConfig<ROWS>;
+  constexpr int kStages = Cfg::kNumStages, kSteps = Cfg::kSteps, kSumSteps = kSplitSumK / 16;
+  static_assert(kSplitBlockK == 2 * kSplitSumK, "two sums of main products in a block");
+  extern __shared__ char dynamic_smem[];
+  // The patterns of the swizzle count from multiples of 1024 bytes.
+  char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
+  FewShared shared;
+  shared.stages = smem_address(smem);
+  shared.scales = shared.stages + kStages * Cfg::kStageBytes;
+  shared.full = shared.scales + kStages * Cfg::kScaleBytes;
+  shared.empty = shared.full + kStages * 8;
+  const FewPlace at(args);
+  const bool is_producer = threadIdx.x == 0;
+  if (is_producer) {
+    if (SOURCE != FewSource::memory) prefetch_tensormap(&map_large);
+    prefetch_tensormap(&map_terms);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(shared.full + stage * 8, 1);
+      mbarrier_init(shared.empty + stage * 8, kFewThreads / 32);
+    }
+    fence_mbarrier_init();
+    // The large operand is the caller's, and all kernels before the split of the few rows are done: that one lets this
+    // one start only when it has waited for them.
+    for (int i = 0; i < min(kStages, at.own_tiles); ++i)
+      load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
+  }
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  if (is_producer) {
+    for (int i = 0; i < min(kStages, at.own_tiles); ++i) load_few<Cfg>(&map_terms, args, shared, i, at, at.k_tile(i));
+  }
+  __syncthreads();
+
+  const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
+  Ring<kStages> ring;
+  FewFragments fragments[2];
+  // Sums of the first kSplitSumK of a block of k and of the rest, of a chunk, of all.
+  float acc[Cfg::kAcc], rest[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
+  bool is_flagged[2] = {false, false};
+  forget_registers(acc);
+  forget_registers(rest);
+#pragma unroll
+  for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
+  const auto release = [&](int stage) {
+    __syncwarp();  // all lanes have read what they need of it
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+  };
+
+  // The values of the ring's next stage.
+  const auto load_next = [&](FewValues& values, int i) {
+    if constexpr (SOURCE == FewSource::memory) loader.load(values, at.k_tile(i));
+    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    if constexpr (SOURCE != FewSource::memory)
+      load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
+  };
+
+  // One block of k, whose fragments are there, while those of the next one are prepared.
+  const auto multiply_one = [&](int i, const FewFragments& taken, FewFragments& next) {
+    const int stage = __shfl_sync(~0u, ring.stage, 0);
+    const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
+    const uint32_t second = first + (Cfg::kTermBytes >> 4);
+    const bool has_next = i + 1 < at.own_tiles;
+    FewValues values;
+    wgmma_fence();
+    // A's second terms by B's first, then A's first by B's second.
+    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);
+    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
+    wgmma_commit_group();
+    if (is_producer && i > 0 && i - 1 + kStages < at.own_tiles) {
+      // The stage of the block of k before this one is filled again.
+      const int freed = (stage + kStages - 1) % kStages, k_tile = at.k_tile(i - 1 + kStages);
+      mbarrier_wait_parity(shared.empty + freed * 8, (i - 1) / kStages & 1);
+      load_large<Cfg, SOURCE>(&map_large, args, shared, freed, at, k_tile);
+      load_few<Cfg>(&map_terms, args, shared, freed, at, k_tile);
+    }
+    __syncwarp();
+    ring.advance();
+    if (has_next) load_next(values, i + 1);
+    wgmma_wait_group<0>();
+    fence_registers(acc);
+#pragma unroll
+    for (int j = 0; j < Cfg::kAcc; ++j) acc[j] *= 1.0f / 2048;
+    fence_registers(acc);
+    wgmma_fence();
+    multiply_fragments<ROWS, 0, kSumSteps>(acc, taken.first, first, false);
+    multiply_fragments<ROWS, kSumSteps, kSteps>(rest, taken.first, first, true);
+    wgmma_commit_group();
+    if (has_next) split_values(next, values);
+    wgmma_wait_group<0>();
+    fence_registers(acc);
+    fence_registers(rest);
+    const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < Cfg::kAcc; j += 4) {
+      const uint2 pair = load_shared_pair(scales + j * 8);
+#pragma unroll
+      for (int i = j; i < j + 4; ++i) {
+        const float scale = taken.scale[i / 2 % 2] * __uint_as_float(i % 2 ? pair.y : pair.x);
+        chunk[i] = __fmaf_rn(rest[i], scale, __fmaf_rn(acc[i], scale, chunk[i]));
+      }
+    }
+    is_flagged[0] |= taken.is_flagged[0];
+    is_flagged[1] |= taken.is_flagged[1];
+    return stage;
+  };
+
+  FewValues values;
+  load_next(values, 0);
+  split_values(fragments[0], values);
+#pragma unroll 1
+  for (int round = 0; round < at.num_rounds; ++round) {
+    const int end = min((round + 1) * kTilesOfChunk, at.own_tiles);
+    is_flagged[0] = is_flagged[1] = false;
+    int last_stage = 0;
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
+    static_assert(kTilesOfChunk % 2 == 0, "a chunk begins with the same fragments");
+#pragma unroll 1
+    for (int i = round * kTilesOfChunk; i < end; i += 2) {
+      last_stage = multiply_one(i, fragments[0], fragments[1]);
+      if (i + 1 == end) break;
+      release(last_stage);
+      last_stage = multiply_one(i + 1, fragments[1], fragments[0]);
+      if (i + 2 < end) release(last_stage);
+    }
+    // The last round may have no chunk for this block, but part of the others' sums.
+    const bool has_chunk = round < at.own_chunks;
+    add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, round);
+    if (!has_chunk) break;
+    release(last_stage);
+    // Behind the cluster's barriers, which wait for stores to arrive.
+    store_flags(args, at, at.chunk_of(round), is_flagged);
+  }
+  store_few_rows<ROWS>(total, args, at, smem);
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

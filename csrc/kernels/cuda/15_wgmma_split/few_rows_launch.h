@@ -1,0 +1,45 @@
+// What the kernel for few rows is given, and its launcher, which compiles in a file of its own.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "core/problem.h"
+
+namespace tiledmm::cuda {
+
+// From one item of a batch's dimension to the next: items of the few rows' terms, of the large operand's flags, of its
+// tensor map.
+struct FewSteps {
+  int terms, flags, map;
+};
+
+// How the large operand reaches the registers: by the copy engine, whose boxes lie along k or along its rows, through
+// shared memory; or by loads, where the engine cannot read it.
+enum class FewSource { boxes_along_k, boxes_along_rows, memory };
+
+struct FewArguments {
+  FoldedProblem problem;  // A has the few rows, B is the large operand
+  FewSteps steps[kMaxGpuBatchDims];
+  const float* scales;  // of the few rows: [item][block][row]
+  uint8_t* flags;       // of the large operand: [item][chunk][row]
+  int padded_few, padded_large;
+  int num_blocks, num_chunks;  // of k
+  int num_tiles;               // of an item
+  int log2_cluster;
+  int term_rows, stage_bytes;  // rows in the boxes of terms; bytes that arrive for a stage
+};
+
+struct FewTask {
+  FewArguments args;
+  CUtensorMap large, terms;
+  FewSource source;
+  bool is_a;  // whether the large operand is the caller's A
+  int64_t num_clusters;
+  cudaStream_t stream;
+};
+
+// The reason why it cannot be launched, else null.
+const char* launch_few_rows(const FewTask& task);
+
+}  // namespace tiledmm::cuda
