@@ -248,7 +248,12 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     const int consumer = __shfl_sync(~0u, warp / 4, 0);
     const Turns turns{consumer};
     char* buffers = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
-    if (consumer == 1) turns.pass();
+    if (consumer == 1) {
+      turns.pass();
+      // One turn behind, so that this one's corrections run while the other one scales its sums, and the other way round.
+      turns.wait();
+      turns.pass();
+    }
     for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
       const int row = at.row + consumer * 64 + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
       float total[Cfg::kAcc];
@@ -257,7 +262,11 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
       finish_block_tile<Cfg>(total, bias, args.tiles, buffers, consumer);
       store_split(total, args, at, row);
     });
-    if (consumer == 0) turns.wait();  // the last pass of the other one
+    if (consumer == 0) {
+      turns.wait();
+      turns.pass();
+      turns.wait();  // the last pass of the other one
+    }
   }
 }
 

@@ -167,6 +167,7 @@ void run(const char* algorithm, const GemmProblem& problem) {
     if (status != (has_failed ? Status::out_of_memory : Status::ok) || num_live != 0) {
       std::printf("WRONG: allocation %lld: %s, %lld not given back\n", (long long)failing_allocation, reason,
                   (long long)num_live);
+      std::fflush(stdout);  // the sanitizer ends the program at the leak
       std::exit(1);
     }
     if (!has_failed) return;
