@@ -59,7 +59,7 @@ def error_bound(a, b):
     if k < BLOCK_K:
         return plain
     small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
-    split = (65 + math.ceil(k / CHUNK_K)) * U * sums + small + (k + 2) * 2.0**-149
+    split = (53 + math.ceil(k / CHUNK_K)) * U * sums + small + (k + 2) * 2.0**-149
     is_flagged = split_rows(a)[3][:, None] | split_rows(b.mT.contiguous())[3]
     return torch.where(is_flagged, plain, split)
 

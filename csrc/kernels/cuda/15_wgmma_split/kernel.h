@@ -250,7 +250,8 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     char* buffers = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
     if (consumer == 1) {
       turns.pass();
-      // One turn behind, so that this one's corrections run while the other one scales its sums, and the other way round.
+      // One turn behind, so that this one's corrections run while the other one scales its sums, and the other way
+      // round.
       turns.wait();
       turns.pass();
     }
