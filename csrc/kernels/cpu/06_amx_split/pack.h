@@ -41,7 +41,7 @@ struct LaneView {
 // Lane by lane the larger one.
 TILEDMM_INLINE Words larger(const Words& a, const Words& b) {
 #if TILEDMM_VECTOR_BYTES == 64
-  return (Words)_mm512_max_epu32((__m512i)a, (__m512i)b);
+  return (Words)_mm512_maskz_max_epu32(0xffff, (__m512i)a, (__m512i)b);
 #else
   return a > b ? a : b;
 #endif

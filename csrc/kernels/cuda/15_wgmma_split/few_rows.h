@@ -367,11 +367,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
   Ring<kStages> ring;
   FewFragments fragments[2];
-  // Sums of the first kSplitSumK of a block of k and of the rest, of a chunk, of all.
-  float acc[Cfg::kAcc], rest[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
+  // Sums of the first kSplitSumK of a block of k, of its rest with the corrections, of a chunk, of all.
+  float start[Cfg::kAcc], acc[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
   bool is_flagged[2] = {false, false};
   forget_registers(acc);
-  forget_registers(rest);
+  forget_registers(start);
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
   const auto release = [&](int stage) {
@@ -415,13 +415,13 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     for (int j = 0; j < Cfg::kAcc; ++j) acc[j] *= 1.0f / 2048;
     fence_registers(acc);
     wgmma_fence();
-    multiply_fragments<ROWS, 0, kSumSteps>(acc, taken.first, first, false);
-    multiply_fragments<ROWS, kSumSteps, kSteps>(rest, taken.first, first, true);
+    multiply_fragments<ROWS, 0, kSumSteps>(start, taken.first, first, true);
+    multiply_fragments<ROWS, kSumSteps, kSteps>(acc, taken.first, first, false);
     wgmma_commit_group();
     if (has_next) split_values(next, values);
     wgmma_wait_group<0>();
     fence_registers(acc);
-    fence_registers(rest);
+    fence_registers(start);
     const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
 #pragma unroll
     for (int j = 0; j < Cfg::kAcc; j += 4) {
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
 #pragma unroll
       for (int i = j; i < j + 4; ++i) {
         const float scale = taken.scale[i / 2 % 2] * __uint_as_float(i % 2 ? pair.y : pair.x);
-        chunk[i] = __fmaf_rn(rest[i], scale, __fmaf_rn(acc[i], scale, chunk[i]));
+        chunk[i] = __fmaf_rn(acc[i], scale, __fmaf_rn(start[i], scale, chunk[i]));
       }
     }
     is_flagged[0] |= taken.is_flagged[0];

@@ -104,6 +104,29 @@ __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], 
   }
 }
 
+// Waits for the sums of products, and adds them to those of the chunk, times the scales of their rows and columns.
+__device__ __forceinline__ void add_scaled(float (&chunk)[SplitConfig::kAcc], float (&acc)[SplitConfig::kAcc],
+                                           uint32_t scales_a, uint32_t scales_b) {
+  constexpr int kPairs = SplitConfig::kBlockN / 8;
+  const float scale_rows[2] = {load_shared_float(scales_a), load_shared_float(scales_a + 32)};
+  uint2 scale_cols[kPairs];
+  const auto load_scales = [&](int first) {
+#pragma unroll
+    for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + j * 32);
+  };
+  // Half of the columns' scales arrive meanwhile: there are registers for no more.
+  load_scales(0);
+  wgmma_wait_group<0>();
+  fence_registers(acc);
+  load_scales(kPairs / 2);
+#pragma unroll
+  for (int i = 0; i < SplitConfig::kAcc; ++i) {
+    const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
+    // The product of two scales is exact: a power of two from 2^-148 to 2^90.
+    chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
+  }
+}
+
 // 64 rows of a tile, summed over k into `total`.
 __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc], const SplitShared& shared,
                                                Ring<SplitConfig::kNumStages>& ring, const Turns& turns,
@@ -126,10 +149,11 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     const uint32_t a = first_a + offset, b = first_b + offset;
+    const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
+    // The first main products, from zero on.
     turns.wait();
     wgmma_fence();
-    multiply_terms<Cfg::kBlockK>(acc, a + kTerm, b, true);
-    multiply_terms<Cfg::kBlockK>(acc, a, b + kTerm, false);
+    multiply_terms<kSplitSumK>(acc, a, b, true);
     wgmma_commit_group();
     turns.pass();
     if (k_tile > 0 && k_tile % kTilesOfChunk == 0) {
@@ -137,38 +161,26 @@ __device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc]
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
     }
+    add_scaled(chunk, acc, scales_a + scales, scales_b + scales);
+    // The corrections, and the other main products on top.
+    turns.wait();
+    fence_registers(acc);
+    wgmma_fence();
+    multiply_terms<Cfg::kBlockK>(acc, a + kTerm, b, true);
+    multiply_terms<Cfg::kBlockK>(acc, a, b + kTerm, false);
+    wgmma_commit_group();
+    turns.pass();
     wgmma_wait_group<0>();
     fence_registers(acc);
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc; ++i) acc[i] *= 1.0f / 2048;
-#pragma unroll
-    for (int k = 0; k < Cfg::kBlockK; k += kSplitSumK) {
-      turns.wait();
-      fence_registers(acc);
-      wgmma_fence();
-      multiply_terms<kSplitSumK>(acc, a + k / 16 * 2, b + k / 16 * 2, k > 0);
-      wgmma_commit_group();
-      turns.pass();
-      // Half of the columns' scales arrive meanwhile: there are registers for no more.
-      constexpr int kPairs = Cfg::kBlockN / 8;
-      const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
-      const float scale_rows[2] = {load_shared_float(scales_a + scales), load_shared_float(scales_a + scales + 32)};
-      uint2 scale_cols[kPairs];
-      const auto load_scales = [&](int first) {
-#pragma unroll
-        for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + scales + j * 32);
-      };
-      load_scales(0);
-      wgmma_wait_group<0>();
-      fence_registers(acc);
-      load_scales(kPairs / 2);
-#pragma unroll
-      for (int i = 0; i < Cfg::kAcc; ++i) {
-        const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
-        // The product of two scales is exact: a power of two from 2^-148 to 2^90.
-        chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
-      }
-    }
+    turns.wait();
+    fence_registers(acc);
+    wgmma_fence();
+    multiply_terms<Cfg::kBlockK - kSplitSumK>(acc, a + kSplitSumK / 16 * 2, b + kSplitSumK / 16 * 2, false);
+    wgmma_commit_group();
+    turns.pass();
+    add_scaled(chunk, acc, scales_a + scales, scales_b + scales);
     __syncwarp();  // all lanes have read their scales
     release_stage<Cfg>(shared, ring.stage);
     ring.advance();
@@ -248,13 +260,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     const int consumer = __shfl_sync(~0u, warp / 4, 0);
     const Turns turns{consumer};
     char* buffers = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
-    if (consumer == 1) {
-      turns.pass();
-      // One turn behind, so that this one's corrections run while the other one scales its sums, and the other way
-      // round.
-      turns.wait();
-      turns.pass();
-    }
+    if (consumer == 1) turns.pass();
     for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
       const int row = at.row + consumer * 64 + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
       float total[Cfg::kAcc];
@@ -263,11 +269,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
       finish_block_tile<Cfg>(total, bias, args.tiles, buffers, consumer);
       store_split(total, args, at, row);
     });
-    if (consumer == 0) {
-      turns.wait();
-      turns.pass();
-      turns.wait();  // the last pass of the other one
-    }
+    if (consumer == 0) turns.wait();  // the last pass of the other one
   }
 }
 
