@@ -135,6 +135,7 @@ def plot_split(machines: dict[str, list[dict]]) -> Figure:
                     )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.margins(x=0.3, y=0.1)  # room for the names
         axes.set_xlabel("microseconds")
         axes.set_ylabel("largest error / S, in 2^-24")
         axes.set_title(title, fontsize=11)
