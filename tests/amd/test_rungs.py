@@ -42,6 +42,7 @@ class _FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
         ("gemm", _GemmProblem),
         ("batch_size", ctypes.c_int64),
         ("chunk_k", ctypes.c_int64),
+        ("asked_n", ctypes.c_int64),
         ("batch_dims", _BatchDim * 6),
     ]
 

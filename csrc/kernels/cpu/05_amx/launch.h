@@ -86,7 +86,7 @@ template <class Op>
 Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Executor& executor) {
   using T = typename Op::Element;
   const GemmProblem item = oriented_item(problem, plan, 0);
-  const int64_t tiles_n = ceil_div(item.n, kAmxStrip), tiles = ceil_div(item.m, kAmxStrip) * tiles_n;
+  const int64_t tiles = ceil_div(item.m, kAmxStrip) * ceil_div(item.n, kAmxStrip);
   const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
   const int64_t side_by_side = min_of(num_chunks, max_of(plan.num_threads, kAmxSplitBytes / (tiles * kTileFloats * 4)));
   const int64_t num_workers = min_of(plan.num_threads, side_by_side * plan.tasks_m);
@@ -114,15 +114,8 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
     const bool is_last = first + count == num_chunks;
     for_each_task(executor, min_of(slices, tiles), tiles, [&](int64_t, int64_t tile) {
       float* const sums = total + tile * kTileFloats;
-      for (int64_t chunk = 0; chunk < count; ++chunk) {
-        const float* part = parts + chunk * part_floats + tile * kTileFloats;
-        first + chunk == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
-      }
-      if (!is_last) return;
-      Target target;
-      target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, item.m - target.row);
-      target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, item.n - target.col);
-      output.store(sums, kAmxStrip, target);
+      add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count);
+      if (is_last) output.store(sums, kAmxStrip, target_of_tile(item, tile));
     });
   }
   executor.release(executor.self, workspace);

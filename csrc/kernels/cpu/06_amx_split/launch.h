@@ -187,7 +187,7 @@ class Multiplication {
   // The chunks of k side by side, some at a time, and then their sums in the order of k.
   Status multiply_chunks(int64_t idx) const {
     const GemmProblem p = item(idx);
-    const int64_t tiles_n = ceil_div(p.n, kAmxStrip), tiles = ceil_div(p.m, kAmxStrip) * tiles_n;
+    const int64_t tiles = ceil_div(p.m, kAmxStrip) * ceil_div(p.n, kAmxStrip);
     const int64_t part_floats = tiles * kTileFloats, part_bytes = part_floats * int64_t(sizeof(float));
     const int64_t num_chunks = packing_a_.parts_k;
     const int64_t side_by_side = min_of(num_chunks, max_of(plan_.num_threads, kAmxSplitPartBytes / part_bytes));
@@ -209,15 +209,8 @@ class Multiplication {
       const bool is_last = first + count == num_chunks;
       for_each_task(executor_, min_of(num_workers_, tiles), tiles, [&](int64_t, int64_t tile) {
         float* const sums = total + tile * kTileFloats;
-        for (int64_t i = 0; i < count; ++i) {
-          const float* part = parts + i * part_floats + tile * kTileFloats;
-          first + i == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
-        }
-        if (!is_last) return;
-        Target target;
-        target.row = tile / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, p.m - target.row);
-        target.col = tile % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, p.n - target.col);
-        output.store(sums, kAmxStrip, target);
+        add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count);
+        if (is_last) output.store(sums, kAmxStrip, target_of_tile(p, tile));
       });
     }
     executor_.release(executor_.self, memory);

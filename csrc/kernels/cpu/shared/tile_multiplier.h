@@ -45,6 +45,24 @@ inline void add(float* total, const float* sums, int64_t count) {
   for (int64_t e = 0; e < count; e += Simd<float>::kLanes) store(total + e, load(total + e) + load(sums + e));
 }
 
+// Where k is split: `sums` of 32 x 32, of the chunks before, take those of `count` more in their order. These lie
+// `distance` apart from each other, from `parts` on.
+inline void add_chunks(float* sums, bool is_first, const float* parts, int64_t distance, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float* part = parts + i * distance;
+    is_first&& i == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
+  }
+}
+
+// Number `idx` of C's blocks of 32 x 32, row by row.
+inline Target target_of_tile(const GemmProblem& item, int64_t idx) {
+  const int64_t tiles_n = ceil_div(item.n, kAmxStrip);
+  Target target;
+  target.row = idx / tiles_n * kAmxStrip, target.rows = min_of(kAmxStrip, item.m - target.row);
+  target.col = idx % tiles_n * kAmxStrip, target.cols = min_of(kAmxStrip, item.n - target.col);
+  return target;
+}
+
 // The epilogue for blocks of at most 32 x 32: sums to C.
 template <class T>
 class Output {

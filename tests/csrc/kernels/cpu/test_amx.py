@@ -136,7 +136,7 @@ MUTANTS_OF_SPLIT_ORDER = {
         "problem.asked_n < kAmxSplitMinN",
         "({on} ? problem.gemm.n : problem.asked_n) < kAmxSplitMinN",
     ),
-    "chunks side by side": (f"{SPLIT}/launch.h", "first + i == 0 ? void(", "first + i == {on} ? void("),
+    "chunks side by side": (f"{SPLIT}/launch.h", "add_chunks(sums, first == 0,", "add_chunks(sums, first == {on},"),
     "workspace after a failure": (
         f"{SPLIT}/launch.h",
         "executor_.release(executor_.self, panels_);\n    return status;",
