@@ -62,6 +62,7 @@ FoldedProblem usual_problem(DType dtype) {
   p.allow_tf32 = true;
   problem.batch_size = 1;
   problem.chunk_k = p.k;
+  problem.asked_n = p.n;
   return problem;
 }
 
@@ -244,7 +245,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   if (chip.platform == Platform::cpu) chip.num_cus = num_threads;
   BatchDim dims[kMaxBatchDims];
   const FoldedProblem folded = fold_batch(*problem, dims);
-  const Choice choice = select(folded, problem->n, kAuto, chip);
+  const Choice choice = select(folded, kAuto, chip);
   Joined list, shape, explained;
   for (const Candidate& candidate : list_candidates(folded, chip)) list.add(candidate_text(candidate, folded, chip));
   shape.add(field("m", std::to_string(problem->m)));

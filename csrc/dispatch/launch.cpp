@@ -19,7 +19,7 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
   }
   BatchDim dims[kMaxBatchDims];
   FoldedProblem problem = fold_batch(asked, dims);
-  const Choice choice = select(problem, asked.n, algorithm, chip);
+  const Choice choice = select(problem, algorithm, chip);
   if (!choice.rung) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),
                   chip.name, explain_refusal(problem, algorithm, chip));

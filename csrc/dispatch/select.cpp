@@ -80,13 +80,13 @@ Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
 }
 
 // The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
-Order faster_order_of_ladder(const FoldedProblem& problem, int64_t n, Mask legal, const Chip& chip) {
+Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
   FoldedProblem many{};
   GemmProblem& p = many.gemm;
-  p.m = kManyRows, p.n = n, p.k = problem.gemm.k, p.dtype = problem.gemm.dtype;
-  p.stride_am = p.k, p.stride_ak = 1, p.stride_bk = n, p.stride_bn = 1, p.stride_cm = n, p.stride_cn = 1;
-  many.batch_size = 1, many.chunk_k = problem.chunk_k;
+  p.m = kManyRows, p.n = problem.asked_n, p.k = problem.gemm.k, p.dtype = problem.gemm.dtype;
+  p.stride_am = p.k, p.stride_ak = 1, p.stride_bk = p.n, p.stride_bn = 1, p.stride_cm = p.n, p.stride_cn = 1;
+  many.batch_size = 1, many.chunk_k = problem.chunk_k, many.asked_n = p.n;
   Order order{};
   double least_us = 0;
   for_each_kernel(legal, [&](int i) {
@@ -143,7 +143,7 @@ std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
   return kernels;
 }
 
-Choice select(const FoldedProblem& problem, int64_t n, int32_t algorithm, const Chip& chip) {
+Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
   const Mask wanted = admitted(algorithm, chip);
   const auto& of_order = algorithms().of_order;
   Mask legal = 0;
@@ -151,7 +151,7 @@ Choice select(const FoldedProblem& problem, int64_t n, int32_t algorithm, const 
   while (!legal && order-- > 0) legal = legal_of(problem, wanted & of_order[order], chip);
   if (Order(order) == Order::mma_chain) {  // both orders of the ladder serve many problems
     legal |= legal_of(problem, wanted & of_order[int(Order::chain)], chip);
-    legal &= of_order[int(faster_order_of_ladder(problem, n, legal, chip))];
+    legal &= of_order[int(faster_order_of_ladder(problem, legal, chip))];
   }
   return cheapest(problem, legal, chip);
 }

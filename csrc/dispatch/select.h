@@ -36,7 +36,7 @@ struct Choice {
 // The cheapest of the kernels that `algorithm` admits and that are of one order of summation. That order is a function
 // of the caller's n (before a batch was folded into it), of k, dtype and chip, so that a row's bits depend neither on m
 // nor on the batch.
-Choice select(const FoldedProblem& problem, int64_t n, int32_t algorithm, const Chip& chip);
+Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
 
 // All kernels of the chip's kind of device, as explain shows them.
 std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip& chip);

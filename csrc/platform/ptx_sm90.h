@@ -151,7 +151,7 @@ TILEDMM_PTX void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same without waiting for the others.
+// A warp arrives without waiting for the others.
 TILEDMM_PTX void named_barrier_arrive(int id, int threads) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

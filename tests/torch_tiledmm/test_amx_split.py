@@ -9,11 +9,13 @@ import math
 
 import pytest
 import torch
+from test_orders import sum_in_chunks
+from test_split import DATA as COMMON_DATA
+from test_split import U
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
 
-U = 2.0**-24
 CHUNK_K, MIN_K, MIN_N = 512, 64, 16
 HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
 on_amx = pytest.mark.skipif(not HAS_AMX, reason="amx_split needs AMX")
@@ -31,7 +33,7 @@ def split_terms(x):
 
 
 def flags(x):
-    """Of the rows of a matrix."""
+    """Which rows of a matrix are flagged."""
     largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(1)
     return (largest != 0) & ((largest < 2.0**-50) | (largest > 2.0**60))
 
@@ -48,35 +50,9 @@ def error_bound(a, b):
     return torch.where(flags(a)[:, None] | flags(b.mT), plain, adds * U * sums + small)
 
 
-def chunks_of_multiply_adds(a, b):
-    """The order of `native`: chunks of 512, each one chain of fused multiply-adds."""
-    a64, b64 = a.double(), b.double()
-    total = None
-    for first in range(0, a.shape[1], CHUNK_K):
-        chain = torch.zeros(a.shape[0], b.shape[1])
-        for p in range(first, min(first + CHUNK_K, a.shape[1])):
-            chain = (a64[:, p : p + 1] * b64[p] + chain.double()).float()
-        total = chain if total is None else total + chain
-    return total
-
-
-def lognormal(sigma):
-    return lambda *shape: torch.exp(sigma * torch.randn(shape))
-
-
-DATA = {
-    "normal": torch.randn,
-    "uniform": torch.rand,
-    "near one": lambda *shape: 1 + 2.0**-12 * torch.randn(shape),
-    "lognormal 4": lognormal(4),
-    "lognormal 8": lognormal(8),
-    "signed lognormal 3": lambda *shape: lognormal(3)(*shape) * (torch.randint(0, 2, shape) * 2 - 1),
+DATA = COMMON_DATA | {
     "small": lambda *shape: torch.randn(shape) * 2.0**-49,
-    "large": lambda *shape: torch.randn(shape) * 2.0**57,
-    "denormal": lambda *shape: torch.randn(shape) * 2.0**-130,
     "near the largest": lambda *shape: torch.randn(shape).sign() * (1 - torch.rand(shape) / 8) * 2.0**127,
-    "zero": torch.zeros,
-    "sparse": lambda *shape: torch.randn(shape) * (torch.rand(shape) < 0.02),
 }
 IN_RANGE = [name for name in DATA if name not in ("small", "denormal", "near the largest", "zero", "sparse")]
 
@@ -195,7 +171,7 @@ def test_errors_are_at_most_those_of_multiply_adds_on_amx(name, k):
         error = (out.double() - exact).abs() / sums / U
         return error.max().item(), error.square().mean().sqrt().item()
 
-    own, plain = errors(split(a, b)), errors(chunks_of_multiply_adds(a, b))
+    own, plain = errors(split(a, b)), errors(sum_in_chunks(a, b, CHUNK_K))
     print(
         f"{name}, k {k}: largest and rms error {own[0]:.3f} {own[1]:.4f}, multiply-adds {plain[0]:.3f} {plain[1]:.4f}"
     )

@@ -417,9 +417,6 @@ struct BlockTile {
   }
 };
 
-// Sums of chunks that are worth a thread to add up.
-constexpr int64_t kSliceElements = 64 << 10;
-
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
@@ -479,7 +476,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     A* parts = reinterpret_cast<A*>(workspace + num_workers * bytes_task);
     const int64_t part_size = problem.m * ld_sums;
     A* total = parts + config.split_k * part_size;
-    const int64_t slices = min_of(num_workers, max_of(1, config.split_k * part_size / kSliceElements));
+    const int64_t slices = min_of(num_workers, max_of(1, config.split_k * part_size / kSumsOfThread));
     const int64_t slice_rows = ceil_div(problem.m, slices);
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));

@@ -67,7 +67,7 @@ TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int6
   }
 }
 
-// The same of one unit of which `lanes` by `depth` exist.
+// One unit as column operands, of which `lanes` by `depth` exist.
 TILEDMM_INLINE void interleave_edge(const uint16_t* from, int64_t stride_k, int64_t lanes, int64_t depth, char* to) {
 #pragma GCC unroll 4
   for (int64_t p = 0; p < 16; ++p) {

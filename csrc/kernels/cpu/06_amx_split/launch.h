@@ -38,7 +38,7 @@ struct OperandPacking {
     return {is_shared ? memory : nullptr, reinterpret_cast<uint32_t*>(memory + term_bytes()), first_lane};
   }
 
-  // Of the range that begins at a lane.
+  // The end of the range that begins at a lane.
   int64_t end(int64_t first_lane) const { return min_of(lanes, first_lane + range); }
   int64_t num_tasks(int64_t first_lane) const {
     return is_shared ? ceil_div(end(first_lane) - first_lane, kGroupLanes) * parts_k : 0;

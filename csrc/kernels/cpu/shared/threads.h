@@ -11,4 +11,7 @@ inline int64_t threads_for(double work, int64_t num_threads) {
   return work < 1 + double(num_threads) / 32 ? 1 : num_threads;
 }
 
+// Where k is split: sums of chunks that are worth a thread to add up.
+inline constexpr int64_t kSumsOfThread = 64 << 10;
+
 }  // namespace tiledmm

@@ -160,7 +160,7 @@ __device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
   }
 }
 
-// The same from memory: `from` is the thread's first row, of `rows` that exist, and its first element.
+// Loads a thread's values from memory. `from` is its first row, of `rows` that exist, and its first element.
 struct FewLoader {
   const float* from;
   int64_t stride_row, stride_k;

@@ -8,8 +8,8 @@
 
 namespace tiledmm::cuda {
 
-// From one item of a batch's dimension to the next: items of the few rows' terms, of the large operand's flags, of its
-// tensor map.
+// The steps from one item of a batch's dimension to the next: items of the few rows' terms, of the large operand's
+// flags, of its tensor map.
 struct FewSteps {
   int terms, flags, map;
 };

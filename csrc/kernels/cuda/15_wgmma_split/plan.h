@@ -50,7 +50,7 @@ struct SplitPlan {
   int64_t tiles_m, tiles_n, num_tiles;
   SplitLayout a, b;
 
-  // Of what is split late, flags alone.
+  // An operand that is split late has flags alone in the workspace.
   constexpr int64_t bytes_a() const { return late == SplitLate::a ? a.flag_bytes() : a.bytes(); }
   constexpr int64_t bytes_b() const { return late == SplitLate::b ? b.flag_bytes() : b.bytes(); }
 };

@@ -1,12 +1,12 @@
 // An fp32 number as two fp16 terms: what the pass over an operand (split_operands.h) and the kernel that splits after
 // the load (few_rows.h) have in common, so that both meet a number in the same bits.
 //
-// Of each row of A, column of B, and block of 64 of k: x = scale * (first + 2^-11 second), scale a power of two such
-// that the largest of the block lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even, second the
-// exact rest times 2^11 rounded likewise; so x is met to 2^-22 of itself down to 2^-28 of the block's largest, and to
-// 2^-50 of that below. A row is flagged, for a kernel that computes it without terms, where that does not hold: an
-// element is not finite, the largest of a block is outside of [2^-60, 2^60), or one that is not zero lies below 2^-40
-// of the largest's power of two.
+// Each row of A, column of B, and block of 64 of k has a scale: x = scale * (first + 2^-11 second). It is a power of
+// two such that the largest of the block lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even,
+// second the exact rest times 2^11 rounded likewise; so x is met to 2^-22 of itself down to 2^-28 of the block's
+// largest, and to 2^-50 of that below. A row is flagged, for a kernel that computes it without terms, where that does
+// not hold: an element is not finite, the largest of a block is outside of [2^-60, 2^60), or one that is not zero lies
+// below 2^-40 of the largest's power of two.
 //
 // Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
 #pragma once
