@@ -472,12 +472,14 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     });
   } else {
     // Chunks of k side by side, split_k at a time; then their sums are added up in the order of k, each thread some
-    // rows.
+    // rows, or parts of them where rows are few.
     A* parts = reinterpret_cast<A*>(workspace + num_workers * bytes_task);
     const int64_t part_size = problem.m * ld_sums;
     A* total = parts + config.split_k * part_size;
     const int64_t slices = min_of(num_workers, max_of(1, config.split_k * part_size / kSumsOfThread));
-    const int64_t slice_rows = ceil_div(problem.m, slices);
+    const int64_t slice_rows = ceil_div(problem.m, slices), slices_m = ceil_div(problem.m, slice_rows);
+    const int64_t slice_cols = round_up(ceil_div(problem.n, slices / slices_m), Tile::kThreadN);
+    const int64_t slices_n = ceil_div(problem.n, slice_cols);
     for (int64_t first = 0; first < problem.k; first += config.split_k * Tile::kChunk) {
       const int64_t count = min_of(config.split_k, ceil_div(problem.k - first, Tile::kChunk));
       for_each_task(executor, num_workers, count * config.tasks_n, [&](int64_t worker_idx, int64_t idx) {
@@ -492,15 +494,18 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
         tile.run();
       });
       const bool is_last = first + config.split_k * Tile::kChunk >= problem.k;
-      for_each_task(executor, slices, ceil_div(problem.m, slice_rows), [&](int64_t, int64_t slice) {
-        const int64_t row = slice * slice_rows, rows = min_of(slice_rows, problem.m - row);
-        A* const to = total + row * ld_sums;
-        for (int64_t part = 0; part < count; ++part) {
-          const A* from = parts + part * part_size + row * ld_sums;
-          const bool is_first = first == 0 && part == 0;
-          for (int64_t e = 0; e < rows * ld_sums; ++e) to[e] = is_first ? from[e] : to[e] + from[e];
+      for_each_task(executor, slices_m * slices_n, slices_m * slices_n, [&](int64_t, int64_t slice) {
+        const int64_t row = slice / slices_n * slice_rows, rows = min_of(slice_rows, problem.m - row);
+        const int64_t col = slice % slices_n * slice_cols, cols = min_of(slice_cols, problem.n - col);
+        for (int64_t i = row; i < row + rows; ++i) {
+          A* const to = total + i * ld_sums + col;
+          for (int64_t part = 0; part < count; ++part) {
+            const A* from = parts + part * part_size + i * ld_sums + col;
+            const bool is_first = first == 0 && part == 0;
+            for (int64_t j = 0; j < cols; ++j) to[j] = is_first ? from[j] : to[j] + from[j];
+          }
         }
-        if (is_last) store_block_tile<T>(problem, row, rows, 0, problem.n, to, ld_sums);
+        if (is_last) store_block_tile<T>(problem, row, rows, col, cols, total + row * ld_sums + col, ld_sums);
       });
     }
   }

@@ -70,14 +70,17 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;     // ... or more, two chunk
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
-inline constexpr int64_t kRunBytes = 2 << 10;          // of a row of B in a task; half of it is too short
+inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
 inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
-inline constexpr int64_t kTasksPerThread = 4, kMinTaskSide = 256;
-inline constexpr double kMinTaskFlops = 1e8;
+inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
+inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
+inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
+inline constexpr double kTaskCost = 1000;              // of a task, likewise
+inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -96,11 +99,6 @@ struct CpuConfig {
 [[maybe_unused]] double columns_cost(int64_t cols, const CpuKernelShape& shape) {
   return 2 * double(round_up(cols, shape.narrow_n)) / double(shape.thread_n);
 }
-// Work of one thread in vector operations per word of k, packing included (about a quarter of one per packed word).
-[[maybe_unused]] double task_cost(int64_t rows, int64_t cols, const CpuKernelShape& shape) {
-  return columns_cost(cols, shape) * double(rows) + 0.25 * double(rows + cols);
-}
-
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
 CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t stride_am, bool is_a_k_major,
@@ -117,50 +115,44 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const double bytes = (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(size_of(DTYPE));
   const double useful = flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
   const int64_t threads = threads_for(useful, num_threads);
-  if (threads > 1 && batch < threads) {
-    // The grid of block tiles in which the slowest thread has least to do.
-    // With short k, whole rows for each: threads that write the same rows of C side by side would take each other's
-    // cache lines away.
-    double best = 0;
-    for (int64_t tasks_m = is_short_k ? min_of(m, threads) : 1; tasks_m <= threads; ++tasks_m) {
-      const int64_t tasks_n = threads / tasks_m;
-      const double cost = task_cost(ceil_div(m, tasks_m), min_of(n, round_up(ceil_div(n, tasks_n), thread_n)), shape);
-      if (best == 0 || cost < best) {
-        best = cost;
-        config.tasks_m = tasks_m;
-        config.tasks_n = tasks_n;
-      }
-    }
-    // Or, for a single product, k shared out where that costs less; then each chunk's sums are written and read once.
-    const double sums = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords);
-    if (batch == 1 && num_chunks >= 2 * threads && (task_cost(m, n, shape) + sums) / double(threads) < best) {
-      const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
-      if (2 * threads * sums_bytes <= kMaxSumsBytes) {
-        config.tasks_m = config.tasks_n = 1;
-        config.split_k = min_of(num_chunks, max_of(2 * threads, kSumsBytes / sums_bytes));
-      }
-    }
-  }
   // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
   // strips of rows on, packing whole lines is as fast as streaming, and steady.
   const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
-  // Few rows and B contiguous along n: where a thread's columns would be short runs of memory, threads share out longer
-  // ones and chunks of k.
-  const int64_t run = kRunBytes / size_of(DTYPE);
-  if (threads > 1 && batch == 1 && config.split_k == 1 && is_b_n_major && !is_short_k && m <= stream_rows &&
-      2 * n < run * config.tasks_n && num_chunks * max_of(1, n / run) >= threads &&
-      num_chunks * m * round_up(n, thread_n) * shape.acc_bytes <= kMaxSumsBytes) {
-    config.tasks_m = 1;
-    config.tasks_n = max_of(1, n / run);
-    config.split_k = num_chunks;
-  }
-  // More tasks than threads, since cores are seldom equally fast; each so large that packing again costs little.
-  if (threads > 1 && batch < threads && config.split_k == 1 && !is_short_k) {
-    for (int64_t tasks = config.tasks_m * config.tasks_n; tasks < kTasksPerThread * threads; tasks *= 2) {
-      const int64_t rows = m / config.tasks_m, columns = n / config.tasks_n;
-      if (max_of(rows, columns) < 2 * kMinTaskSide || flops < 2.0 * double(tasks) * kMinTaskFlops) break;
-      // Columns first: a task with many rows packs its columns for all of them.
-      (columns >= 2 * kMinTaskSide ? config.tasks_n : config.tasks_m) *= 2;
+  if (threads > 1) {
+    // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
+    // each row, and short runs cost more.
+    const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
+    const bool is_few = is_streamed || (is_b_k_major && m <= kMaxDotRows);
+    const double words = double(ceil_div(max_of(1, k), shape.k_per_word));
+    // Chunks of k side by side, of a single product: each chunk's sums are written and read once.
+    const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
+    const int64_t side_by_side = min_of(num_chunks, max_of(kTurns * threads, kSumsBytes / sums_bytes));
+    const double sums_cost = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords) / double(threads);
+    const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
+    double best = 0;
+    const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {
+      const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), thread_n));
+      tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
+      const double packing = kPackCost * double(rows + (is_few ? 0 : cols)) + kTaskCost / words;
+      const double runs = is_streamed ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
+      const int64_t chunks = splits ? num_chunks : 1;
+      double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
+                    turns_of(batch * tasks_m * tasks_n * chunks, threads);
+      if (splits) cost = kRegionCost * (cost + sums_cost);
+      if (best != 0 && cost >= best) return;
+      best = cost;
+      config.tasks_m = tasks_m, config.tasks_n = tasks_n, config.split_k = splits ? side_by_side : 1;
+    };
+    for (int64_t turns = 1; turns <= kTurns; turns *= 2) {
+      const int64_t tasks = ceil_div(turns * threads, batch);
+      if (turns > 1 && useful < kMinTask * double(turns * threads)) break;
+      if (can_split) judge(1, max_of(1, tasks / num_chunks), true);
+      // Whole rows of C if k is short: threads that write the same rows side by side would take each other's cache
+      // lines away.
+      const int64_t most_m = is_few ? 1 : min_of(m, tasks);
+      for (int64_t tasks_m = is_short_k ? most_m : 1; tasks_m <= most_m; tasks_m *= 2) {
+        judge(tasks_m, tasks / tasks_m, false);
+      }
     }
   }
   config.task_m = ceil_div(m, config.tasks_m);

@@ -78,10 +78,10 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
 [[maybe_unused]] void choose_blocks(const GemmProblem& p, const AmxOperand& a, const AmxOperand& b, int64_t batch,
                                     AmxPlan& plan) {
   // Operands come from the last cache at so many cycles a unit, beside what dot products hide; what other threads have
-  // packed comes from their caches, slower the more there are. A part of a call that all threads take part in costs so
-  // much (docs/worklog/cpu.md).
-  constexpr double kFetchCycles = 150, kFetchInPlaceCycles = 60, kTileEndCycles = 200, kRegionCycles = 2000,
-                   kRegionCyclesOfThread = 1500;
+  // packed comes from their caches, slower the more there are; and to write it again ends the copies there. A part of a
+  // call that all threads take part in costs so much (docs/worklog/cpu.md).
+  constexpr double kFetchCycles = 150, kFetchInPlaceCycles = 60, kTileEndCycles = 200, kShareCyclesOfThread = 200,
+                   kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
   const int64_t m = a.lanes, n = b.lanes, strips_n = ceil_div(n, kAmxStrip), threads = plan.num_threads;
   const double steps = double(ceil_div(max_of(p.k, 1), kAmxStep)), fetch_cycles = kFetchCycles * steps;
   const double fetch_shared_cycles = fetch_cycles * (threads > 4 ? 1 + double(threads) / 5 : 1);
@@ -96,12 +96,11 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     double cycles = double(strips_m * task_strips) * (steps * 64 + kTileEndCycles) +
                     (is_a_shared ? fetch_shared_cycles : fetch_a_cycles + a_cycles) * double(strips_m) +
                     (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
-    // Cores differ in speed: for as long as a task takes, others wait for the last one.
-    const int64_t tasks = batch * tasks_m * tasks_n;
-    cycles *= threads == 1 ? double(tasks) : double(ceil_div(tasks, threads) + 1);
+    cycles *= turns_of(batch * tasks_m * tasks_n, threads);
     if (is_a_shared || is_b_shared) {
-      const double packing = (is_a_shared ? (a_cycles + fetch_cycles) * double(ceil_div(m, kAmxStrip)) : 0) +
-                             (is_b_shared ? (b_cycles + fetch_cycles) * double(strips_n) : 0);
+      const double share_cycles = fetch_cycles + (threads > 1 ? kShareCyclesOfThread * double(threads) * steps : 0);
+      const double packing = (is_a_shared ? (a_cycles + share_cycles) * double(ceil_div(m, kAmxStrip)) : 0) +
+                             (is_b_shared ? (b_cycles + share_cycles) * double(strips_n) : 0);
       cycles += packing * double(batch) / double(threads) +
                 (threads > 1 ? kRegionCycles + kRegionCyclesOfThread * double(threads) : 0);
     }

@@ -74,6 +74,9 @@ constexpr double product_cycles(int64_t m, int64_t n) {
 [[maybe_unused]] void choose_blocks(const AmxSplitOperand& a, const AmxSplitOperand& b, int64_t k, int64_t batch,
                                     AmxSplitPlan& plan) {
   constexpr double kFetchCycles = 300, kTileEndCycles = 250, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
+  // Of a unit that is packed for all threads, for each of them: where it is written, other cores hold copies of what
+  // was there.
+  constexpr double kShareCycles = 600;
   const int64_t strips_a = ceil_div(a.lanes, kAmxStrip), strips_b = ceil_div(b.lanes, kAmxStrip);
   const int64_t threads = plan.num_threads, strip_bytes = ceil_div(k, kAmxStep) * kAmxSplitUnitBytes;
   const int64_t fitting = kAmxSplitPanelBytes / strip_bytes;  // strips
@@ -98,12 +101,11 @@ constexpr double product_cycles(int64_t m, int64_t n) {
     double cycles = double(strips_m * strips_n) * tile_cycles +
                     double(strips_m) * (fetch_cycles + (is_a_shared ? 0 : a_cycles)) +
                     double(strips_n) * (fetch_cycles + (is_b_shared ? 0 : b_cycles));
-    // Cores differ in speed: for as long as half a task takes, others wait for the last one.
-    const int64_t tasks = items * tasks_m * range_tasks;
-    cycles *= threads == 1 ? double(batch * tasks_m * tasks_n) : rounds * (double(ceil_div(tasks, threads)) + 0.5);
+    cycles *= rounds * turns_of(items * tasks_m * range_tasks, threads);
     if (item_strips > 0) {
-      const double packing = (is_a_shared ? (a_cycles + fetch_cycles) * double(strips_a) : 0) +
-                             (is_b_shared ? (b_cycles + fetch_cycles) * double(strips_b) : 0);
+      const double share_cycles = fetch_cycles + (threads > 1 ? kShareCycles * double(threads) * steps : 0);
+      const double packing = (is_a_shared ? (a_cycles + share_cycles) * double(strips_a) : 0) +
+                             (is_b_shared ? (b_cycles + share_cycles) * double(strips_b) : 0);
       cycles += packing * double(batch) / double(threads) +
                 (threads > 1 ? rounds * (kRegionCycles + kRegionCyclesOfThread * double(threads)) : 0);
     }
@@ -133,8 +135,8 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   const double chunk_cycles = (tiles * tile_cycles + double(strips_a) * (fetch_cycles + a_cycles) +
                                double(strips_b) * (fetch_cycles + b_cycles)) /
                               chunks;
-  const double cycles = (double(ceil_div(int64_t(chunks), threads)) + 0.5) * chunk_cycles +
-                        kAddCycles * tiles * chunks + kRegionCycles + kRegionCyclesOfThread * double(threads);
+  const double cycles = turns_of(int64_t(chunks), threads) * chunk_cycles + kAddCycles * tiles * chunks +
+                        kRegionCycles + kRegionCyclesOfThread * double(threads);
   if (cycles >= best) return;
   plan.splits_k = true, plan.is_a_shared = plan.is_b_shared = false;
   plan.task_m = strips_a * kAmxStrip, plan.task_n = plan.range_n = strips_b * kAmxStrip;

@@ -11,7 +11,14 @@ inline int64_t threads_for(double work, int64_t num_threads) {
   return work < 1 + double(num_threads) / 32 ? 1 : num_threads;
 }
 
-// Where k is split: sums of chunks that are worth a thread to add up.
-inline constexpr int64_t kSumsOfThread = 64 << 10;
+// The time of so many tasks alike, in tasks of a mean thread. Where cores are shared with others, the slowest thread
+// takes two to four times as long as the fastest, and at the end the others wait for it (docs/worklog/cpu.md).
+inline double turns_of(int64_t num_tasks, int64_t num_threads) {
+  const double wait = 0.9 * (1 - 1 / double(num_threads));
+  return wait + (num_tasks > num_threads ? double(num_tasks) / double(num_threads) : 1);
+}
+
+// Where k is split: sums of chunks that are worth a thread to add up. They come from other cores' caches.
+inline constexpr int64_t kSumsOfThread = 2 << 10;
 
 }  // namespace tiledmm
