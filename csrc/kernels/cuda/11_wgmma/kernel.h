@@ -382,7 +382,10 @@ const char* launch_config(const Task& task) {
   // numbers its tiles as the grid does.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_groups = is_one_wave ? 1 : max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
+  const int64_t num_squares = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
+  const int64_t num_groups = is_one_wave             ? 1
+                             : task.plan.group_m > 0 ? ceil_div(args.tiles_m, task.plan.group_m)
+                                                     : num_squares;
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);

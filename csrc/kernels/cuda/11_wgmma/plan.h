@@ -102,6 +102,7 @@ struct TilePlan {
   bool shares_tiles;      // each chunk of a tile is for a block of a cluster
   bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
   double microseconds;
+  int group_m;  // rows of tiles that are computed together; 0: about a square of the tiles in flight
 };
 
 // How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as
@@ -185,26 +186,29 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
          (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+// Calls visit(plan) for each way to share out a problem: those that may be the fastest, or all that the kernels can
+// carry out.
+template <class Visit>
+void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, const Visit& visit) {
   const bool is_chunked = problem.chunk_k < problem.k;
   const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
-  TilePlan best{};
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
     if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
     const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
-      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0};
+      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0, 0};
       plan.microseconds = model_microseconds(plan, problem, num_sms);
-      if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
+      visit(plan);
     };
     const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
     for (const bool splits : {false, true}) {
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-      if (splits && (!may_split || shape.block_n < 64 || problem.needs_row_sums)) continue;
-      const bool gains_m = !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
+      if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
+      const bool gains_n = is_all || !is_aligned(problem);
+      const bool gains_m = gains_n || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
       const bool may_pair_m = may_pair && problem.m > shape.block_m && gains_m;
-      const bool may_pair_n = may_pair && problem.n > shape.block_n && !is_aligned(problem) && !problem.needs_row_sums;
+      const bool may_pair_n = may_pair && problem.n > shape.block_n && gains_n && !problem.needs_row_sums;
       consider(splits, false, false, false);
       if (may_pair_m) consider(splits, false, true, false);
       if (may_pair_n) consider(splits, false, false, true);
@@ -215,6 +219,13 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
       consider(false, true, false, false);
   }
+}
+
+inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+  TilePlan best{};
+  for_each_tile_plan(problem, num_sms, false, [&](const TilePlan& plan) {
+    if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
+  });
   return best;
 }
 
@@ -222,6 +233,13 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
 struct WgmmaPlan {
   bool copies_a, copies_b;  // first, since the copy engine cannot take them
   TilePlan tiles;
+};
+
+// What all plans of a problem have in common.
+struct WgmmaTask {
+  bool copies_a, copies_b;
+  WgmmaProblem problem;
+  double other_us;  // beside the tiles
 };
 
 // The one of a product and its transpose whose C is row-major.
@@ -264,12 +282,12 @@ inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies
   return chunks + 0.3 * (readers < 1 ? readers : 1) * double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
-// The plan of a problem on a chip and the microseconds of a whole call. What the copy engine cannot take costs a launch
-// and memory traffic (A, B) or stores by the threads (C); both are estimates.
-inline WgmmaPlan plan_wgmma(const FoldedProblem& given, int num_sms, double& cost_us) {
+// What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by the threads (C); both are
+// estimates.
+inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
-  WgmmaPlan plan{};
+  WgmmaTask task{};
   TensorMapView a{}, b{}, c{};
   const auto needs_copy = [&](const OperandView& operand, TensorMapView& view) {
     if (describe_operand(operand, problem, view)) return false;
@@ -277,21 +295,54 @@ inline WgmmaPlan plan_wgmma(const FoldedProblem& given, int num_sms, double& cos
     describe_matrix(copy.data, p.dtype, copy.rows, copy.k, copy.stride_row, copy.stride_k, view);
     return true;
   };
-  plan.copies_a = needs_copy(view_a(p), a);
-  plan.copies_b = needs_copy(view_b(p), b);
+  task.copies_a = needs_copy(view_a(p), a);
+  task.copies_b = needs_copy(view_b(p), b);
   const auto alignment = [](const void* data, bool is_copied, const TensorMapView& view) {
     return row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(data), view.ld);
   };
-  plan.tiles = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, b.is_k_major,
-                           alignment(p.a, plan.copies_a, a), alignment(p.b, plan.copies_b, b), p.row_sums != nullptr},
-                          num_sms);
+  task.problem = {p.m,
+                  p.n,
+                  p.k,
+                  problem.chunk_k,
+                  problem.batch_size,
+                  b.is_k_major,
+                  alignment(p.a, task.copies_a, a),
+                  alignment(p.b, task.copies_b, b),
+                  p.row_sums != nullptr};
   const double num_copied =
-      (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
+      (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  cost_us = plan.tiles.microseconds + (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
-            copied_us(problem, plan.copies_a, plan.copies_b, num_sms) +
-            (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  task.other_us = (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
+                  copied_us(problem, task.copies_a, task.copies_b, num_sms) +
+                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  return task;
+}
+
+// The plan of a problem on a chip and the microseconds of a whole call.
+inline WgmmaPlan plan_wgmma(const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const WgmmaTask task = wgmma_task(problem, num_sms);
+  const WgmmaPlan plan{task.copies_a, task.copies_b, plan_tiles(task.problem, num_sms)};
+  cost_us = plan.tiles.microseconds + task.other_us;
   return plan;
+}
+
+// Calls visit(plan, cost_us) for every plan that the launcher takes. Tiles that do not all run at once come in several
+// orders: the launcher's own, in groups of few rows, of half of the rows, of all.
+template <class Visit>
+void for_each_wgmma_plan(const FoldedProblem& problem, int num_sms, const Visit& visit) {
+  const WgmmaTask task = wgmma_task(problem, num_sms);
+  const WgmmaProblem& p = task.problem;
+  for_each_tile_plan(p, num_sms, true, [&](TilePlan tiles) {
+    const int rows = int(ceil_div(p.m, tiles.shape.block_m << int(tiles.pairs_m)));
+    const int64_t columns = ceil_div(p.n, tiles.shape.block_n << int(tiles.pairs_n));
+    const bool is_one_wave = rows * columns <= tiles_at_once(tiles, num_sms);
+    const bool has_orders = rows > 1 && !is_one_wave && !tiles.splits_chunks && !tiles.shares_tiles;
+    for (const int group_m : {0, 4, (rows + 1) / 2, rows}) {
+      if (group_m > 0 && (!has_orders || (group_m == 4 && rows <= 8))) continue;
+      tiles.group_m = group_m;
+      visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, tiles.microseconds + task.other_us);
+    }
+  });
 }
 
 }  // namespace tiledmm
