@@ -34,7 +34,7 @@ class Family:
 def _size(random: Random, least: int, most: int, multiple: int = 1) -> int:
     """Spread evenly over the logarithm."""
     size = int(math.exp(random.uniform(math.log(least), math.log(most + 1))))
-    return max(multiple, size // multiple * multiple)
+    return max(-(-least // multiple), size // multiple) * multiple
 
 
 def _shape(kind: str, m: int, n: int, k: int, layout: str) -> Shape:
