@@ -1,7 +1,7 @@
 """What can compute a product, what auto picks, and the plans of a kernel.
 
-Planted bugs that the tests of plans caught: the number of a plan ignored, one off, kept where it is too large; a plan
-that the kernel's own choice is not among.
+Planted bugs that the tests of plans caught: the number of a plan one off, taken where it is too large; plans that the
+kernel's own choice is not among.
 """
 
 import functools
