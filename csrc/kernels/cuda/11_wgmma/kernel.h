@@ -49,9 +49,11 @@ struct Config {
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
-  static constexpr bool kMovesRegisters = kConsumers == 2;
+  static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : 56, kConsumerRegisters = kTransposesB ? 208 : 224;
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
+  static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
   static constexpr int kBoxN = B_IS_N_MAJOR ? (BLOCK_N == 32 || kIsTf32 ? 32 : 64) : BLOCK_N == 256 ? 128 : BLOCK_N;
@@ -74,7 +76,7 @@ struct Config {
   static constexpr bool kSumsRows = SUMS_ROWS;
   static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * kNumStoreBuffers * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
+      1024 + kConsumers * num_store_buffers(kConsumers) * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -83,10 +85,12 @@ struct Config {
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
-  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
-  static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
+  static_assert(!kMovesRegisters ||
+                    kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
+                "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kChunkUnit % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
@@ -184,7 +188,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   char* smem_c = smem + kNumStages * Cfg::kStageBytes;
-  char* smem_ones = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
+  char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
   const int warp = threadIdx.x / 32;
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
   Shared shared;
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
-  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
+  shared.c = smem_c + consumer * kStoreBytes;
   const int num_pairs = Cfg::kPairs ? args.pair_m + args.pair_n : 0;  // that the block belongs to
   shared.is_paired = num_pairs > 0;
   if (Cfg::kPairs && shared.is_paired) {

@@ -19,8 +19,8 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128},
-    {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
+    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128}, {64, 192},
+    {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 128}, {192, 96},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -35,8 +35,9 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // the second-level cache fewer requests, short ones would grow too much.
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
-// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
-constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 192; }
+// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs. Where a block
+// has three consumers, a thread has fewer of them.
+constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= (shape.block_m == 192 ? 96 : 192); }
 
 // The chunks' sums take so much memory at most.
 inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
@@ -55,7 +56,7 @@ constexpr bool starts_in_lines(const TileShape& shape, bool is_b_k_major) {
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests:
 // of use for large tiles only.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
-  return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
+  return is_b_k_major || shape.block_n % (shape.block_m >= 128 ? 32 : 64) == 0 || shape.block_n == 32;
 }
 
 // Where tiles of `block` rows of an operand begin at the latest. The copy engine takes longer for rows beyond it than
@@ -73,17 +74,17 @@ constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tile
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
-  return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
+  return shape.block_m >= 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
 // Whether two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
 // multiply, or beside each other, with half of A: copies must begin where the pattern of the swizzle does.
 constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
-  return shape.block_m == 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
+  return shape.block_m >= 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
 }
 // Whether every kernel of this tile can work in pairs. The code for it costs small tiles 2 to 7 %: they have kernels of
 // their own for pairs.
-constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m == 128; }
+constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m >= 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.

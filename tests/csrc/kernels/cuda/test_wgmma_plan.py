@@ -113,6 +113,13 @@ def test_every_plan_is_legal(plan):
         assert row[4] and not row[7]
 
 
+def test_three_consumers_fill_a_wave_that_two_do_not(plan):
+    # 33 x 4 tiles of 192 x 192 on 132 multiprocessors; fewer rows leave some idle, more take a second wave.
+    problems = [(m, 768, 768, 1, 0) for m in (6304, 4096, 6500)]
+    full, less, more = ([int(value) for value in row[:2]] for row in plan(problems))
+    assert full == [192, 192] and less != full and more != full
+
+
 def test_time_is_near_what_was_measured(plan):
     for problem, (*_, whole) in zip(MEASURED, plan([(*problem, 0) for problem in MEASURED]), strict=True):
         assert abs(whole / MEASURED[problem] - 1) < 0.2, (problem, whole)
