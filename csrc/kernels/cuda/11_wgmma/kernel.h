@@ -178,7 +178,8 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
 
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
-    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
+                 const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
   using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
@@ -200,11 +201,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.transposed = shared.empty + kNumStages * 8;
   // Before all that others need: a cold line of the constants' cache costs 0.1 us.
   if (warp == kProducerWarp && elect_sync()) {
-    set_up_producer<Cfg>(&map_a, &map_b, shared);
+    set_up_producer<Cfg>(&map_a, map_b.maps, shared);
     // The first copies wait for no other warp, only for the end of the kernels before this one.
-    if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
+    if (args.start == Start::by_grid)
+      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
     if (args.start == Start::by_index)
-      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
+      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> num_pairs, args), args);
     cluster_wait();  // the other blocks' barriers are initialised as well
     if (args.start == Start::in_pairs && warp == kProducerWarp && elect_sync())
-      start_tile<Cfg, true>(&map_a, &map_b, args, shared, at);
+      start_tile<Cfg, true>(&map_a, map_b.maps, args, shared, at);
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
@@ -255,13 +257,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
     if (warp == kProducerWarp && elect_sync()) {
       if constexpr (Cfg::kSumsRows) {
-        produce<Cfg, Cfg, Columns::first>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
-        produce<Cfg, Cfg, Columns::others>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::first>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::others>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
       } else {
-        produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
+        produce<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
       }
       if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
+        produce<Cfg, Half>(&map_a, map_b.maps, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
@@ -347,12 +349,11 @@ CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_re
 
 // A's and B's.
 template <class Cfg>
-bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, CUtensorMap& map_b) {
+bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
   const GemmProblem& p = task.problem.gemm;
   const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
-                          Cfg::LoaderB::encode(map_b, args.b, p.dtype, p.b, task.b, args.pair_m);
-  const int a_bytes = Cfg::LoaderA::kNumBoxes * args.a.rows * 128;
-  const int b_bytes = Cfg::LoaderB::kNumBoxes * args.b.rows * 128;
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.pair_m);
+  const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
   args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
   args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
   return is_encoded;
@@ -365,7 +366,8 @@ const char* launch_shared(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   args.a.policy = policy_of(task, task.a, true);
   args.b.policy = policy_of(task, task.b, true);
-  CUtensorMap map_a{}, map_b{};
+  CUtensorMap map_a{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
   if (!encode_operands<Cfg>(task, args, map_a, map_b)) return kNotEncoded;
   args.start = args.num_batch_dims == 0 ? Start::by_grid : Start::late;
   const unsigned chunks = unsigned(args.num_splits), num_slabs = unsigned(task.problem.batch_size) * chunks;
@@ -403,7 +405,8 @@ const char* launch_config(const Task& task) {
   args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
   args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));
 
-  CUtensorMap map_a{}, map_b{}, map_c{};
+  CUtensorMap map_a{}, map_c{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
   bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
