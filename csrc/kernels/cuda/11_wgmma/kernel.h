@@ -147,7 +147,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
   }
   if (row >= args.m) return;
-  if constexpr (Cfg::kSumsChunks) {
+  if constexpr (Cfg::kSumsChunks || !Cfg::kIsTf32) {
     if (args.num_splits > 1) {
       if constexpr (Cfg::kCIsMMajor)
         return store_partial_along_m<Piece>(acc.c, args, at, row);

@@ -196,7 +196,7 @@ void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, c
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
-    if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
+    if (problem.needs_row_sums && !sums_rows(shape)) continue;
     const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
       TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0, 0};
       plan.microseconds = model_microseconds(plan, problem, num_sms);
@@ -204,6 +204,7 @@ void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, c
     };
     const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
     for (const bool splits : {false, true}) {
+      if (!splits && is_chunked && !sums_chunks(shape)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
       if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
       const bool gains_n = is_all || !is_aligned(problem);

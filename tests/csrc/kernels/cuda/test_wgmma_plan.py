@@ -98,7 +98,7 @@ def test_every_plan_is_legal(plan):
     ):
         m, n, k, *_ = problem
         num_chunks = count_chunks(n, k)
-        assert sums_chunks or num_chunks == 1, problem
+        assert sums_chunks or splits or num_chunks == 1, problem
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
