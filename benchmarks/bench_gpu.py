@@ -3,9 +3,11 @@ library), layers in training against nn.Linear, the calling thread's cost, and w
 
     python benchmarks/bench_gpu.py --json benchmarks/results/nvidia_h200/gpu.json
     python benchmarks/bench_gpu.py --random 500      shapes that nobody chose instead of the table
+    python benchmarks/bench_gpu.py --family all --random 100 --seed 3 --json families.json
 
 Products: single calls, caches of the GPU emptied before each, arms interleaved, medians, random data in [-1, 1], the
 output allocated by each call. A goal is the least ratio of the vendor's time to ours that a kind of shape should reach.
+Families (torch_tiledmm/testing/families.py) are products alone; a copy of other data empties the caches.
 
 A tree without .git does not know its commit: TILEDMM_COMMIT=HASH says it, to every benchmark.
 """
@@ -15,7 +17,7 @@ import copy
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ import torch
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear
 from torch_tiledmm.testing.bench import OURS, geomean, output_file
+from torch_tiledmm.testing.families import FAMILIES, family_products
 from torch_tiledmm.testing.origin import GpuClocks, describe_gpu_run
 from torch_tiledmm.testing.shapes import Shape, gpu_shapes, parse_shape, random_shapes
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_name, host_seconds, matmul_precision, time_on_gpu
@@ -75,12 +78,12 @@ def make_gpu_operands(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, t
     return operand(shape.m, shape.k, shape.layout[0] == "T"), operand(shape.k, shape.n, shape.layout[1] == "T")
 
 
-def measure_product(shape: Shape, precision: str) -> dict:
+def measure_product(shape: Shape, precision: str, *, copies: bool = False) -> dict:
     with matmul_precision(precision) as dtype:
         a, b = make_gpu_operands(shape, dtype)
         theirs = torch.bmm if shape.batch else torch.mm
         arms = {OURS: lambda: torch.ops.tiledmm.matmul(a, b), VENDOR: lambda: theirs(a, b)}
-        timings = time_on_gpu(arms, seconds=0.05)
+        timings = time_on_gpu(arms, seconds=0.05, copies=copies)
         explained = torch_tiledmm.explain(
             shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=gpu_name(), batch=shape.batch
         )
@@ -211,6 +214,34 @@ def share_predicted(rows: list[dict]) -> float:
     return sum(good) / len(good)
 
 
+def measure_family(name: str, count: int, seed: int, precisions: Sequence[str] | None) -> dict:
+    """So many products, of these precisions alone if they are given, and how they compare with the family's bar."""
+    rows = []
+    drawn = family_products(name, seed)
+    for precision, shape in itertools.islice((p for p in drawn if not precisions or p[0] in precisions), count):
+        rows.append(row := measure_product(shape, precision, copies=True))
+        print(name, *product_line(row), sep="  ", flush=True)
+    return {"seed": seed, **summarize_family(name, rows), "products": rows}
+
+
+def summarize_family(name: str, rows: list[dict]) -> dict:
+    family = FAMILIES[name]
+    ratios = [row["ratio"] for row in rows]
+    mean, share_below = geomean(ratios), sum(ratio < 0.9 for ratio in ratios) / len(ratios)
+    worst = sorted(rows, key=lambda row: row["ratio"])[:10]
+    return {
+        "family": name,
+        "why": family.why,
+        "rows": len(rows),
+        "geomean": round(mean, 3),
+        "least_geomean": family.least_geomean,
+        "share_below_0.9": round(share_below, 3),
+        "most_below_0.9": family.most_below,
+        "is_met": mean >= family.least_geomean and share_below <= family.most_below,
+        "worst": [f"{row['precision']} {row['shape']} {row['ratio']:.2f}" for row in worst],
+    }
+
+
 def product_line(row: dict) -> tuple[str, ...]:
     timings = row["timings"]
     return (
@@ -230,17 +261,43 @@ def product_line(row: dict) -> tuple[str, ...]:
 PRODUCT_HEAD = ("precision", "kind", "shape", "algorithm", "us", "vendor us", "predicted", "TFLOP/s", "ratio", "goal")
 
 
+def described(parser: argparse.ArgumentParser, benchmark: str) -> dict:
+    try:
+        return describe_gpu_run(benchmark)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def run_families(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    results = described(parser, "families") | {"families": []}
+    names = list(FAMILIES) if "all" in args.family else list(dict.fromkeys(args.family))
+    with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
+        for name in names:
+            results["families"].append(measure_family(name, args.random or 100, args.seed, args.precisions))
+            results["clocks"] = clocks.to_dict()
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1) + "\n")
+    for entry in results["families"]:
+        print(*(f"{name} {value}" for name, value in entry.items() if name != "products"), sep=", ")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="all measurements on a GPU")
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=("bf16", "fp16", "tf32", "fp32", "fp64"))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="default: all, or those of the family")
     shapes = parser.add_mutually_exclusive_group()
     shapes.add_argument("--rows", nargs="+", default=None, metavar="MxNxK:NT", help="these instead of the whole table")
     shapes.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many random ones in each precision")
     parser.add_argument("--seed", type=int, default=0, help="of --random")
+    parser.add_argument("--family", nargs="+", choices=(*FAMILIES, "all"), help="--random products of each, or 100")
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
+    if args.family:
+        if args.rows:
+            parser.error("--family draws its own rows")
+        return run_families(args, parser)
+    precisions = args.precisions or ("bf16", "fp16", "tf32", "fp32", "fp64")
     is_table = args.rows is None and not args.random
     chosen = gpu_shapes() if args.rows is None else [parse_shape(text) for text in args.rows]
 
@@ -249,11 +306,8 @@ def main() -> None:
             return itertools.islice(random_shapes(args.seed, MOST_RANDOM_FLOPS[precision]), args.random)
         return chosen
 
-    try:
-        results = describe_gpu_run("gpu")
-    except ValueError as error:
-        parser.error(str(error))
-    results["host_us"] = {precision: measure_host(precision) for precision in args.precisions}
+    results = described(parser, "gpu")
+    results["host_us"] = {precision: measure_host(precision) for precision in precisions}
     results |= {"layers": [], "training": [], "products": []}
     print("us of the calling thread:", json.dumps(results["host_us"]), flush=True)
     if is_table:
@@ -265,7 +319,7 @@ def main() -> None:
             results["training"].append(row := measure_training(*model))
             print(row["model"], row["rows"], row["ratio"], "" if is_met(row) else "missed", flush=True)
     with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
-        for precision in args.precisions:
+        for precision in precisions:
             for shape in shapes_of(precision):
                 results["products"].append(row := measure_product(shape, precision))
                 print(*product_line(row), sep="  ", flush=True)

@@ -1,6 +1,6 @@
 """Draws the pictures of the documents from the committed results.
 
-    python benchmarks/plot_results.py           writes docs/img/speed.png, ladder.png and split.png
+    python benchmarks/plot_results.py           writes docs/img/speed.png, ladder.png, families.png and split.png
     python benchmarks/plot_results.py --check   fails if a picture was drawn from other numbers
 
 A picture carries the numbers that it shows, so that the check needs no comparison of pixels.
@@ -110,6 +110,40 @@ def plot_ladder(speeds: dict[str, dict[str, float]]) -> Figure:
     return figure
 
 
+def family_ratios(machines: dict) -> dict[str, dict[str, list[float]]]:
+    """The ratios of each family of random products, ascending, for each machine."""
+    return {
+        title_of(name, machine): {
+            entry["family"]: sorted(row["ratio"] for row in entry["products"]) for entry in results["families"]
+        }
+        for name, machine in machines.items()
+        for results in machine["families"]
+    }
+
+
+def plot_families(machines: dict[str, dict[str, list[float]]]) -> Figure:
+    """A panel for each machine, a line for each family: its rows from the worst to the best."""
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    panels = figure.subplots(1, len(machines), squeeze=False)[0]
+    for axes, (title, families) in zip(panels, machines.items(), strict=True):
+        for family, ratios in families.items():
+            shares = [100 * (i + 0.5) / len(ratios) for i in range(len(ratios))]
+            axes.plot(shares, ratios, label=f"{family}, mean {geomean(ratios):.3f}", lw=1.5)
+        axes.axhline(1, color="black", lw=1.2)
+        axes.axhline(0.9, color="black", lw=0.8, ls="--")
+        axes.set_yscale("log")
+        most = max(2.0, *(ratios[-1] for ratios in families.values()))
+        ticks = [tick for tick in (0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 4, 8, 16) if tick <= most]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks([], minor=True)
+        axes.grid(alpha=0.3)
+        axes.set_xlabel("percent of the family's products, the worst first")
+        axes.set_ylabel("time of the vendor's library / ours")
+        axes.set_title(title, fontsize=11)
+        axes.legend(fontsize=8)
+    return figure
+
+
 def split_methods(machines: dict) -> dict[str, list[dict]]:
     """What bench_split.py measured of each machine: time and error of each way to an fp32 product."""
     return {
@@ -158,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "speed.png": (plot_speed, ratios_by_class(machines)),
         "ladder.png": (plot_ladder, ladder_speeds(machines)),
     }
+    if families := family_ratios(machines):
+        pictures["families.png"] = (plot_families, families)
     if methods := split_methods(machines):
         pictures["split.png"] = (plot_split, methods)
     for name, (plot, numbers) in pictures.items():

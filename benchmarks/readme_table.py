@@ -105,10 +105,10 @@ def render_cpu(all_results: list[dict]) -> list[str]:
 
 def load_results(folder: Path) -> dict[str, list[dict]]:
     """The runs of one machine: those of bench_matmul.py, bench_linear.py and bench_threads.py ("cpu", in this order and
-    that of the dtypes), of bench_gpu.py ("gpu"), of bench_split.py ("split"), of `ladder` ("ladder"), and what
-    `ladder --count` counted ("counts").
+    that of the dtypes), of bench_gpu.py ("gpu", "families"), of bench_split.py ("split"), of `ladder` ("ladder"), and
+    what `ladder --count` counted ("counts").
     """
-    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "split": [], "ladder": [], "counts": []}
+    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "families": [], "split": [], "ladder": [], "counts": []}
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())
         if isinstance(results, list):
@@ -245,6 +245,28 @@ def render_gpu(results: dict) -> list[str]:
     return [*lines, *markdown_table([("precision", *names), *costs])]
 
 
+def render_families(results: dict) -> list[str]:
+    """Each family beside its bar, and its worst rows; all rows are in the results."""
+    lines = ["", "## Families of random products", "", f"Commit {results['commit']}, {results['date']}; "]
+    lines[-1] += f"{clocks_text(results.get('clocks'))}. The vendor's time / ours; a copy of other data empties the"
+    lines += ["caches before each call. In brackets what is asked for: the least mean, the largest share.", ""]
+    rows = [("family", "what", "seed", "rows", "geomean", "below 0.9", "bar", "worst rows")]
+    for entry in results["families"]:
+        rows.append(
+            (
+                entry["family"],
+                entry["why"],
+                str(entry["seed"]),
+                str(entry["rows"]),
+                f"{entry['geomean']:.3f} ({entry['least_geomean']:.2f})",
+                f"{100 * entry['share_below_0.9']:.0f} % ({100 * entry['most_below_0.9']:.0f} %)",
+                "met" if entry["is_met"] else "missed",
+                "; ".join(entry["worst"][:5]),
+            )
+        )
+    return [*lines, *markdown_table(rows)]
+
+
 def render_split(results: dict) -> list[str]:
     """What algorithm="split" reaches against the vendor's fp32, and its errors."""
     tables = {
@@ -314,6 +336,8 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
         lines += render_cpu(machine["cpu"])
     for results in machine["gpu"]:
         lines += render_gpu(results)
+    for results in machine["families"]:
+        lines += render_families(results)
     for results in machine["split"]:
         lines += render_split(results)
     if machine["ladder"]:

@@ -230,6 +230,7 @@ def explain(
     device: str | torch.device = "cpu",
     num_threads: int | None = None,
     batch: int = 0,
+    plans_of: str | None = None,
 ) -> Explanation:
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
@@ -238,6 +239,11 @@ def explain(
     ``cuda:1``), which means what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or
     ``hip:gfx942``, which need not be present; ``num_threads`` is torch's by default; ``batch`` counts the products of
     a batch, 0: a single one. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is computed.
+
+    With ``plans_of``, the name of an algorithm, the candidates are not the kernels but the plans of the one that it
+    stands for: the tiles and ways to share out the work that its launcher takes, with their predicted times. Their
+    names, as ``wgmma:3``, are algorithms for `matmul` and the operators: for this very problem, since others have
+    other plans. All give the same bits.
 
     Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
@@ -254,8 +260,12 @@ def explain(
             raise ValueError(f"{name}: got {given}, expected at most {_MOST_ELEMENTS} elements")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    if plans_of is not None:
+        check_algorithm(plans_of)
     chip = _visible_chip(str(device))
-    answer = json.loads(torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, chip, num_threads, batch))
+    answer = json.loads(
+        torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, chip, num_threads, batch, plans_of or "")
+    )
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")
     answer["problem"]["layout"] = layout

@@ -171,19 +171,40 @@ std::string chips_text() {
   return "[" + list.text + "]";
 }
 
-std::string candidate_text(const Candidate& candidate, const FoldedProblem& problem, const Chip& chip) {
+std::string candidate_text(const std::string& name, const Candidate& candidate, const FoldedProblem& problem,
+                           const Chip& chip) {
   Fields config;
   if (!candidate.reason) candidate.rung->describe(problem, chip, candidate.plan, config);
   Joined entries;
   for (const auto& [key, value] : config.entries) entries.add(field(key.c_str(), value));
   Joined fields;
-  fields.add(field("algorithm", quoted(candidate.rung->name)));
+  fields.add(field("algorithm", quoted(name)));
   fields.add(field("legal", candidate.reason ? "false" : "true"));
   fields.add(field("cost_us", candidate.reason ? "null" : number(candidate.plan.cost_us)));
   fields.add(field("order", quoted(kOrderNames[int(candidate.rung->order)])));
   fields.add(field("reason", quoted(candidate.reason ? candidate.reason : "")));
   fields.add(field("config", "{" + entries.text + "}"));
   return "{" + fields.text + "}";
+}
+
+std::string candidates_text(const FoldedProblem& problem, const Chip& chip) {
+  Joined list;
+  for (const Candidate& candidate : list_candidates(problem, chip))
+    list.add(candidate_text(candidate.rung->name, candidate, problem, chip));
+  return "[" + list.text + "]";
+}
+
+// The plans of the kernel that an algorithm stands for; none where it cannot serve.
+std::string plans_text(int32_t algorithm, const FoldedProblem& problem, const Chip& chip) {
+  Joined list;
+  if (const Rung* rung = algorithm < 0 ? nullptr : select(problem, algorithm, chip).rung) {
+    const std::vector<Plan> plans = list_plans(problem, *rung, chip);
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const std::string name = rung->name + (":" + std::to_string(i));
+      list.add(candidate_text(name, {rung, nullptr, plans[i]}, problem, chip));
+    }
+  }
+  return "[" + list.text + "]";
 }
 
 }  // namespace
@@ -234,8 +255,8 @@ size_t tiledmm_info(char* text, size_t capacity) {
   return copy_text("{" + info.text + "}", text, capacity);
 }
 
-size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t num_threads, char* text,
-                       size_t capacity) {
+size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t num_threads, const char* plans_of,
+                       char* text, size_t capacity) {
   const Chip* row = find_chip(device);
   if (!row) {
     return copy_text("{" + field("error", quoted("which is not known; known are " + known_devices())) + "}", text,
@@ -246,8 +267,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   BatchDim dims[kMaxBatchDims];
   const FoldedProblem folded = fold_batch(*problem, dims);
   const Choice choice = select(folded, kAuto, chip);
-  Joined list, shape, explained;
-  for (const Candidate& candidate : list_candidates(folded, chip)) list.add(candidate_text(candidate, folded, chip));
+  Joined shape, explained;
   shape.add(field("m", std::to_string(problem->m)));
   shape.add(field("n", std::to_string(problem->n)));
   shape.add(field("k", std::to_string(problem->k)));
@@ -258,7 +278,8 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   explained.add(field("device", quoted(device)));
   explained.add(field("isa", quoted(chip.name)));
   explained.add(field("num_threads", std::to_string(num_threads)));
-  explained.add(field("candidates", "[" + list.text + "]"));
+  explained.add(field("candidates",
+                      plans_of ? plans_text(find_algorithm(plans_of), folded, chip) : candidates_text(folded, chip)));
   explained.add(field("choice", quoted(choice.rung ? choice.rung->name : "")));
   explained.add(field("order", quoted(order)));
   explained.add(field("reason", quoted("least predicted time of the legal candidates whose order of summation is " +

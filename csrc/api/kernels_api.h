@@ -14,10 +14,11 @@ extern "C" {
 
 // Grows with every incompatible change of this header, of executor.h or of problem.h. Whoever loads the library
 // compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 4;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 5;
 TILEDMM_API int32_t tiledmm_abi_version();
 
-// Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto".
+// Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
+// number ask for one of the plans that tiledmm_explain lists.
 TILEDMM_API int32_t tiledmm_find_algorithm(const char* name, size_t length);
 
 // Computes one problem on the CPU. On failure returns the Status and writes a reason (NUL-terminated).
@@ -40,9 +41,10 @@ TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executo
 // algorithm_names: all of them, with commas between; the others are JSON.
 // info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
 // explain: candidates with legality, cost, order of summation, tile and reason, and the choice, for one device ("cpu",
-// "cpu:avx2", "cuda:sm_90", ...); only m, n, k, dtype, strides and batch_dims of the problem are read.
+// "cpu:avx2", "cuda:sm_90", ...); only m, n, k, dtype, strides and batch_dims of the problem are read. With plans_of,
+// the name of a kernel, the candidates are its plans, by name and number; it may be null.
 TILEDMM_API size_t tiledmm_algorithm_names(char* text, size_t capacity);
 TILEDMM_API size_t tiledmm_info(char* text, size_t capacity);
 TILEDMM_API size_t tiledmm_explain(const tiledmm::GemmProblem* problem, const char* device, int32_t num_threads,
-                                   char* text, size_t capacity);
+                                   const char* plans_of, char* text, size_t capacity);
 }

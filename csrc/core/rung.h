@@ -61,6 +61,9 @@ struct Rung {
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
+  // Plans that the launcher takes for what the kernel can serve, each with its predicted time: that of `plan`, and
+  // others, for those who compare them. Null: there is but one.
+  void (*list_plans)(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) = nullptr;
 };
 
 inline bool is_empty(const FoldedProblem& problem) {

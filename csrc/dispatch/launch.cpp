@@ -13,7 +13,7 @@ namespace {
 
 Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const Executor& executor, char* reason,
            size_t capacity) {
-  if (algorithm < 0 || algorithm >= num_algorithms()) {
+  if (algorithm < 0 || name_of(algorithm) >= num_algorithms()) {
     std::snprintf(reason, capacity, "there is no algorithm of index %d", int(algorithm));
     return Status::unknown_algorithm;
   }

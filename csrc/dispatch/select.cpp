@@ -2,6 +2,7 @@
 #include "dispatch/select.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string>
 
 #include "core/summation.h"
@@ -57,7 +58,7 @@ const Algorithms& algorithms() {
 
 Mask admitted(int32_t algorithm, bool is_gpu) {
   const Mask of_gpus = algorithms().of_gpus;
-  return algorithms().admitted[size_t(algorithm)] & (is_gpu ? of_gpus : ~of_gpus);
+  return algorithms().admitted[size_t(name_of(algorithm))] & (is_gpu ? of_gpus : ~of_gpus);
 }
 Mask admitted(int32_t algorithm, const Chip& chip) { return admitted(algorithm, chip.platform != Platform::cpu); }
 
@@ -130,11 +131,18 @@ bool is_built(bool is_gpu) {
 }
 
 int32_t num_algorithms() { return int32_t(algorithms().names.size()); }
-const char* algorithm_name(int32_t algorithm) { return algorithms().names[size_t(algorithm)].c_str(); }
+const char* algorithm_name(int32_t algorithm) { return algorithms().names[size_t(name_of(algorithm))].c_str(); }
 int32_t find_algorithm(std::string_view name) {
   const auto& names = algorithms().names;
   const auto found = std::find(names.begin(), names.end(), name);
-  return found == names.end() ? -1 : int32_t(found - names.begin());
+  if (found != names.end()) return int32_t(found - names.begin());
+  const size_t colon = name.find(':');
+  if (colon == name.npos) return -1;
+  uint16_t plan = 0;
+  const char* const end = name.data() + name.size();
+  const auto [last, error] = std::from_chars(name.data() + colon + 1, end, plan);
+  const int32_t named = find_algorithm(name.substr(0, colon));
+  return error != std::errc() || last != end || named < 0 ? -1 : named + ((plan + 1) << kNameBits);
 }
 
 std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
@@ -153,7 +161,23 @@ Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip)
     legal |= legal_of(problem, wanted & of_order[int(Order::chain)], chip);
     legal &= of_order[int(faster_order_of_ladder(problem, legal, chip))];
   }
-  return cheapest(problem, legal, chip);
+  Choice choice = cheapest(problem, legal, chip);
+  if (const int32_t idx = plan_of(algorithm); choice.rung && idx >= 0) {
+    const std::vector<Plan> plans = list_plans(problem, *choice.rung, chip);
+    if (size_t(idx) >= plans.size()) return {};
+    choice.plan = plans[size_t(idx)];
+  }
+  return choice;
+}
+
+std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, const Chip& chip) {
+  std::vector<Plan> plans;
+  if (rung.list_plans && !is_empty(problem)) {
+    rung.list_plans(problem, chip, plans);
+  } else {
+    rung.plan(problem, chip, plans.emplace_back());
+  }
+  return plans;
 }
 
 std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip& chip) {
@@ -170,6 +194,7 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
   const char* reason = nullptr;
   for_each_kernel(admitted(algorithm, chip), [&](int i) { reason = refuse(*rungs()[size_t(i)], problem, chip); });
   if (reason) return reason;
+  if (plan_of(algorithm) >= 0 && admitted(algorithm, chip)) return "it has no plan of this number";
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 

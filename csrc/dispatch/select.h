@@ -15,7 +15,13 @@ bool is_built(bool is_gpu);
 
 // Algorithms by index: auto, native, split, then the names of the kernels, each once. A name without a variant stands
 // for all its variants where a device has no kernel of that very name: register_tiled on a CPU.
+//
+// A name with a number, "wgmma:3", is the plan of that number among the list_plans of the kernel that the name stands
+// for. Its index is that of the name, and above it the number plus 1.
 inline constexpr int32_t kAuto = 0, kNative = 1, kSplit = 2;
+inline constexpr int kNameBits = 8;
+constexpr int32_t name_of(int32_t algorithm) { return algorithm & ((1 << kNameBits) - 1); }
+constexpr int32_t plan_of(int32_t algorithm) { return (algorithm >> kNameBits) - 1; }  // -1: the kernel's own choice
 int32_t num_algorithms();
 const char* algorithm_name(int32_t algorithm);
 int32_t find_algorithm(std::string_view name);  // -1: there is none
@@ -40,6 +46,9 @@ Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip)
 
 // All kernels of the chip's kind of device, as explain shows them.
 std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip& chip);
+
+// The plans of a kernel that is legal.
+std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, const Chip& chip);
 
 // Why an algorithm that has no choice has none.
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);

@@ -15,5 +15,7 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def("linear_weight_grads(Tensor grad, Tensor input, *, str algorithm=\"auto\") -> (Tensor, Tensor)", tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
-  m.def("_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads, int batch=0) -> str");
+  m.def(
+      "_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads, int batch=0, "
+      "str plans_of=\"\") -> str");
 }

@@ -330,7 +330,7 @@ std::string info() {
 }
 
 std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::string_view layout,
-                    std::string_view device, int64_t num_threads, int64_t batch) {
+                    std::string_view device, int64_t num_threads, int64_t batch, std::string_view plans_of) {
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", "tiledmm: layout '", layout,
                     "' is not known; accepted are NN, NT, TN, TT");
   TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && batch >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n,
@@ -350,9 +350,10 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   const BatchDim dim{batch, m * k, k * n, m * n};
   problem.batch_dims = &dim;
   problem.num_batch_dims = batch > 0;
-  const std::string device_name(device);
+  const std::string device_name(device), kernel(plans_of);
   return whole_text([&](char* text, size_t capacity) {
-    return tiledmm_explain(&problem, device_name.c_str(), int32_t(num_threads), text, capacity);
+    return tiledmm_explain(&problem, device_name.c_str(), int32_t(num_threads),
+                           kernel.empty() ? nullptr : kernel.c_str(), text, capacity);
   });
 }
 

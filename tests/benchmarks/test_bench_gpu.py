@@ -1,9 +1,11 @@
 """What the results of a GPU say about where they come from; nothing is measured, so no GPU is needed.
 
 Planted bugs that these tests caught: clocks sampled around nothing, before or after the products, results without them,
-results without a commit, an unusable TILEDMM_COMMIT noticed after the run.
+results without a commit, an unusable TILEDMM_COMMIT noticed after the run; rows at 0.9 counted as below, a family's
+other precisions measured, caches emptied by zeros, regret as the fastest plan's time over the choice's.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torch_tiledmm.testing import ladder, origin, parse_shape
+from torch_tiledmm.testing import ladder, origin, parse_shape, timing
+from torch_tiledmm.testing.families import family_products
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -102,3 +105,71 @@ def test_ladder(gpu, monkeypatch):
     results = ladder.measure([parse_shape("4x5x6"), parse_shape("7x8x9:NT")], ["bf16", "fp64"], has_ncu=False)
     check(results, 4)
     assert len(results["tables"]) == 4
+
+
+def test_a_family_is_compared_with_its_bar(gpu, monkeypatch, tmp_path, capsys):
+    measured = []
+
+    def measure_product(shape, precision, *, copies):
+        Clocks.sample()
+        assert copies, "a copy empties the caches"
+        measured.append((precision, shape))
+        ratio = 0.89 if len(measured) % 10 == 0 else 0.9 if len(measured) % 10 == 1 else 1.1
+        timing = {"median_us": 1.0}
+        row = {"precision": precision, "kind": shape.kind, "shape": str(shape), "algorithm": "a", "predicted_us": 1.0}
+        return row | {"timings": {"tiledmm": timing, "vendor": timing}, "tflops": 1.0, "ratio": ratio, "goal": None}
+
+    monkeypatch.setattr(gpu, "measure_product", measure_product)
+    file = tmp_path / "a.json"
+    options = ["--family", "long_k", "fp64", "--random", "20", "--seed", "5", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *options])
+    gpu.main()
+    results = json.loads(file.read_text())
+    check(results, 40)
+    long_k, fp64 = results["families"]
+    assert [long_k["family"], fp64["family"]] == ["long_k", "fp64"]
+    for name, entry, start in (("long_k", long_k, 0), ("fp64", fp64, 20)):
+        expected = list(itertools.islice(family_products(name, 5), 20))
+        assert measured[start : start + 20] == expected
+        assert [row["shape"] for row in entry["products"]] == [str(shape) for _, shape in expected]
+        assert (entry["rows"], entry["seed"], entry["share_below_0.9"]) == (20, 5, 0.1)
+        assert entry["geomean"] == round((0.89**2 * 0.9**2 * 1.1**16) ** (1 / 20), 3)
+        assert [text.split()[-1] for text in entry["worst"]] == ["0.89"] * 2 + ["0.90"] * 2 + ["1.10"] * 6
+    assert long_k["is_met"] and not fp64["is_met"]  # 10 % may be below 0.9, and 5 %
+
+    options = ["--family", "long_k", "--random", "7", "--precisions", "fp16"]
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *options])
+    gpu.main()
+    assert [precision for precision, _ in measured[40:]] == ["fp16"] * 7
+
+
+def test_regret_is_of_the_choice_over_the_fastest_plan(gpu, monkeypatch, tmp_path, capsys):
+    import bench_regret
+
+    calls = []
+
+    def time_on_gpu(arms, *, seconds, most_samples, copies, warms=False):
+        calls.append((list(arms), copies, warms))
+        plans = {name: i for i, name in enumerate(name for name in arms if ":" in name)}
+        us = {"tiledmm": 12.0, "vendor": 9.0, **{name: 10.0 + i for name, i in plans.items()}}
+        return {name: timing.Timing(us[name] * 1e-6, 0, 0, 3) for name in arms}
+
+    monkeypatch.setattr(bench_regret, "time_on_gpu", time_on_gpu)
+    monkeypatch.setattr(bench_regret, "GpuClocks", Clocks)
+    monkeypatch.setattr(bench_regret, "gpu_name", lambda: "cuda:sm_90")
+    monkeypatch.setattr(bench_regret, "make_gpu_operands", lambda shape, dtype: (None, None))
+    file = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["bench_regret.py", "--rows", "3072x768x2048:TN", "--json", str(file)])
+    bench_regret.main()
+    results = json.loads(file.read_text())
+    (row,) = results["rows"]
+    (tried, _, warms), (finals, *_) = calls
+    assert warms and all(copies for _, copies, _ in calls)
+    assert {name.split(":")[0] for name in tried} >= {"tiledmm", "vendor", "wgmma"}
+    assert finals == ["tiledmm", "vendor", *[name for name in tried if ":" in name][:4]]
+    assert (row["chosen_us"], row["vendor_us"], row["best"], row["best_us"]) == (12, 9, finals[2], 10)
+    assert (row["regret"], row["ratio"], row["best_ratio"]) == (1.2, 0.75, 0.9)
+    assert [plan["algorithm"] for plan in row["plans"]] == [name for name in tried if ":" in name]
+    assert max(plan["predicted_us"] for plan in row["plans"]) <= 2 * min(p["predicted_us"] for p in row["plans"])
+    assert row["chosen"]["config"] in [plan["config"] for plan in row["plans"]]
+    assert results["summary"][0]["mean_regret"] == 1.2

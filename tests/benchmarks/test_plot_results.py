@@ -1,14 +1,14 @@
 """The pictures from small results.
 
 Planted bugs that these tests caught: a picture that is not drawn again, one machine alone that cannot be drawn, the
-ratio's worst row taken for its best.
+ratio's worst row taken for its best, the rows of a family unsorted.
 """
 
 import json
 from pathlib import Path
 
 import pytest
-from test_readme_table import GPU, LADDER, MATMUL, SPLIT
+from test_readme_table import FAMILIES, GPU, LADDER, MATMUL, SPLIT
 
 
 @pytest.fixture
@@ -23,12 +23,20 @@ def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
     options = ["--out", str(tmp_path), "--results", str(tmp_path)]
     (tmp_path / "a_gpu").mkdir()
     tables = [LADDER["tables"][1] | {"precision": precision} for precision in ("bf16", "fp32")]
-    for name, results in (("gpu", GPU), ("ladder", LADDER | {"tables": tables}), ("split", SPLIT)):
-        (tmp_path / "a_gpu" / f"{name}.json").write_text(json.dumps(results))
+    results = {"gpu": GPU, "ladder": LADDER | {"tables": tables}, "families": FAMILIES, "split": SPLIT}
+    for name, own in results.items():
+        (tmp_path / "a_gpu" / f"{name}.json").write_text(json.dumps(own))
     with pytest.raises(SystemExit, match="speed.png shows other numbers"):
         plot_results.main([*options, "--check"])
     plot_results.main(options)
     plot_results.main([*options, "--check"])
+    family = FAMILIES["families"][0]
+    products = [row | {"ratio": row["ratio"] + 0.01} for row in family["products"]]
+    changed = json.dumps(FAMILIES | {"families": [family | {"products": products}]})
+    (tmp_path / "a_gpu" / "families.json").write_text(changed)
+    with pytest.raises(SystemExit, match="families.png shows other numbers"):
+        plot_results.main([*options, "--check"])
+    plot_results.main(options)
     methods = [row | {"us": row["us"] + 1} for row in SPLIT["methods"]]
     (tmp_path / "a_gpu" / "split.json").write_text(json.dumps(SPLIT | {"methods": methods}))
     with pytest.raises(SystemExit, match="split.png shows other numbers"):
@@ -37,6 +45,15 @@ def test_a_picture_knows_what_it_was_drawn_from(tmp_path, plot_results):
     (tmp_path / "a_gpu" / "gpu.json").write_text(json.dumps(GPU | {"products": products}))
     with pytest.raises(SystemExit, match="speed.png shows other numbers"):
         plot_results.main([*options, "--check"])
+
+
+def test_the_rows_of_a_family_are_drawn_from_the_worst_on(plot_results):
+    machines = {"a_gpu": {"gpu": [GPU], "families": [FAMILIES], "cpu": [], "split": [], "ladder": []}}
+    assert plot_results.family_ratios(machines) == {"a gpu": {"mid": [0.8, 1.3]}}
+    (axes,) = plot_results.plot_families(plot_results.family_ratios(machines)).axes
+    line, one, least = axes.lines
+    assert list(line.get_xdata()) == [25, 75] and list(line.get_ydata()) == [0.8, 1.3]
+    assert (one.get_ydata()[0], least.get_ydata()[0]) == (1, 0.9)
 
 
 def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):

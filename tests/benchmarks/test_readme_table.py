@@ -144,6 +144,28 @@ SPLIT = {
         }
     ],
 }
+FAMILIES = {
+    "benchmark": "families",
+    "device": "a gpu",
+    "commit": "0123456789ab",
+    "date": "2026-11-24",
+    "clocks": None,
+    "families": [
+        {
+            "seed": 3,
+            "family": "mid",
+            "why": "middle sizes",
+            "rows": 2,
+            "geomean": 1.02,
+            "least_geomean": 1.0,
+            "share_below_0.9": 0.5,
+            "most_below_0.9": 0.05,
+            "is_met": False,
+            "worst": ["bf16 4x5x6:NT 0.80", "bf16 7x8x9:NN 1.30"],
+            "products": [GPU["products"][0] | {"ratio": ratio} for ratio in (1.3, 0.8)],
+        }
+    ],
+}
 COUNTS = [
     {
         "algorithm": "naive",
@@ -294,3 +316,13 @@ def test_missing_markers_and_missing_results_are_named(folder, readme_table):
     (folder / "README.md").write_text("no markers\n")
     code, text = readme_table()
     assert code == 2 and "results:begin" in text
+
+
+def test_families_stand_beside_their_bars(folder, readme_table):
+    put(folder, "a_gpu/gpu.json", GPU)
+    put(folder, "a_gpu/families.json", FAMILIES)
+    assert readme_table() == (0, "")
+    text = (folder / "results" / "a_gpu" / "README.md").read_text()
+    row = "| mid | middle sizes | 3 | 2 | 1.020 (1.00) | 50 % (5 %) | missed | bf16 4x5x6:NT 0.80; bf16 7x8x9:NN 1.30 |"
+    assert row in text.splitlines()
+    assert "Commit 0123456789ab, 2026-11-24; clocks not recorded." in text

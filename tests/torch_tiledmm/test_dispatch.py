@@ -1,3 +1,10 @@
+"""What can compute a product, what auto picks, and the plans of a kernel.
+
+Planted bugs that the tests of plans caught: the number of a plan one off, taken where it is too large; plans that the
+kernel's own choice is not among.
+"""
+
+import functools
 import itertools
 import re
 
@@ -204,3 +211,41 @@ def test_tf32_is_summed_by_matrix_instructions_whatever_m_is(shape):
             answer = torch_tiledmm.explain(*shape, "fp32", layout=layout, device="cuda:sm_90")
             assert answer.choice in ("mma_async", "wgmma"), answer
             assert "simt_pipelined" in {c.algorithm for c in answer.candidates if c.legal}  # for who asks for it
+
+
+@pytest.mark.parametrize(
+    "m, n, k, dtype_name, layout",
+    [
+        (6304, 768, 3072, "bf16", "NT"),
+        (3072, 768, 1501, "fp16", "TN"),
+        (1, 11008, 4096, "bf16", "TN"),
+        (300, 200, 32768, "bf16", "NN"),
+        (900, 1200, 777, "fp32", "NN"),
+        (8, 4096, 4096, "fp32", "NT"),
+        (768, 768, 5000, "fp64", "TN"),
+    ],
+)
+def test_the_plan_of_each_kernel_is_among_its_plans(m, n, k, dtype_name, layout):
+    explain = functools.partial(torch_tiledmm.explain, m, n, k, dtype_name, layout=layout, device="cuda:sm_90")
+    for kernel in explain().candidates:
+        plans = explain(plans_of=kernel.algorithm).candidates
+        if not kernel.legal:
+            assert not plans
+            continue
+        assert [plan.algorithm for plan in plans] == [f"{kernel.algorithm}:{i}" for i in range(len(plans))]
+        texts = [str(plan.config) for plan in plans]
+        assert len(set(texts)) == len(texts) or kernel.algorithm != "wgmma"
+        assert (kernel.config, kernel.cost_us) in [(plan.config, plan.cost_us) for plan in plans]
+    assert {plan.algorithm.split(":")[0] for plan in explain(plans_of="auto").candidates} == {explain().choice}
+
+
+def test_a_plan_is_an_algorithm_by_its_number():
+    a = torch.ones(3, 4)
+    assert torch.equal(torch_tiledmm.matmul(a, a.mT, algorithm="naive:0"), a @ a.mT)
+    with pytest.raises(NotImplementedError, match="'naive' cannot serve this call .* it has no plan of this number"):
+        torch_tiledmm.matmul(a, a.mT, algorithm="naive:1")
+    for name in ("naive:", "naive:x", "naive:0x", "naive:-1", "naive:0:0", "nobody:0", ":0", "naive:65536"):
+        with pytest.raises(ValueError, match=f"algorithm '{name}' is not known"):
+            torch_tiledmm.matmul(a, a.mT, algorithm=name)
+    with pytest.raises(ValueError, match="algorithm: got 'nobody'"):
+        torch_tiledmm.explain(3, 4, 5, "fp32", plans_of="nobody")

@@ -1,6 +1,7 @@
 """The GPU rungs through torch_tiledmm.host_gpu, and their counts against closed formulas.
 
-Planted bugs that these tests caught: sectors counted once for each lane, a barrier counted once for each thread.
+Planted bugs that these tests caught: sectors counted once for each lane, a barrier counted once for each thread, a
+plan of chunks side by side whose chunks are too many, the number of a plan ignored.
 """
 
 import json
@@ -11,7 +12,7 @@ import torch
 
 from torch_tiledmm import host_gpu
 from torch_tiledmm.__main__ import main
-from torch_tiledmm.dispatch import algorithms
+from torch_tiledmm.dispatch import algorithms, explain
 from torch_tiledmm.testing.ladder import ladder_rungs
 from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
 
@@ -58,6 +59,32 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
     a, b, bias = rand(5, 4100, dtype=dtype), rand(4100, 9, dtype=dtype), rand(9, dtype=dtype)
     out, _ = host_gpu.matmul(a, b, algorithm="mma_async", bias=bias, activation="gelu")
     assert_close(out, expect_linear(a, b.mT, bias, "gelu"))
+
+
+@pytest.mark.parametrize(
+    "algorithm, dtype, m, n, k, layout",
+    [
+        ("mma_async", torch.float64, 40, 17, 700, "NN"),
+        ("mma_async", torch.bfloat16, 24, 65, 4099, "TN"),
+        ("skinny", torch.float16, 5, 33, 4100, "NN"),
+        ("simt_pipelined", torch.float32, 5, 36, 1030, "NT"),
+    ],
+)
+def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
+    a = rand(k, m, dtype=dtype).mT if layout[0] == "T" else rand(m, k, dtype=dtype)
+    b = rand(n, k, dtype=dtype).mT if layout[1] == "T" else rand(k, n, dtype=dtype)
+    plans = explain(m, n, k, dtype, layout=layout, device="host:host", plans_of=algorithm).candidates
+    assert len({str(plan.config) for plan in plans}) > 1
+    expected, _ = host_gpu.matmul(a, b, algorithm=algorithm)
+    assert_close(expected, expect_matmul(a, b))
+    counts = set()
+    for plan in plans[:: max(1, len(plans) // 12)]:
+        out, counted = host_gpu.matmul(a, b, algorithm=plan.algorithm)
+        assert torch.equal(out, expected), plan
+        counts.add(counted)
+    assert len(counts) > 1  # it was the plan that ran
+    with pytest.raises(NotImplementedError, match="it has no plan of this number"):
+        host_gpu.matmul(a, b, algorithm=f"{algorithm}:{len(plans)}")
 
 
 @pytest.mark.parametrize(

@@ -95,17 +95,35 @@ def time_arms(
     return {name: _summarize(samples[name]) for name in arms}
 
 
-def time_on_gpu(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.15) -> dict[str, Timing]:
+def time_on_gpu(
+    arms: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float = 0.15,
+    most_samples: int = 60,
+    copies: bool = False,
+    warms: bool = False,
+) -> dict[str, Timing]:
     """Times single calls by events, the GPU's caches emptied before each, arms in turn; slow arms get fewer samples, at
     least three. ``seconds`` is the time that an arm's own calls may take together.
 
-    What the calling thread does before a launch is hidden behind the emptying of the caches; host_seconds has it.
+    The caches are emptied by zeros, or, with ``copies``, by a copy of other random data, as what runs before in a model
+    leaves them. ``warms``: an untimed call before each sample, so that many arms do not find each other's code in the
+    caches of instructions. What the calling thread does before a launch is hidden behind the emptying of the caches;
+    host_seconds has it.
     """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    target, source = flush.chunk(2)
+    if copies:
+        flush.random_()
 
     def sample(call: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.zero_()
+        if warms:
+            call()
+        if copies:
+            target.copy_(source)
+        else:
+            flush.zero_()
         start.record()
         call()
         end.record()
@@ -116,7 +134,7 @@ def time_on_gpu(arms: Mapping[str, Callable[[], object]], *, seconds: float = 0.
         call()
         start, end = sample(call)
         torch.cuda.synchronize()
-        rounds[name] = max(3, min(60, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
+        rounds[name] = max(3, min(most_samples, int(seconds * 1e3 / max(start.elapsed_time(end), 1e-3))))
     events: dict[str, list] = {name: [] for name in arms}
     for round_idx in range(max(rounds.values())):
         names = [name for name in arms if round_idx < rounds[name]]

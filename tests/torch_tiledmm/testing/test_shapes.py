@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torch_tiledmm.testing import LAYOUTS, SHAPES, make_operands, parse_shape, select_shapes
+from torch_tiledmm.testing.families import FAMILIES, family_products
 from torch_tiledmm.testing.shapes import KINDS, random_shapes
 
 
@@ -43,6 +44,31 @@ def test_random_rows_are_those_of_their_seed_and_small_enough():
     assert all(row.flops <= 1e9 and min(row.m, row.n, row.k) > 0 for row in rows)
     assert {row.layout for row in rows} == set(LAYOUTS) and len({row.kind for row in rows}) == 9
     assert all(row.batch == 0 or row.kind == "batch" for row in rows)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_that_of_its_seed(name):
+    rows = list(itertools.islice(family_products(name, 1), 300))
+    assert rows == list(itertools.islice(family_products(name, 1), 300))
+    assert rows != list(itertools.islice(family_products(name, 2), 300))
+    assert {precision for precision, _ in rows} == set(FAMILIES[name].precisions)
+    assert all(shape.batch == 0 and min(shape.m, shape.n, shape.k) > 0 for _, shape in rows)
+    layouts = {"forward": {"NT"}, "dX": {"NN"}, "dW": {"TN"}, "mid": {"NT", "NN", "TN"}}
+    for kind in {shape.kind for _, shape in rows}:
+        assert {shape.layout for _, shape in rows if shape.kind == kind} == layouts.get(kind, set(LAYOUTS))
+
+
+def test_families_are_what_their_bars_are_for():
+    def shapes(name):
+        return [shape for _, shape in itertools.islice(family_products(name, 1), 300)]
+
+    for shape in shapes("layers_base"):
+        rows = shape.k if shape.kind == "dW" else shape.m
+        assert 1000 <= rows <= 10000
+    assert all(512 <= side <= 2500 and side % 8 == 0 for s in shapes("mid") for side in (s.m, s.n, s.k))
+    assert {shape.m for shape in shapes("one_row")} == {1}
+    assert {shape.m for shape in shapes("few_rows")} == set(range(2, 17))
+    assert all(max(s.m, s.n) <= 512 and s.k >= 4096 for s in shapes("long_k"))
 
 
 def test_flops_and_bytes_count_the_batch():

@@ -234,17 +234,17 @@ inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max
           max_shared_bytes};
 }
 
-inline SimtPlan choose_simt_plan(const SimtTask& task) {
+// Calls visit(plan, microseconds) for each plan that can be carried out.
+template <class Visit>
+void for_each_simt_plan(const SimtTask& task, const Visit& visit) {
   constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const bool is_chunked = task.chunk_k < task.k;
   const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
   const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
-  SimtPlan best{};
-  double best_time = kNever;
   const auto consider = [&](const SimtPlan& plan) {
     const double time = simt_microseconds(task, plan);
-    if (time < best_time) best = plan, best_time = time;
+    if (time < kNever) visit(plan, time);
   };
   for (const bool is_transposed : {false, true}) {
     const SimtTask oriented = is_transposed ? transposed(task) : task;
@@ -267,6 +267,14 @@ inline SimtPlan choose_simt_plan(const SimtTask& task) {
       }
     }
   }
+}
+
+inline SimtPlan choose_simt_plan(const SimtTask& task) {
+  SimtPlan best{};
+  double best_time = kNever;
+  for_each_simt_plan(task, [&](const SimtPlan& plan, double time) {
+    if (time < best_time) best = plan, best_time = time;
+  });
   return best;
 }
 

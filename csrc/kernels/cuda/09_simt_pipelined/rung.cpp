@@ -25,6 +25,13 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.cost_us = simt_microseconds(task, chosen);
 }
 
+void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
+  for_each_simt_plan(simt_task(problem, chip.num_cus, chip.max_shared_bytes), [&](const SimtPlan& own, double cost_us) {
+    plans.emplace_back().as<SimtPlan>() = own;
+    plans.back().cost_us = cost_us;
+  });
+}
+
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const SimtPlan& own = plan.as<SimtPlan>();
@@ -55,6 +62,8 @@ const Rung simt_pipelined_rung = {"simt_pipelined",
                                   refuse,
                                   plan,
                                   describe,
-                                  launch_simt_pipelined};
+                                  launch_simt_pipelined,
+                                  false,
+                                  list_plans};
 
 }  // namespace tiledmm::gpu

@@ -144,11 +144,10 @@ inline double mma_async_us(const MmaAsyncChoice& choice, DType dtype, const MmaA
   return us;
 }
 
-// The fastest of the shapes that fit into shared memory.
-inline MmaAsyncChoice choose_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k,
-                                       int64_t batch, int64_t chunk_k, int num_cus, int64_t max_shared_bytes) {
-  MmaAsyncChoice best{-1, 1};
-  double best_us = 0;
+// Calls visit(choice, microseconds) for each of the shapes that fit into shared memory.
+template <class Visit>
+void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch,
+                        int64_t chunk_k, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
   const int64_t chunks = ceil_div(k, chunk_k);
   const bool do_partials_fit = chunks * m * n * batch * (dtype == DType::f64 ? 8 : 4) <= kMaxPartialBytes;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
@@ -159,14 +158,9 @@ inline MmaAsyncChoice choose_mma_async(DType dtype, const MmaAsyncCopies& copies
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
       if (splits && can_sum_chunks && dtype != DType::f64) continue;
       const MmaAsyncChoice choice{i, splits ? chunks : 1};
-      const double us = mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus);
-      if (best.shape < 0 || us < best_us) {
-        best = choice;
-        best_us = us;
-      }
+      visit(choice, mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
     }
   }
-  return best;
 }
 
 // How rung 10 computes a problem.

@@ -22,6 +22,13 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.as<MmaAsyncPlan>() = plan_mma_async(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
 }
 
+void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
+  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, [&](const MmaAsyncPlan& own, double cost_us) {
+    plans.emplace_back().as<MmaAsyncPlan>() = own;
+    plans.back().cost_us = cost_us;
+  });
+}
+
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
@@ -47,6 +54,7 @@ const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchrono
                              10,          true,
                              true,        Order::mma_chunks,
                              refuse,      plan,
-                             describe,    launch_mma_async};
+                             describe,    launch_mma_async,
+                             false,       list_plans};
 
 }  // namespace tiledmm::gpu

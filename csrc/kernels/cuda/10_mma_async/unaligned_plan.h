@@ -121,8 +121,10 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
   return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
 }
 
-// The plan of a problem on a chip, and its predicted time.
-inline MmaAsyncPlan plan_mma_async(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, double& cost_us) {
+// Calls visit(plan, microseconds) for each plan of a problem on a chip. The one for operands that are not aligned comes
+// last: it is taken even if another one is as fast.
+template <class Visit>
+void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
@@ -131,19 +133,36 @@ inline MmaAsyncPlan plan_mma_async(const FoldedProblem& given, int num_cus, int6
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
   const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
-  plan.choice =
-      choose_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes);
-  cost_us = mma_async_us(plan.choice, p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus);
+  MmaUnalignedPlan direct{-1, 0};
+  double other_us = 0;
   if (is_16_bit) {
     const MmaUnalignedProblem unaligned = describe_unaligned(problem);
-    cost_us += copies_us(unaligned, p.stride_cm % 8 == 0);
-    const MmaUnalignedPlan direct = choose_mma_unaligned_plan(unaligned, num_cus, max_shared_bytes);
-    if (direct.shape >= 0 && direct.microseconds <= cost_us) {
-      plan.unaligned_shape = direct.shape;
-      cost_us = direct.microseconds;
-    }
+    other_us = copies_us(unaligned, p.stride_cm % 8 == 0);
+    direct = choose_mma_unaligned_plan(unaligned, num_cus, max_shared_bytes);
   }
-  return plan;
+  for_each_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
+                     [&](const MmaAsyncChoice& choice, double us) {
+                       plan.choice = choice;
+                       visit(plan, us + other_us);
+                     });
+  if (direct.shape >= 0) {
+    plan.unaligned_shape = direct.shape;
+    visit(plan, direct.microseconds);
+  }
+}
+
+// The fastest.
+inline MmaAsyncPlan plan_mma_async(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes,
+                                   double& cost_us) {
+  MmaAsyncPlan best{};
+  best.choice.shape = -1;
+  for_each_mma_async_plan(problem, num_cus, max_shared_bytes, [&](const MmaAsyncPlan& plan, double us) {
+    if (best.choice.shape < 0 || us < cost_us || (plan.unaligned_shape >= 0 && us == cost_us)) {
+      best = plan;
+      cost_us = us;
+    }
+  });
+  return best;
 }
 
 }  // namespace tiledmm

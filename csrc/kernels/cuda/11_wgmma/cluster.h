@@ -77,7 +77,8 @@ __device__ __forceinline__ void finish_shared_tile(const float (&acc)[Cfg::kAcc]
 // The grid: tiles, and blocks of a cluster.
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
-    wgmma_shared_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    wgmma_shared_kernel(const __grid_constant__ CUtensorMap map_a,
+                        const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                         const __grid_constant__ Arguments args) {
   static_assert(Cfg::kBlockM == 64 && !Cfg::kIsTf32, "one consumer, 16 bits");
   static_assert(kNumUnits<Cfg> * 16 <= Cfg::kNumStages * Cfg::kStageBytes, "sums in the place of stages");
@@ -89,8 +90,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.empty = shared.full + Cfg::kNumStages * 8;
   const int warp = threadIdx.x / 32;
   if (warp == kProducerWarp && elect_sync()) {
-    set_up_producer<Cfg>(&map_a, &map_b, shared);
-    if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
+    set_up_producer<Cfg>(&map_a, map_b.maps, shared);
+    if (args.start == Start::by_grid)
+      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
   }
   if (threadIdx.x == 0) {
 #pragma unroll
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     named_barrier_sync(1, kWarpgroup);  // all warps have read the stages, and all that was copied has arrived
     finish_shared_tile<Cfg>(acc.c, args, shared, at, rank);
   } else if (elect_sync()) {
-    produce_tile<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, at, args.start == Start::by_grid);
+    produce_tile<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, at, args.start == Start::by_grid);
   }
 }
 

@@ -49,9 +49,11 @@ struct Config {
   static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
   static constexpr int kConsumers = BLOCK_M / 64;
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
-  static constexpr bool kMovesRegisters = kConsumers == 2;
+  static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : 56, kConsumerRegisters = kTransposesB ? 208 : 224;
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
+  static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
   static constexpr int kBoxN = B_IS_N_MAJOR ? (BLOCK_N == 32 || kIsTf32 ? 32 : 64) : BLOCK_N == 256 ? 128 : BLOCK_N;
@@ -74,7 +76,7 @@ struct Config {
   static constexpr bool kSumsRows = SUMS_ROWS;
   static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
   static constexpr int kFixedBytes =
-      1024 + kConsumers * kNumStoreBuffers * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
+      1024 + kConsumers * num_store_buffers(kConsumers) * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
   static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
@@ -83,10 +85,12 @@ struct Config {
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
 
-  static_assert(BLOCK_M == 64 || BLOCK_M == 128, "one or two consumers of 64 rows");
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
-  static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
+  static_assert(!kMovesRegisters ||
+                    kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
+                "setmaxnreg: what the block starts with");
   static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
   static_assert(kChunkUnit % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
   static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
@@ -143,7 +147,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
   }
   if (row >= args.m) return;
-  if constexpr (Cfg::kSumsChunks) {
+  if constexpr (Cfg::kSumsChunks || !Cfg::kIsTf32) {
     if (args.num_splits > 1) {
       if constexpr (Cfg::kCIsMMajor)
         return store_partial_along_m<Piece>(acc.c, args, at, row);
@@ -174,7 +178,8 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
 
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
-    wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
+                 const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
   using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
@@ -184,7 +189,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   char* smem_c = smem + kNumStages * Cfg::kStageBytes;
-  char* smem_ones = smem_c + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
+  char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
   const int warp = threadIdx.x / 32;
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
   Shared shared;
@@ -195,14 +201,15 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   shared.transposed = shared.empty + kNumStages * 8;
   // Before all that others need: a cold line of the constants' cache costs 0.1 us.
   if (warp == kProducerWarp && elect_sync()) {
-    set_up_producer<Cfg>(&map_a, &map_b, shared);
+    set_up_producer<Cfg>(&map_a, map_b.maps, shared);
     // The first copies wait for no other warp, only for the end of the kernels before this one.
-    if (args.start == Start::by_grid) start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_by_grid<Cfg>(args));
+    if (args.start == Start::by_grid)
+      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
     if (args.start == Start::by_index)
-      start_tile<Cfg, false>(&map_a, &map_b, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
+      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
-  shared.c = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
+  shared.c = smem_c + consumer * kStoreBytes;
   const int num_pairs = Cfg::kPairs ? args.pair_m + args.pair_n : 0;  // that the block belongs to
   shared.is_paired = num_pairs > 0;
   if (Cfg::kPairs && shared.is_paired) {
@@ -231,7 +238,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> num_pairs, args), args);
     cluster_wait();  // the other blocks' barriers are initialised as well
     if (args.start == Start::in_pairs && warp == kProducerWarp && elect_sync())
-      start_tile<Cfg, true>(&map_a, &map_b, args, shared, at);
+      start_tile<Cfg, true>(&map_a, map_b.maps, args, shared, at);
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
@@ -250,13 +257,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
     if (warp == kProducerWarp && elect_sync()) {
       if constexpr (Cfg::kSumsRows) {
-        produce<Cfg, Cfg, Columns::first>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
-        produce<Cfg, Cfg, Columns::others>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::first>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::others>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
       } else {
-        produce<Cfg, Cfg>(&map_a, &map_b, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
+        produce<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
       }
       if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, &map_b, args, shared, ring, args.full_tiles, args.num_tiles);
+        produce<Cfg, Half>(&map_a, map_b.maps, args, shared, ring, args.full_tiles, args.num_tiles);
     }
   } else {
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
@@ -342,12 +349,11 @@ CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_re
 
 // A's and B's.
 template <class Cfg>
-bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, CUtensorMap& map_b) {
+bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
   const GemmProblem& p = task.problem.gemm;
   const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
-                          Cfg::LoaderB::encode(map_b, args.b, p.dtype, p.b, task.b, args.pair_m);
-  const int a_bytes = Cfg::LoaderA::kNumBoxes * args.a.rows * 128;
-  const int b_bytes = Cfg::LoaderB::kNumBoxes * args.b.rows * 128;
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.pair_m);
+  const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
   args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
   args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
   return is_encoded;
@@ -360,7 +366,8 @@ const char* launch_shared(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   args.a.policy = policy_of(task, task.a, true);
   args.b.policy = policy_of(task, task.b, true);
-  CUtensorMap map_a{}, map_b{};
+  CUtensorMap map_a{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
   if (!encode_operands<Cfg>(task, args, map_a, map_b)) return kNotEncoded;
   args.start = args.num_batch_dims == 0 ? Start::by_grid : Start::late;
   const unsigned chunks = unsigned(args.num_splits), num_slabs = unsigned(task.problem.batch_size) * chunks;
@@ -382,7 +389,10 @@ const char* launch_config(const Task& task) {
   // numbers its tiles as the grid does.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_groups = is_one_wave ? 1 : max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
+  const int64_t num_squares = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
+  const int64_t num_groups = is_one_wave             ? 1
+                             : task.plan.group_m > 0 ? ceil_div(args.tiles_m, task.plan.group_m)
+                                                     : num_squares;
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
@@ -395,7 +405,8 @@ const char* launch_config(const Task& task) {
   args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
   args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));
 
-  CUtensorMap map_a{}, map_b{}, map_c{};
+  CUtensorMap map_a{}, map_c{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
   bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&

@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
-  if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128) {
+  if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128 || Cfg::kConsumers == 3) {
 #pragma unroll 1
     for (bool is_first = true; num_k_tiles > 0; num_k_tiles -= chunk_tiles, is_first = false) {
       multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), is_first);

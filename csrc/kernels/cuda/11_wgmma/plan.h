@@ -19,8 +19,8 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128},
-    {64, 192},  {64, 128},  {64, 96},   {64, 64},   {64, 32},
+    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128}, {64, 192},
+    {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 128}, {192, 96},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -35,8 +35,9 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // the second-level cache fewer requests, short ones would grow too much.
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
-// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs.
-constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= 192; }
+// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs. Where a block
+// has three consumers, a thread has fewer of them.
+constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= (shape.block_m == 192 ? 96 : 192); }
 
 // The chunks' sums take so much memory at most.
 inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
@@ -55,7 +56,7 @@ constexpr bool starts_in_lines(const TileShape& shape, bool is_b_k_major) {
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests:
 // of use for large tiles only.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
-  return is_b_k_major || shape.block_n % (shape.block_m == 128 ? 32 : 64) == 0 || shape.block_n == 32;
+  return is_b_k_major || shape.block_n % (shape.block_m >= 128 ? 32 : 64) == 0 || shape.block_n == 32;
 }
 
 // Where tiles of `block` rows of an operand begin at the latest. The copy engine takes longer for rows beyond it than
@@ -73,17 +74,17 @@ constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tile
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
-  return shape.block_m == 128 && shape.block_n != 224 && serves_layout(shape, false);
+  return shape.block_m >= 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
 // Whether two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
 // multiply, or beside each other, with half of A: copies must begin where the pattern of the swizzle does.
 constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
-  return shape.block_m == 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
+  return shape.block_m >= 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
 }
 // Whether every kernel of this tile can work in pairs. The code for it costs small tiles 2 to 7 %: they have kernels of
 // their own for pairs.
-constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m == 128; }
+constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m >= 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.
@@ -102,6 +103,7 @@ struct TilePlan {
   bool shares_tiles;      // each chunk of a tile is for a block of a cluster
   bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
   double microseconds;
+  int group_m;  // rows of tiles that are computed together; 0: about a square of the tiles in flight
 };
 
 // How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as
@@ -185,26 +187,30 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
          (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+// Calls visit(plan) for each way to share out a problem: those that may be the fastest, or all that the kernels can
+// carry out.
+template <class Visit>
+void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, const Visit& visit) {
   const bool is_chunked = problem.chunk_k < problem.k;
   const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
-  TilePlan best{};
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, problem.is_b_k_major)) continue;
-    if ((is_chunked && !sums_chunks(shape)) || (problem.needs_row_sums && !sums_rows(shape))) continue;
+    if (problem.needs_row_sums && !sums_rows(shape)) continue;
     const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
-      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0};
+      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0, 0};
       plan.microseconds = model_microseconds(plan, problem, num_sms);
-      if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
+      visit(plan);
     };
     const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
     for (const bool splits : {false, true}) {
+      if (!splits && is_chunked && !sums_chunks(shape)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-      if (splits && (!may_split || shape.block_n < 64 || problem.needs_row_sums)) continue;
-      const bool gains_m = !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
+      if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
+      const bool gains_n = is_all || !is_aligned(problem);
+      const bool gains_m = gains_n || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
       const bool may_pair_m = may_pair && problem.m > shape.block_m && gains_m;
-      const bool may_pair_n = may_pair && problem.n > shape.block_n && !is_aligned(problem) && !problem.needs_row_sums;
+      const bool may_pair_n = may_pair && problem.n > shape.block_n && gains_n && !problem.needs_row_sums;
       consider(splits, false, false, false);
       if (may_pair_m) consider(splits, false, true, false);
       if (may_pair_n) consider(splits, false, false, true);
@@ -215,6 +221,13 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
     if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
       consider(false, true, false, false);
   }
+}
+
+inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
+  TilePlan best{};
+  for_each_tile_plan(problem, num_sms, false, [&](const TilePlan& plan) {
+    if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
+  });
   return best;
 }
 
@@ -222,6 +235,13 @@ inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
 struct WgmmaPlan {
   bool copies_a, copies_b;  // first, since the copy engine cannot take them
   TilePlan tiles;
+};
+
+// What all plans of a problem have in common.
+struct WgmmaTask {
+  bool copies_a, copies_b;
+  WgmmaProblem problem;
+  double other_us;  // beside the tiles
 };
 
 // The one of a product and its transpose whose C is row-major.
@@ -264,12 +284,12 @@ inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies
   return chunks + 0.3 * (readers < 1 ? readers : 1) * double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
-// The plan of a problem on a chip and the microseconds of a whole call. What the copy engine cannot take costs a launch
-// and memory traffic (A, B) or stores by the threads (C); both are estimates.
-inline WgmmaPlan plan_wgmma(const FoldedProblem& given, int num_sms, double& cost_us) {
+// What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by the threads (C); both are
+// estimates.
+inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
-  WgmmaPlan plan{};
+  WgmmaTask task{};
   TensorMapView a{}, b{}, c{};
   const auto needs_copy = [&](const OperandView& operand, TensorMapView& view) {
     if (describe_operand(operand, problem, view)) return false;
@@ -277,21 +297,54 @@ inline WgmmaPlan plan_wgmma(const FoldedProblem& given, int num_sms, double& cos
     describe_matrix(copy.data, p.dtype, copy.rows, copy.k, copy.stride_row, copy.stride_k, view);
     return true;
   };
-  plan.copies_a = needs_copy(view_a(p), a);
-  plan.copies_b = needs_copy(view_b(p), b);
+  task.copies_a = needs_copy(view_a(p), a);
+  task.copies_b = needs_copy(view_b(p), b);
   const auto alignment = [](const void* data, bool is_copied, const TensorMapView& view) {
     return row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(data), view.ld);
   };
-  plan.tiles = plan_tiles({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, b.is_k_major,
-                           alignment(p.a, plan.copies_a, a), alignment(p.b, plan.copies_b, b), p.row_sums != nullptr},
-                          num_sms);
+  task.problem = {p.m,
+                  p.n,
+                  p.k,
+                  problem.chunk_k,
+                  problem.batch_size,
+                  b.is_k_major,
+                  alignment(p.a, task.copies_a, a),
+                  alignment(p.b, task.copies_b, b),
+                  p.row_sums != nullptr};
   const double num_copied =
-      (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
+      (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  cost_us = plan.tiles.microseconds + (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
-            copied_us(problem, plan.copies_a, plan.copies_b, num_sms) +
-            (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  task.other_us = (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
+                  copied_us(problem, task.copies_a, task.copies_b, num_sms) +
+                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  return task;
+}
+
+// The plan of a problem on a chip and the microseconds of a whole call.
+inline WgmmaPlan plan_wgmma(const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const WgmmaTask task = wgmma_task(problem, num_sms);
+  const WgmmaPlan plan{task.copies_a, task.copies_b, plan_tiles(task.problem, num_sms)};
+  cost_us = plan.tiles.microseconds + task.other_us;
   return plan;
+}
+
+// Calls visit(plan, cost_us) for every plan that the launcher takes. Tiles that do not all run at once come in several
+// orders: the launcher's own, in groups of few rows, of half of the rows, of all.
+template <class Visit>
+void for_each_wgmma_plan(const FoldedProblem& problem, int num_sms, const Visit& visit) {
+  const WgmmaTask task = wgmma_task(problem, num_sms);
+  const WgmmaProblem& p = task.problem;
+  for_each_tile_plan(p, num_sms, true, [&](TilePlan tiles) {
+    const int rows = int(ceil_div(p.m, tiles.shape.block_m << int(tiles.pairs_m)));
+    const int64_t columns = ceil_div(p.n, tiles.shape.block_n << int(tiles.pairs_n));
+    const bool is_one_wave = rows * columns <= tiles_at_once(tiles, num_sms);
+    const bool has_orders = rows > 1 && !is_one_wave && !tiles.splits_chunks && !tiles.shares_tiles;
+    for (const int group_m : {0, 4, (rows + 1) / 2, rows}) {
+      if (group_m > 0 && (!has_orders || (group_m == 4 && rows <= 8))) continue;
+      tiles.group_m = group_m;
+      visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, tiles.microseconds + task.other_us);
+    }
+  });
 }
 
 }  // namespace tiledmm

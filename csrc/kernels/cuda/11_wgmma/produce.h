@@ -27,12 +27,14 @@ __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorM
     B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
 }
 
-// By the producer's thread: the tensor maps are on their way, and the barriers that it signals itself are set up.
+// By the producer's thread: the tensor maps, of which B may have two, are on their way, and the barriers that it
+// signals itself are set up.
 template <class Cfg>
 __device__ __forceinline__ void set_up_producer(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Shared& shared) {
   prefetch_tensormap(map_a);
-  prefetch_tensormap(map_b);
+#pragma unroll
+  for (int i = 0; i < Cfg::LoaderB::kNumMaps; ++i) prefetch_tensormap(map_b + i);
 #pragma unroll
   for (int stage = 0; stage < Cfg::kNumStages; ++stage) mbarrier_init(shared.full + stage * 8, 1);
   fence_mbarrier_init();

@@ -47,12 +47,22 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   }
 }
 
+// In tf32 there is but the one.
+void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
+  if (problem.gemm.dtype == DType::f32) return plan(problem, chip, plans.emplace_back());
+  for_each_wgmma_plan(problem, chip.num_cus, [&](const WgmmaPlan& own, double cost_us) {
+    plans.emplace_back().as<WgmmaPlan>() = own;
+    plans.back().cost_us = cost_us;
+  });
+}
+
 void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
   if (copies_a || copies_b) fields.add("copies", copies_a ? copies_b ? "A B" : "A" : "B");
   if (tiles.pairs_m || tiles.pairs_n) fields.add_tile("cluster", 1 + tiles.pairs_m, 1 + tiles.pairs_n);
   if (tiles.splits_chunks) fields.add("split_k", "second kernel");
   if (tiles.shares_tiles) fields.add("split_k", "cluster");
+  if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -76,6 +86,7 @@ const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, wa
                          11,       true,
                          true,     Order::mma_chunks,
                          refuse,   plan,
-                         describe, launch_wgmma};
+                         describe, launch_wgmma,
+                         false,    list_plans};
 
 }  // namespace tiledmm::gpu

@@ -77,9 +77,9 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   return 7.2 + rounds + items + (plan.splits_chunks ? 3.5 : 0);
 }
 
-inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
-  SkinnyPlan best{};
-  double best_time = 0;
+// Calls visit(plan) for each way to share out a problem.
+template <class Visit>
+void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes, const Visit& visit) {
   const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
   const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
@@ -101,13 +101,21 @@ inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, 
       plan.blocks_n = ceil_div(groups_n, groups);
       plan.num_chunks = splits ? chunks : 1;
       plan.num_units = plan.blocks_n * plan.num_chunks * problem.batch;
-      const double time = model_microseconds(problem, plan, num_sms);
-      if (best.groups == 0 || time < best_time) {
-        best = plan;
-        best_time = time;
-      }
+      visit(plan);
     }
   }
+}
+
+inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
+  SkinnyPlan best{};
+  double best_time = 0;
+  for_each_skinny_plan(problem, max_shared_bytes, [&](const SkinnyPlan& plan) {
+    const double time = model_microseconds(problem, plan, num_sms);
+    if (best.groups == 0 || time < best_time) {
+      best = plan;
+      best_time = time;
+    }
+  });
   return best;
 }
 
@@ -118,16 +126,27 @@ struct SkinnyLaunch {
   SkinnyPlan plan;
 };
 
-inline SkinnyLaunch plan_skinny(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
+// Its problem as the kernel sees it; the plan is left to be chosen.
+inline SkinnyLaunch describe_skinny(const FoldedProblem& given, SkinnyProblem& shape) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
-  const SkinnyProblem shape{p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  shape = {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  return launch;
+}
+
+inline double skinny_microseconds(const SkinnyLaunch& launch, const SkinnyProblem& shape, int num_sms) {
+  return model_microseconds(shape, launch.plan, num_sms, int(min_of(launch.width_a, launch.width_b)));
+}
+
+inline SkinnyLaunch plan_skinny(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
+  SkinnyProblem shape;
+  SkinnyLaunch launch = describe_skinny(given, shape);
   launch.plan = choose_skinny_plan(shape, num_sms, max_shared_bytes);
-  cost_us = model_microseconds(shape, launch.plan, num_sms, int(min_of(launch.width_a, launch.width_b)));
+  cost_us = skinny_microseconds(launch, shape, num_sms);
   return launch;
 }
 

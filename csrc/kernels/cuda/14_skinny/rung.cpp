@@ -23,6 +23,16 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   plan.as<SkinnyLaunch>() = plan_skinny(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
 }
 
+void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
+  SkinnyProblem shape;
+  SkinnyLaunch launch = describe_skinny(problem, shape);
+  for_each_skinny_plan(shape, chip.max_shared_bytes, [&](const SkinnyPlan& own) {
+    launch.plan = own;
+    plans.emplace_back().as<SkinnyLaunch>() = launch;
+    plans.back().cost_us = skinny_microseconds(launch, shape, chip.num_cus);
+  });
+}
+
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
@@ -41,6 +51,7 @@ const Rung skinny_rung = {"skinny", "few rows: the other operand streams through
                           14,       true,
                           true,     Order::mma_chunks,
                           refuse,   plan,
-                          describe, launch_skinny};
+                          describe, launch_skinny,
+                          false,    list_plans};
 
 }  // namespace tiledmm::gpu

@@ -18,10 +18,11 @@ struct Boxes {
 };
 
 // BLOCK rows of an operand in boxes of up to BOX rows. In shared memory, rows along k lie 128 bytes apart, and so many
-// bytes lie between steps of k in the others.
+// bytes lie between steps of k in the others, of which the last box may be narrower: it has a tensor map of its own.
 template <class T, int BLOCK, int BOX, bool IS_K_MAJOR>
 struct BoxLoader {
   static constexpr int kNumBoxes = (BLOCK + BOX - 1) / BOX;
+  static constexpr int kTail = IS_K_MAJOR ? 0 : BLOCK % BOX, kNumMaps = kTail ? 2 : 1;
   static constexpr int kBlockK = 128 / sizeof(T), kPitch = IS_K_MAJOR ? 128 : BOX * int(sizeof(T));
 
   // The copies for one k tile. Shared: this block's half of each box, of its rows if they are along k, else of k, for
@@ -34,23 +35,45 @@ struct BoxLoader {
     for (int i = 0; i < kNumBoxes; ++i) {
       const int row = first + i * BOX, inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
       const uint32_t to = smem + i * BOX * 128;
+      const CUtensorMap* own = map + (kTail && i == kNumBoxes - 1);
       if constexpr (IS_SHARED)
-        cp_async_bulk_tensor_3d_to_blocks(to + skipped * kPitch, map, inner, outer + skipped, item, barrier, blocks,
+        cp_async_bulk_tensor_3d_to_blocks(to + skipped * kPitch, own, inner, outer + skipped, item, barrier, blocks,
                                           boxes.policy);
       else
-        cp_async_bulk_tensor_3d(to, map, inner, outer, item, barrier, boxes.policy);
+        cp_async_bulk_tensor_3d(to, own, inner, outer, item, barrier, boxes.policy);
     }
+  }
+
+  // Bytes that a k tile's boxes bring.
+  static constexpr int num_bytes(const Boxes& boxes) {
+    return kTail ? ((kNumBoxes - 1) * boxes.rows + int(min_of(kTail, boxes.rows))) * 128 : kNumBoxes * boxes.rows * 128;
   }
 
   // The operand's boxes, or halves of them where blocks share it.
   static bool encode(CUtensorMap& map, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
                      bool is_shared) {
+    static_assert(kNumMaps == 1);
+    return encode(&map, boxes, dtype, data, operand, is_shared);
+  }
+  static bool encode(CUtensorMap* maps, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
+                     bool is_shared) {
     // Halves begin where the pattern of the swizzle does; the engine copies whole units.
     const int64_t unit = IS_K_MAJOR ? 8 << is_shared : kTensorMapBytes / sizeof(T);
     boxes.rows = int(min_of(BOX, round_up(IS_K_MAJOR ? operand.outer : operand.inner, unit)));
-    const int inner = IS_K_MAJOR ? kBlockK : boxes.rows, outer = IS_K_MAJOR ? boxes.rows : kBlockK;
-    return encode_tensor_map(&map, dtype, data, operand, inner, outer >> is_shared, kPitch, sizeof(T) == 4);
+    for (int i = 0; i < kNumMaps; ++i) {
+      const int rows = i == 0 ? boxes.rows : int(min_of(kTail, boxes.rows));
+      const int inner = IS_K_MAJOR ? kBlockK : rows, outer = IS_K_MAJOR ? rows : kBlockK;
+      if (!encode_tensor_map(&maps[i], dtype, data, operand, inner, outer >> is_shared, kPitch, sizeof(T) == 4))
+        return false;
+    }
+    return true;
   }
+};
+
+// The tensor maps of an operand, as a kernel's parameter.
+template <class Loader>
+struct BoxMaps {
+  CUtensorMap maps[Loader::kNumMaps];
 };
 
 }  // namespace

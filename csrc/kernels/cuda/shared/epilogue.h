@@ -12,6 +12,8 @@ namespace {
 
 constexpr int kWarpgroup = 128;      // threads
 constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other is stored
+// Three consumers leave room for one each beside four stages.
+constexpr int num_store_buffers(int num_consumers) { return num_consumers == 3 ? 1 : kNumStoreBuffers; }
 
 // Divides numbers from 0 to 2^31 - 1 without the latency of a division: Granlund and Montgomery, "Division by Invariant
 // Integers using Multiplication".
@@ -207,7 +209,7 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
     for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
     return;
   }
-  constexpr int kAvailable = kNumStoreBuffers * Cfg::kStoreBytes / 4 / kWarpgroup;
+  constexpr int kAvailable = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 4 / kWarpgroup;
   constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
   if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
   named_barrier_sync(barrier_id, kWarpgroup);
@@ -303,9 +305,10 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
     // The last one may store some columns again.
     const int part_col = part < Cfg::kBlockN - kStoreN ? part : Cfg::kBlockN - kStoreN;
-    char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
-    // The store before last has read this buffer; only the thread that issued it can wait for that.
-    if (thread == 0) cp_async_bulk_wait_group_read<kNumStoreBuffers - 1>();
+    constexpr int kBuffers = num_store_buffers(Cfg::kConsumers);
+    char* buffer = smem_c + (num_stores++ % kBuffers) * Cfg::kStoreBytes;
+    // The last store from this buffer has read it; only the thread that issued it can wait for that.
+    if (thread == 0) cp_async_bulk_wait_group_read<kBuffers - 1>();
     named_barrier_sync(barrier_id, kWarpgroup);
     // Swizzled as the copy engine expects it: without bank conflicts here.
     const int r = warp * 16 + lane % 16;

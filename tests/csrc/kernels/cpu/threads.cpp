@@ -102,7 +102,7 @@ std::string explain(int64_t m, int64_t n, int64_t k, const char* device) {
   problem.stride_am = k, problem.stride_ak = 1, problem.stride_bk = n, problem.stride_bn = 1;
   problem.stride_cm = n, problem.stride_cn = 1;
   std::string text(1 << 16, '\0');
-  text.resize(tiledmm_explain(&problem, device, 2, text.data(), text.size()));
+  text.resize(tiledmm_explain(&problem, device, 2, nullptr, text.data(), text.size()));
   return text;
 }
 

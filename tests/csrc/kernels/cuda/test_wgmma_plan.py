@@ -98,7 +98,7 @@ def test_every_plan_is_legal(plan):
     ):
         m, n, k, *_ = problem
         num_chunks = count_chunks(n, k)
-        assert sums_chunks or num_chunks == 1, problem
+        assert sums_chunks or splits or num_chunks == 1, problem
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
@@ -111,6 +111,13 @@ def test_every_plan_is_legal(plan):
     assert chosen >= {(block_m, 1, pairs_n) for block_m in (64, 128) for pairs_n in (0, 1)}
     for row in plan([(m, n, k, 1, 1) for m, n, k, *_ in problems if n > 256]):
         assert row[4] and not row[7]
+
+
+def test_three_consumers_fill_a_wave_that_two_do_not(plan):
+    # 33 x 4 tiles of 192 x 192 on 132 multiprocessors; fewer rows leave some idle, more take a second wave.
+    problems = [(m, 768, 768, 1, 0) for m in (6304, 4096, 6500)]
+    full, less, more = ([int(value) for value in row[:2]] for row in plan(problems))
+    assert full == [192, 192] and less != full and more != full
 
 
 def test_time_is_near_what_was_measured(plan):
