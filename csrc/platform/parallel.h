@@ -1,4 +1,4 @@
-// A lambda as the task of Executor::parallel_for, and tasks that workers take from a common counter.
+// A lambda as the task of Executor::parallel_for, and tasks that workers share out among themselves.
 #pragma once
 
 #include <atomic>
@@ -18,21 +18,30 @@ void parallel_for(const Executor& executor, int64_t num_tasks, const Task& task)
       const_cast<Task*>(&task));
 }
 
-// task(worker_idx, task_idx) for every task_idx < num_tasks. Each of num_workers workers begins with tasks of its own,
-// so that calls alike find their memory in the same core's cache; then it takes the next ones that nobody has taken, so
-// that a slow core does less. Where there are many, several that follow each other are taken at a time.
+// task(worker_idx, task_idx) for every task_idx < num_tasks. Each of num_workers workers has a share of the tasks that
+// follow each other, so that calls alike find their memory in the same core's cache. Who is done with its own takes
+// from the others', so that a slow core does less.
 template <class Task>
 void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_tasks, const Task& task) {
-  constexpr int64_t kTurns = 8;  // of each worker
-  const int64_t count = max_of(1, num_tasks / max_of(1, kTurns * num_workers));
-  std::atomic<int64_t> next{num_workers * count};
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  constexpr int64_t kMaxShares = 32;
+  Share shares[kMaxShares];
+  const int64_t num_shares = min_of(num_workers, kMaxShares);
+  for (int64_t i = 0; i < num_shares; ++i) {
+    shares[i].next.store(i * num_tasks / num_shares, std::memory_order_relaxed);
+    shares[i].end = (i + 1) * num_tasks / num_shares;
+  }
   parallel_for(executor, num_workers, [&](int64_t worker_idx) {
-    int64_t first = worker_idx * count;
-    while (first < num_tasks) {
-      for (int64_t idx = first; idx < min_of(first + count, num_tasks); ++idx) task(worker_idx, idx);
+    for (int64_t i = 0; i < num_shares; ++i) {
+      Share& share = shares[(worker_idx + i) % num_shares];
       // Read before it is written: where all is taken, workers need not wait for each other's writes.
-      const bool is_all_taken = next.load(std::memory_order_relaxed) >= num_tasks;
-      first = is_all_taken ? num_tasks : next.fetch_add(count, std::memory_order_relaxed);
+      while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const int64_t idx = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (idx < share.end) task(worker_idx, idx);
+      }
     }
   });
 }

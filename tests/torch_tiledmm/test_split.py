@@ -15,6 +15,7 @@ from torch_tiledmm.dispatch import DTYPES
 
 U = 2.0**-24
 BLOCK_K, CHUNK_K = 64, 512
+NUM_RANDOM = 5_000  # products; on a GPU
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not IS_HOPPER, reason="wgmma_split is Hopper's")
 
@@ -276,6 +277,7 @@ def test_data_in_every_layout(name):
 
 
 @on_hopper
+@pytest.mark.takes_long
 def test_random_products_of_wide_range():
     generator = torch.Generator().manual_seed(5)
 
@@ -286,7 +288,7 @@ def test_random_products_of_wide_range():
         )
         return torch.ldexp(torch.randn(shape, generator=generator), exponents)
 
-    for _ in range(150):
+    for _ in range(NUM_RANDOM):
         m, n, k = (int(2 ** (9 * torch.rand((), generator=generator))) for _ in range(3))
         k *= 1 + 3 * int(torch.randint(0, 2, (), generator=generator))
         a, b = draw(m, k), draw(k, n)
