@@ -13,6 +13,8 @@ none to publish results of.
 
 import argparse
 import json
+import math
+import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -109,8 +111,38 @@ def row_line(row: dict) -> tuple[str, ...]:
     )
 
 
+def way_of(algorithm: str, config: dict) -> str:
+    """A plan in few words: kernel, tile, pairs, where chunks of k are added; orders of the tiles are one way."""
+    words = (config.get(key) for key in ("path", "block", "stages", "cluster", "split_k"))
+    return " ".join([algorithm.split(":")[0], *(str(word) for word in words if word is not None)])
+
+
+def costliest_choices(rows: list[dict]) -> list[str]:
+    """Which way was taken for which, how often, and how much longer that took in the mean, the largest sum first."""
+    regrets: dict[str, list[float]] = {}
+    for row in rows:
+        best = next(plan for plan in row["plans"] if plan["algorithm"] == row["best"])
+        ways = [way_of(plan["algorithm"], plan["config"]) for plan in (row["chosen"], best)]
+        if row["regret"] > 1:
+            regrets.setdefault(" instead of ".join(ways), []).append(row["regret"])
+    costs = sorted(regrets.items(), key=lambda item: -sum(map(math.log, item[1])))
+    return [f"{ways}: {len(own)} rows, {geomean(own):.3f}" for ways, own in costs[:12]]
+
+
+def model_errors(rows: list[dict]) -> dict[str, str]:
+    """For each way the measured time over the predicted one: quartiles over all products that it was timed for."""
+    ratios: dict[str, list[float]] = {}
+    for plan in (plan for row in rows for plan in row["plans"]):
+        ratios.setdefault(way_of(plan["algorithm"], plan["config"]), []).append(plan["us"] / plan["predicted_us"])
+    return {
+        way: " ".join(f"{quartile:.2f}" for quartile in statistics.quantiles(own, n=4))
+        for way, own in sorted(ratios.items())
+        if len(own) >= 4
+    }
+
+
 def summarize(name: str, rows: list[dict]) -> dict:
-    """Both distances of a family."""
+    """Both distances of a family, and what the model of the time makes of its plans."""
     return {
         "family": name,
         "rows": len(rows),
@@ -119,6 +151,8 @@ def summarize(name: str, rows: list[dict]) -> dict:
         "mean_regret": round(geomean([row["regret"] for row in rows]), 4),
         "share_of_regret_above_5_percent": round(sum(row["regret"] > 1.05 for row in rows) / len(rows), 3),
         "share_of_best_below_0.9": round(sum(row["best_ratio"] < 0.9 for row in rows) / len(rows), 3),
+        "costliest_choices": costliest_choices(rows),
+        "measured_over_predicted": model_errors(rows),
     }
 
 
@@ -153,7 +187,15 @@ def main() -> None:
             if args.json:
                 args.json.write_text(json.dumps(results) + "\n")
     for entry in results["summary"]:
+        lists = {
+            "costliest choices": entry.pop("costliest_choices"),
+            "measured over predicted": [
+                f"{way}: {error}" for way, error in entry.pop("measured_over_predicted").items()
+            ],
+        }
         print(*(f"{name} {value}" for name, value in entry.items()), sep=", ")
+        for name, lines in lists.items():
+            print(f"  {name}", *lines, sep="\n    ")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ template <int BYTES>
 void copy_async_once(void* smem, const void* from, int valid_bytes) {
   copy_async<BYTES>(smem, from, valid_bytes);
 }
+inline uint64_t cache_policy(bool) { return 0; }
+template <int BYTES>
+void copy_async_by(uint64_t, void* smem, const void* from, int valid_bytes) {
+  copy_async<BYTES>(smem, from, valid_bytes);
+}
 template <int BYTES>
 void copy_async_if(bool pred, void* smem, const void* from) {
   if (pred) copy_async<BYTES>(smem, from, BYTES);
@@ -47,17 +52,23 @@ TILEDMM_DEVICE void copy_async(void* smem, const void* from, int valid_bytes) {
   }
 }
 
-// copy_async for what nobody reads again soon: the second-level cache gives it up before anything else.
-template <int BYTES>
-TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_bytes) {
-  const auto address = uint32_t(__cvta_generic_to_shared(smem));
+// For copy_async_by: what nobody reads again soon the second-level cache gives up before anything else.
+TILEDMM_DEVICE uint64_t cache_policy(bool is_read_once) {
 #if __CUDA_ARCH__ >= 900
-  // createpolicy.fractional.L2::evict_first with 1.0; a constant costs no registers (CUTLASS, TMA::CacheHintSm90).
-  const uint64_t policy = 0x12F0000000000000;
+  // createpolicy.fractional with 1.0; a constant costs no registers (CUTLASS, TMA::CacheHintSm90).
+  return is_read_once ? 0x12F0000000000000 : 0x1000000000000000;
 #else
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return is_read_once ? first : normal;
 #endif
+}
+
+// copy_async under a policy of the second-level cache.
+template <int BYTES>
+TILEDMM_DEVICE void copy_async_by(uint64_t policy, void* smem, const void* from, int valid_bytes) {
+  const auto address = uint32_t(__cvta_generic_to_shared(smem));
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
                  "r"(valid_bytes), "l"(policy)
@@ -67,6 +78,10 @@ TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_byte
                  "n"(BYTES), "r"(valid_bytes), "l"(policy)
                  : "memory");
   }
+}
+template <int BYTES>
+TILEDMM_DEVICE void copy_async_once(void* smem, const void* from, int valid_bytes) {
+  copy_async_by<BYTES>(cache_policy(true), smem, from, valid_bytes);
 }
 
 // Without a branch, and without computing the addresses under a condition.

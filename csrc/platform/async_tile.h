@@ -11,8 +11,8 @@
 
 namespace tiledmm::gpu {
 
-// Tiles as they lie in memory: [mn][k] or [k][mn].
-template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS>
+// Tiles as they lie in memory: [mn][k] or [k][mn]. HAS_POLICY: of the second-level cache, for all copies.
+template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool HAS_POLICY = false>
 struct AsyncTile {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
@@ -31,6 +31,7 @@ struct AsyncTile {
   int left_mn;               // of the operand, from the tile on
   const T* from;             // this thread's first element at k = 0
   const T* next;             // the same at the k of the next whole tile
+  uint64_t policy = 0;
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
@@ -72,10 +73,17 @@ struct AsyncTile {
       const int64_t step = far_step * stride_far();
       const int smem_step = far_step * (IS_K_MAJOR ? kRowK : kRowMn), valid_bytes = inside_close * int(sizeof(T));
       TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
-        copy_async<kBytes>(to + i * smem_step, source, i * far_step < inside_far ? valid_bytes : 0);
+        copy<kBytes>(to + i * smem_step, source, i * far_step < inside_far ? valid_bytes : 0);
         source += step;
       }
     }
+  }
+  template <int BYTES>
+  TILEDMM_DEVICE void copy(void* to, const void* source, int valid_bytes) const {
+    if constexpr (HAS_POLICY)
+      copy_async_by<BYTES>(policy, to, source, valid_bytes);
+    else
+      copy_async<BYTES>(to, source, valid_bytes);
   }
 
  public:
@@ -97,7 +105,7 @@ struct AsyncTile {
         if (i * parts / kCount != part) continue;
         // Opaque: what is the same in every tile would take registers from the sums.
         const int inside = IS_INSIDE ? WIDTH : i * rows < opaque(inside_far) ? inside_close : 0;
-        copy_async<kBytes>(&shared.elements[(far + i * rows) * row + close], next, inside * int(sizeof(T)));
+        copy<kBytes>(&shared.elements[(far + i * rows) * row + close], next, inside * int(sizeof(T)));
         next =
             reinterpret_cast<const T*>(opaque(reinterpret_cast<int64_t>(next + (i < kCount - 1 ? step : tile_step))));
       }

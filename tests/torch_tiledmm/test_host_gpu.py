@@ -65,6 +65,7 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
     "algorithm, dtype, m, n, k, layout",
     [
         ("mma_async", torch.float64, 40, 17, 700, "NN"),
+        ("mma_async", torch.float64, 3, 70, 700, "NT"),
         ("mma_async", torch.bfloat16, 24, 65, 4099, "TN"),
         ("skinny", torch.float16, 5, 33, 4100, "NN"),
         ("simt_pipelined", torch.float32, 5, 36, 1030, "NT"),

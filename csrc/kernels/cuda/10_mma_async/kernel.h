@@ -48,6 +48,8 @@ struct Config {
   // Sets of fragments of A. One is enough where each is loaded anew behind its last use, while others keep the matrix
   // unit busy.
   static constexpr int kSetsA = sizeof(T) == 8 && kFragsM >= 4 ? 1 : 2;
+  // Tiles for few rows of C: B may be read once.
+  static constexpr bool kMayStreamB = sizeof(T) == 8 && kBlockM <= 32;
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
 };
@@ -86,6 +88,7 @@ struct Work {
   void* partial;       // as ChunkSums has them; null where there is one split
   int zero;            // always
   bool is_vectorised;  // A and B can be copied 16 bytes at a time
+  bool streams_b;      // it is read once: C has one row of tiles
 };
 
 struct TileIndex {
@@ -271,7 +274,7 @@ template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct Tiles {
   using T = typename Cfg::T;
   using TileA = AsyncTile<T, Cfg::kBlockM, Cfg::kBlockK, IS_A_K_MAJOR, Cfg::kThreads>;
-  using TileB = AsyncTile<T, Cfg::kBlockN, Cfg::kBlockK, IS_B_K_MAJOR, Cfg::kThreads>;
+  using TileB = AsyncTile<T, Cfg::kBlockN, Cfg::kBlockK, IS_B_K_MAJOR, Cfg::kThreads, Cfg::kMayStreamB>;
   struct Stage {
     typename TileA::Shared a;
     typename TileB::Shared b;
@@ -305,6 +308,7 @@ mma_async(Work work, FoldedProblem problem) {
     a.is_vectorised = b.is_vectorised = is_vectorised;
     TileA tile_a(a, row);
     TileB tile_b(b, col);
+    if constexpr (Cfg::kMayStreamB) tile_b.policy = cache_policy(work.streams_b);
     WarpSums<Cfg, TileA, TileB> sums;
 
     const bool is_inside = is_vectorised && tile_a.is_inside() && tile_b.is_inside();
@@ -456,6 +460,7 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(num_splits);
   work.is_vectorised = is_vectorised;
+  work.streams_b = tiles_m == 1;
   const bool splits = num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);

@@ -53,10 +53,10 @@ constexpr bool starts_in_lines(const TileShape& shape, bool is_b_k_major) {
   return is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
 }
 
-// Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests:
-// of use for large tiles only.
+// Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests,
+// those that begin within a sector too many.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
-  return is_b_k_major || shape.block_n % (shape.block_m >= 128 ? 32 : 64) == 0 || shape.block_n == 32;
+  return is_b_k_major || shape.block_n % 32 == 0;
 }
 
 // Where tiles of `block` rows of an operand begin at the latest. The copy engine takes longer for rows beyond it than

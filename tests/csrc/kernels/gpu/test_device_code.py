@@ -209,9 +209,9 @@ def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
         # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md); mma_async spills
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
-        # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tile of 192 columns that
-        # sums rows keeps a number in memory from before its consumers get more registers, and reads it once a tile.
-        allowed = {"02": 16, "04": 128, "10": 448, "11": 4}.get(name_of(source)[:2], 0)
+        # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
+        # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
+        allowed = {"02": 16, "04": 128, "10": 448, "11": 12}.get(name_of(source)[:2], 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
 
