@@ -1,5 +1,5 @@
-// Rung 04 for the instruction set avx512_bf16: of its own is bf16 alone. Of the kernels of the other dtypes there is one
-// copy, that of avx512.
+// Rung 04 for the instruction set avx512_bf16. Its own is bf16 alone: the kernels of the other dtypes are those of
+// avx512.
 #if defined(__x86_64__)
 #define TILEDMM_ISA_AVX512_BF16
 #include "kernels/cpu/04_register_tiled/fma_peak.h"
