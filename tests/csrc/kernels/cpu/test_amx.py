@@ -207,7 +207,7 @@ def run(program: Path, *arguments: str, mutant: str = "") -> subprocess.Complete
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("sanitized")
 def test_no_case_is_wrong_and_no_sanitizer_complains(programs):
     done = run(programs / "sanitize", "300", "amx", "split")
     print(done.stdout)
@@ -306,7 +306,7 @@ def run_python(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("emulated_amx")
 @pytest.mark.parametrize(
     "files, words",
     [

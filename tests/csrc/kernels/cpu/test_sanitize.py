@@ -124,7 +124,7 @@ def run(program: Path, num_cases: int, mutant: int = 0) -> subprocess.CompletedP
     return subprocess.run([program, str(num_cases)], capture_output=True, text=True, timeout=300, env=env)
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("sanitized")
 def test_no_case_is_wrong_and_no_sanitizer_complains(program):
     done = run(program, 400)
     print(done.stdout)
