@@ -80,5 +80,22 @@ def amd_object(built_once):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first: at the end no process of pytest-xdist waits for another."""
-    items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)
+    """What takes longest comes first: at the end no process of pytest-xdist waits for another.
+
+    Of tests that have the same program built (takes_long("name"), and their warp size) the first one does it, before
+    all others. The rest of them come behind all that takes long: beside it they would wait.
+    """
+    builds = set()
+
+    def place(item) -> int:
+        marker = item.get_closest_marker("takes_long")
+        if marker is None:
+            return 3
+        if not marker.args:
+            return 1
+        build = (marker.args[0], getattr(item, "callspec", None) and item.callspec.params.get("warp_size"))
+        is_first = build not in builds
+        builds.add(build)
+        return 0 if is_first else 2
+
+    items.sort(key=place)

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RUNNER_FLAGS = ["-O2", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 ENTRY = """// The entry of a toy.
 #include "core/rung.h"
@@ -152,6 +153,8 @@ def build_copy(root: Path, num_jobs: int) -> None:
     plain = [*cxx.split(), "-std=c++17", "-x", "c++", "-O0", "-fPIC", "-Dtiledmm_mutant=0"]
     strict = [*plain[:-1], *SANITIZERS, "-include", tests / "mutant.h"]
     host = [*objects.host_command(cxx, 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
+    # What runs and compares the kernels, as in the sanitizers' own tests.
+    runner = [*RUNNER_FLAGS, "-include", tests / "mutant.h"]
     kernels = csrc / "kernels"
 
     def of_copy(sources: list[Path]) -> list[Path]:
@@ -160,9 +163,10 @@ def build_copy(root: Path, num_jobs: int) -> None:
     library = {source: plain for source in of_copy(objects.cpp_sources())}
     jobs = {
         "library": library,
-        "cpu": {tests / "cpu/sanitize.cpp": strict, csrc / "kernels/cpu/90_toy/kernel.cpp": strict},
-        "gpu": {source: host for source in (tests / "gpu/sanitize.cpp", *of_copy(objects.host_sources(32)))},
+        "cpu": {csrc / "kernels/cpu/90_toy/kernel.cpp": strict, tests / "cpu/sanitize.cpp": [*plain[:-1], *runner]},
+        "gpu": {source: host for source in of_copy(objects.host_sources(32))},
     }
+    jobs["gpu"][tests / "gpu/sanitize.cpp"] = [*objects.host_command(cxx, 32), *runner]
 
     def compile_one(job: tuple) -> Path:
         program, (source, command) = job
@@ -176,6 +180,8 @@ def build_copy(root: Path, num_jobs: int) -> None:
     work.sort(key=lambda job: job[1][0].name != "sanitize.cpp")
     with ThreadPoolExecutor(num_jobs) as pool:
         made = list(pool.map(compile_one, work))
+    # Behind the others: of inline functions that they share, the others' are checked.
+    made.sort(key=lambda path: path.name.endswith("_sanitize.cpp.o"))
     of = {program: [path for path in made if path.parent.name == program] for program in jobs}
     of["cpu"] += [path for path in of["library"] if path.name not in {other.name for other in of["cpu"]}]
     links = [["-shared", *of["library"], "-o", root / "torch_tiledmm/_kernels.so"]]
@@ -230,7 +236,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("with_toys")
 def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     found = json.loads(python(copy, "-c", ASK).splitlines()[-1])
     assert Path(found["file"]).is_relative_to(copy)
@@ -249,7 +255,7 @@ def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     assert "algorithm toy" in python(copy, *bench, "--threads", "1")
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("with_toys")
 def test_a_toy_is_run_by_the_sanitizers_programs(copy):
     done = sanitize(copy, "cpu", "60")
     assert done.returncode == 0, done.stdout + done.stderr

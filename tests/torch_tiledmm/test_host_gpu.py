@@ -28,6 +28,7 @@ def rand(*shape, dtype=torch.float32):
     return (torch.rand(shape, dtype=torch.float64) * 2 - 1).to(dtype)
 
 
+@pytest.mark.takes_long("host_gpu")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
 def test_every_rung_is_right_in_any_order(warp_size, dtype):

@@ -532,6 +532,7 @@ Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Ex
   return launch_as<T, Op>(exchange_operands(problem, dims), plan.config, executor);
 }
 
+#if !defined(TILEDMM_ISA_AVX512_BF16)  // whose launcher chooses
 Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
   switch (problem.dtype) {
     case DType::f32:
@@ -541,13 +542,10 @@ Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& e
     case DType::f16:
       return launch_oriented<Half, Fma<Half, float>, DType::f16>(problem, plan, executor);
     default:
-#if defined(TILEDMM_ISA_AVX512_BF16)
-      return launch_oriented<BFloat16, DotBf16, DType::bf16>(problem, plan, executor);
-#else
       return launch_oriented<BFloat16, Fma<BFloat16, float>, DType::bf16>(problem, plan, executor);
-#endif
   }
 }
+#endif
 
 }  // namespace
 }  // namespace tiledmm::cpu

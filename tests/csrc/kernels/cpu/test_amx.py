@@ -162,10 +162,11 @@ MUTANTS_OF_SPLIT = {
         "if (!panels_ && !{on}) return Status",
     ),
 }
-ALL_MUTANTS = MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
+# Those of rung 04 are in the objects that these programs share with that of test_sanitize.py.
+OF_RUNG_04 = {f"04 {name}": mutant for name, mutant in test_sanitize.MUTANTS.items()}
+ALL_MUTANTS = OF_RUNG_04 | MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
 EMULATED_FOR_MUTANTS = "amx"
-RUNGS = ("05_amx", "06_amx_split")
 ORDERS = (HERE / "amx_order.cpp", HERE / "amx_split_order.cpp")
 
 
@@ -174,18 +175,28 @@ def sources_of(*others: str) -> list[Path]:
     named = {"rung.cpp", "rungs.cpp", *others}
     of_cpu = CSRC / "kernels/cpu"
     paths = gpu_objects.cpp_sources()
-    return [path for path in paths if of_cpu not in path.parents or path.parent.name in RUNGS or path.name in named]
+    return [
+        path
+        for path in paths
+        if of_cpu not in path.parents or path.parent.name in test_sanitize.AMX or path.name in named
+    ]
 
 
 @pytest.fixture(scope="module")
 def programs(built_once, num_jobs):
     """With the sanitizers and all mutants, over the emulation."""
+    shared = test_sanitize.shared_objects(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        mains = [HERE / "sanitize.cpp", *ORDERS]
-        flags = [EMULATED[EMULATED_FOR_MUTANTS]]
         # Rung 06 leaves flagged lanes to the portable vector kernel here.
-        test_sanitize.compile_programs(folder, num_jobs, mains, sources_of("portable.cpp"), ALL_MUTANTS, flags)
+        sources = sources_of("portable.cpp")
+        own = [path for path in sources if test_sanitize.is_of_amx(path)]
+        flags = [EMULATED[EMULATED_FOR_MUTANTS]]
+        test_sanitize.compile_sources(folder, num_jobs, ALL_MUTANTS, [*own, *ORDERS], flags)
+        objects = [(folder if path in own else shared) / gpu_objects.object_name(path) for path in sources]
+        mains = [shared / test_sanitize.MAIN, *(folder / gpu_objects.object_name(path) for path in ORDERS)]
+        for main, name in zip(mains, ("sanitize", "amx_order", "amx_split_order"), strict=True):
+            test_sanitize.link_program(objects, main, folder / name)
 
     return built_once("emulated_amx_sanitized", build)
 
@@ -196,7 +207,7 @@ def run(program: Path, *arguments: str, mutant: str = "") -> subprocess.Complete
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=env)
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("sanitized")
 def test_no_case_is_wrong_and_no_sanitizer_complains(programs):
     done = run(programs / "sanitize", "300", "amx", "split")
     print(done.stdout)
@@ -295,7 +306,7 @@ def run_python(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("emulated_amx")
 @pytest.mark.parametrize(
     "files, words",
     [

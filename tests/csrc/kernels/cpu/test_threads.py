@@ -70,7 +70,7 @@ def compile_program(folder: Path, num_jobs: int) -> None:
         assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
         replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
         (csrc / changed).write_text(source.replace(text, replacement))
-    command = [*CXX, "-std=c++17", "-O1", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
+    command = [*CXX, "-std=c++17", "-O0", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
     command += ["-fsanitize=thread", "-include", str(HERE.parent / "mutant.h")]
     of_gpu = ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32"]
 

@@ -100,12 +100,15 @@ INSTRUCTIONS = {
 }
 INSTRUCTIONS["gfx950"] = INSTRUCTIONS["gfx942"]
 INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
-# Rungs between 04 and 08 have these chips' instructions in common with the chips before them.
+# Rungs between 04 and 08 have these chips' instructions in common with the chips before them. gfx950 has what
+# gfx942 has, and these rungs do not ask which one they are compiled for: the smaller rungs say that they can be.
 AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
-    if IS_WHOLE or arch in ("gfx942", "gfx1100") or name_of(source)[:2] not in ("05", "06", "07")
+    if IS_WHOLE
+    or arch in ("gfx942", "gfx1100")
+    or name_of(source)[:2] not in ("05", "06", "07", *(("04", "08") if arch == "gfx950" else ()))
 ]
 
 

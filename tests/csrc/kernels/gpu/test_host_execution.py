@@ -303,7 +303,7 @@ def program(built_once, num_jobs):
     return of_warp_size
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("host_execution")
 @pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
 def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
     done = run(program(warp_size), str(NUM_CASES))
@@ -322,7 +322,7 @@ def test_mutant_is_found(warp_size, mutant, program):
     print((done.stdout + done.stderr)[:300])
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long("host_execution")
 @pytest.mark.parametrize("warp_size", gpu_objects.WARP_SIZES)
 def test_each_allocation_and_each_launch_fails_once(warp_size, program):
     """With the status, and a reason; nothing stays allocated, and the next run has the bits of one without failures."""
