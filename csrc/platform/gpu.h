@@ -437,8 +437,9 @@ inline bool query_device(int idx, Device& device) {
   for (const char* c = properties.gcnArchName + 3; *c && *c != ':'; ++c) {  // "gfx942:sramecc+:xnack-"
     device.arch = 16 * device.arch + (*c <= '9' ? *c - '0' : *c - 'a' + 10);
   }
-  device.num_cus = properties.multiProcessorCount;
   device.warp_size = properties.warpSize;
+  // RDNA's units are counted in pairs, since a block has both of a pair (HIP, hipDeviceProp_t).
+  device.num_cus = properties.multiProcessorCount * (properties.warpSize == 32 ? 2 : 1);
   device.max_shared_bytes = int32_t(properties.sharedMemPerBlock);
   return true;
 }
