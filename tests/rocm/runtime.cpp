@@ -51,7 +51,6 @@ void stand_in_set_gpus(const Gpu* first, int count, Launch on_launch) {
   launch = on_launch;
 }
 int stand_in_num_binaries() { return num_binaries; }
-int stand_in_num_functions() { return int(functions.size()); }
 
 void** __hipRegisterFatBinary(const void* data) {
   const auto* binary = static_cast<const FatBinary*>(data);
