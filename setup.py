@@ -67,7 +67,9 @@ class Torch(NamedTuple):
         # As system headers: their warnings are not ours.
         include = self.folder / "include"
         system = [f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
-        return ["-std=c++20", *system, f'-DTILEDMM_TORCH="{self.version}"']
+        # Classes of torch's headers have members of ROCm; torch.utils.cpp_extension sets the same macros.
+        rocm = ["-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1"] if self.hip else []
+        return ["-std=c++20", *system, *rocm, f'-DTILEDMM_TORCH="{self.version}"']
 
 
 def torches() -> list[Torch]:

@@ -29,12 +29,12 @@ from stand_in import ARCHS, RUNTIME, STREAM, FoldedProblem, HipLibrary, Memory, 
 import gpu_objects  # noqa: E402
 
 CHIPS = ("gfx942", "gfx1100")
-# The kernels that are compiled, with the names of their algorithms; all of them would take minutes.
+# What is compiled of csrc/kernels, with the names of the algorithms; all of it would take minutes.
 COMPILED = {
-    "device.cu": [],
-    "01_naive.cu": ["naive"],
-    "04_register_tiled.cu": ["register_tiled", "register_tiled.4x4"],
-    "06_mma_cached.cu": ["mma_cached"],
+    "gpu/device.cu": [],
+    "gpu/01_naive.cu": ["naive"],
+    "gpu/04_register_tiled.cu": ["register_tiled", "register_tiled.4x4"],
+    "gpu/06_mma_cached.cu": ["mma_cached"],
 }
 # What the library asks the runtime for. The version of a name is that of AMD's library, 6.0 for what HIP 6 changed.
 NEEDED = {
@@ -57,10 +57,10 @@ DTYPES = {
 OK, UNSUPPORTED, LAUNCH_FAILED = 0, 2, 4  # Status
 
 
-def make_torch(folder: Path, hip: str = "7.1.25424") -> Path:
+def make_torch(folder: Path) -> Path:
     """What the build needs of a torch for ROCm: its version, and libraries to link with."""
     (folder / "lib").mkdir(parents=True)
-    (folder / "version.py").write_text(f"__version__ = '2.13.0+rocm7.1'\ncuda = None\nhip = '{hip}'\n")
+    (folder / "version.py").write_text("__version__ = '2.13.0+rocm7.1'\ncuda = None\nhip = '7.1.25424'\n")
     for name in ("torch_cpu", "c10"):
         command = ["g++", "-shared", "-x", "c++", os.devnull, "-o", folder / "lib" / f"lib{name}.so"]
         subprocess.run(command, check=True)
@@ -72,21 +72,20 @@ def make_tree(tree: Path) -> Path:
     tree.mkdir()
     for name in ("setup.py", "gpu_objects.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, tree)
-    shutil.copytree(ROOT / "torch_tiledmm", tree / "torch_tiledmm", ignore=shutil.ignore_patterns("*.so", "_*.json"))
+    (tree / "torch_tiledmm").mkdir()
     shutil.copytree(ROOT / "csrc", tree / "csrc")
     kernels = tree / "csrc" / "kernels"
-    for source in [*kernels.glob("c*/**/*.c*"), *kernels.glob("hip/**/*.c*"), *kernels.glob("gpu/*.cu")]:
-        if source.name not in COMPILED:
+    kept = {kernels / name for name in COMPILED}
+    kept |= {entries for source in kept for entries in source.parent.glob("*.cpp")}
+    kept.add(tree / "csrc" / "torch" / "abi.cpp")
+    for source in [*kernels.rglob("*.c*"), *tree.glob("csrc/torch/*.cpp")]:
+        if source not in kept:
             source.unlink()
-    for source in (tree / "csrc" / "torch").glob("*.cpp"):
-        if source.name != "abi.cpp":
-            source.unlink()
-    entries = (kernels / "gpu" / "rungs.cpp").read_text()
+    entries = "".join(source.read_text() for source in kept if source.suffix == ".cpp")
     rungs = (kernels / "rungs.def").read_text()
-    listed = re.findall(r"TILEDMM_RUNG\((\w+), (\w+)\)\n", rungs)
-    for namespace, name in listed:
+    for line, namespace, name in re.findall(r"(TILEDMM_RUNG\((\w+), (\w+)\)\n)", rungs):
         if namespace != "gpu" or f"{name}_rung" not in entries:
-            rungs = rungs.replace(f"TILEDMM_RUNG({namespace}, {name})\n", "")
+            rungs = rungs.replace(line, "")
     (kernels / "rungs.def").write_text(rungs)
     setup = (tree / "setup.py").read_text()
     assert setup.count('"-O3"') == 1
@@ -95,8 +94,8 @@ def make_tree(tree: Path) -> Path:
 
 
 def run_setup(tree: Path, rocm: Path, torch_folder: Path, **env: str) -> subprocess.CompletedProcess:
-    own = ("ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "TILEDMM_CUDA")
-    full = {name: value for name, value in os.environ.items() if name not in own}
+    decides = ("ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "TILEDMM_CUDA")
+    full = {name: value for name, value in os.environ.items() if name not in decides}
     full |= {"ROCM_HOME": str(rocm), "TILEDMM_TORCHES": str(torch_folder), **env}
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     return subprocess.run(command, cwd=tree, env=full, capture_output=True, text=True, timeout=300)
@@ -143,7 +142,7 @@ def test_the_library_needs_these_names_of_the_runtime(build):
     assert f"[{build / 'rocm' / 'lib'}]" in dynamic
 
 
-def test_the_build_says_for_which_chips(build, library):
+def test_the_build_says_for_which_chips(build):
     output = (build / "output").read_text()
     assert "ROCm  yes: gfx942, gfx1100; PYTORCH_ROCM_ARCH has others, too: gfx1030\n" in output
     assert "CUDA  no: this torch is built for ROCm\n" in output
@@ -151,9 +150,13 @@ def test_the_build_says_for_which_chips(build, library):
     assert info["kernels"] == ["cpu", "hip"]
 
 
+def test_the_operators_see_the_headers_that_torch_was_compiled_with(build):
+    (command,) = (build / "tree" / "build" / "objects" / "2.13").glob("torch_*.command")
+    assert {"-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"} <= set(command.read_text().split())
+
+
 def test_each_fat_binary_is_registered_with_code_for_each_chip(build, library):
-    # A file without kernels registers nothing.
-    assert library.num_binaries == len([name for name in COMPILED if name != "device.cu"])
+    assert library.num_binaries == len(COMPILED) - 1  # there is none in device.cu
 
 
 # ---- Launches
@@ -238,20 +241,20 @@ class Operand:
 
 
 @pytest.mark.parametrize(
-    "algorithm, dtype, sizes, layout, seed",
+    "chip, algorithm, dtype, sizes, layout, seed",
     [
-        ("naive", "bf16", (9, 33, 13), "NT", None),
-        ("register_tiled", "fp32", (70, 45, 50), "TN", 1),
-        ("register_tiled", "fp64", (70, 20, 19), "NN", 2),
-        ("mma_cached", "fp16", (70, 45, 80), "NT", 3),
-        ("auto", "fp32", (65, 66, 35), "NN", 4),
+        ("gfx942", "naive", "bf16", (9, 33, 13), "NT", None),
+        ("gfx942", "register_tiled", "fp32", (70, 45, 50), "TN", 1),
+        ("gfx942", "register_tiled", "fp64", (70, 20, 19), "NN", 2),
+        ("gfx942", "mma_cached", "fp16", (70, 45, 80), "NT", 3),
+        ("gfx942", "auto", "fp32", (65, 66, 35), "NN", 4),
     ],
 )
-def test_a_whole_call_is_right(algorithm, dtype, sizes, layout, seed, library):
-    check_whole_call(library, algorithm, dtype, sizes, layout, seed)
+def test_a_whole_call_is_right(chip, algorithm, dtype, sizes, layout, seed, library):
+    check_whole_call(library, chip, algorithm, dtype, sizes, layout, seed)
 
 
-def check_whole_call(library, algorithm, dtype, sizes, layout, seed=None) -> None:
+def check_whole_call(library, chip, algorithm, dtype, sizes, layout, seed=None) -> None:
     (m, n, k), (torch_dtype, dtype_idx), memory = sizes, DTYPES[dtype], Memory()
     a = Operand(memory, "a", m, k, torch_dtype, is_transposed=layout[0] == "T").fill()
     b = Operand(memory, "b", k, n, torch_dtype, is_transposed=layout[1] == "T").fill()
@@ -262,7 +265,7 @@ def check_whole_call(library, algorithm, dtype, sizes, layout, seed=None) -> Non
     problem.stride_bk, problem.stride_bn = b.values.stride()
     problem.stride_cm, problem.stride_cn = c.values.stride()
     problem.stride_bias_n, problem.activation = 1, ACTIVATIONS.index("relu")
-    status, reason = library.gemm(problem, algorithm, ARCHS.index("gfx942"), memory=memory, seed=seed)
+    status, reason = library.gemm(problem, algorithm, ARCHS.index(chip), memory=memory, seed=seed)
     assert status == OK, reason
     assert_close(c.values, expect_linear(a.values, b.values.mT, bias.values[0], "relu"))
     assert c.whole[:, n:].isnan().all()
@@ -348,15 +351,16 @@ def test_the_headers_of_hip_declare_the_same(build, tmp_path):
     """A runtime that was compiled with the stand-in for them serves what was compiled with them."""
     rocm, csrc, objects = make_rocm(tmp_path / "rocm", true_headers()), build / "tree" / "csrc", objects_of(build)
     command = [*gpu_objects.hip_command(str(rocm / "bin" / "hipcc"), ["gfx942"], werror=True), f"-I{csrc}", "-c"]
-    for name in ("device.cu", "01_naive.cu"):
-        source = csrc / "kernels" / "gpu" / name
+    for name in ("gpu/device.cu", "gpu/01_naive.cu"):
+        source = csrc / "kernels" / name
         target = tmp_path / gpu_objects.object_name(source)
         assert target.name in objects
         subprocess.run([*command, source, "-o", target], check=True)
         objects[target.name] = target
     flags = gpu_objects.hip_runtime_flags(build / "rocm", "7")
     gpu_objects.link_library(["g++"], [*objects.values()][::-1], tmp_path / "other.so", flags)
-    check_whole_call(HipLibrary(tmp_path / "other.so", build / "rocm", tmp_path), "naive", "fp16", (9, 33, 13), "NN")
+    library = HipLibrary(tmp_path / "other.so", build / "rocm", tmp_path)
+    check_whole_call(library, "gfx942", "naive", "fp16", (9, 33, 13), "NN")
 
 
 # ---- The choices of setup.py, up to the first compilation of a kernel
