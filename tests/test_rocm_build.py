@@ -2,7 +2,11 @@
 (tests/rocm). Whole calls go through the C interface, dispatch and launchers; the interpreter of tests/amd executes what
 they launch.
 
-Planted bugs that these tests caught: @@
+Planted bugs that these tests caught: a block of half its threads, a grid with x and y exchanged, arguments in another
+order, no stream, shared memory asked for twice, batch dimensions that point into the host; CUs counted in pairs, a
+chip's name read with its features, an error of the runtime in nobody's words; a name of another version, one that the
+runtime lacks, HIP 5's properties of a device, no rpath, a runtime of another file name; operators without the macros of
+torch's headers.
 """
 
 import importlib.util
