@@ -446,6 +446,8 @@ inline bool query_device(int idx, Device& device) {
 inline bool set_device(int idx) { return hipSetDevice(idx) == hipSuccess; }
 inline const char* take_runtime_error() {
   const hipError_t error = hipGetLastError();
+  // It says so where a library has no code for the GPU.
+  if (error == hipErrorInvalidDeviceFunction) return "invalid device function: this build is for other chips";
   return error == hipSuccess ? nullptr : hipGetErrorString(error);
 }
 #endif

@@ -100,8 +100,6 @@ const char* hipGetErrorString(hipError_t error) {
       return "invalid device ordinal";
     case hipErrorInvalidDeviceFunction:
       return "invalid device function";
-    case hipErrorNoBinaryForGpu:
-      return "no kernel image is available for execution on the device";
     default:
       return "unspecified launch failure";
   }

@@ -25,7 +25,7 @@ from memory import Memory  # noqa: E402
 HERE = Path(__file__).parent
 MAJOR = 7
 RUNTIME = f"libamdhip64.so.{MAJOR}"
-NO_BINARY_FOR_GPU, LAUNCH_FAILURE = 209, 719  # hipError_t
+INVALID_DEVICE_FUNCTION, LAUNCH_FAILURE = 98, 719  # hipError_t
 STREAM = 0x5EA
 MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
@@ -193,7 +193,7 @@ class HipLibrary:
         try:
             code = self.code_of(bundle, self._arch)
             if code is None:
-                return NO_BINARY_FOR_GPU
+                return INVALID_DEVICE_FUNCTION
             kernel = code.kernels[name.decode()]
             sizes = [arg[".size"] for arg in kernel.metadata[".args"] if not arg[".value_kind"].startswith("hidden_")]
             values = [ctypes.string_at(args[i], size) for i, size in enumerate(sizes)]

@@ -10,7 +10,6 @@ enum hipError_t {
   hipErrorInvalidConfiguration = 9,
   hipErrorInvalidDeviceFunction = 98,
   hipErrorInvalidDevice = 101,
-  hipErrorNoBinaryForGpu = 209,
   hipErrorLaunchFailure = 719,
 };
 
