@@ -109,6 +109,15 @@ class Launch:
     shared_bytes: int  # dynamic
     stream: int
 
+    def check(self, warp_size: int, most_shared_bytes: int) -> None:
+        """Raises AssertionError for what the hardware refuses, and for threads that a kernel is not compiled for."""
+        metadata = self.kernel.metadata
+        assert self.block == (metadata[".max_flat_workgroup_size"], 1, 1), self.block
+        assert metadata[".wavefront_size"] == warp_size
+        assert self.shared_bytes == 0, "LDS is static, and would be there twice"
+        assert self.kernel.shared_bytes <= most_shared_bytes, self.kernel.shared_bytes
+        assert metadata[".kernarg_segment_size"] <= 4096
+
 
 # The GPUs of the process, as their runtime describes them: MI300X, RX 7900 XTX, whose 96 CUs it counts in pairs, and
 # two that the library is not compiled for.
@@ -136,7 +145,7 @@ class HipLibrary:
         self.num_borrowed = 0  # workspaces that did not come back
         self._memory: Memory | None = None
         self._seed: int | None = None
-        self._arch, self._error = "", None
+        self._arch, self._limits, self._error = "", [], None
         self._callbacks = _LAUNCH(self._on_launch), _ALLOCATE(self._allocate), _RELEASE(self._release)
         self._gpus = (_Gpu * len(GPUS))(*(_Gpu(name.encode(), *figures) for name, figures in GPUS.items()))
 
@@ -150,7 +159,8 @@ class HipLibrary:
         """
         self.launches, self.allocated, self._error = [], [], None
         self._memory, self._seed = memory, seed
-        self._arch = ARCHS[gpu] if gpu < len(ARCHS) else ""
+        if gpu < len(GPUS):
+            self._arch, (_, *self._limits) = ARCHS[gpu], list(GPUS.values())[gpu]
         self._runtime.stand_in_set_gpus(self._gpus, len(self._gpus), self._callbacks[0])
         executor = _Executor(device_idx=gpu, stream=STREAM)
         executor.allocate, executor.release = self._callbacks[1:]
@@ -198,6 +208,7 @@ class HipLibrary:
             sizes = [arg[".size"] for arg in kernel.metadata[".args"] if not arg[".value_kind"].startswith("hidden_")]
             values = [ctypes.string_at(args[i], size) for i, size in enumerate(sizes)]
             launch = Launch(kernel, tuple(grid[0]), tuple(block[0]), values, shared_bytes, stream or 0)
+            launch.check(*self._limits)
             self.launches.append(launch)
             if self._memory:
                 run(kernel, launch.grid, launch.block, values, self._memory, self._seed)
