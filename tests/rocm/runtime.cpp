@@ -108,7 +108,7 @@ hipError_t hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** a
                            hipStream_t stream) {
   const auto found = functions.find(function);
   if (found == functions.end()) return report(hipErrorInvalidDeviceFunction);
-  const bool is_empty = grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0;
+  const bool is_empty = !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z;
   if (is_empty || uint64_t(grid.x) * block.x > UINT32_MAX) return report(hipErrorInvalidConfiguration);
   return report(launch(found->second.name, found->second.binary->bundle, &grid, &block, args, shared_bytes, stream));
 }
