@@ -12,6 +12,7 @@ Nothing is translated from one language to the other.
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -106,6 +107,33 @@ def hip_command(clang: str, archs: list[str], *, standalone: bool = False, werro
     if standalone:
         command += ["-nogpuinc", "-nogpulib", "-DTILEDMM_HIP_STANDALONE"]
     return command
+
+
+def find_rocm() -> Path | None:
+    """ROCm's folder, by the rules of torch.utils.cpp_extension: ROCM_HOME or ROCM_PATH names it, else it is the package
+    of pip, or around the hipcc on the PATH, or /opt/rocm. None where there is no hipcc."""
+    rocm = Path("/opt/rocm")
+    if named := os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH"):
+        rocm = Path(named)
+    elif (package := importlib.util.find_spec("_rocm_sdk_core")) and package.origin:
+        rocm = Path(package.origin).parent
+    elif on_path := shutil.which("hipcc"):
+        rocm = Path(on_path).resolve().parents[1]
+    return rocm if shutil.which(rocm / "bin" / "hipcc") else None
+
+
+def hip_runtime_flags(rocm: Path, major: str) -> list[str]:
+    """Links HIP's runtime of this major version by its full name: pip's ROCm has no libamdhip64.so, and a process
+    where torch brought another one would have two. Raises RuntimeError where there are only others."""
+    name = f"libamdhip64.so.{major}"
+    others = []
+    for folder in (rocm / "lib", rocm / "lib64"):
+        if (folder / name).exists():
+            return [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l:{name}"]
+        others += sorted(folder.glob("libamdhip64.so*"))
+    if others:
+        raise RuntimeError(f"torch is built for HIP {major}, but {rocm} has {others[-1].name}")
+    return [f"-l:{name}"]  # Debian's folder is one that the linker knows
 
 
 def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]:

@@ -67,7 +67,9 @@ class Torch(NamedTuple):
         # As system headers: their warnings are not ours.
         include = self.folder / "include"
         system = [f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
-        return ["-std=c++20", *system, f'-DTILEDMM_TORCH="{self.version}"']
+        # Classes of torch's headers have members of ROCm; torch.utils.cpp_extension sets the same macros.
+        rocm = ["-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1"] if self.hip else []
+        return ["-std=c++20", *system, *rocm, f'-DTILEDMM_TORCH="{self.version}"']
 
 
 def torches() -> list[Torch]:
@@ -162,28 +164,43 @@ def check_shared_runtime(compile_with: list[str], link_with: list[str]) -> None:
         )
 
 
+def rocm_archs() -> tuple[list[str], list[str]]:
+    """The chips to compile for, and those that PYTORCH_ROCM_ARCH names without there being kernels for them: an image
+    with ROCm sets it to all that its other libraries serve."""
+    known = ", ".join(gpu_objects.HIP_ARCHS)
+    names = re.findall(r"[^;,\s]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) or list(gpu_objects.HIP_ARCHS)
+    for name in names:
+        if not re.fullmatch(r"gfx([0-9a-f]{3,4}(:(sramecc|xnack)[+-])*|[0-9-]+-generic)", name):
+            stop(f"PYTORCH_ROCM_ARCH has '{name}', which is no chip of AMD.", f"name some of {known}")
+    served = [name for name in names if name.split(":")[0] in gpu_objects.HIP_ARCHS]
+    if not served:
+        stop(f"there are no kernels for {', '.join(names)} of PYTORCH_ROCM_ARCH.", f"name some of {known}")
+    return served, [name for name in names if name not in served]
+
+
 class Gpu:
     """Whether and how the GPU kernels are compiled."""
 
     def __init__(self, torch: Torch):
         self.device, self.archs, self.why, self.command, self.link_flags = "", [], "", [], []
-        self.has_hopper, self.hopper_command = False, []
+        self.has_hopper, self.hopper_command, self.left_out = False, [], []
         self.is_rocm = bool(torch.hip)
         wanted = os.environ.get("TILEDMM_CUDA")
         werror = os.environ.get("TILEDMM_WERROR") == "1"
         if self.is_rocm and wanted != "0":
-            hipcc = shutil.which("hipcc") or "/opt/rocm/bin/hipcc"
-            if not os.path.exists(hipcc):
-                stop("torch is built for ROCm, but there is no hipcc.", "put ROCm's bin folder on the PATH")
+            rocm = gpu_objects.find_rocm()
+            if not rocm:
+                stop(
+                    "torch is built for ROCm, but there is no hipcc.",
+                    "name ROCm's folder in ROCM_HOME, or put its bin folder on the PATH",
+                )
             self.device = "hip"
-            self.archs = (
-                re.split("[; ]+", os.environ.get("PYTORCH_ROCM_ARCH", ""))
-                if os.environ.get("PYTORCH_ROCM_ARCH")
-                else list(gpu_objects.HIP_ARCHS)
-            )
-            self.command = gpu_objects.hip_command(hipcc, self.archs, werror=werror)
-            lib = Path(hipcc).resolve().parent.parent / "lib"
-            self.link_flags = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lamdhip64"]
+            self.archs, self.left_out = rocm_archs()
+            self.command = gpu_objects.hip_command(str(rocm / "bin" / "hipcc"), self.archs, werror=werror)
+            try:
+                self.link_flags = gpu_objects.hip_runtime_flags(rocm, torch.hip.split(".")[0])
+            except RuntimeError as error:
+                stop(f"{error}.", "name the folder of the ROCm that torch is built for in ROCM_HOME")
             return
         if wanted == "0" or (not torch.cuda and wanted != "1"):
             self.why = (
@@ -210,7 +227,8 @@ class Gpu:
 
     def describe(self, device: str) -> str:
         if self.device == device:
-            return f"yes: {', '.join(self.archs)}"
+            left_out = f"; PYTORCH_ROCM_ARCH has others, too: {', '.join(self.left_out)}" if self.left_out else ""
+            return f"yes: {', '.join(self.archs)}{left_out}"
         if self.is_rocm != (device == "hip"):
             return f"no: this torch is {'' if self.is_rocm else 'not '}built for ROCm"
         return f"no: {self.why}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
-from readme_table import LADDER_SHAPE, ROOT, VENDOR, ladder_tables, load_machines, title_of
+from readme_table import LADDER_SHAPE, ROOT, VENDOR, ladder_tables, ladders_of_the_page, load_machines, title_of
 
 from torch_tiledmm.testing.bench import geomean
 
@@ -84,7 +84,7 @@ def plot_speed(machines: Ratios) -> Figure:
 
 def ladder_speeds(machines: dict) -> dict[str, dict[str, float]]:
     """TFLOP/s of each rung at LADDER_SHAPE by precision."""
-    timed, _ = ladder_tables([results for machine in machines.values() for results in machine["ladder"]])
+    timed, _ = ladder_tables(ladders_of_the_page(machines))
     return {
         precision: {row["algorithm"]: row["tflops"] for row in table["rows"]}
         for precision, tables in timed.items()

@@ -105,7 +105,7 @@ def _find_gpu(idx: int, compiled: Mapping[str, tuple[str, ...]], find_row: Calla
         name=properties.name,
         chip=chip,
         row=row,
-        num_cus=properties.multi_processor_count,
+        num_cus=num_cus_of(properties),
         memory_bytes=properties.total_memory,
         driver=driver_version(),
         compiled=archs,
@@ -120,10 +120,16 @@ def chip_of(properties: Any) -> str:
     return f"cuda:sm_{properties.major}{properties.minor}"
 
 
+def num_cus_of(properties: Any) -> int:
+    """SMs or CUs of a GPU; of RDNA, which has warps of 32 lanes, HIP counts pairs."""
+    is_in_pairs = torch.version.hip is not None and properties.warp_size == 32
+    return int(properties.multi_processor_count) * (2 if is_in_pairs else 1)
+
+
 def _runs_on(arch: str, chip: str, properties: Any) -> bool:
     """Whether code compiled for ``arch`` ("9.0a", "8.0", "8.0+PTX", "gfx942") runs on a chip."""
     if chip.startswith("hip"):
-        return chip == f"hip:{arch}"
+        return chip == f"hip:{arch.split(':')[0]}"
     own, number = (properties.major, properties.minor), arch.removesuffix("+PTX").rstrip("af")
     major, minor = map(int, number.split("."))
     if arch.endswith("a"):

@@ -437,14 +437,17 @@ inline bool query_device(int idx, Device& device) {
   for (const char* c = properties.gcnArchName + 3; *c && *c != ':'; ++c) {  // "gfx942:sramecc+:xnack-"
     device.arch = 16 * device.arch + (*c <= '9' ? *c - '0' : *c - 'a' + 10);
   }
-  device.num_cus = properties.multiProcessorCount;
   device.warp_size = properties.warpSize;
+  // RDNA's units are counted in pairs, since a block has both of a pair (HIP, hipDeviceProp_t).
+  device.num_cus = properties.multiProcessorCount * (properties.warpSize == 32 ? 2 : 1);
   device.max_shared_bytes = int32_t(properties.sharedMemPerBlock);
   return true;
 }
 inline bool set_device(int idx) { return hipSetDevice(idx) == hipSuccess; }
 inline const char* take_runtime_error() {
   const hipError_t error = hipGetLastError();
+  // It says so where a library has no code for the GPU.
+  if (error == hipErrorInvalidDeviceFunction) return "invalid device function: this build is for other chips";
   return error == hipSuccess ? nullptr : hipGetErrorString(error);
 }
 #endif

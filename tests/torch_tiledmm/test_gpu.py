@@ -24,7 +24,8 @@ if not torch.cuda.is_available():
 
 OPS = torch.ops.tiledmm
 DTYPES = tuple(DTYPE_NAMES.values())
-IS_HOPPER = torch.cuda.get_device_capability() == (9, 0)
+# ROCm calls gfx90a (9, 0), too.
+IS_HOPPER = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 SHAPES = [
     (1, 1, 1),
     (5, 3, 0),

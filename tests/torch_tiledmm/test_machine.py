@@ -1,6 +1,7 @@
 """Which device a program takes. What `info` says of the machine: test_main.py.
 
-Planted bugs that these tests caught: a GPU that cannot be used is picked, "cpu" starts the GPUs' runtime.
+Planted bugs that these tests caught: a GPU that cannot be used is picked, "cpu" starts the GPUs' runtime; CUs
+of RDNA counted in pairs, code with target features taken for another chip's.
 """
 
 import dataclasses
@@ -45,3 +46,18 @@ def test_without_a_gpu_that_serves_auto_is_the_cpu_and_cuda_says_why(info):
 def test_the_cpu_is_picked_without_a_look_at_gpus(info, monkeypatch):
     monkeypatch.delattr(torch.cuda, "get_device_properties")
     assert info.pick("cpu").device == "cpu"
+
+
+def test_amd(info, monkeypatch):
+    """HIP counts RDNA's CUs in pairs. Code may ask for features of its chip."""
+    gpus = {
+        0: SimpleNamespace(name="cdna", gcnArchName="gfx90a:sramecc+:xnack-", warp_size=64, multi_processor_count=104),
+        1: SimpleNamespace(name="rdna", gcnArchName="gfx1100", warp_size=32, multi_processor_count=48),
+    }
+    for gpu in gpus.values():
+        gpu.total_memory = 2**35
+    monkeypatch.setattr(torch.version, "hip", "7.1.25424")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    built = dataclasses.replace(info, compiled={"cpu": info.compiled["cpu"], "hip": ("gfx90a:xnack-", "gfx1201")})
+    assert [(gpu.chip, gpu.num_cus) for gpu in built.gpus] == [("hip:gfx90a", 104), ("hip:gfx1100", 96)]
+    assert [gpu.problem for gpu in built.gpus] == ["", "this build was compiled for other chips"]

@@ -16,7 +16,7 @@ from torch_tiledmm.dispatch import DTYPES
 U = 2.0**-24
 BLOCK_K, CHUNK_K = 64, 512
 NUM_RANDOM = 5_000  # products; on a GPU
-IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+IS_HOPPER = torch.cuda.is_available() and not torch.version.hip and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not IS_HOPPER, reason="wgmma_split is Hopper's")
 
 

@@ -3,7 +3,7 @@
     python -m torch_tiledmm.testing.fuzz --cases 100000 --seed 1 [--device cuda] [--processes 2]
     python -m torch_tiledmm.testing.fuzz --seed 1 --case 1234       one case again
 
-What a case is, and what is checked of it: cases.py. A process that dies, of a signal or of a CUDA error, is found, too:
+What a case is, and what is checked of it: cases.py. A process that dies, of a signal or a GPU's error, is found, too:
 each one notes the case that it is at. At the end come the counts of what the cases covered: a hole shows there.
 """
 
@@ -201,12 +201,12 @@ def run_in_child(case: Case) -> Outcome:
 
 
 def _is_gpu_lost(outcome: Outcome) -> bool:
-    return "CUDA error" in outcome.message
+    return any(f"{runtime} error" in outcome.message for runtime in ("CUDA", "HIP"))
 
 
 def _crash(exit_code: int) -> Outcome:
     if exit_code == _LOST_GPU:
-        return Outcome("crash", "CUDA error", "nothing runs on the GPU after it")
+        return Outcome("crash", "GPU error", "nothing runs on the GPU after it")
     name = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
     return Outcome("crash", name, "the process died")
 

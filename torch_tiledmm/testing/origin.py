@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..dispatch import build_info
-from ..machine import NVML, driver_version
+from ..machine import NVML, driver_version, num_cus_of
 from .timing import gpu_copy_rate
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def describe_gpu_run(benchmark: str) -> dict:
     return {
         "benchmark": benchmark,
         "device": properties.name,
-        "num_cus": properties.multi_processor_count,
+        "num_cus": num_cus_of(properties),
         "versions": {
             "torch": torch.__version__,
             "cuda": torch.version.cuda or torch.version.hip,

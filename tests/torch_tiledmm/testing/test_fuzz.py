@@ -15,13 +15,14 @@ the printed code, which passes without the bug:
 - the gradient of a raises where a and b are 3-D and b needs none: gradients
 - the gradient of a weight with a bias is doubled: gradients
 - the tangent of the second operand is dropped: tangent
-- the process dies where k is more than 6: crash
+- the process dies where k is more than 6, or the GPU, as HIP says: crash
 
 A seed is drawn each day: TILEDMM_FUZZ_SEED sets it.
 """
 
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -181,23 +182,30 @@ def test_planted_bug_is_found_shrunk_and_reproduced(name, monkeypatch):
     exec(code, {})
 
 
-def plant_a_crash():
+def plant_a_crash(error=""):
+    """Of the process, or of the GPU with this error."""
+
     def die(a, b, *, algorithm):
         if a.shape[-1] > 6:
+            if error:
+                raise RuntimeError(error)
             os.kill(os.getpid(), signal.SIGSEGV)
         return REAL["matmul"](a, b, algorithm=algorithm)
 
     OPERATORS.matmul = die
 
 
-def test_a_process_that_dies_is_found_and_another_goes_on():
+@pytest.mark.parametrize("error", ["", "HIP error: invalid device function"])
+def test_a_process_that_dies_is_found_and_another_goes_on(error):
     first = next(i for i in range(99) if dies(draw_case(1, i)))
     last = next(i for i in range(first, first + 99) if not dies(draw_case(1, i)))
     shown = []
-    report = fuzz.fuzz(last + 1 - first, 1, num_processes=1, first=first, prepare=plant_a_crash, show=shown.append)
+    report = fuzz.fuzz(
+        last + 1 - first, 1, num_processes=1, first=first, prepare=partial(plant_a_crash, error), show=shown.append
+    )
     crashes = [failure for failure in report.failures if failure.outcome.check == "crash"]
     assert [failure.number for failure in crashes] == list(range(first, last))
-    assert {failure.outcome.error for failure in crashes} == {"SIGSEGV"}
+    assert {failure.outcome.error for failure in crashes} == {"GPU error" if error else "SIGSEGV"}
     assert sum(report.counts["op"].values()) == 1
     assert "a_memory = torch.tensor([" in crashes[0].code and "(1, 7)" in crashes[0].code
     assert f"--seed 1 --case {first}" in shown[0]
