@@ -1,6 +1,6 @@
 """What the interpreter must know of a chip beside its instructions: lanes of a wave, counters of outstanding accesses.
 
-Sources: AMD's ISA documents of CDNA2, CDNA3, CDNA4, RDNA3 and RDNA4, chapters on data dependency resolution; LLVM, "User
+Sources: AMD's ISA documents of CDNA2 to CDNA4, RDNA3 and RDNA4, chapters on data dependency resolution; LLVM, "User
 Guide for AMDGPU Backend", memory model and initial registers.
 """
 

@@ -5,9 +5,10 @@
     a, c = memory.add("a", matrix), memory.add("c", result, writable=True)
     counts = run(code.find("copy"), grid=(2, 1, 1), block=(256, 1, 1), args=[a, c, 100], memory=memory)
 
-The code object comes from clang, the text from llvm-objdump; what an instruction computes is in instructions.py. Each
-instruction is decoded once, into a function over one set of registers, which the waves of a workgroup share in turns: a
-wave runs until a barrier or its end, then the next one does, in order or in an order drawn from a seed.
+The code object comes from clang, the text from llvm-objdump; what an instruction computes is in instructions.py and
+rdna.py, what else depends on the chip in chips.py. Each instruction is decoded once, into a function over one set of
+registers, which the waves of a workgroup share in turns: a wave runs until a barrier or its end, then the next one
+does, in order or in an order drawn from a seed.
 
 What is an error (a Fault names the kernel, the instruction, and where it matters lane and address):
  - a global access that is not wholly inside of one buffer, is not aligned, or writes to a buffer that is not writable;
@@ -18,11 +19,12 @@ What is an error (a Fault names the kernel, the instruction, and where it matter
 An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
 garbage at the start (nan in each format), not zeros.
 
-s_waitcnt (CDNA3 ISA): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
-lgkmcnt. Vector memory and LDS return in order; scalar loads and flat accesses do not, so with one outstanding only a
-count of 0 says anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait
-and not before. LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup
-pass through one cache in order.
+Counters (ISA documents): on CDNA each vector memory instruction counts in vmcnt, stores as well, each LDS and scalar
+load in lgkmcnt; RDNA3 has vscnt for stores, RDNA4 a counter for each of the four. Vector memory and LDS return in
+order; scalar loads and flat accesses do not, so with one outstanding only a count of 0 says anything (LLVM inserts
+waits by that rule, too). What a load brought is in its registers after the wait and not before. LDS is accessed as late
+as the waits permit; global memory at once, since the accesses of a workgroup pass through one cache in order. RDNA3's
+matrix instructions want the same A and B in lanes 0 to 15 and 16 to 31: that they are is checked.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
 workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
@@ -454,8 +456,8 @@ class Machine:
         return read_first_lane, operands
 
     def permute_rows(self, is_crossed: bool, operands, modifiers):
-        """Each lane takes a value of its row of 16 lanes, or of the other row of 32; which one, say four bits of the two
-        scalars. Those of inactive lanes are not there, unless op_sel says that they may be taken or read as 0."""
+        """Each lane takes a value of its row of 16 lanes, or of the other row of 32; which one, say four bits of the
+        two scalars. Those of inactive lanes are not there, unless op_sel says that they may be taken or read as 0."""
         fetches_inactive, is_bounded = (modifiers.get("op_sel") or [0, 0])[:2]
         to, values = self.vector_view(operands[0].index, "u32"), self.view(operands[1], "u32")
         (low, i), (high, j) = self.scalar_sources(operands[2:], 32)

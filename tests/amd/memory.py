@@ -60,8 +60,8 @@ class Memory:
 
 
 class SharedMemory:
-    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier. What a wave does
-    between its signal and its wait for the others counts on both sides of the barrier."""
+    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier. What a wave
+    does between its signal and its wait for the others counts on both sides of the barrier."""
 
     def __init__(self, size: int):
         self.data = np.full(-(-size // 4), GARBAGE, U32).view(np.uint8)[:size]

@@ -19,7 +19,8 @@ from interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, u
 from memory import SharedMemory
 
 HERE = Path(__file__).parent
-ARCHS = ["gfx942", "gfx90a"]
+CDNA, RDNA = ["gfx942", "gfx90a", "gfx950"], ["gfx1100", "gfx1201"]
+ARCHS = CDNA + RDNA
 ALL = (1 << 64) - 1
 INF, NAN = float("inf"), float("nan")
 
@@ -529,14 +530,20 @@ def from_bf16(x: np.ndarray) -> np.ndarray:
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16}
 UNIT = {"f32": 2.0**-24, "f64": 2.0**-53, "f16": 2.0**-11, "bf16": 2.0**-8}
 # Rows and columns of a block, threads.
-BLOCKS = {"naive": (8, 16, 128), "lds": (16, 16, 256), "register": (64, 64, 256), "mfma": (64, 16, 256)}
+BLOCKS = {
+    "naive": (8, 16, 128),
+    "lds": (16, 16, 256),
+    "register": (64, 64, 256),
+    "mfma": (64, 16, 256),
+    "wmma": (64, 16, 128),
+}
 BLOCKS["32x32"] = (32, 32, 64)
 
 
 def multiply(code, name: str, shape, *, batch: int = 1, grid_z: int = 1, order_seed=None):
     """Runs a kernel on random matrices; C, the reference and the bound of each element (docs/numerics.md)."""
     m, n, k = shape
-    kind = name.split("_")[1] if name.startswith(("naive", "mfma")) else "f32"
+    kind = name.split("_")[1] if name.startswith(("naive", "mfma", "wmma")) else "f32"
     block_m, block_n, threads = BLOCKS["32x32" if "32x32" in name else name.split("_")[0]]
     random = np.random.default_rng(m + 100 * n + 10000 * k)
     a, b = random.uniform(-1, 1, (batch, m, k)), random.uniform(-1, 1, (batch, k, n))
@@ -568,17 +575,20 @@ def is_right(found, reference, bound) -> bool:
 
 SHAPES = [(1, 1, 1), (17, 33, 5), (40, 33, 29), (70, 20, 16)]
 KERNELS = ["naive_f32", "naive_f64", "naive_f16", "naive_bf16", "lds_tiled", "register_tiled"]
-KERNELS += ["mfma_f32", "mfma_f64", "mfma_f16", "mfma_bf16"]
+CASES_OF_KERNELS = [(name, arch) for name in KERNELS for arch in ARCHS]
+CASES_OF_KERNELS += [(f"mfma_{kind}", arch) for kind in ("f32", "f64", "f16", "bf16") for arch in CDNA]
+CASES_OF_KERNELS += [(f"wmma_{kind}", arch) for kind in ("f16", "bf16") for arch in RDNA]
 MATRIX_INSTRUCTION = {
     "mfma_f32": r"v_mfma_f32_16x16x4_?f32",
     "mfma_f64": r"v_mfma_f64_16x16x4_?f64",
     "mfma_f16": r"v_mfma_f32_16x16x16_?f16",
     "mfma_bf16": r"v_mfma_f32_16x16x16_?bf16(_1k)?",
+    "wmma_f16": "v_wmma_f32_16x16x16_f16",
+    "wmma_bf16": "v_wmma_f32_16x16x16_bf16",
 }
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name, arch", CASES_OF_KERNELS)
 def test_kernel(name, arch, compiled):
     code = load(compiled(arch))
     for seed, shape in enumerate(SHAPES):
@@ -587,7 +597,8 @@ def test_kernel(name, arch, compiled):
     if name in MATRIX_INSTRUCTION:
         assert any(re.fullmatch(MATRIX_INSTRUCTION[name], mnemonic) for mnemonic in counts)
     if name == "register_tiled":
-        assert counts["ds_read_b128"] > 0 and counts["v_pk_fma_f32"] > 0
+        read, fma = ("ds_load_b128", "v_dual_fmac_f32") if arch in RDNA else ("ds_read_b128", "v_pk_fma_f32")
+        assert counts[read] > 0 and counts[fma] > 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -606,9 +617,10 @@ def test_matrix_instruction_of_32_rows(compiled):
     assert is_right(found, reference, bound) and counts["v_mfma_f32_32x32x8_f16"] == 6
 
 
-def test_orders_give_the_same_bits(compiled):
-    code = load(compiled("gfx942"))
-    for name in ("lds_tiled", "register_tiled", "mfma_f16"):
+@pytest.mark.parametrize("arch, matrix", [("gfx942", "mfma_f16"), ("gfx1100", "wmma_f16"), ("gfx1201", "wmma_f16")])
+def test_orders_give_the_same_bits(arch, matrix, compiled):
+    code = load(compiled(arch))
+    for name in ("lds_tiled", "register_tiled", matrix):
         results = [multiply(code, name, (40, 33, 29), order_seed=seed)[0] for seed in (None, 1, 2)]
         assert all((result == results[0]).all() for result in results)
 
@@ -663,13 +675,15 @@ def test_integers_and_divisions(arch, compiled):
         assert row == expected, (a, b)
 
 
-def test_lanes_exchange_values(compiled):
+@pytest.mark.parametrize("arch, lanes", [("gfx942", 64), ("gfx1100", 32), ("gfx1201", 32)])
+def test_lanes_exchange_values(arch, lanes, compiled):
     x = np.arange(128, dtype=np.int32) ** 2
     sums, firsts, memory = np.zeros_like(x), np.zeros_like(x), Memory()
     args = [memory.add("x", x), memory.add("sums", sums, writable=True), memory.add("firsts", firsts, writable=True)]
-    counts = run(load(compiled("gfx942")).kernels["across_lanes"], (2, 1, 1), (64, 1, 1), args, memory)
-    assert counts["ds_bpermute_b32"] == 12
-    for wave in (slice(0, 64), slice(64, 128)):
+    counts = run(load(compiled(arch)).kernels["across_lanes"], (2, 1, 1), (64, 1, 1), args, memory)
+    assert counts["ds_bpermute_b32"] == {64: 12, 32: 20}[lanes]
+    for first in range(0, 128, lanes):
+        wave = slice(first, first + lanes)
         assert (sums[wave] == x[wave].sum()).all() and (firsts[wave] == x[wave][0]).all()
 
 
@@ -685,6 +699,8 @@ def run_reverse(code):
 def test_loads_to_shared_memory_and_buffers(arch, compiled):
     found, expected = run_reverse(load(compiled(arch)))
     assert (found == expected).all()
+    if arch in RDNA:
+        return
     path = compiled(arch)
     waits = [i for i in places_of(path, "reverse", "s_waitcnt") if "vmcnt" in load(path).kernels["reverse"].lines[i][1]]
     with pytest.raises(Fault, match="race"):  # without the wait, LDS is written after the barrier
@@ -706,7 +722,8 @@ def without(name: str, place: int):
 
 
 def places_of(path: Path, kernel: str, mnemonic: str) -> list[int]:
-    return [i for i, (_, text) in enumerate(load(path).kernels[kernel].lines) if text.split()[0] == mnemonic]
+    lines = load(path).kernels[kernel].lines
+    return [i for i, (_, text) in enumerate(lines) if re.fullmatch(mnemonic, text.split()[0])]
 
 
 def outcome(code, name, shape, order_seed=None) -> str:
@@ -717,16 +734,23 @@ def outcome(code, name, shape, order_seed=None) -> str:
     return "" if is_right(found, reference, bound) else "wrong result"
 
 
-@pytest.mark.parametrize("name", ["lds_tiled", "register_tiled", "mfma_f16"])
-@pytest.mark.parametrize("mnemonic", ["s_waitcnt", "s_barrier"])
-def test_mutant_without_a_wait_or_barrier_is_found(mnemonic, name, compiled):
-    path = compiled("gfx942")
+WAITS = r"s_waitcnt|s_wait_\w+cnt"
+MUTANTS = [(arch, "lds_tiled") for arch in ("gfx942", *RDNA)]
+MUTANTS += [("gfx942", "register_tiled"), ("gfx942", "mfma_f16"), *((arch, "wmma_f16") for arch in RDNA)]
+
+
+@pytest.mark.parametrize("arch, name", MUTANTS)
+@pytest.mark.parametrize("mnemonic", [WAITS, "s_barrier", "s_barrier_signal"])
+def test_mutant_without_a_wait_or_barrier_is_found(mnemonic, arch, name, compiled):
+    path = compiled(arch)
+    mnemonic = "s_barrier_wait" if (arch, mnemonic) == ("gfx1201", "s_barrier") else mnemonic
     places = places_of(path, name, mnemonic)
-    assert places
+    assert places or arch != "gfx1201" and mnemonic == "s_barrier_signal"
+    message = {WAITS: "outstanding|race", "s_barrier_signal": "without having signalled"}.get(mnemonic, "race")
     for place in places:
         found = outcome(load(path, without(name, place)), name, (40, 33, 29))
         # Without a wait, LDS may also be accessed after the next barrier.
-        assert re.search("outstanding|race" if mnemonic == "s_waitcnt" else "race", found), (place, found)
+        assert re.search(message, found), (place, found)
 
 
 def test_faults_name_the_instruction(compiled):
