@@ -17,7 +17,7 @@ import pytest
 from assembly import EXEC, VCC
 from instructions import fma_f32, fma_f64
 from interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, unknown_instructions
-from memory import SharedMemory
+from memory import GARBAGE, SharedMemory
 
 HERE = Path(__file__).parent
 CDNA, RDNA = ["gfx942", "gfx90a", "gfx950"], ["gfx1100", "gfx1201"]
@@ -574,14 +574,94 @@ def test_accesses_between_signal_and_wait_count_on_both_sides():
     for is_early in (True, False):  # the other wave's access: in the same section, or in the next one
         shared = SharedMemory(64)
         shared.signal(0)
-        shared.load(place, 0)
+        shared.mark(place, 0, False)
         if not is_early:
             shared.forget()
         with pytest.raises(Fault, match="race"):
-            shared.store(place, np.zeros((1, 4), np.uint8), 1)
+            shared.mark(place, 1, True)
     shared.forget()
     shared.forget()
-    shared.store(place, np.zeros((1, 4), np.uint8), 1)
+    shared.mark(place, 1, True)
+
+
+COPY = "buffer_load_dword v8, s[4:7], 0 offen lds"
+COPY4 = "buffer_load_dwordx4 v9, s[4:7], 0 offen offset:16 lds"
+
+
+def machine_with_buffer(arch, num_bytes=256):
+    """v8: 4 bytes a lane, v9: 16 bytes a lane, s[4:7]: a buffer of 256 words, M0: 64."""
+    machine, data = machine_with_memory(1024, arch=arch)
+    set_registers(machine, s4=get(machine, "s0"), s5=get(machine, "s1"), s6=num_bytes, s7=0x27000)
+    set_registers(machine, v9=[16 * lane for lane in range(64)]).execute("s_mov_b32 m0, 64")
+    machine.shared = SharedMemory(2048)
+    return machine, data
+
+
+def test_copies_to_shared_memory():
+    machine, data = machine_with_buffer("gfx950", 1000)
+    machine.execute(COPY)
+    assert (machine.shared.data[64:320].view(np.uint32) == GARBAGE).all(), "before the wait"
+    machine.execute("s_waitcnt vmcnt(0)")
+    assert (machine.shared.data[64:320].view(np.uint32) == data[:64]).all()
+    machine.execute(COPY4, "s_waitcnt vmcnt(0)")
+    expected = np.append(data[4:250], np.zeros(10, np.uint32))  # zeros beyond 1000 bytes
+    assert (machine.shared.data[80:1104].view(np.uint32) == expected).all()
+    set_registers(machine, exec=~1 & ALL, v9=0).execute("s_mov_b32 m0, 512", COPY4, "s_waitcnt vmcnt(0)")
+    assert (machine.shared.data[528:544].view(np.uint32) == data[116:120]).all(), "of the copy before"
+    assert (machine.shared.data[544:560].view(np.uint32) == data[4:8]).all()
+    with pytest.raises(UnknownInstruction, match="16 bytes to LDS"):
+        Machine("gfx942").execute(COPY4)
+
+
+def test_a_dword_partly_in_range_is_garbage():
+    machine, _ = machine_with_buffer("gfx942", 6)
+    machine.execute("buffer_load_dwordx2 v[10:11], v9, s[4:7], 0 offen", "s_waitcnt vmcnt(0)")
+    assert (get(machine, "v10"), get(machine, "v11")) == (0, [GARBAGE] + [0] * 63)
+    with pytest.raises(Fault, match="partly"):
+        machine.execute("buffer_store_dwordx2 v[10:11], v9, s[4:7], 0 offen")
+
+
+def test_a_copy_may_write_until_it_is_waited_for():
+    """Another wave that uses the place: before the copy is issued, while it is outstanding across barriers, and after a
+    wait without a barrier; the wave itself before its wait."""
+    place = 64 + np.arange(4)[None]
+
+    def issued():
+        machine, _ = machine_with_buffer("gfx950")
+        return machine.execute(COPY)
+
+    machine = machine_with_buffer("gfx950")[0]
+    machine.shared.mark(place, 1, False)
+    with pytest.raises(Fault, match="race"):
+        machine.execute(COPY)
+    for num_barriers in range(3):
+        machine = issued()
+        for _ in range(num_barriers):
+            machine.shared.forget()
+            machine.mark_outstanding()  # as when its wave goes on
+        with pytest.raises(Fault, match="race"):
+            machine.shared.mark(place, 1, False)
+    machine = issued().execute("s_waitcnt vmcnt(0)")
+    with pytest.raises(Fault, match="race"):
+        machine.shared.mark(place, 1, False)
+    machine.shared.forget()
+    machine.shared.mark(place, 1, False)
+    with pytest.raises(Fault, match="a copy is outstanding"):
+        issued().execute("ds_read_b32 v5, v8 offset:64")
+    issued().execute("s_waitcnt vmcnt(0)", "ds_read_b32 v5, v8 offset:64")
+
+
+def test_transposing_read():
+    """CDNA4: lane l's element n is element l % 4 of lane 4 n + l / 4 % 4 of its row of 16 lanes."""
+    machine, _ = machine_with_buffer("gfx950")
+    halves = np.arange(256, dtype=np.uint16)
+    machine.shared.data[:512] = halves.view(np.uint8)
+    set_registers(machine, v8=[8 * lane for lane in range(64)])
+    machine.execute("ds_read_b64_tr_b16 v[2:3], v8", "s_waitcnt lgkmcnt(0)")
+    for lane in range(64):
+        for n in range(4):
+            found = machine.vector_view(2 + n // 2, "u16", n % 2)[lane]
+            assert found == halves[4 * (lane // 16 * 16 + 4 * n + lane // 4 % 4) + lane % 4], (lane, n)
 
 
 def test_what_a_load_brings_is_there_after_the_wait():
@@ -636,15 +716,15 @@ def test_access_out_of_bounds_is_found(text, message):
 def test_races_in_shared_memory_are_found():
     shared = SharedMemory(64)
     places = shared.places(np.array([8]), 4)
-    shared.store(places, np.zeros((1, 4), np.uint8), 0)
-    shared.load(places, 0)
+    shared.mark(places, 0, True)
+    shared.mark(places, 0, False)
     with pytest.raises(Fault, match="race"):
-        shared.load(places, 1)
+        shared.mark(places, 1, False)
     shared.forget()
-    shared.load(places, 0)
-    shared.load(places, 1)
+    shared.mark(places, 0, False)
+    shared.mark(places, 1, False)
     with pytest.raises(Fault, match="race"):
-        shared.store(places, np.zeros((1, 4), np.uint8), 1)
+        shared.mark(places, 1, True)
 
 
 # ---- Whole kernels
