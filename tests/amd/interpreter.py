@@ -94,6 +94,16 @@ class Instruction:
 
 
 @dataclass
+class Access:
+    """What one instruction of a wave asks of memory: its active lanes and, for each part of it, their addresses."""
+
+    space: str  # global, lds
+    size: int  # bytes of each lane and part
+    lanes: np.ndarray
+    addresses: list
+
+
+@dataclass
 class Wave:
     number: int
     vgprs: np.ndarray
@@ -119,6 +129,8 @@ class Machine:
         self.counters = {name: deque() for name in self.chip.counters.values()}
         self.queues = {kind: self.counters[name] for kind, name in self.chip.counters.items()}
         self.memory, self.shared, self.wave_number = Memory(), SharedMemory(0), 0
+        self.accessed = None  # what the last instruction asked of memory: an Access
+        self.trace = None
         # Masks have one bit for each lane: pairs of SGPRs, or single ones.
         self.mask_size = self.num_lanes // 32
         self.masks, self.exec = self.scalar[self.num_lanes], EXEC // self.mask_size
@@ -765,22 +777,27 @@ class Machine:
 
         return deliver_small
 
-    def global_addresses(self, place, base, modifiers):
+    def global_addresses(self, place, base, size, modifiers):
         """A function: addresses of the active lanes. A pair of VGPRs, or an SGPR pair and an unsigned VGPR offset."""
         if set(modifiers) - CACHE_MODIFIERS - {"offset"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
         offset, lanes = U64(int(modifiers.get("offset", "0"), 0) % (1 << 64)), self.lanes
         if base.kind == "s":
             offsets, bases = self.view(place, "u32"), self.view(base, "u64")
-            return lambda: offsets[lanes] + bases + offset
+            return lambda: self.noted(offsets[lanes] + bases + offset, size)
         bases = self.view(place, "u64")
-        return lambda: bases[lanes] + offset
+        return lambda: self.noted(bases[lanes] + offset, size)
+
+    def noted(self, addresses, size):
+        if self.trace is not None:
+            self.accessed = Access("global", size, self.lanes.copy(), [addresses])
+        return addresses
 
     def global_access(self, space, is_store, width, texts, modifiers):
         operands = [parse_operand(text) for text in texts]
         data, place = (operands[1], operands[0]) if is_store else operands[:2]
         base = operands[2] if len(operands) > 2 else parse_operand("off")
-        addresses = self.global_addresses(place, base, modifiers)
+        addresses = self.global_addresses(place, base, width[0], modifiers)
         lanes = self.lanes
         in_order = space == "global"  # flat accesses may be to LDS or to memory, as far as the counters know
         kinds = ["store" if is_store else "load"] + ([] if in_order else ["lds"])
@@ -829,7 +846,7 @@ class Machine:
         """Global memory straight to LDS; the offset counts in both addresses."""
         operands = [parse_operand(text) for text in texts]
         rest = {name: value for name, value in modifiers.items() if name != "lds"}
-        addresses = self.global_addresses(operands[0], operands[1], rest)
+        addresses = self.global_addresses(operands[0], operands[1], size, rest)
         copy = self.copy_to_shared(text, size, int(modifiers.get("offset", "0"), 0))
 
         def run():
@@ -866,6 +883,7 @@ class Machine:
                 raise Fault("buffers with a stride or swizzle are not modelled")
             base |= (upper & 0xFFFF) << 32
             relative = np.broadcast_to(offsets, lanes.shape)[lanes].astype(I64) + offset
+            self.noted((relative + (starts[i] + base)).astype(U64), size)
             for first in range(0, size, part):
                 space = records - starts[i] - relative - first
                 yield first, (relative + (first + starts[i] + base)).astype(U64), space >= part, space <= 0
@@ -929,6 +947,8 @@ class Machine:
 
         def places():
             start = np.broadcast_to(place, lanes.shape)[lanes].astype(I64)
+            if self.trace is not None:
+                self.accessed = Access("lds", size, lanes.copy(), [start + offset for offset in offsets])
             return [self.shared.places(start + offset, size) for offset in offsets]
 
         def marker(where, is_store):
@@ -1015,6 +1035,9 @@ class Machine:
                 steps += 1
                 pc += 1
                 target = execute()
+                if self.trace is not None:
+                    self.trace.append((current, self.accessed))
+                    self.accessed = None
                 if target is not None:
                     if target < 0:
                         break
@@ -1181,10 +1204,13 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
     return Wave(number, vgprs, sgprs)
 
 
-def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000) -> Counter:
+def run(
+    kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000, traces=None
+) -> Counter:
     """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed,
     the order of the workgroups and, after each barrier, that of the waves are drawn from it. `limit`: instructions of a
-    wave between barriers."""
+    wave between barriers. `traces`: a list of what each wave of the first workgroup executes, to be filled with lists
+    of (place in the kernel's lines, Access or None)."""
     (machine, code), executed = decode(kernel), [0] * len(kernel.lines)
     num_threads = block[0] * block[1] * block[2]
     if num_threads > kernel.metadata[".max_flat_workgroup_size"]:
@@ -1203,11 +1229,17 @@ def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limi
             waves = [
                 initial_wave(kernel, i, place, block, kernarg) for i in range(-(-num_threads // machine.num_lanes))
             ]
+            if traces is not None and not traces:
+                traces += [[] for _ in waves]
+                traced = traces
+            else:
+                traced = None
             while waves:
                 order = list(waves)
                 if random is not None:
                     random.shuffle(order)
                 for wave in order:
+                    machine.trace = traced[wave.number] if traced is not None else None
                     try:
                         if machine.resume(wave, code, executed, limit) == AT_END:
                             waves.remove(wave)

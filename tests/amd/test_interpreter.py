@@ -782,7 +782,7 @@ BLOCKS = {
 BLOCKS["32x32"] = (32, 32, 64)
 
 
-def multiply(code, name: str, shape, *, batch: int = 1, grid_z: int = 1, order_seed=None):
+def multiply(code, name: str, shape, *, batch: int = 1, grid_z: int = 1, order_seed=None, traces=None):
     """Runs a kernel on random matrices; C, the reference and the bound of each element (docs/numerics.md)."""
     m, n, k = shape
     kind = name.split("_")[1] if name.startswith(("naive", "mfma", "wmma")) else "f32"
@@ -802,7 +802,7 @@ def multiply(code, name: str, shape, *, batch: int = 1, grid_z: int = 1, order_s
     else:
         args = [np.array([*pointers, m, n, k], np.uint64).tobytes()]
     grid = (-(-n // block_n), -(-m // block_m), grid_z)
-    counts = run(code.kernels[name], grid, (threads, 1, 1), args, memory, order_seed)
+    counts = run(code.kernels[name], grid, (threads, 1, 1), args, memory, order_seed, traces=traces)
     found = (from_bf16(c) if kind == "bf16" else c).astype(np.float64)
     wide = np.longdouble if kind == "f64" else np.float64
     reference = np.matmul(a.astype(wide), b.astype(wide))
