@@ -108,7 +108,8 @@ def wait_counts(arch: str, text: str) -> dict:
     counts = {name: int(count) for name, count in re.findall(r"(\w+cnt)\((\d+)\)", text)}
     if not counts:
         names = re.findall(r"(?:load|store|ds|km|vs)cnt", text)
-        counts = dict.fromkeys(names, int(text.split()[-1], 0))
+        value = int(text.split()[-1], 0)
+        counts = dict(zip(names, (value >> 8, value & 63), strict=True)) if len(names) == 2 else {names[0]: value}
     known = set(CHIPS[arch].counters.values())
     return {name: count for name, count in counts.items() if name in known}
 
