@@ -508,11 +508,13 @@ class Machine:
         if name not in isa.VALU:
             return None
         known = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "dst_sel", "dst_unused"}
-        if unknown := set(modifiers) - known - {"src0_sel", "src1_sel", "bound_ctrl"}:
+        if unknown := set(modifiers) - known - {"src0_sel", "src1_sel", "bound_ctrl", "bitop3"}:
             raise UnknownInstruction(f"modifiers {unknown}")
         if "bound_ctrl" in modifiers:
             raise UnknownInstruction("dpp")
         destination_kinds, source_kinds, function = isa.VALU[name]
+        if name == "v_bitop3_b32":
+            function = isa.bit_operation(int(modifiers.get("bitop3", "0"), 0))
         if name.startswith("v_cmpx_") and self.chip.is_rdna:
             texts = ["exec" if self.mask_size == 2 else "exec_lo", *texts]
         operands = [parse_operand(text) for text in texts]
