@@ -492,7 +492,11 @@ define(
     "u32 = f32 f32",
     cvt_pkrtz_f16_f32=lambda a, b: towards_zero_f16(a).astype(U32) | towards_zero_f16(b).astype(U32) << U32(16),
 )
-define("u32 = f32 f32", cvt_pk_bf16_f32=lambda a, b: nearest_bf16(a) | nearest_bf16(b) << U32(16))
+define(
+    "u32 = f32 f32",
+    cvt_pk_bf16_f32=lambda a, b: nearest_bf16(a) | nearest_bf16(b) << U32(16),
+    cvt_pk_f16_f32=lambda a, b: a.astype(F16).view(U16).astype(U32) | b.astype(F16).view(U16).astype(U32) << U32(16),
+)
 define(
     "u32 = u16 u16",
     pack_b32_f16=lambda a, b: a.astype(U32) | b.astype(U32) << U32(16),
