@@ -48,6 +48,7 @@ class Kernel:
     metadata: dict
     descriptor: bytes
     lines: list  # (address, text)
+    arch: str  # as in gfx942
     program: object = None  # the interpreter's, once it is decoded
 
     @property
@@ -91,10 +92,12 @@ def load(path, edit=None) -> CodeObject:
             name_size, description_size, _ = struct.unpack_from("<III", data, offset)
             at = offset + 12 + -(-name_size // 4) * 4
             metadata = unpack(data[at : at + description_size])[0]
+    arch = metadata["amdhsa.target"].rsplit("-", 1)[1].split(":")[0]
     objdump = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump") or "llvm-objdump-22"
-    text = subprocess.run(
-        [objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True
-    ).stdout
+    command = [objdump, "-d", "--no-show-raw-insn", path]
+    if arch.startswith("gfx12"):  # halves of registers, which not every compiler uses there
+        command.append("--mattr=+real-true16")
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines, current = {}, None
     for line in text.splitlines():
         if match := re.match(r"[0-9a-f]+ <(.*)>:$", line):
@@ -107,5 +110,5 @@ def load(path, edit=None) -> CodeObject:
         section, value = symbols[description[".symbol"]]
         at = value - sections[section][1] + sections[section][2]
         body = edit(name, lines[name]) if edit else lines[name]
-        kernels[name] = Kernel(name, description, data[at : at + 64], body)
+        kernels[name] = Kernel(name, description, data[at : at + 64], body, arch)
     return CodeObject(Path(path), kernels)
