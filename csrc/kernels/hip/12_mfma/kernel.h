@@ -9,11 +9,11 @@
 #pragma once
 
 #include "kernels/hip/12_mfma/block_order.h"
+#include "kernels/hip/12_mfma/c_strip.h"
 #include "kernels/hip/12_mfma/launch_shape.h"
 #include "kernels/hip/12_mfma/tile_copy.h"
 #include "platform/chunk_sums.h"
 #include "platform/mma.h"
-#include "platform/strip.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -39,10 +39,11 @@ struct Config {
 struct MfmaWork {
   Divisor num_tiles;
   BlockOrder order;
-  int num_splits;   // blocks that compute chunks of one tile side by side
-  int chunk_tiles;  // k tiles of a chunk
-  int64_t split_k;  // of a block
-  void* partial;    // as ChunkSums has them; null where there is one split
+  int num_splits;      // blocks that compute chunks of one tile side by side
+  int chunk_tiles;     // k tiles of a chunk
+  int64_t split_k;     // of a block
+  int64_t first_item;  // of the batch
+  void* partial;       // as ChunkSums has them; null where there is one split
   bool is_wide, leaves_last;
 };
 
@@ -127,25 +128,27 @@ struct WarpSums {
     }
   }
 
-  using StripOf = Strip<A, 16, Cfg::kStripN>;
+  using Strip = CStrip<A, Cfg::kStripN>;
   template <class Out>
-  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, StripOf& strip) {
+  TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col, Strip& strip) const {
     using L = typename Mma<T>::L;
     constexpr int kStripFrags = Cfg::kStripN / 16, kStrips = kFragsN / kStripFrags;
+    const int lane = opaque(this->lane);  // else addresses are computed ahead of the main loop
     // Not unrolled, so that there is little code: which registers are stored is a jump, the way to C is the same.
-    TILEDMM_NO_UNROLL for (int number = 0; number < kFragsM * kStrips; ++number) {
-      const int lane = opaque(this->lane);  // else the addresses are computed ahead of the main loop
-      TILEDMM_UNROLL for (int i = 0; i < kFragsM * kStrips; ++i) {
-        if (i != number) continue;
-        TILEDMM_UNROLL for (int j = 0; j < kStripFrags; ++j) {
-          TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-            store_shared(&strip.acc[L::c_col(lane, e)][j * 16 + L::c_row(lane, e)],
-                         acc[i / kStrips][i % kStrips * kStripFrags + j][e]);
+    TILEDMM_NO_UNROLL for (int part = 0; part < kStrips; ++part) {
+      const CWriter<Out, A, Cfg::kStripN> writer(problem, col + warp_n * Cfg::kWarpN + part * Cfg::kStripN, lane);
+      TILEDMM_NO_UNROLL for (int frag = 0; frag < kFragsM; ++frag) {
+        TILEDMM_UNROLL for (int idx = 0; idx < kFragsM * kStrips; ++idx) {
+          if (idx != frag * kStrips + part) continue;
+          TILEDMM_UNROLL for (int j = 0; j < kStripFrags; ++j) {
+            TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
+              store_shared(&strip.acc[L::c_col(lane, e)][j * 16 + L::c_row(lane, e)],
+                           acc[idx / kStrips][idx % kStrips * kStripFrags + j][e]);
+            }
           }
         }
+        writer.store(strip, row + warp_m * Cfg::kWarpM + frag * 16);
       }
-      strip.template store<Out>(problem, row + warp_m * Cfg::kWarpM + number / kStrips * 16,
-                                col + warp_n * Cfg::kWarpN + number % kStrips * Cfg::kStripN);
     }
   }
 };
@@ -223,7 +226,7 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
     struct {
       alignas(16) char a[Cfg::kBlock * kMfmaRowBytes], b[Cfg::kBlock * kMfmaRowBytes];
     } tiles;
-    typename Sums::StripOf strips[Cfg::kWarps];  // after the last k tile
+    typename Sums::Strip strips[Cfg::kWarps];  // after the last k tile
   };
   static_assert(sizeof(Shared) * Cfg::kShape.blocks_per_cu <= 64 << 10, "LDS of CDNA2 and CDNA3");
   auto& smem = block_shared<Shared>();
@@ -231,62 +234,60 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   const int split = work.num_tiles.quotient(int(block_idx()));
   const TileIndex tile = work.order.tile_of(int(block_idx()) - split * int(work.num_tiles.value));
   const int64_t row = int64_t(tile.m) * Cfg::kBlock, col = int64_t(tile.n) * Cfg::kBlock;
-  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem item = item_of<true>(problem, batch_idx);
-    const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
-    TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR> copy_a(operand_a<T>(item), row, first_k);
-    TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR> copy_b(operand_b<T>(item), col, first_k);
-    Sums sums;
-    const int num_k_tiles = int(ceil_div(size_k, Cfg::kBlockK));
-    const int num_wide = work.is_wide ? int((size_k - work.leaves_last) / Cfg::kBlockK) : 0;
-    int k_tile = 0, end_of_chunk = Cfg::kSumsChunks ? work.chunk_tiles : num_k_tiles;
-    const auto end_chunk = [&] {
-      if (k_tile == end_of_chunk && k_tile < num_k_tiles) sums.end_chunk(), end_of_chunk += work.chunk_tiles;
-    };
-    block_barrier();  // nobody reads the last item's sums any more
-    if (num_wide > 0) {
-      copy_a.load();
-      copy_b.load();
-      copy_a.store(smem_a);
-      copy_b.store(smem_b);
-      block_barrier();  // the first tiles are whole
-      for (;;) {
-        const int end = end_of_chunk < num_wide - 1 ? end_of_chunk : num_wide - 1;
-        if constexpr (Cfg::kTakesTurns) {
-          multiply_in_turns(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
-        } else {
-          multiply_one_by_one(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
-        }
-        k_tile = end;
-        if (!Cfg::kSumsChunks || k_tile == num_wide - 1) break;
-        end_chunk();
+  const int64_t batch_idx = work.first_item + block_idx_y();
+  const GemmProblem item = item_of<true>(problem, batch_idx);
+  const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR> copy_a(operand_a<T>(item), row, first_k);
+  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR> copy_b(operand_b<T>(item), col, first_k);
+  Sums sums;
+  const int num_k_tiles = int(ceil_div(size_k, Cfg::kBlockK));
+  const int num_wide = work.is_wide ? int((size_k - work.leaves_last) / Cfg::kBlockK) : 0;
+  int k_tile = 0, end_of_chunk = Cfg::kSumsChunks ? work.chunk_tiles : num_k_tiles;
+  const auto end_chunk = [&] {
+    if (k_tile == end_of_chunk && k_tile < num_k_tiles) sums.end_chunk(), end_of_chunk += work.chunk_tiles;
+  };
+  if (num_wide > 0) {
+    copy_a.load();
+    copy_b.load();
+    copy_a.store(smem_a);
+    copy_b.store(smem_b);
+    block_barrier();  // the first tiles are whole
+    for (;;) {
+      const int end = end_of_chunk < num_wide - 1 ? end_of_chunk : num_wide - 1;
+      if constexpr (Cfg::kTakesTurns) {
+        multiply_in_turns(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
+      } else {
+        multiply_one_by_one(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
       }
-    }
-    TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
+      k_tile = end;
+      if (!Cfg::kSumsChunks || k_tile == num_wide - 1) break;
       end_chunk();
-      if (k_tile >= num_wide) {
-        const auto left_k = int(min_of(size_k - int64_t(k_tile) * Cfg::kBlockK, Cfg::kBlockK));
-        block_barrier();  // nobody reads the old tiles any more
-        copy_a.copy_elements(left_k, smem_a);
-        copy_b.copy_elements(left_k, smem_b);
-        block_barrier();  // the new tiles are whole
-      }
-      sums.multiply_k_tile(smem_a, smem_b);
     }
-    if constexpr (Cfg::kSumsChunks) {
-      sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e] + sums.acc[i][j][e]; });
+  }
+  TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
+    end_chunk();
+    if (k_tile >= num_wide) {
+      const auto left_k = int(min_of(size_k - int64_t(k_tile) * Cfg::kBlockK, Cfg::kBlockK));
+      block_barrier();  // nobody reads the old tiles any more
+      copy_a.copy_elements(left_k, smem_a);
+      copy_b.copy_elements(left_k, smem_b);
+      block_barrier();  // the new tiles are whole
     }
+    sums.multiply_k_tile(smem_a, smem_b);
+  }
+  if constexpr (Cfg::kSumsChunks) {
+    sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e] + sums.acc[i][j][e]; });
+  }
 
-    block_barrier();  // nobody reads the last tiles any more
-    auto& strip = smem.strips[thread_idx() / 64];
-    // Anew, so that the main loop need not keep it in registers.
-    GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
-    if (work.partial) {
-      gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
-      sums.template store<Acc<T>>(gemm, row, col, strip);
-    } else {
-      sums.template store<T>(gemm, row, col, strip);
-    }
+  block_barrier();  // nobody reads the last tiles any more
+  auto& strip = smem.strips[thread_idx() / 64];
+  // Anew, so that the main loop need not keep it in registers.
+  GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
+  if (work.partial) {
+    gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
+    sums.template store<Acc<T>>(gemm, row, col, strip);
+  } else {
+    sums.template store<T>(gemm, row, col, strip);
   }
 #endif
 }
@@ -311,11 +312,16 @@ Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, con
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
-  const Status status = visit_layouts(gemm, [&](auto is_a_k_major, auto is_b_k_major) {
-    return launch_kernel(mfma<Cfg, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>,
-                         tiles_m * tiles_n * plan.num_splits, num_batch_blocks(problem), Cfg::kThreads, 0, executor,
-                         work, problem);
-  });
+  Status status = Status::ok;
+  // A block has one item: a loop would keep in registers what does not change in it.
+  constexpr int64_t kMaxItems = 65535;
+  for (; status == Status::ok && work.first_item < problem.batch_size; work.first_item += kMaxItems) {
+    status = visit_layouts(gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+      return launch_kernel(mfma<Cfg, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>,
+                           tiles_m * tiles_n * plan.num_splits, min_of(problem.batch_size - work.first_item, kMaxItems),
+                           Cfg::kThreads, 0, executor, work, problem);
+    });
+  }
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 

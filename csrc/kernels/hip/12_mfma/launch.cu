@@ -1,7 +1,6 @@
 // Host side of rung 12: which instance is launched.
 #include "core/plan.h"
 #include "kernels/hip/12_mfma/launch_shape.h"
-#include "platform/element.h"
 #include "platform/gpu.h"
 
 namespace tiledmm::gpu {

@@ -17,8 +17,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   for (const OperandView& view : {view_a(p), view_b(p)}) {
     if (tile_span(view, p.dtype) >= double(kMaxMfmaTileBytes)) return "a tile's rows are spread over 2 GiB or more";
   }
-  const double num_tiles = (double(p.m) / 64 + 1) * (double(p.n) / 64 + 1) * double(ceil_div(p.k, kChunkUnit) + 1);
-  if (num_tiles >= double(1 << 29)) return "it has 2^29 tiles or more";
+  // HIP counts threads in 32 bits; a tile of 64 has 128.
+  const double num_tiles = (double(p.m) / 64 + 1) * (double(p.n) / 64 + 1);
+  if (num_tiles >= double(1 << 25)) return "it has 2^25 tiles or more";
   return nullptr;
 }
 
