@@ -49,10 +49,32 @@ struct MfmaWork {
 
 #if defined(TILEDMM_IS_CDNA)
 
-// acc += the products of a chunk of B's and one of A's. C's columns are the instruction's rows: a lane's sums are
-// neighbours in a row of C.
+// The instructions that a chunk of 16 bytes a lane takes. gfx950 has one for all of its elements in 16 bits.
+#if defined(__gfx950__)
+inline constexpr int kStepsOf16Bits = 1;
+#else
+inline constexpr int kStepsOf16Bits = 2;
+#endif
 template <class T>
-TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const Vector16& a, int step) {
+inline constexpr int kStepsOfChunk = sizeof(T) == 2 ? kStepsOf16Bits : 16 / int(sizeof(T));
+
+// acc += products of a chunk of B and one of A. C's columns are the instruction's rows: a lane's sums are neighbours in
+// a row of C.
+template <class T>
+TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const Vector16& a, [[maybe_unused]] int step) {
+#if defined(__gfx950__)
+  if constexpr (std::is_same_v<T, Half>) {
+    using Operand = ClangVector<_Float16, 8>;
+    return accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_mfma_f32_16x16x32_f16(bits_as<Operand>(b), bits_as<Operand>(a), c, 0, 0, 0);
+    });
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    using Operand = ClangVector<__bf16, 8>;
+    return accumulate(acc, [&](auto c) {
+      return __builtin_amdgcn_mfma_f32_16x16x32_bf16(bits_as<Operand>(b), bits_as<Operand>(a), c, 0, 0, 0);
+    });
+  }
+#endif
   using M = Mma<T>;
   typename M::Word words_a[M::kWordsA], words_b[M::kWordsB];
   __builtin_memcpy(words_a, reinterpret_cast<const char*>(&a) + step * sizeof words_a, sizeof words_a);
@@ -66,7 +88,6 @@ struct WarpSums {
   using T = typename Cfg::T;
   using A = Acc<T>;
   static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
-  static constexpr int kSteps = 16 / int(sizeof(typename Mma<T>::Word) * Mma<T>::kWordsA);  // instructions of a chunk
 
   A acc[kFragsM][kFragsN][4];
   A total[Cfg::kSumsChunks ? kFragsM : 1][kFragsN][4];
@@ -113,18 +134,22 @@ struct WarpSums {
   }
   // Neighbouring instructions add to different sums.
   TILEDMM_DEVICE void multiply(int first, int last) {
-    TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
+    TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
       TILEDMM_UNROLL for (int i = first; i < last; ++i) {
         TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<T>(acc[i][j], frag_b[j], frag_a[i], step);
       }
     }
   }
   TILEDMM_DEVICE void multiply_k_tile(const char* smem_a, const char* smem_b) {
+    constexpr bool kIsTight = Cfg::kTakesTurns || sizeof(A) == 8;  // registers are
+    constexpr int kAtOnce = kIsTight ? kFragsM / 2 : kFragsM;
     TILEDMM_UNROLL for (int slice = 0; slice < Cfg::kSlices; ++slice) {
       load_fragments_b(smem_b, slice);
-      load_fragments_a(smem_a, slice, 0, kFragsM);
-      multiply(0, kFragsM);
-      if constexpr (Cfg::kTakesTurns) schedule_barrier();  // one slice's fragments at a time have registers
+      TILEDMM_UNROLL for (int i = 0; i < kFragsM; i += kAtOnce) {
+        load_fragments_a(smem_a, slice, i, i + kAtOnce);
+        multiply(i, i + kAtOnce);
+        if constexpr (kIsTight) schedule_barrier();
+      }
     }
   }
 
