@@ -97,7 +97,7 @@ def operand(rows: int, k: int, dtype: torch.dtype, layout: str, pad: int, skippe
     memory = torch.full((skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0),), torch.nan)
     memory = memory.to(dtype)
     matrix = memory.as_strided((max(1, batch), outer, inner), (outer * ld, ld, step), skipped)
-    matrix.copy_(torch.rand(matrix.shape) * 2 - 1)
+    matrix.copy_(torch.rand(matrix.shape, dtype=torch.float64) * 2 - 1)
     return memory, matrix.mT if layout == "m" else matrix
 
 
@@ -112,7 +112,7 @@ class Product:
         kind = DTYPES[dtype]
         memory_a, self.a = operand(m, k, kind, layouts[0], pads[0], skipped[0], batch)
         memory_b, self.b = operand(n, k, kind, layouts[1], pads[1], skipped[1], 0 if repeats_b else batch)
-        self.bias = (torch.rand(m if bias == "m" else n) * 2 - 1).to(kind) if bias else None
+        self.bias = (torch.rand(m if bias == "m" else n, dtype=torch.float64) * 2 - 1).to(kind) if bias else None
         self.out = torch.full((max(1, batch), m, n + pad_c), torch.nan, dtype=kind)
         self.memory = Memory()
         self.problem = problem = _FoldedProblem(batch_size=max(1, batch), chunk_k=max(k, 1), asked_n=n)
@@ -197,3 +197,121 @@ def test_products_are_right(number, dtype, shape, case, code_of, launcher):
     product = Product(dtype=dtype, **case)
     product.run(code_of(dtype), launcher, shape, seed=number)  # the waves' order, too
     product.check()
+
+
+@pytest.mark.parametrize("chunk_k, splits", [(256, False), (256, True), (-1, False)])
+def test_chunks_are_added_in_their_order(chunk_k, splits, code_of, launcher):
+    """The same bits whether one block sums all chunks or each has a block; other ones than those of a single chunk."""
+    for dtype, shapes in (("fp16", (2, 1, 0) if splits else (2, 1)), ("fp64", (2,))):
+        outs = []
+        for shape in shapes:
+            product = Product(70, 45, 600, dtype, layouts="km", activation="none")
+            product.run(code_of(dtype), launcher, shape, chunk_k, splits)
+            product.check()
+            outs.append(as_array(product.out).copy())
+        assert all(np.array_equal(outs[0], out, equal_nan=True) for out in outs[1:])
+        BITS_OF_CHUNKS.setdefault((dtype, chunk_k), outs[0])
+        assert np.array_equal(BITS_OF_CHUNKS[dtype, chunk_k], outs[0], equal_nan=True)
+    one, several = (BITS_OF_CHUNKS.get(("fp64", chunk)) for chunk in (-1, 256))
+    assert one is None or several is None or not np.array_equal(one, several, equal_nan=True)
+
+
+BITS_OF_CHUNKS = {}
+
+
+@pytest.mark.parametrize("n, k", [(45, 200), (100, 70)])
+def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
+    """Rows of A lie in front of each other's, in tiles of every size, of the plans for 1 to 300 rows."""
+    largest = Product(300, n, k, seed=3)
+    rows = {}
+    for m, shape in ((300, 0), (300, -1), (1, -1), (17, 2), (65, 1), (130, -1), (129, 0)):
+        first = 300 - m
+        product = Product(m, n, k, seed=3)
+        product.a.copy_(largest.a[:, first:])
+        for name in ("b", "bias"):
+            getattr(product, name).copy_(getattr(largest, name))
+        product.run(code_of("fp16"), launcher, shape)
+        for row in sorted({0, m // 2, m - 1}):
+            found = product.out[0, row, :n].view(torch.int16)
+            assert torch.equal(rows.setdefault(first + row, found), found), (m, shape, row)
+    assert len(rows) < 3 * 7, "no row was computed twice"
+
+
+# ---- What decides the speed
+
+
+def per_k_tile(code, launcher, dtype: str, shape: int, layouts: str) -> dict[str, float]:
+    """What a wave executes for one more k tile of one block, by mnemonic."""
+    block, block_k = TILES[shape], BLOCK_K[dtype]
+    waves = {256: 8, 128: 4, 64: 2}[block]
+    counts = []
+    for tiles in (3, 5):
+        product = Product(block, block, tiles * block_k, dtype, layouts, bias=None, activation="none")
+        counts.append(product.run(code, launcher, shape))
+    return {name: (times - counts[0][name]) / waves / 2 for name, times in counts[1].items() if times > counts[0][name]}
+
+
+@pytest.mark.parametrize("dtype, shape, layouts, most", [
+    ("fp16", 0, "kk", 1.7), ("fp16", 0, "mm", 1.95), ("bf16", 0, "kk", 1.7), ("fp16", 1, "kk", 2.0)
+])  # fmt: skip
+def test_the_main_loop_is_short(dtype, shape, layouts, most, code_of, launcher):
+    counts = per_k_tile(code_of(dtype), launcher, dtype, shape, layouts)
+    products = sum(times for name, times in counts.items() if name.startswith("v_mfma"))
+    block = TILES[shape]
+    warps = {256: 8, 128: 4}[block]
+    assert products == block * block * BLOCK_K[dtype] / 16**3 / warps
+    assert sum(counts.values()) <= most * products, counts
+    vector = {name: times for name, times in counts.items() if name.startswith("v_") and "mfma" not in name}
+    # Turning an mn-major operand takes 16 permutations for 4 chunks.
+    allowed = {"v_perm_b32": 16 * layouts.count("m")} if "m" in layouts else {}
+    assert vector == allowed
+    assert counts["ds_read_b128"] == {256: 24, 128: 16}[block] and not any("scratch" in name for name in counts)
+
+
+def kernels_of(report: str):
+    for part in report.split("Function Name: ")[1:]:
+        found = re.findall(r"remark:\s+([^:\[]+)[^:]*: (\d+)", part)
+        yield part.split()[0], {name.strip(): int(value) for name, value in found}
+
+
+@pytest.mark.parametrize("arch, dtype", [("gfx942", dtype) for dtype in SOURCES] + [("gfx90a", "fp16")])
+def test_registers_suffice(arch, dtype, amd_object, code_of):
+    """With 20 to spare for other compilers; two warps on each SIMD."""
+    kernels = [each for each in kernels_of(amd_object(arch, FOLDER / SOURCES[dtype])[1]) if "4mfma" in each[0]]
+    assert len(kernels) == (8 if dtype == "fp64" else 12)
+    for name, kernel in kernels:
+        assert kernel["ScratchSize"] == kernel["VGPRs Spill"] == kernel["SGPRs Spill"] == kernel["AGPRs"] == 0, name
+        assert kernel["VGPRs"] <= 236 and kernel["LDS Size"] <= 64 << 10, (name, kernel)
+
+
+# Lanes of a wave whose 16 bytes are moved in one clock: eight neighbours with CDNA3's 32 banks; with CDNA4's 64 those that
+# HipKittens measured, and the same of the other half (HazyResearch/HipKittens, docs of its LDS layouts).
+PHASES = {
+    32: [list(range(first, first + 8)) for first in range(0, 64, 8)],
+    64: [
+        [half + lane for lane in lanes]
+        for half in (0, 32)
+        for lanes in ([*range(4), *range(12, 16), *range(20, 28)], [*range(4, 12), *range(16, 20), *range(28, 32)])
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype, layouts", [("fp16", "km"), ("fp32", "mk")])
+def test_fragments_have_no_bank_conflicts(dtype, layouts, code_of, launcher, monkeypatch):
+    load_shared, accesses = SharedMemory.load, []
+
+    def recorded(self, places, wave, text="load"):
+        accesses.append((places[:, 0].copy(), text))
+        return load_shared(self, places, wave, text)
+
+    monkeypatch.setattr(SharedMemory, "load", recorded)
+    product = Product(128, 128, 2 * BLOCK_K[dtype], dtype, layouts, bias=None, activation="none")
+    product.run(code_of(dtype), launcher, shape=1)
+    accesses = accesses[: 4 * 2 * 16]  # of each wave 16 for each k tile; after the last tile C's follow
+    assert all(text.startswith("ds_read_b128") for _, text in accesses)
+    addresses = np.stack([addresses for addresses, _ in accesses])
+    for num_banks, phases in PHASES.items():
+        for lanes in phases:
+            banks = (addresses[:, lanes, None] // 4 + np.arange(4)).reshape(len(addresses), -1) % num_banks
+            banks.sort(axis=1)
+            assert (banks[:, 1:] != banks[:, :-1]).all(), f"{num_banks} banks, lanes {lanes}"
