@@ -35,13 +35,13 @@ int hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** args, si
   return 1;
 }
 
-// The plan of a chip with `num_cus` CUs, eight of them on a die; of `shape` and `chunk_k` those that are asked for, else
-// (negative) the planned ones. Returns the status.
+// The plan of a chip with `num_cus` CUs, eight of them on a die; of `shape` and `chunk_k` those that are asked for,
+// else (negative) the planned ones. Returns the status.
 __attribute__((visibility("default"))) int launch(const tiledmm::FoldedProblem* problem, int shape, int64_t chunk_k,
                                                   bool splits, int num_cus, const tiledmm::Executor* executor,
                                                   decltype(record) recorder) {
-  const tiledmm::Chip chip{"", tiledmm::Platform::hip, 0,           num_cus, 64, 64 << 10, 1, {1, 1, 1, 1},
-                           {1, 1, 1, 1}, false, 8};
+  const tiledmm::Chip chip{"",           tiledmm::Platform::hip, 0,     num_cus, 64, 64 << 10, 1,
+                           {1, 1, 1, 1}, {1, 1, 1, 1},           false, 8};
   tiledmm::Plan plan;
   auto& own = plan.as<tiledmm::MfmaPlan>();
   own = plan_mfma(*problem, chip, plan.cost_us);

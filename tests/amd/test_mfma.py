@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interpreter import Fault, Memory, load, run
+from interpreter import Fault, Machine, Memory, load, run
 from memory import SharedMemory
 from test_rungs import _FoldedProblem
 
@@ -94,7 +94,9 @@ def operand(rows: int, k: int, dtype: torch.dtype, layout: str, pad: int, skippe
     inner, outer = (rows, k) if layout == "m" else (k, rows)
     step = 2 if layout == "s" else 1
     ld = inner * step + pad
-    memory = torch.full((skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0),), torch.nan)
+    memory = torch.full(
+        (skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0),), torch.nan
+    )
     memory = memory.to(dtype)
     matrix = memory.as_strided((max(1, batch), outer, inner), (outer * ld, ld, step), skipped)
     matrix.copy_(torch.rand(matrix.shape, dtype=torch.float64) * 2 - 1)
@@ -199,24 +201,20 @@ def test_products_are_right(number, dtype, shape, case, code_of, launcher):
     product.check()
 
 
-@pytest.mark.parametrize("chunk_k, splits", [(256, False), (256, True), (-1, False)])
-def test_chunks_are_added_in_their_order(chunk_k, splits, code_of, launcher):
+@pytest.mark.parametrize("dtype, shapes", [("fp16", (2, 1, 0)), ("fp64", (2,))])
+def test_chunks_are_added_in_their_order(dtype, shapes, code_of, launcher):
     """The same bits whether one block sums all chunks or each has a block; other ones than those of a single chunk."""
-    for dtype, shapes in (("fp16", (2, 1, 0) if splits else (2, 1)), ("fp64", (2,))):
-        outs = []
-        for shape in shapes:
+    outs = {}
+    for shape in shapes:
+        for chunk_k, splits in ((256, False), (256, True), (-1, False)):
+            if chunk_k == 256 and not splits and shape == 0:
+                continue  # its registers hold no total
             product = Product(70, 45, 600, dtype, layouts="km", activation="none")
             product.run(code_of(dtype), launcher, shape, chunk_k, splits)
             product.check()
-            outs.append(as_array(product.out).copy())
-        assert all(np.array_equal(outs[0], out, equal_nan=True) for out in outs[1:])
-        BITS_OF_CHUNKS.setdefault((dtype, chunk_k), outs[0])
-        assert np.array_equal(BITS_OF_CHUNKS[dtype, chunk_k], outs[0], equal_nan=True)
-    one, several = (BITS_OF_CHUNKS.get(("fp64", chunk)) for chunk in (-1, 256))
-    assert one is None or several is None or not np.array_equal(one, several, equal_nan=True)
-
-
-BITS_OF_CHUNKS = {}
+            outs.setdefault(chunk_k, []).append(as_array(product.out))
+    assert all(np.array_equal(each[0], out, equal_nan=True) for each in outs.values() for out in each)
+    assert not np.array_equal(outs[256][0], outs[-1][0], equal_nan=True)
 
 
 @pytest.mark.parametrize("n, k", [(45, 200), (100, 70)])
@@ -315,3 +313,98 @@ def test_fragments_have_no_bank_conflicts(dtype, layouts, code_of, launcher, mon
             banks = (addresses[:, lanes, None] // 4 + np.arange(4)).reshape(len(addresses), -1) % num_banks
             banks.sort(axis=1)
             assert (banks[:, 1:] != banks[:, :-1]).all(), f"{num_banks} banks, lanes {lanes}"
+
+
+# ---- Mistakes that must be found
+
+
+def set_time_of_accesses(monkeypatch, are_loads_early: bool, are_stores_early: bool) -> None:
+    """The interpreter accesses shared memory as late as the waits permit. Hardware may do so at once, one wave's accesses
+    in their order."""
+    queue_up, done = Machine.queue_up, lambda: None
+
+    def queue_up_early(self, queues, registers, deliver, in_order=True):
+        is_early = are_loads_early if registers else are_stores_early
+        if is_early and in_order and queues == [self.lgkm_queue]:
+            for entry in self.lgkm_queue:
+                if entry[3]:
+                    entry[1], earlier = done, entry[1]
+                    earlier()
+            deliver()
+            deliver = done
+        queue_up(self, queues, registers, deliver, in_order)
+
+    monkeypatch.setattr(Machine, "queue_up", queue_up_early)
+
+
+LATE, EARLY_LOADS, EARLY_STORES = (False, False), (True, False), (False, True)
+
+
+@pytest.mark.parametrize("are_early", [EARLY_LOADS, EARLY_STORES])
+def test_there_is_no_race_whenever_shared_memory_is_accessed(are_early, code_of, launcher, monkeypatch):
+    set_time_of_accesses(monkeypatch, *are_early)
+    for shape in (0, 1, 2):
+        product = Product(TILES[shape], TILES[shape], 4 * 64 + 7, layouts="mk")
+        product.run(code_of("fp16"), launcher, shape, seed=1)
+        product.check()
+
+
+def main_loop(lines: list[tuple[int, str]]) -> range:
+    """The shortest loop that multiplies and loads from memory."""
+    places, found = {address: i for i, (address, _) in enumerate(lines)}, []
+    for i, (address, text) in enumerate(lines):
+        if branch := re.match(r"s_cbranch_\w+ (\d+)", text):
+            start = places.get(address + 4 + 4 * ((int(branch[1]) ^ 0x8000) - 0x8000))
+            if start is not None and start < i:
+                body = [text for _, text in lines[start : i + 1]]
+                if any("mfma" in text for text in body) and any(text.startswith("buffer_load") for text in body):
+                    found.append(range(start, i + 1))
+    return min(found, key=len)
+
+
+# What is removed from the main loop of two k-major operands: the first wait after, or the last wait before, barrier
+# number `barrier`, or that barrier, or the first wait for memory; and when shared memory is accessed then.
+MISSING = {
+    "tile 256: the wait for the first fragments": (0, "after", 0, LATE),
+    "tile 256: a half goes on before it has read the tile": (0, "before", 4, LATE),
+    "tile 256: the barrier after the last load": (0, "barrier", 4, LATE),
+    "tile 256: the barrier before the first store": (0, "barrier", 5, LATE),
+    "tile 256: a half goes on before it has stored its part": (0, "before", 6, EARLY_LOADS),
+    "tile 256: the barrier after the last store": (0, "barrier", 6, EARLY_LOADS),
+    "tile 256: the barrier before the first load": (0, "barrier", 7, EARLY_LOADS),
+    "tile 256: the wait for memory": (0, "memory", 0, LATE),
+    "tile 64: the barrier before the stores": (2, "barrier", 0, LATE),
+    "tile 64: stores that are not waited for": (2, "before", 1, EARLY_LOADS),
+    "tile 64: the barrier after the stores": (2, "barrier", 1, LATE),
+    "tile 64: the wait for memory": (2, "memory", 0, LATE),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher, monkeypatch):
+    shape, what, number, are_early = MISSING[name]
+    edited = []
+
+    def without(kernel: str, lines):
+        if f"ConfigINS_4HalfELi{shape}EEELb1ELb1E" not in kernel:
+            return lines
+        loop = main_loop(lines)
+        barriers = [i for i in loop if lines[i][1] == "s_barrier"]
+        assert len(barriers) == {0: 8, 2: 2}[shape]
+        waits = [i for i in loop if lines[i][1].startswith("s_waitcnt") and "lgkmcnt" in lines[i][1]]
+        place = {
+            "barrier": lambda: barriers[number],
+            "before": lambda: max(i for i in waits if i < barriers[number]),
+            "after": lambda: min(i for i in waits if i > barriers[number]),
+            "memory": lambda: min(i for i in loop if lines[i][1].startswith("s_waitcnt vmcnt")),
+        }[what]()
+        edited.append(place)
+        return [(address, "s_nop 0" if i == place else text) for i, (address, text) in enumerate(lines)]
+
+    code = load(code_of("fp16").path, without)
+    assert len(edited) == 1
+    set_time_of_accesses(monkeypatch, *are_early)
+    product = Product(TILES[shape], TILES[shape], 3 * 64, bias=None, activation="none")
+    with pytest.raises((Fault, AssertionError)):
+        product.run(code, launcher, shape, seed=1)
+        product.check()
