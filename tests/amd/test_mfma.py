@@ -282,8 +282,8 @@ def test_registers_suffice(arch, dtype, amd_object, code_of):
         assert kernel["VGPRs"] <= 236 and kernel["LDS Size"] <= 64 << 10, (name, kernel)
 
 
-# Lanes of a wave whose 16 bytes are moved in one clock: eight neighbours with CDNA3's 32 banks; with CDNA4's 64 those that
-# HipKittens measured, and the same of the other half (HazyResearch/HipKittens, docs of its LDS layouts).
+# Lanes of a wave whose 16 bytes are moved in one clock: eight neighbours with CDNA3's 32 banks; with CDNA4's 64 those
+# that HipKittens measured, and the same of the other half (HazyResearch/HipKittens, its table of phases).
 PHASES = {
     32: [list(range(first, first + 8)) for first in range(0, 64, 8)],
     64: [
@@ -319,8 +319,8 @@ def test_fragments_have_no_bank_conflicts(dtype, layouts, code_of, launcher, mon
 
 
 def set_time_of_accesses(monkeypatch, are_loads_early: bool, are_stores_early: bool) -> None:
-    """The interpreter accesses shared memory as late as the waits permit. Hardware may do so at once, one wave's accesses
-    in their order."""
+    """The interpreter accesses shared memory as late as the waits permit. Hardware may do so at once, a wave's accesses
+    one after the other."""
     queue_up, done = Machine.queue_up, lambda: None
 
     def queue_up_early(self, queues, registers, deliver, in_order=True):
@@ -408,3 +408,162 @@ def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher, monkeypatch
     with pytest.raises((Fault, AssertionError)):
         product.run(code, launcher, shape, seed=1)
         product.check()
+
+
+BLOCK_ORDER = """
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#include "@HEADER@"
+using namespace tiledmm;
+
+void check(bool is_right, const char* what, int m, int n, int dies) {
+  if (is_right) return;
+  std::printf("%s: %d x %d tiles, %d dies", what, m, n, dies);
+  std::exit(1);
+}
+
+int main() {
+  for (int dies : {1, 6, 8}) {
+    for (int m = 1; m <= 2000; ++m) {
+      for (int n = 1; n * m <= 2000; ++n) {
+        const gpu::BlockOrder order(m, n, dies);
+        const int num = m * n, run = num / dies < 16 ? num / dies : 16;
+        std::vector<bool> is_taken(num), is_number_taken(num);
+        for (int idx = 0; idx < num; ++idx) {
+          const int number = order.number_of(idx);
+          const gpu::TileIndex tile = order.tile_of(idx);
+          check(number >= 0 && number < num && !is_number_taken[number], "number", m, n, dies);
+          check(tile.m >= 0 && tile.m < m && tile.n >= 0 && tile.n < n, "outside", m, n, dies);
+          check(!is_taken[tile.m * n + tile.n], "twice", m, n, dies);
+          is_number_taken[number] = is_taken[tile.m * n + tile.n] = true;
+          // In whole rounds a die's blocks follow each other.
+          const bool is_whole = run > 0 && (idx / (run * dies) + 1) * run * dies <= num;
+          if (is_whole && idx / dies % run + 1 < run)
+            check(order.number_of(idx + dies) == number + 1, "no run", m, n, dies);
+        }
+      }
+    }
+  }
+}
+"""
+# Text of block_order.h, and what it becomes.
+ORDER_MUTANTS = {
+    "none": ("", ""),
+    "the last runs are as long as the others": (
+        "last_run_ = int((num_tiles - num_whole_) / num_dies)",
+        "last_run_ = run_",
+    ),
+    "a die's blocks are dealt out as they come": ("first + die * run + place", "idx"),
+    "every group of rows is whole": (
+        "const bool is_last = first + kGroupRows > tiles_m_",
+        "const bool is_last = false",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDER_MUTANTS)
+def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
+    text, mutant = ORDER_MUTANTS[name]
+    source = (FOLDER / "block_order.h").read_text()
+    assert source.count(text) == 1 or not text
+    (tmp_path / "block_order.h").write_text(source.replace(text, mutant))
+    (tmp_path / "check.cpp").write_text(BLOCK_ORDER.replace("@HEADER@", str(tmp_path / "block_order.h")))
+    command = [*gpu_objects.host_command(os.environ.get("CXX", "g++"), 64), f"-I{gpu_objects.CSRC}"]
+    subprocess.run([*command, tmp_path / "check.cpp", "-o", tmp_path / "check"], check=True, timeout=60)
+    done = subprocess.run([tmp_path / "check"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == (name == "none"), done.stdout
+
+
+# File, text, what it becomes; and a product that shows it.
+MUTANTS = {
+    "the swizzle of the fragments is not that of the copies": (
+        "kernel.h",
+        "from_b[slice] = place_of(warp_n * Cfg::kWarpN + lane % 16, chunk)",
+        "from_b[slice] = (warp_n * Cfg::kWarpN + lane % 16) * kMfmaRowBytes + chunk * 16",
+        dict(m=64, n=64, k=64),
+    ),
+    "chunks that are turned go to the places of the first row": (
+        "tile_copy.h",
+        "(to ^ row * 16)",
+        "to",
+        dict(m=64, n=64, k=128),
+    ),
+    "a k tile is read twice": (
+        "tile_copy.h",
+        "tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;",
+        "if (!IS_K_MAJOR) tile += int64_t(kBlockK) * stride_k;",
+        dict(m=64, n=64, k=128),
+    ),
+    "an operand of fewer rows is taken for a whole tile": (
+        "tile_copy.h",
+        "rows(int(min_of(operand.size_mn - row, BLOCK)))",
+        "rows(BLOCK)",
+        dict(m=50, n=64, k=64),
+    ),
+    "what lies behind the end of k is not zero": (
+        "tile_copy.h",
+        "row < rows && k < left_k ? offset : kOutside",
+        "row < rows ? offset : kOutside",
+        dict(m=64, n=64, k=50),
+    ),
+    "the sums of a chunk are forgotten": (
+        "kernel.h",
+        "total[i][j][e] += acc[i][j][e]",
+        "total[i][j][e] = acc[i][j][e]",
+        dict(m=64, n=64, k=768),
+    ),
+    "rows beyond C's are stored": (
+        "c_strip.h",
+        "if (row + r >= gemm_.m) continue;",
+        "",
+        dict(m=50, n=64, k=64),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def run_variant(launcher, tmp_path_factory):
+    """run_variant(file, text, mutant, cases): products by the tile of 64 with an n-major B, of sources changed so."""
+
+    def run_cases(file: str, text: str, mutant: str, cases: list[dict]) -> None:
+        folder = tmp_path_factory.mktemp("variant")
+        for path in FOLDER.glob("*.h"):
+            source = path.read_text().replace('#include "kernels/hip/12_mfma/', '#include "')
+            if path.name == file:
+                assert source.count(text) == 1, f"the mutant needs a new place in {file}"
+                source = source.replace(text, mutant)
+            (folder / path.name).write_text(source)
+        (folder / "variant.cu").write_text(
+            '#include "kernel.h"\nnamespace tiledmm::gpu {\nnamespace {\n'
+            "template __global__ void mfma<Config<Half, 2>, true, false>(MfmaWork, FoldedProblem);\n}\n}\n"
+        )
+        command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "--cuda-device-only"]
+        command += ["--no-gpu-bundle-output", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-c", folder / "variant.cu"]
+        subprocess.run([*command, "-o", folder / "code"], check=True, timeout=120)
+        code = load(folder / "code")
+        for case in cases:
+            product = Product(layouts="km", activation="none", **case)
+            product.run(code, launcher, 2, chunk_k=256)
+            product.check()
+
+    return run_cases
+
+
+def test_the_sources_without_a_mutant_are_right(run_variant):
+    run_variant("", "", "", [case for *_, case in MUTANTS.values()])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_source_is_found(name, run_variant):
+    *change, case = MUTANTS[name]
+    with pytest.raises((Fault, AssertionError)):
+        run_variant(*change, [case])
+
+
+def test_the_last_element_of_an_odd_row_is_not_cut_off(code_of, launcher):
+    """Loads of 16 bytes are bounded word by word: without the host's care the operand's last element would be zero."""
+    product = Product(64, 63, 64, layouts="km", pads=(0, 1), activation="none")
+    counts = product.run(code_of("fp16"), launcher, 2)
+    assert counts["buffer_load_dwordx4"] == 0
+    product.check()
