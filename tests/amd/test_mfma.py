@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interpreter import Fault, Machine, Memory, load, run
-from memory import SharedMemory
+from count import count_loop, resources
+from interpreter import Fault, Memory, load, run
 from test_rungs import _FoldedProblem
 
 from torch_tiledmm.dispatch import ACTIVATIONS, DTYPES
@@ -136,8 +136,8 @@ class Product:
             dim = problem.batch_dims[0]
             dim.size, (dim.stride_a, dim.stride_b, dim.stride_c) = batch, strides
 
-    def run(self, code, launcher, shape=-1, chunk_k=-1, splits=False, num_cus=64, seed=None):
-        """What was executed, by mnemonic; `shape`, `chunk_k`: -1 for the planned ones."""
+    def run(self, code, launcher, shape=-1, chunk_k=-1, splits=False, num_cus=64, seed=None, traces=None):
+        """What was executed, by mnemonic, and the kernel; `shape`, `chunk_k`: -1 for the planned ones."""
         launches, spaces = [], []
 
         def allocate(_, num_bytes):
@@ -156,8 +156,8 @@ class Product:
         problem = ctypes.byref(self.problem)
         status = launcher(problem, shape, chunk_k, splits, num_cus, ctypes.byref(executor), _Record(record))
         assert status == 0
-        counts = [run(*launch[:3], launch[3], self.memory, seed) for launch in launches]
-        return sum(counts[1:], counts[0])
+        counts = [run(*launch, self.memory, seed, traces=traces) for launch in launches]
+        return sum(counts[1:], counts[0]), launches[0][0]
 
     def check(self):
         bias = None if self.bias is None else self.bias[:, None] if self.bias_along == "m" else self.bias
@@ -201,6 +201,15 @@ def test_products_are_right(number, dtype, shape, case, code_of, launcher):
     product.check()
 
 
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx950"])
+def test_products_are_right_on_other_chips(arch, code_of, launcher):
+    for number in (1, 3, 5):
+        _, shape, case = CASES[number]
+        product = Product(dtype="fp16", **case)
+        product.run(code_of("fp16", arch), launcher, shape, seed=number)
+        product.check()
+
+
 @pytest.mark.parametrize("dtype, shapes", [("fp16", (2, 1, 0)), ("fp64", (2,))])
 def test_chunks_are_added_in_their_order(dtype, shapes, code_of, launcher):
     """The same bits whether one block sums all chunks or each has a block; other ones than those of a single chunk."""
@@ -238,115 +247,45 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
 # ---- What decides the speed
 
 
-def per_k_tile(code, launcher, dtype: str, shape: int, layouts: str) -> dict[str, float]:
-    """What a wave executes for one more k tile of one block, by mnemonic."""
+LOOPS = [
+    # Chip, dtype, number of the tile, layouts, most instructions for a matrix instruction.
+    ("gfx942", "fp16", 0, "kk", 1.7),
+    ("gfx942", "bf16", 0, "kk", 1.7),
+    ("gfx942", "fp16", 0, "mm", 1.95),
+    ("gfx942", "fp16", 1, "kk", 2.0),
+    ("gfx942", "fp32", 0, "kk", 1.35),
+    ("gfx90a", "fp16", 0, "kk", 1.7),
+    ("gfx950", "fp16", 0, "kk", 2.35),  # each does twice the work
+]
+
+
+@pytest.mark.parametrize("arch, dtype, shape, layouts, most", LOOPS)
+def test_the_main_loop_is_short(arch, dtype, shape, layouts, most, code_of, launcher):
     block, block_k = TILES[shape], BLOCK_K[dtype]
-    waves = {256: 8, 128: 4, 64: 2}[block]
-    counts = []
-    for tiles in (3, 5):
-        product = Product(block, block, tiles * block_k, dtype, layouts, bias=None, activation="none")
-        counts.append(product.run(code, launcher, shape))
-    return {name: (times - counts[0][name]) / waves / 2 for name, times in counts[1].items() if times > counts[0][name]}
-
-
-@pytest.mark.parametrize("dtype, shape, layouts, most", [
-    ("fp16", 0, "kk", 1.7), ("fp16", 0, "mm", 1.95), ("bf16", 0, "kk", 1.7), ("fp16", 1, "kk", 2.0)
-])  # fmt: skip
-def test_the_main_loop_is_short(dtype, shape, layouts, most, code_of, launcher):
-    counts = per_k_tile(code_of(dtype), launcher, dtype, shape, layouts)
-    products = sum(times for name, times in counts.items() if name.startswith("v_mfma"))
-    block = TILES[shape]
-    warps = {256: 8, 128: 4}[block]
-    assert products == block * block * BLOCK_K[dtype] / 16**3 / warps
-    assert sum(counts.values()) <= most * products, counts
-    vector = {name: times for name, times in counts.items() if name.startswith("v_") and "mfma" not in name}
+    product, traces = Product(block, block, 5 * block_k, dtype, layouts, bias=None, activation="none"), []
+    kernel = product.run(code_of(dtype, arch), launcher, shape, traces=traces)[1]
+    counts = count_loop(kernel, traces)
+    depth = {"fp32": 4}.get(dtype, 32 if arch == "gfx950" else 16)
+    assert counts.kinds["matrix"] == block * block * block_k / (16 * 16 * depth) / len(traces)
+    assert counts.instructions_per_matrix <= most, counts
     # Turning an mn-major operand takes 16 permutations for 4 chunks.
-    allowed = {"v_perm_b32": 16 * layouts.count("m")} if "m" in layouts else {}
-    assert vector == allowed
-    assert counts["ds_read_b128"] == {256: 24, 128: 16}[block] and not any("scratch" in name for name in counts)
-
-
-def kernels_of(report: str):
-    for part in report.split("Function Name: ")[1:]:
-        found = re.findall(r"remark:\s+([^:\[]+)[^:]*: (\d+)", part)
-        yield part.split()[0], {name.strip(): int(value) for name, value in found}
+    assert counts.kinds["vector"] == 16 * layouts.count("m") and counts.kinds["moves of accumulators"] == 0
+    assert counts.kinds["LDS reads"] == {256: 24, 128: 16}[block]
+    assert counts.conflicts["LDS reads"] == 0
 
 
 @pytest.mark.parametrize("arch, dtype", [("gfx942", dtype) for dtype in SOURCES] + [("gfx90a", "fp16")])
-def test_registers_suffice(arch, dtype, amd_object, code_of):
+def test_registers_suffice(arch, dtype, code_of):
     """With 20 to spare for other compilers; two warps on each SIMD."""
-    kernels = [each for each in kernels_of(amd_object(arch, FOLDER / SOURCES[dtype])[1]) if "4mfma" in each[0]]
+    kernels = [kernel for name, kernel in code_of(dtype, arch).kernels.items() if "4mfma" in name]
     assert len(kernels) == (8 if dtype == "fp64" else 12)
-    for name, kernel in kernels:
-        assert kernel["ScratchSize"] == kernel["VGPRs Spill"] == kernel["SGPRs Spill"] == kernel["AGPRs"] == 0, name
-        assert kernel["VGPRs"] <= 236 and kernel["LDS Size"] <= 64 << 10, (name, kernel)
-
-
-# Lanes of a wave whose 16 bytes are moved in one clock: eight neighbours with CDNA3's 32 banks; with CDNA4's 64 those
-# that HipKittens measured, and the same of the other half (HazyResearch/HipKittens, its table of phases).
-PHASES = {
-    32: [list(range(first, first + 8)) for first in range(0, 64, 8)],
-    64: [
-        [half + lane for lane in lanes]
-        for half in (0, 32)
-        for lanes in ([*range(4), *range(12, 16), *range(20, 28)], [*range(4, 12), *range(16, 20), *range(28, 32)])
-    ],
-}
-
-
-@pytest.mark.parametrize("dtype, layouts", [("fp16", "km"), ("fp32", "mk")])
-def test_fragments_have_no_bank_conflicts(dtype, layouts, code_of, launcher, monkeypatch):
-    load_shared, accesses = SharedMemory.load, []
-
-    def recorded(self, places, wave, text="load"):
-        accesses.append((places[:, 0].copy(), text))
-        return load_shared(self, places, wave, text)
-
-    monkeypatch.setattr(SharedMemory, "load", recorded)
-    product = Product(128, 128, 2 * BLOCK_K[dtype], dtype, layouts, bias=None, activation="none")
-    product.run(code_of(dtype), launcher, shape=1)
-    accesses = accesses[: 4 * 2 * 16]  # of each wave 16 for each k tile; after the last tile C's follow
-    assert all(text.startswith("ds_read_b128") for _, text in accesses)
-    addresses = np.stack([addresses for addresses, _ in accesses])
-    for num_banks, phases in PHASES.items():
-        for lanes in phases:
-            banks = (addresses[:, lanes, None] // 4 + np.arange(4)).reshape(len(addresses), -1) % num_banks
-            banks.sort(axis=1)
-            assert (banks[:, 1:] != banks[:, :-1]).all(), f"{num_banks} banks, lanes {lanes}"
+    for kernel in kernels:
+        found = resources(kernel, kernel.metadata[".max_flat_workgroup_size"])
+        assert found.spills == 0 and kernel.metadata[".sgpr_spill_count"] == 0, kernel.name
+        assert found.registers <= 236 and found.waves_per_simd >= 2, (kernel.name, found)
 
 
 # ---- Mistakes that must be found
-
-
-def set_time_of_accesses(monkeypatch, are_loads_early: bool, are_stores_early: bool) -> None:
-    """The interpreter accesses shared memory as late as the waits permit. Hardware may do so at once, a wave's accesses
-    one after the other."""
-    queue_up, done = Machine.queue_up, lambda: None
-
-    def queue_up_early(self, queues, registers, deliver, in_order=True):
-        is_early = are_loads_early if registers else are_stores_early
-        if is_early and in_order and queues == [self.lgkm_queue]:
-            for entry in self.lgkm_queue:
-                if entry[3]:
-                    entry[1], earlier = done, entry[1]
-                    earlier()
-            deliver()
-            deliver = done
-        queue_up(self, queues, registers, deliver, in_order)
-
-    monkeypatch.setattr(Machine, "queue_up", queue_up_early)
-
-
-LATE, EARLY_LOADS, EARLY_STORES = (False, False), (True, False), (False, True)
-
-
-@pytest.mark.parametrize("are_early", [EARLY_LOADS, EARLY_STORES])
-def test_there_is_no_race_whenever_shared_memory_is_accessed(are_early, code_of, launcher, monkeypatch):
-    set_time_of_accesses(monkeypatch, *are_early)
-    for shape in (0, 1, 2):
-        product = Product(TILES[shape], TILES[shape], 4 * 64 + 7, layouts="mk")
-        product.run(code_of("fp16"), launcher, shape, seed=1)
-        product.check()
 
 
 def main_loop(lines: list[tuple[int, str]]) -> range:
@@ -362,27 +301,27 @@ def main_loop(lines: list[tuple[int, str]]) -> range:
     return min(found, key=len)
 
 
-# What is removed from the main loop of two k-major operands: the first wait after, or the last wait before, barrier
-# number `barrier`, or that barrier, or the first wait for memory; and when shared memory is accessed then.
+# What is removed from the main loop of two k-major operands: the first wait after, or the last one before, the barrier of
+# a number, or that barrier, or the first wait for memory.
 MISSING = {
-    "tile 256: the wait for the first fragments": (0, "after", 0, LATE),
-    "tile 256: a half goes on before it has read the tile": (0, "before", 4, LATE),
-    "tile 256: the barrier after the last load": (0, "barrier", 4, LATE),
-    "tile 256: the barrier before the first store": (0, "barrier", 5, LATE),
-    "tile 256: a half goes on before it has stored its part": (0, "before", 6, EARLY_LOADS),
-    "tile 256: the barrier after the last store": (0, "barrier", 6, EARLY_LOADS),
-    "tile 256: the barrier before the first load": (0, "barrier", 7, EARLY_LOADS),
-    "tile 256: the wait for memory": (0, "memory", 0, LATE),
-    "tile 64: the barrier before the stores": (2, "barrier", 0, LATE),
-    "tile 64: stores that are not waited for": (2, "before", 1, EARLY_LOADS),
-    "tile 64: the barrier after the stores": (2, "barrier", 1, LATE),
-    "tile 64: the wait for memory": (2, "memory", 0, LATE),
+    "tile 256: the wait for the first fragments": (0, "after", 0),
+    "tile 256: a half goes on before it has read the tile": (0, "before", 4),
+    "tile 256: the barrier after the last load": (0, "barrier", 4),
+    "tile 256: the barrier before the first store": (0, "barrier", 5),
+    "tile 256: a half goes on before it has stored its part": (0, "before", 6),
+    "tile 256: the barrier after the last store": (0, "barrier", 6),
+    "tile 256: the barrier before the first load": (0, "barrier", 7),
+    "tile 256: the wait for memory": (0, "memory", 0),
+    "tile 64: the barrier before the stores": (2, "barrier", 0),
+    "tile 64: stores that are not waited for": (2, "before", 1),
+    "tile 64: the barrier after the stores": (2, "barrier", 1),
+    "tile 64: the wait for memory": (2, "memory", 0),
 }
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher, monkeypatch):
-    shape, what, number, are_early = MISSING[name]
+def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher):
+    shape, what, number = MISSING[name]
     edited = []
 
     def without(kernel: str, lines):
@@ -403,7 +342,6 @@ def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher, monkeypatch
 
     code = load(code_of("fp16").path, without)
     assert len(edited) == 1
-    set_time_of_accesses(monkeypatch, *are_early)
     product = Product(TILES[shape], TILES[shape], 3 * 64, bias=None, activation="none")
     with pytest.raises((Fault, AssertionError)):
         product.run(code, launcher, shape, seed=1)
@@ -564,6 +502,6 @@ def test_a_mutant_of_the_source_is_found(name, run_variant):
 def test_the_last_element_of_an_odd_row_is_not_cut_off(code_of, launcher):
     """Loads of 16 bytes are bounded word by word: without the host's care the operand's last element would be zero."""
     product = Product(64, 63, 64, layouts="km", pads=(0, 1), activation="none")
-    counts = product.run(code_of("fp16"), launcher, 2)
+    counts, _ = product.run(code_of("fp16"), launcher, 2)
     assert counts["buffer_load_dwordx4"] == 0
     product.check()
