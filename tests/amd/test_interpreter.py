@@ -542,6 +542,8 @@ USE_V4, USE_V5, USE_S4 = "v_mov_b32_e32 v6, v4", "v_mov_b32_e32 v6, v5", "s_mov_
         ("gfx1201", (LOAD3, "s_wait_storecnt_dscnt 0x0", USE_V4)),
         ("gfx1201", (LOAD3, LOAD3.replace("v4", "v7"), "s_wait_loadcnt 0x2", USE_V4)),
         ("gfx1201", (READ3, "s_wait_loadcnt 0x0", USE_V5)),
+        ("gfx1201", (READ3, "s_wait_loadcnt_dscnt 0x1", USE_V5)),  # the lower byte is LDS's
+        ("gfx1201", (LOAD3, READ3, "s_wait_loadcnt_dscnt 0x100", USE_V4)),
         ("gfx1201", (READ3, "s_wait_kmcnt 0x0", USE_V5)),
         ("gfx1201", (SCALAR3, "s_wait_dscnt 0x0", USE_S4)),
         ("gfx1201", (SCALAR3, SCALAR3.replace("s4", "s5"), "s_wait_kmcnt 0x1", USE_S4)),
