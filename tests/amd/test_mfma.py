@@ -94,10 +94,11 @@ def operand(rows: int, k: int, dtype: torch.dtype, layout: str, pad: int, skippe
     inner, outer = (rows, k) if layout == "m" else (k, rows)
     step = 2 if layout == "s" else 1
     ld = inner * step + pad
-    memory = torch.full(
-        (skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0),), torch.nan
-    )
-    memory = memory.to(dtype)
+    count = skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0)
+    if count < 2**28:
+        memory = torch.full((count,), torch.nan).to(dtype)
+    else:  # what lies between the rows stays untouched
+        memory = torch.from_numpy(np.zeros(count, np.float16))
     matrix = memory.as_strided((max(1, batch), outer, inner), (outer * ld, ld, step), skipped)
     matrix.copy_(torch.rand(matrix.shape, dtype=torch.float64) * 2 - 1)
     return memory, matrix.mT if layout == "m" else matrix
@@ -247,6 +248,15 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
 # ---- What decides the speed
 
 
+def test_offsets_of_more_than_32_bits(code_of, launcher):
+    """Of A's rows, of B's rows along k; more than 2^31 elements each."""
+    m, n, k = 514, 10, 140
+    product = Product(m, n, k, layouts="km", pads=(2**22 - 8 - k, 2**24 - 8 - n), bias=None, activation="none")
+    assert (m - 1) * product.a.stride(1) > 2**31 and (k - 1) * product.b.stride(2) > 2**31
+    product.run(code_of("fp16"), launcher, 2)
+    product.check()
+
+
 LOOPS = [
     # Chip, dtype, number of the tile, layouts, most instructions for a matrix instruction.
     ("gfx942", "fp16", 0, "kk", 1.7),
@@ -301,8 +311,8 @@ def main_loop(lines: list[tuple[int, str]]) -> range:
     return min(found, key=len)
 
 
-# What is removed from the main loop of two k-major operands: the first wait after, or the last one before, the barrier of
-# a number, or that barrier, or the first wait for memory.
+# What is removed from the main loop of two k-major operands: the first wait after, or the last one before, the barrier
+# of a number, or that barrier, or the first wait for memory.
 MISSING = {
     "tile 256: the wait for the first fragments": (0, "after", 0),
     "tile 256: a half goes on before it has read the tile": (0, "before", 4),
