@@ -1,0 +1,517 @@
+"""Rung 12, mfma: its machine code as clang compiles it for CDNA, started by its own host code (launch.cpp) and run by
+the interpreter.
+
+Results are compared with the reference's bounds; memory outside of the operands, a missing wait and a race in shared
+memory are errors of the interpreter. What decides the speed is counted: instructions of a k tile, bank conflicts,
+registers.
+
+Planted bugs that these tests caught, each as a mutant below: the barriers and waits that hand tiles over, one at a
+time; a swizzle of the stores that is not that of the loads; a k tile that is read twice; an operand's end that is taken
+for that of a whole tile; a cut-off k tile whose end is not zero; runs of tiles that overlap.
+"""
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from count import count_loop, resources
+from interpreter import Fault, Memory, load, run
+from test_rungs import _FoldedProblem
+
+from torch_tiledmm.dispatch import ACTIVATIONS, DTYPES
+from torch_tiledmm.testing.reference import assert_close, expect_linear
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import gpu_objects  # noqa: E402
+
+FOLDER = gpu_objects.CSRC / "kernels/hip/12_mfma"
+SOURCES = {"fp16": "mfma_f16.cu", "bf16": "mfma_bf16.cu", "fp32": "mfma_f32.cu", "fp64": "mfma_f64.cu"}
+DTYPE_NUMBERS = {"fp32": 0, "fp64": 1, "fp16": 2, "bf16": 3}  # csrc/core/problem.h
+BLOCK_K = {"fp16": 64, "bf16": 64, "fp32": 32, "fp64": 16}
+TILES = (256, 128, 64)  # by number of the shape, plan.h
+
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
+
+
+class _Executor(ctypes.Structure):  # csrc/core/executor.h
+    _fields_ = [
+        ("self", ctypes.c_void_p),
+        *[(name, ctypes.c_int32) for name in ("num_threads", "device_idx", "num_cus", "warp_size")],
+        ("stream", ctypes.c_void_p),
+        ("parallel_for", ctypes.c_void_p),
+        ("allocate", _Allocate),
+        ("release", _Release),
+    ]
+
+
+@pytest.fixture(scope="module")
+def launcher(built_once):
+    """The rung's host code."""
+    if not shutil.which("clang++-22"):
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang++-22")
+
+    def build(folder: Path) -> None:
+        (folder / "no_device_code").touch()
+        command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "-O1", "-w", "-no-hip-rt"]
+        command += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", folder / "no_device_code"]
+        command += [f"-I{gpu_objects.CSRC}", "-shared", Path(__file__).with_name("launch.cpp")]
+        subprocess.run([*command, "-o", folder / "launch.so"], check=True, timeout=120)
+
+    library = ctypes.CDLL(str(built_once("launch_mfma", build) / "launch.so"))
+    numbers = (ctypes.c_int, ctypes.c_int64, ctypes.c_bool, ctypes.c_int)
+    library.launch.argtypes = [ctypes.c_void_p, *numbers, ctypes.c_void_p, _Record]
+    return library.launch
+
+
+@pytest.fixture(scope="module")
+def code_of(amd_object, launcher):
+    @functools.cache
+    def compiled(dtype: str, arch: str = "gfx942"):
+        return load(amd_object(arch, FOLDER / SOURCES[dtype])[0])
+
+    return compiled
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def operand(rows: int, k: int, dtype: torch.dtype, layout: str, pad: int, skipped: int, batch: int):
+    """(batch, rows, k) in memory of its own, k-major for "k", "m" for the other, "s" without a unit stride; nan between
+    its rows and in front of it."""
+    inner, outer = (rows, k) if layout == "m" else (k, rows)
+    step = 2 if layout == "s" else 1
+    ld = inner * step + pad
+    count = skipped + max(1, batch) * outer * ld - (ld - (inner - 1) * step - 1) * (inner > 0)
+    if count < 2**28:
+        memory = torch.full((count,), torch.nan).to(dtype)
+    else:  # what lies between the rows stays untouched
+        memory = torch.from_numpy(np.zeros(count, np.float16))
+    matrix = memory.as_strided((max(1, batch), outer, inner), (outer * ld, ld, step), skipped)
+    matrix.copy_(torch.rand(matrix.shape, dtype=torch.float64) * 2 - 1)
+    return memory, matrix.mT if layout == "m" else matrix
+
+
+class Product:
+    """linear(a, b, bias) in memory of the interpreter. `batch` 0: no batch; `repeats_b`: all items have one B."""
+
+    def __init__(self, m, n, k, dtype="fp16", layouts="kk", pads=(8, 8), skipped=(0, 0), batch=0, repeats_b=False,
+                 bias="n", activation="relu", pad_c=8, seed=0):  # fmt: skip
+        torch.manual_seed(seed)
+        self.m, self.n, self.k, self.dtype, self.bias_along = m, n, k, dtype, bias
+        self.batch, self.activation = batch, activation
+        kind = DTYPES[dtype]
+        memory_a, self.a = operand(m, k, kind, layouts[0], pads[0], skipped[0], batch)
+        memory_b, self.b = operand(n, k, kind, layouts[1], pads[1], skipped[1], 0 if repeats_b else batch)
+        self.bias = (torch.rand(m if bias == "m" else n, dtype=torch.float64) * 2 - 1).to(kind) if bias else None
+        self.out = torch.full((max(1, batch), m, n + pad_c), torch.nan, dtype=kind)
+        self.memory = Memory()
+        self.problem = problem = _FoldedProblem(batch_size=max(1, batch), chunk_k=max(k, 1), asked_n=n)
+        gemm, size = problem.gemm, self.out.element_size()
+        gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, DTYPE_NUMBERS[dtype]
+        gemm.activation = ACTIVATIONS.index(activation)
+        gemm.a = self.memory.add("a", as_array(memory_a)) + skipped[0] * size
+        gemm.b = self.memory.add("b", as_array(memory_b)) + skipped[1] * size
+        gemm.c = self.memory.add("c", as_array(self.out), writable=True)
+        gemm.stride_am, gemm.stride_ak = self.a.stride()[1:]
+        gemm.stride_bn, gemm.stride_bk = self.b.stride()[1:]
+        gemm.stride_cm, gemm.stride_cn = n + pad_c, 1
+        if bias:
+            gemm.bias = self.memory.add("bias", as_array(self.bias))
+            gemm.stride_bias_m, gemm.stride_bias_n = int(bias == "m"), int(bias == "n")
+        if batch:
+            gemm.num_batch_dims = 1
+            strides = (self.a.stride(0), 0 if repeats_b else self.b.stride(0), self.out.stride(0))
+            dim = problem.batch_dims[0]
+            dim.size, (dim.stride_a, dim.stride_b, dim.stride_c) = batch, strides
+
+    def run(self, code, launcher, shape=-1, chunk_k=-1, splits=False, num_cus=64, seed=None, traces=None):
+        """What was executed, by mnemonic, and the kernel; `shape`, `chunk_k`: -1 for the planned ones."""
+        launches, spaces = [], []
+
+        def allocate(_, num_bytes):
+            spaces.append(np.full(num_bytes, 0xFF, np.uint8))
+            return self.memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+
+        def record(name, blocks, blocks_y, threads, arguments):
+            kernel = code.kernels[name.decode()]
+            sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
+            values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
+            launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values))
+            return 0
+
+        executor = _Executor(num_threads=1, num_cus=num_cus, warp_size=64)
+        executor.allocate, executor.release = _Allocate(allocate), _Release(lambda *_: None)
+        problem = ctypes.byref(self.problem)
+        status = launcher(problem, shape, chunk_k, splits, num_cus, ctypes.byref(executor), _Record(record))
+        assert status == 0
+        counts = [run(*launch, self.memory, seed, traces=traces) for launch in launches]
+        return sum(counts[1:], counts[0]), launches[0][0]
+
+    def check(self):
+        bias = None if self.bias is None else self.bias[:, None] if self.bias_along == "m" else self.bias
+        for item in range(max(1, self.batch)):
+            a, b = self.a[item], self.b[item % self.b.shape[0]]
+            if self.bias_along == "m":  # the same product with C transposed
+                expected = expect_linear(b, a, self.bias, self.activation)
+                assert_close(self.out[item, :, : self.n].mT, expected)
+            else:
+                assert_close(self.out[item, :, : self.n], expect_linear(a, b, bias, self.activation))
+            assert self.out[item, :, self.n :].isnan().all(), "what lies between C's rows was written"
+
+
+# shape, then what is particular; sizes that are no multiple of anything. One case covers several things.
+CASES = [
+    ("fp16", 0, dict(m=270, n=262, k=200, layouts="kk")),
+    ("fp16", 0, dict(m=130, n=262, k=150, layouts="mm", pads=(6, 2))),
+    ("bf16", 0, dict(m=70, n=45, k=130, layouts="mk", activation="gelu", pad_c=3)),
+    ("fp16", 1, dict(m=70, n=150, k=200, layouts="km", bias="m")),
+    ("fp16", 1, dict(m=70, n=45, k=130, layouts="mk", pads=(2, 4), skipped=(2, 6), bias=None, activation="none")),
+    ("fp16", 2, dict(m=70, n=45, k=200, layouts="mm", batch=3, repeats_b=True)),
+    ("fp16", 2, dict(m=71, n=45, k=128, layouts="mm", pads=(0, 0))),  # whole k tiles whose last element is half a word
+    ("fp16", 2, dict(m=70, n=45, k=100, layouts="kk", pads=(1, 3), skipped=(1, 0))),  # element by element
+    ("fp16", 2, dict(m=5, n=130, k=70, layouts="sm", activation="silu", batch=2)),
+    ("fp16", 2, dict(m=3, n=5, k=0)),
+    ("bf16", 2, dict(m=70, n=45, k=130, layouts="km")),
+    ("fp32", 0, dict(m=130, n=100, k=75, layouts="mk")),
+    ("fp32", 1, dict(m=130, n=100, k=75, layouts="km", pads=(1, 3))),
+    ("fp32", 2, dict(m=70, n=45, k=75, layouts="sk", bias="m")),
+    ("fp64", 1, dict(m=130, n=100, k=40, layouts="km", pads=(1, 1))),
+    ("fp64", 2, dict(m=70, n=45, k=40, layouts="mk", batch=2)),
+]
+
+
+@pytest.mark.parametrize(
+    "number, dtype, shape, case", [(i, *case) for i, case in enumerate(CASES)], ids=lambda value: str(value)[:40]
+)
+def test_products_are_right(number, dtype, shape, case, code_of, launcher):
+    product = Product(dtype=dtype, **case)
+    product.run(code_of(dtype), launcher, shape, seed=number)  # the waves' order, too
+    product.check()
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx950"])
+def test_products_are_right_on_other_chips(arch, code_of, launcher):
+    for number in (1, 3, 5):
+        _, shape, case = CASES[number]
+        product = Product(dtype="fp16", **case)
+        product.run(code_of("fp16", arch), launcher, shape, seed=number)
+        product.check()
+
+
+@pytest.mark.parametrize("dtype, shapes", [("fp16", (2, 1, 0)), ("fp64", (2,))])
+def test_chunks_are_added_in_their_order(dtype, shapes, code_of, launcher):
+    """The same bits whether one block sums all chunks or each has a block; other ones than those of a single chunk."""
+    outs = {}
+    for shape in shapes:
+        for chunk_k, splits in ((256, False), (256, True), (-1, False)):
+            if chunk_k == 256 and not splits and shape == 0:
+                continue  # its registers hold no total
+            product = Product(70, 45, 600, dtype, layouts="km", activation="none")
+            product.run(code_of(dtype), launcher, shape, chunk_k, splits)
+            product.check()
+            outs.setdefault(chunk_k, []).append(as_array(product.out))
+    assert all(np.array_equal(each[0], out, equal_nan=True) for each in outs.values() for out in each)
+    assert not np.array_equal(outs[256][0], outs[-1][0], equal_nan=True)
+
+
+@pytest.mark.parametrize("n, k", [(45, 200), (100, 70)])
+def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
+    """Rows of A lie in front of each other's, in tiles of every size, of the plans for 1 to 300 rows."""
+    largest = Product(300, n, k, seed=3)
+    rows = {}
+    for m, shape in ((300, 0), (300, -1), (1, -1), (17, 2), (65, 1), (130, -1), (129, 0)):
+        first = 300 - m
+        product = Product(m, n, k, seed=3)
+        product.a.copy_(largest.a[:, first:])
+        for name in ("b", "bias"):
+            getattr(product, name).copy_(getattr(largest, name))
+        product.run(code_of("fp16"), launcher, shape)
+        for row in sorted({0, m // 2, m - 1}):
+            found = product.out[0, row, :n].view(torch.int16)
+            assert torch.equal(rows.setdefault(first + row, found), found), (m, shape, row)
+    assert len(rows) < 3 * 7, "no row was computed twice"
+
+
+# ---- What decides the speed
+
+
+def test_offsets_of_more_than_32_bits(code_of, launcher):
+    """Of A's rows, of B's rows along k; more than 2^31 elements each."""
+    m, n, k = 514, 10, 140
+    product = Product(m, n, k, layouts="km", pads=(2**22 - 8 - k, 2**24 - 8 - n), bias=None, activation="none")
+    assert (m - 1) * product.a.stride(1) > 2**31 and (k - 1) * product.b.stride(2) > 2**31
+    product.run(code_of("fp16"), launcher, 2)
+    product.check()
+
+
+LOOPS = [
+    # Chip, dtype, number of the tile, layouts, most instructions for a matrix instruction.
+    ("gfx942", "fp16", 0, "kk", 1.7),
+    ("gfx942", "bf16", 0, "kk", 1.7),
+    ("gfx942", "fp16", 0, "mm", 1.95),
+    ("gfx942", "fp16", 1, "kk", 2.0),
+    ("gfx942", "fp32", 0, "kk", 1.35),
+    ("gfx90a", "fp16", 0, "kk", 1.7),
+    ("gfx950", "fp16", 0, "kk", 2.35),  # each does twice the work
+]
+
+
+@pytest.mark.parametrize("arch, dtype, shape, layouts, most", LOOPS)
+def test_the_main_loop_is_short(arch, dtype, shape, layouts, most, code_of, launcher):
+    block, block_k = TILES[shape], BLOCK_K[dtype]
+    product, traces = Product(block, block, 5 * block_k, dtype, layouts, bias=None, activation="none"), []
+    kernel = product.run(code_of(dtype, arch), launcher, shape, traces=traces)[1]
+    counts = count_loop(kernel, traces)
+    depth = {"fp32": 4}.get(dtype, 32 if arch == "gfx950" else 16)
+    assert counts.kinds["matrix"] == block * block * block_k / (16 * 16 * depth) / len(traces)
+    assert counts.instructions_per_matrix <= most, counts
+    # Turning an mn-major operand takes 16 permutations for 4 chunks.
+    assert counts.kinds["vector"] == 16 * layouts.count("m") and counts.kinds["moves of accumulators"] == 0
+    assert counts.kinds["LDS reads"] == {256: 24, 128: 16}[block]
+    assert counts.conflicts["LDS reads"] == 0
+
+
+@pytest.mark.parametrize("arch, dtype", [("gfx942", dtype) for dtype in SOURCES] + [("gfx90a", "fp16")])
+def test_registers_suffice(arch, dtype, code_of):
+    """With 20 to spare for other compilers; two warps on each SIMD."""
+    kernels = [kernel for name, kernel in code_of(dtype, arch).kernels.items() if "4mfma" in name]
+    assert len(kernels) == (8 if dtype == "fp64" else 12)
+    for kernel in kernels:
+        found = resources(kernel, kernel.metadata[".max_flat_workgroup_size"])
+        assert found.spills == 0 and kernel.metadata[".sgpr_spill_count"] == 0, kernel.name
+        assert found.registers <= 236 and found.waves_per_simd >= 2, (kernel.name, found)
+
+
+# ---- Mistakes that must be found
+
+
+def main_loop(lines: list[tuple[int, str]]) -> range:
+    """The shortest loop that multiplies and loads from memory."""
+    places, found = {address: i for i, (address, _) in enumerate(lines)}, []
+    for i, (address, text) in enumerate(lines):
+        if branch := re.match(r"s_cbranch_\w+ (\d+)", text):
+            start = places.get(address + 4 + 4 * ((int(branch[1]) ^ 0x8000) - 0x8000))
+            if start is not None and start < i:
+                body = [text for _, text in lines[start : i + 1]]
+                if any("mfma" in text for text in body) and any(text.startswith("buffer_load") for text in body):
+                    found.append(range(start, i + 1))
+    return min(found, key=len)
+
+
+# What is removed from the main loop of two k-major operands: the first wait after, or the last one before, the barrier
+# of a number, or that barrier, or the first wait for memory.
+MISSING = {
+    "tile 256: the wait for the first fragments": (0, "after", 0),
+    "tile 256: a half goes on before it has read the tile": (0, "before", 4),
+    "tile 256: the barrier after the last load": (0, "barrier", 4),
+    "tile 256: the barrier before the first store": (0, "barrier", 5),
+    "tile 256: a half goes on before it has stored its part": (0, "before", 6),
+    "tile 256: the barrier after the last store": (0, "barrier", 6),
+    "tile 256: the barrier before the first load": (0, "barrier", 7),
+    "tile 256: the wait for memory": (0, "memory", 0),
+    "tile 64: the barrier before the stores": (2, "barrier", 0),
+    "tile 64: stores that are not waited for": (2, "before", 1),
+    "tile 64: the barrier after the stores": (2, "barrier", 1),
+    "tile 64: the wait for memory": (2, "memory", 0),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_barrier_or_wait_is_found(name, code_of, launcher):
+    shape, what, number = MISSING[name]
+    edited = []
+
+    def without(kernel: str, lines):
+        if f"ConfigINS_4HalfELi{shape}EEELb1ELb1E" not in kernel:
+            return lines
+        loop = main_loop(lines)
+        barriers = [i for i in loop if lines[i][1] == "s_barrier"]
+        assert len(barriers) == {0: 8, 2: 2}[shape]
+        waits = [i for i in loop if lines[i][1].startswith("s_waitcnt") and "lgkmcnt" in lines[i][1]]
+        place = {
+            "barrier": lambda: barriers[number],
+            "before": lambda: max(i for i in waits if i < barriers[number]),
+            "after": lambda: min(i for i in waits if i > barriers[number]),
+            "memory": lambda: min(i for i in loop if lines[i][1].startswith("s_waitcnt vmcnt")),
+        }[what]()
+        edited.append(place)
+        return [(address, "s_nop 0" if i == place else text) for i, (address, text) in enumerate(lines)]
+
+    code = load(code_of("fp16").path, without)
+    assert len(edited) == 1
+    product = Product(TILES[shape], TILES[shape], 3 * 64, bias=None, activation="none")
+    with pytest.raises((Fault, AssertionError)):
+        product.run(code, launcher, shape, seed=1)
+        product.check()
+
+
+BLOCK_ORDER = """
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#include "@HEADER@"
+using namespace tiledmm;
+
+void check(bool is_right, const char* what, int m, int n, int dies) {
+  if (is_right) return;
+  std::printf("%s: %d x %d tiles, %d dies", what, m, n, dies);
+  std::exit(1);
+}
+
+int main() {
+  for (int dies : {1, 6, 8}) {
+    for (int m = 1; m <= 2000; ++m) {
+      for (int n = 1; n * m <= 2000; ++n) {
+        const gpu::BlockOrder order(m, n, dies);
+        const int num = m * n, run = num / dies < 16 ? num / dies : 16;
+        std::vector<bool> is_taken(num), is_number_taken(num);
+        for (int idx = 0; idx < num; ++idx) {
+          const int number = order.number_of(idx);
+          const gpu::TileIndex tile = order.tile_of(idx);
+          check(number >= 0 && number < num && !is_number_taken[number], "number", m, n, dies);
+          check(tile.m >= 0 && tile.m < m && tile.n >= 0 && tile.n < n, "outside", m, n, dies);
+          check(!is_taken[tile.m * n + tile.n], "twice", m, n, dies);
+          is_number_taken[number] = is_taken[tile.m * n + tile.n] = true;
+          // In whole rounds a die's blocks follow each other.
+          const bool is_whole = run > 0 && (idx / (run * dies) + 1) * run * dies <= num;
+          if (is_whole && idx / dies % run + 1 < run)
+            check(order.number_of(idx + dies) == number + 1, "no run", m, n, dies);
+        }
+      }
+    }
+  }
+}
+"""
+# Text of block_order.h, and what it becomes.
+ORDER_MUTANTS = {
+    "none": ("", ""),
+    "the last runs are as long as the others": (
+        "last_run_ = int((num_tiles - num_whole_) / num_dies)",
+        "last_run_ = run_",
+    ),
+    "a die's blocks are dealt out as they come": ("first + die * run + place", "idx"),
+    "every group of rows is whole": (
+        "const bool is_last = first + kGroupRows > tiles_m_",
+        "const bool is_last = false",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDER_MUTANTS)
+def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
+    text, mutant = ORDER_MUTANTS[name]
+    source = (FOLDER / "block_order.h").read_text()
+    assert source.count(text) == 1 or not text
+    (tmp_path / "block_order.h").write_text(source.replace(text, mutant))
+    (tmp_path / "check.cpp").write_text(BLOCK_ORDER.replace("@HEADER@", str(tmp_path / "block_order.h")))
+    command = [*gpu_objects.host_command(os.environ.get("CXX", "g++"), 64), f"-I{gpu_objects.CSRC}"]
+    subprocess.run([*command, tmp_path / "check.cpp", "-o", tmp_path / "check"], check=True, timeout=60)
+    done = subprocess.run([tmp_path / "check"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == (name == "none"), done.stdout
+
+
+# File, text, what it becomes; and a product that shows it.
+MUTANTS = {
+    "the swizzle of the fragments is not that of the copies": (
+        "kernel.h",
+        "from_b[slice] = place_of(warp_n * Cfg::kWarpN + lane % 16, chunk)",
+        "from_b[slice] = (warp_n * Cfg::kWarpN + lane % 16) * kMfmaRowBytes + chunk * 16",
+        dict(m=64, n=64, k=64),
+    ),
+    "chunks that are turned go to the places of the first row": (
+        "tile_copy.h",
+        "(to ^ row * 16)",
+        "to",
+        dict(m=64, n=64, k=128),
+    ),
+    "a k tile is read twice": (
+        "tile_copy.h",
+        "tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;",
+        "if (!IS_K_MAJOR) tile += int64_t(kBlockK) * stride_k;",
+        dict(m=64, n=64, k=128),
+    ),
+    "an operand of fewer rows is taken for a whole tile": (
+        "tile_copy.h",
+        "rows(int(min_of(operand.size_mn - row, BLOCK)))",
+        "rows(BLOCK)",
+        dict(m=50, n=64, k=64),
+    ),
+    "what lies behind the end of k is not zero": (
+        "tile_copy.h",
+        "row < rows && k < left_k ? offset : kOutside",
+        "row < rows ? offset : kOutside",
+        dict(m=64, n=64, k=50),
+    ),
+    "the sums of a chunk are forgotten": (
+        "kernel.h",
+        "total[i][j][e] += acc[i][j][e]",
+        "total[i][j][e] = acc[i][j][e]",
+        dict(m=64, n=64, k=768),
+    ),
+    "rows beyond C's are stored": (
+        "c_strip.h",
+        "if (row + r >= gemm_.m) continue;",
+        "",
+        dict(m=50, n=64, k=64),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def run_variant(launcher, tmp_path_factory):
+    """run_variant(file, text, mutant, cases): products by the tile of 64 with an n-major B, of sources changed so."""
+
+    def run_cases(file: str, text: str, mutant: str, cases: list[dict]) -> None:
+        folder = tmp_path_factory.mktemp("variant")
+        for path in FOLDER.glob("*.h"):
+            source = path.read_text().replace('#include "kernels/hip/12_mfma/', '#include "')
+            if path.name == file:
+                assert source.count(text) == 1, f"the mutant needs a new place in {file}"
+                source = source.replace(text, mutant)
+            (folder / path.name).write_text(source)
+        (folder / "variant.cu").write_text(
+            '#include "kernel.h"\nnamespace tiledmm::gpu {\nnamespace {\n'
+            "template __global__ void mfma<Config<Half, 2>, true, false>(MfmaWork, FoldedProblem);\n}\n}\n"
+        )
+        command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "--cuda-device-only"]
+        command += ["--no-gpu-bundle-output", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-c", folder / "variant.cu"]
+        subprocess.run([*command, "-o", folder / "code"], check=True, timeout=120)
+        code = load(folder / "code")
+        for case in cases:
+            product = Product(layouts="km", activation="none", **case)
+            product.run(code, launcher, 2, chunk_k=256)
+            product.check()
+
+    return run_cases
+
+
+def test_the_sources_without_a_mutant_are_right(run_variant):
+    run_variant("", "", "", [case for *_, case in MUTANTS.values()])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_source_is_found(name, run_variant):
+    *change, case = MUTANTS[name]
+    with pytest.raises((Fault, AssertionError)):
+        run_variant(*change, [case])
+
+
+def test_the_last_element_of_an_odd_row_is_not_cut_off(code_of, launcher):
+    """Loads of 16 bytes are bounded word by word: without the host's care the operand's last element would be zero."""
+    product = Product(64, 63, 64, layouts="km", pads=(0, 1), activation="none")
+    counts, _ = product.run(code_of("fp16"), launcher, 2)
+    assert counts["buffer_load_dwordx4"] == 0
+    product.check()
