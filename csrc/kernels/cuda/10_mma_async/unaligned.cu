@@ -9,9 +9,9 @@
 #include "core/summation.h"
 #include "kernels/cuda/10_mma_async/total_in_c.h"
 #include "kernels/cuda/10_mma_async/unaligned_plan.h"
-#include "kernels/cuda/shared/chunk_sums.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/chunk_sums.h"
 #include "platform/mma.h"
 
 namespace tiledmm::gpu {

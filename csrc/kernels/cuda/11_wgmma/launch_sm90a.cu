@@ -8,7 +8,7 @@
 #include "kernels/cuda/11_wgmma/plan.h"
 #include "kernels/cuda/11_wgmma/repack.h"
 #include "kernels/cuda/11_wgmma/tf32_launch.h"
-#include "kernels/cuda/shared/chunk_sums.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::cuda {
 namespace {

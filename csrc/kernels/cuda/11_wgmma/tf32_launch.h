@@ -7,7 +7,7 @@
 #include "kernels/cuda/11_wgmma/task.h"
 #include "kernels/cuda/11_wgmma/tf32_plan.h"
 #include "kernels/cuda/11_wgmma/transpose.h"
-#include "kernels/cuda/shared/chunk_sums.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::cuda {
 namespace {

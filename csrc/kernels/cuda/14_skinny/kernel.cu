@@ -13,9 +13,9 @@
 #include "core/summation.h"
 #include "core/transposed.h"
 #include "kernels/cuda/14_skinny/plan.h"
-#include "kernels/cuda/shared/chunk_sums.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/chunk_sums.h"
 #include "platform/mma.h"
 
 namespace tiledmm::gpu {

@@ -237,7 +237,7 @@ FAULT_MUTANTS = {
         "skinny",
     ),
     "sums of chunks that stay": (
-        CUDA + "shared/chunk_sums.h",
+        "platform/chunk_sums.h",
         "if (sums) executor_.release",
         "if (sums && !{on}) executor_.release",
         "skinny",
