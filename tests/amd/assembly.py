@@ -7,10 +7,11 @@ import numpy as np
 from instructions import F16, F32, F64, U16, U32, U64, UnknownInstruction, signed
 
 NUM_VGPRS, NUM_SGPRS = 512, 128  # AGPRs are the upper half
-VCC, M0, EXEC = 106, 124, 126
+VCC, TTMP, M0, EXEC = 106, 108, 124, 126
 NAMED_SGPRS = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1)}
 NAMED_SGPRS |= {"exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1)}
 NAMED_SGPRS |= {"flat_scratch": (102, 2), "xnack_mask": (104, 2)}
+NAMED_SGPRS |= {f"ttmp{i}": (TTMP + i, 1) for i in range(16)}
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Operand:
     negative: bool = False
     absolute: bool = False
     sign_extended: bool = False
+    half: int | None = None  # which 16 bits, where the text says so
 
     @property
     def bits(self) -> int:
@@ -31,7 +33,7 @@ class Operand:
         return ((1 << self.count) - 1) << (self.index + (NUM_VGPRS if self.kind == "s" else 0))
 
 
-REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])$")
+REGISTER = re.compile(r"([vas])(?:(\d+)(?:\.([lh]))?|\[(\d+)(?::(\d+))?\])$")
 NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+(\.\d+)?(e[+-]?\d+)?)$")
 
 
@@ -46,16 +48,18 @@ def parse_operand(text: str) -> Operand:
     if match := re.match(r"(?:\||abs\()(.*)(?:\||\))$", text):
         text, flags["absolute"] = match[1], True
     if match := REGISTER.match(text):
-        first = int(match[2] or match[3])
-        count = int(match[4]) - first + 1 if match[4] else 1
+        first = int(match[2] or match[4])
+        count = int(match[5]) - first + 1 if match[5] else 1
         kind = "s" if match[1] == "s" else "v"
-        if count > 1 and kind == "v" and first % 2:
-            raise UnknownInstruction(f"{text}: tuples of VGPRs begin at even numbers")
+        if match[3]:
+            flags["half"] = "lh".index(match[3])
         return Operand(text, kind, first + (256 if match[1] == "a" else 0), count, **flags)
     if text in NAMED_SGPRS:
         return Operand(text, "s", *NAMED_SGPRS[text], **flags)
     if NUMBER.match(text):
         return Operand(text, "constant", **flags)
+    if text == "null":  # reads as 0; what is written there is lost
+        return Operand("0", "constant")
     if text == "off":
         return Operand(text, "off")
     raise UnknownInstruction(f"operand {text}")

@@ -48,6 +48,7 @@ class Kernel:
     metadata: dict
     descriptor: bytes
     lines: list  # (address, text)
+    arch: str  # as in gfx942
     program: object = None  # the interpreter's, once it is decoded
 
     @property
@@ -101,11 +102,12 @@ def load(path, edit=None) -> CodeObject:
             current = lines.setdefault(match[1], [])
         elif match := re.match(r"\s+(\S.*?)\s*// ([0-9A-F]+):", line):
             current.append((int(match[2], 16), match[1]))
+    arch = metadata["amdhsa.target"].rsplit("-", 1)[1].split(":")[0]
     kernels = {}
     for description in metadata["amdhsa.kernels"]:
         name = description[".name"]
         section, value = symbols[description[".symbol"]]
         at = value - sections[section][1] + sections[section][2]
         body = edit(name, lines[name]) if edit else lines[name]
-        kernels[name] = Kernel(name, description, data[at : at + 64], body)
+        kernels[name] = Kernel(name, description, data[at : at + 64], body, arch)
     return CodeObject(Path(path), kernels)

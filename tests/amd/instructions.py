@@ -1,7 +1,7 @@
-"""What the instructions of AMD's CDNA3 (gfx942) and CDNA2 (gfx90a) compute, as tables: mnemonic -> small function.
+"""What the instructions of AMD's CDNA2 to 4 (gfx90a, gfx942, gfx950) compute, as tables: mnemonic -> small function.
 
-Meanings follow, unless said otherwise, AMD's "Instinct MI300 (CDNA3) Instruction Set Architecture". interpreter.py
-finds the operands and stores the results under EXEC.
+Meanings follow, unless said otherwise, AMD's "Instinct MI300 (CDNA3) Instruction Set Architecture". What RDNA has beside
+them is in rdna.py. interpreter.py finds the operands and stores the results under EXEC.
 
 Vector functions take numpy arrays of one element for each lane (packed ones: lane x 2), or of one for all, and know
 nothing of registers. Scalar functions take Python integers.
@@ -14,6 +14,7 @@ the hardware are not published. v_rcp, v_rsq, v_sqrt, v_exp and v_log are rounde
 one unit in the last place. Denormals are kept, except by v_mac and v_mad.
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -239,6 +240,12 @@ def reversed_bits(x):
     return np.packbits(np.unpackbits(as_bytes, axis=1, bitorder="little"), axis=1).view(">u4").reshape(-1).astype(U32)
 
 
+def lanes_below(lane, first):
+    """One bit for each of the lanes first to first + 31 that come before this one."""
+    count = np.clip(lane.astype(I64) - first, 0, 32)
+    return ((I64(1) << count) - 1).astype(U32)
+
+
 def wide_product(a, b):
     return a.astype(U64) * b
 
@@ -275,8 +282,8 @@ def mad_wide(dtype, wide):
 
 # ---- Vector instructions: name -> (types of destinations, types of sources, function)
 # Types: u32 and so on are dtypes; f16, u16, i16 are the low half of a register, which as destination clears the high
-# one; mask is a pair of SGPRs, one bit for each lane; "dst" reads the destination; "vcc" is read without being named in
-# the text; pk_ are two elements for each lane, chosen by op_sel; mix is fp32 or half a register of fp16 (v_fma_mix),
+# one (not on RDNA); mask is an SGPR or a pair, one bit for each lane; "dst" reads the destination; "vcc" is read without
+# being named in the text; lane is the lane's number; pk_ are two elements for each lane, chosen by op_sel; mix is fp32 or half a register of fp16 (v_fma_mix),
 # half is half a register, the other one kept.
 VALU = {}
 
@@ -324,10 +331,12 @@ define(
     mul_hi_i32_i24=lambda a, b: (signed24(a) * signed24(b)) >> 32,
     bcnt_u32_b32=lambda a, b: popcount(a) + b,
     bfm_b32=lambda a, b: ((U32(1) << (a & 31)) - U32(1)) << (b & 31),
-    mbcnt_lo_u32_b32=lambda a, b: b + popcount(a & U32(0xFFFFFFFF) & LANES_BELOW[0]),
-    mbcnt_hi_u32_b32=lambda a, b: b + popcount(a & U32(0xFFFFFFFF) & LANES_BELOW[1]),
 )
-LANES_BELOW = [np.array([(1 << max(0, min(32, lane - first))) - 1 for lane in range(64)], U32) for first in (0, 32)]
+define(
+    "u32 = u32 u32 lane",
+    mbcnt_lo_u32_b32=lambda a, b, lane: b + popcount(a & lanes_below(lane, 0)),
+    mbcnt_hi_u32_b32=lambda a, b, lane: b + popcount(a & lanes_below(lane, 32)),
+)
 define(
     "u32 = u32 u32 u32",
     add3_u32=lambda a, b, c: a + b + c,
@@ -545,36 +554,74 @@ for _type in ("f16", "f32", "f64", "u16", "i16", "u32", "i32", "u64", "i64"):
     if _type[0] == "f":
         define(f"mask = {_type} u32", **{f"{cmp}_class_{_type}": class_mask for cmp in ("cmp", "cmpx")})
 
-# ---- Matrix instructions (gfx942's names; gfx90a's differ in an underscore): M = N, K, type of A and B, of C and D.
-# Lane layouts: those of AMD's matrix instruction calculator.
+# ---- Matrix instructions: M = N. Lane layouts: those of AMD's matrix instruction calculator.
+
+
+@dataclass(frozen=True)
+class Mfma:
+    """64 lanes. The types are those of A and B, and of C and D."""
+
+    m: int
+    k: int
+    kind: str
+    acc_kind: str = "f32"
+    has_copies = False  # of A and B, in the upper lanes
+
+    def operand(self):
+        """Row (or column) and k of A (or B), by lane and element of the lane."""
+        per_lane = self.m * self.k // 64
+        lane, element = np.mgrid[:64, :per_lane]
+        return lane % self.m, per_lane * (lane // self.m) + element
+
+    def result(self):
+        """Row and column of C and D, by lane and element: fp32 has four rows in neighbouring registers, fp64 one."""
+        rows, groups = 1 if self.acc_kind == "f64" else 4, 64 // self.m
+        lane, element = np.mgrid[:64, : self.m * self.m // 64]
+        return (element // rows) * rows * groups + rows * (lane // self.m) + element % rows, lane % self.m
+
+
+@dataclass(frozen=True)
+class Wmma:
+    """32 lanes, 16 x 16 x 16. RDNA3 has A and B twice, RDNA4 one half of k in each half of the lanes."""
+
+    kind: str
+    has_copies: bool
+    acc_kind: str = "f32"
+    m: int = 16
+    k: int = 16
+
+    def operand(self):
+        lane, element = np.mgrid[:32, : 16 if self.has_copies else 8]
+        return lane % 16, element if self.has_copies else 8 * (lane // 16) + element
+
+    def result(self):
+        lane, element = np.mgrid[:32, :8]
+        return 2 * element + lane // 16 if self.has_copies else 8 * (lane // 16) + element, lane % 16
+
+
 MFMA = {
-    "v_mfma_f32_16x16x4_f32": (16, 4, "f32", "f32"),
-    "v_mfma_f32_32x32x2_f32": (32, 2, "f32", "f32"),
-    "v_mfma_f32_16x16x16_f16": (16, 16, "f16", "f32"),
-    "v_mfma_f32_32x32x8_f16": (32, 8, "f16", "f32"),
-    "v_mfma_f32_16x16x16_bf16": (16, 16, "bf16", "f32"),
-    "v_mfma_f32_32x32x8_bf16": (32, 8, "bf16", "f32"),
-    "v_mfma_f64_16x16x4_f64": (16, 4, "f64", "f64"),
+    "v_mfma_f32_16x16x4_f32": Mfma(16, 4, "f32"),
+    "v_mfma_f32_32x32x2_f32": Mfma(32, 2, "f32"),
+    "v_mfma_f32_16x16x16_f16": Mfma(16, 16, "f16"),
+    "v_mfma_f32_32x32x8_f16": Mfma(32, 8, "f16"),
+    "v_mfma_f32_16x16x16_bf16": Mfma(16, 16, "bf16"),
+    "v_mfma_f32_32x32x8_bf16": Mfma(32, 8, "bf16"),
+    "v_mfma_f64_16x16x4_f64": Mfma(16, 4, "f64", "f64"),
 }
+# gfx90a's names differ from gfx942's in an underscore.
 MFMA |= {
-    name[: -len(kind) - 1] + kind + ("_1k" if kind == "bf16" else ""): row
-    for name, row in list(MFMA.items())
-    for kind in [row[2]]
+    name[: -len(layout.kind) - 1] + layout.kind + ("_1k" if layout.kind == "bf16" else ""): layout
+    for name, layout in list(MFMA.items())
+}
+MFMA |= {  # gfx950
+    f"v_mfma_f32_{m}x{m}x{k}_{kind}": Mfma(m, k, kind) for m, k in ((16, 32), (32, 16)) for kind in ("f16", "bf16")
 }
 
 
-def mfma_operand(m: int, k: int):
-    """Row (or column) and k of A (or B), by lane and element of the lane."""
-    per_lane = m * k // 64
-    lane, element = np.mgrid[:64, :per_lane]
-    return lane % m, per_lane * (lane // m) + element
-
-
-def mfma_result(m: int, acc: str):
-    """Row and column of C and D, by lane and element: fp32 has four rows in neighbouring registers, fp64 one."""
-    rows = 1 if acc == "f64" else 4
-    lane, element = np.mgrid[:64, : m * m // 64]
-    return (element // rows) * rows * (64 // m) + rows * (lane // m) + element % rows, lane % m
+def matrix_instructions(is_rdna: bool, has_copies: bool) -> dict:
+    if not is_rdna:
+        return MFMA
+    return {f"v_wmma_f32_16x16x16_{kind}": Wmma(kind, has_copies) for kind in ("f16", "bf16")}
 
 
 # ---- Scalar instructions: Python integers. SOP2: name -> (bits, function of a, b, scc -> (result, scc or None)).
@@ -672,6 +719,12 @@ SOP2 |= {
         **{f"s_lshl{count}_add_u32": shifted_add(count) for count in (1, 2, 3, 4)},
     }.items()
 }
+# With a constant of 16 bits, signed, which the destination is combined with.
+SOPK = {"s_addk_i32", "s_mulk_i32"}
+SOP2 |= {
+    "s_addk_i32": (32, lambda a, b, scc: scalar_add_signed(a, signed(b & 0xFFFF, 16) & 0xFFFFFFFF, scc)),
+    "s_mulk_i32": (32, lambda a, b, scc: (a * signed(b & 0xFFFF, 16), None)),
+}
 # Bits of the second source where they are not those of the first.
 SECOND_BITS = {f"s_{name}": 32 for name in ("lshl_b64", "lshr_b64", "ashr_i64", "bfe_u64", "bfe_i64", "bfm_b64")}
 
@@ -703,9 +756,15 @@ SOP1 |= {
     "s_sext_i32_i16": (32, 32, lambda a: (signed(a & 0xFFFF, 16), None)),
     "s_movk_i32": (32, 32, lambda a: (signed(a & 0xFFFF, 16), None)),
 }
-# D = EXEC; EXEC = S0 op EXEC (andn1, orn1: ~S0 op EXEC); SCC = EXEC is not zero.
-SAVEEXEC = {f"s_{name}_saveexec_b64": function for name, function in LOGIC.items()}
-SAVEEXEC |= {"s_andn1_saveexec_b64": lambda a, b: ~a & b, "s_orn1_saveexec_b64": lambda a, b: ~a | b}
+# D = EXEC; EXEC = S0 op EXEC (andn1, orn1: ~S0 op EXEC); SCC = EXEC is not zero. Bits of the mask, function.
+SAVEEXEC = {
+    f"s_{name}_saveexec_b{bits}": (bits, function)
+    for name, function in (LOGIC | {"andn1": lambda a, b: ~a & b, "orn1": lambda a, b: ~a | b}).items()
+    for bits in (32, 64)
+}
+
+# Names of floating-point instructions on scalars -> that of the vector instruction of the same meaning.
+SCALAR_FLOATS = {}
 
 SCALAR_COMPARISONS = {
     "eq": lambda a, b: a == b,

@@ -1,4 +1,4 @@
-"""Executes code objects for AMD's gfx942 and gfx90a on a CPU, from the text of their instructions.
+"""Executes code objects for AMD's CDNA2 to 4 and RDNA3 and 4 on a CPU, from the text of their instructions.
 
     code = load("kernel.co")
     memory = Memory()
@@ -42,6 +42,7 @@ from assembly import (
     M0,
     NUM_SGPRS,
     NUM_VGPRS,
+    TTMP,
     VCC,
     Operand,
     constant_bits,
@@ -49,9 +50,11 @@ from assembly import (
     register_names,
     split_text,
 )
+from chips import CHIPS
 from code_object import CodeObject, Kernel, load
 from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
 from memory import GARBAGE, Fault, Memory, SharedMemory
+from rdna import renamed
 
 __all__ = [
     "CodeObject",
@@ -65,13 +68,15 @@ __all__ = [
     "unknown_instructions",
 ]
 
-LANES = 64
-CACHE_MODIFIERS = {"sc0", "sc1", "nt", "glc", "slc", "off"}
+CACHE_MODIFIERS = {"sc0", "sc1", "nt", "glc", "slc", "dlc", "off", "scope", "th"}
 DTYPES = {"u32": U32, "i32": I32, "f32": F32, "u64": U64, "i64": I64, "f64": F64, "u16": U16, "i16": I16, "f16": F16}
 AT_BARRIER, AT_END = -1, -2
 # Hints, and cache control, which has no meaning without caches.
 NO_EFFECT = {"s_nop", "s_sleep", "s_setprio", "s_dcache_wb", "buffer_wbl2", "buffer_inv", "buffer_invl2"}
 NO_EFFECT |= {"buffer_wbinvl1", "buffer_wbinvl1_vol"}
+NO_EFFECT |= {"s_clause", "s_delay_alu", "s_wait_alu", "s_waitcnt_depctr", "s_sendmsg", "s_sethalt", "s_wait_idle"}
+NO_EFFECT |= {"s_set_inst_prefetch_distance", "s_prefetch_inst", "s_prefetch_data", "buffer_gl0_inv", "buffer_gl1_inv"}
+NO_EFFECT |= {"global_inv", "global_wb", "global_wbinv", "v_nop"}
 
 
 @dataclass
@@ -79,6 +84,7 @@ class Instruction:
     text: str
     uses: int  # registers that it reads or writes, as Operand.bits; loads check their destination themselves
     run: object
+    reads: int = 0  # of them those behind the first operand
 
 
 # ---- Registers and execution
@@ -91,37 +97,41 @@ class Wave:
     sgprs: np.ndarray
     scc: int = 0
     pc: int = 0
-    vector_queue: deque = field(default_factory=deque)
-    lgkm_queue: deque = field(default_factory=deque)
+    queues: dict = field(default_factory=dict)  # counter -> accesses that are outstanding
 
 
 class Machine:
-    """One set of registers and the functions that instructions became. Registers lie in pairs, [pair][lane][half], so
-    that 64-bit operands, which begin at even numbers, are views, too."""
+    """One set of registers and the functions that instructions became. Registers lie as [lane][register], so that wider
+    operands are views, too; a row is a little longer, lest all lanes of a register share a few sets of the cache."""
 
-    def __init__(self):
-        self.vgprs = np.full((NUM_VGPRS // 2, LANES, 2), GARBAGE, U32)
+    def __init__(self, arch: str = "gfx942"):
+        self.chip = CHIPS[arch]
+        self.num_lanes = self.chip.lanes
+        self.vgprs = empty_vgprs(self.num_lanes)
         self.sgprs = np.full(NUM_SGPRS, GARBAGE, U32)
         self.scalar = {32: memoryview(self.sgprs), 64: memoryview(self.sgprs.view(U64))}
         self.scc = [0]
-        self.lanes = np.ones(LANES, bool)  # EXEC
+        self.lanes = np.ones(self.num_lanes, bool)  # EXEC
         self.pending = 0
-        self.vector_queue, self.lgkm_queue = deque(), deque()
+        self.counters = {name: deque() for name in self.chip.counters.values()}
+        self.queues = {kind: self.counters[name] for kind, name in self.chip.counters.items()}
         self.memory, self.shared, self.wave_number = Memory(), SharedMemory(0), 0
-        self.scalar[64][EXEC // 2] = (1 << LANES) - 1
+        # Masks have one bit for each lane: pairs of SGPRs, or single ones.
+        self.mask_size = self.num_lanes // 32
+        self.masks, self.exec = self.scalar[self.num_lanes], EXEC // self.mask_size
+        self.vcc = parse_operand("vcc" if self.mask_size == 2 else "vcc_lo")
+        self.masks[self.exec] = (1 << self.num_lanes) - 1
 
     # -- Operands
 
     def vector_view(self, index: int, kind: str, half: int = 0) -> np.ndarray:
         dtype = DTYPES[kind]
         if kind.endswith("64"):
-            return self.vgprs.view(dtype)[index // 2, :, 0]
-        if kind.endswith("16"):
-            return self.vgprs.view(dtype)[index // 2, :, index % 2 * 2 + half]
-        return self.vgprs.view(dtype)[index // 2, :, index % 2]
+            return self.vgprs[:, index : index + 2].view(dtype)[:, 0]
+        return self.vgprs.view(dtype)[:, 2 * index + half if kind.endswith("16") else index]
 
     def view(self, operand: Operand, kind: str, half: int = 0) -> np.ndarray:
-        """The operand as array of 64 lanes, or of one element for all."""
+        """The operand as array of all lanes, or of one element for all."""
         size = int(kind[1:])
         if operand.kind == "constant":
             bits = constant_bits(operand.text, kind)
@@ -143,25 +153,22 @@ class Machine:
                 raise UnknownInstruction(f"constant {operand.text} of a packed operand")
             pair = np.full((1, 2), constant_bits(operand.text, half) if bits else 0, DTYPES[f"u{half[1:]}"])
             return pair.view(DTYPES[half])
-        if operand.kind == "v":
-            pair = self.vgprs.view(DTYPES[half])[operand.index // 2]
-        else:
-            pair = self.sgprs.view(DTYPES[half]).reshape(1, -1)
-        if half.endswith("16"):
-            first = operand.index * 2 if operand.kind == "s" else operand.index % 2 * 2
-            pair = pair[:, first : first + 2]
-        elif operand.kind == "s":
-            pair = pair[:, operand.index : operand.index + 2]
+        registers = self.vgprs if operand.kind == "v" else self.sgprs.reshape(1, -1)
+        first = operand.index * (2 if half.endswith("16") else 1)
+        pair = registers.view(DTYPES[half])[:, first : first + 2]
         return {(0, 1): pair, (0, 0): pair[:, :1], (1, 1): pair[:, 1:], (1, 0): pair[:, ::-1]}[low, high]
 
     def source(self, operand: Operand, kind: str, position: int, modifiers: dict):
         """A view and a function of it, or None where the view is the value."""
         if kind == "mask":
-            if operand.kind != "s":
+            if operand.kind != "s" or operand.count != self.mask_size:
                 raise UnknownInstruction(f"operand {operand.text} as mask")
-            view = self.sgprs.view(np.uint8)[4 * operand.index : 4 * operand.index + 8]
+            view = self.sgprs[operand.index : operand.index + operand.count].view(np.uint8)
             return view, lambda x: np.unpackbits(x, bitorder="little").view(bool)
+        if kind == "lane":
+            return np.arange(self.num_lanes, dtype=U32), None
         op_sel = (modifiers.get("op_sel") or [0] * 4)[position]
+        op_sel = operand.half if operand.half is not None else op_sel
         op_sel_hi = (modifiers.get("op_sel_hi") or [0 if kind == "mix" else 1] * 4)[position]
         steps = []
         if kind.startswith("pk_"):
@@ -199,16 +206,19 @@ class Machine:
         """Stores a result in the active lanes."""
         lanes = self.lanes
         if kind == "mask":
-            if operand.kind != "s" or operand.count != 2:
+            if operand.kind == "constant":  # null
+                return lambda result: None
+            if operand.kind != "s" or operand.count != self.mask_size:
                 raise UnknownInstruction(f"destination {operand.text} of a mask")
-            masks, place, refresh = self.scalar[64], operand.index // 2, self.exec_changed
+            masks, place, refresh, changed = self.masks, operand.index // self.mask_size, self.exec_changed, self.exec
+            bits_type = U64 if self.mask_size == 2 else U32
 
             def write_mask(result):
                 bits = np.packbits(np.logical_and(result, lanes), bitorder="little")
-                masks[place] = int(bits.view(U64)[0])
+                masks[place] = int(bits.view(bits_type)[0])
                 if "_cmpx_" in name:
-                    masks[EXEC // 2] = masks[place]
-                if "_cmpx_" in name or place == EXEC // 2:
+                    masks[changed] = masks[place]
+                if "_cmpx_" in name or place == changed:
                     refresh()
 
             return write_mask
@@ -225,11 +235,15 @@ class Machine:
             view = self.packed_view(operand, kind[2:], 0, 1)
         elif kind == "half":
             view = self.vector_view(operand.index, "f16", int("hi_" in name))
+        elif kind.endswith("16") and operand.half is not None:
+            view = self.vector_view(operand.index, kind, operand.half)
         elif kind.endswith("16") and (modifiers.get("op_sel") or [0])[-1]:
             view = self.vector_view(operand.index, kind, 1)
+        elif kind.endswith("16") and self.chip.is_rdna:
+            view = self.vector_view(operand.index, kind, 0)
         elif selection != "DWORD":
-            part = self.vgprs.view({"B": np.uint8, "W": U16}[selection[0]])[operand.index // 2]
-            view = part[:, operand.index % 2 * (part.shape[1] // 2) + int(selection[-1])]
+            dtype = {"B": np.uint8, "W": U16}[selection[0]]
+            view = self.vgprs.view(dtype)[:, operand.index * (4 // dtype().itemsize) + int(selection[-1])]
             if modifiers.get("dst_unused") == "UNUSED_SEXT":
                 raise UnknownInstruction("dst_unused:UNUSED_SEXT")
         else:
@@ -255,14 +269,14 @@ class Machine:
         return write
 
     def exec_changed(self):
-        self.lanes[:] = np.unpackbits(self.sgprs[EXEC : EXEC + 2].view(np.uint8), bitorder="little")
+        self.lanes[:] = np.unpackbits(self.sgprs[EXEC : EXEC + self.mask_size].view(np.uint8), bitorder="little")
 
     # -- Waits
 
-    def queue_up(self, queues, registers: int, deliver, in_order: bool = True):
-        entry = [registers, deliver, len(queues), in_order]
-        for queue in queues:
-            queue.append(entry)
+    def queue_up(self, kinds, registers: int, deliver, in_order: bool = True):
+        entry = [registers, deliver, len(kinds), in_order]
+        for kind in kinds:
+            self.queues[kind].append(entry)
         self.pending |= registers
 
     def drain(self, queue: deque, length: int):
@@ -271,39 +285,67 @@ class Machine:
             entry[2] -= 1
             if entry[2] == 0:
                 entry[1]()
-        self.pending = 0
-        for entry in (*self.vector_queue, *self.lgkm_queue):
-            self.pending |= entry[0]
+        self.find_pending()
 
-    def wait(self, vector: int, lgkm: int):
-        for queue, count in ((self.vector_queue, vector), (self.lgkm_queue, lgkm)):
+    def find_pending(self):
+        self.pending = 0
+        for queue in self.counters.values():
+            for entry in queue:
+                self.pending |= entry[0]
+
+    def wait(self, counts: dict[str, int]):
+        for name, count in counts.items():
+            queue = self.counters[name]
             if len(queue) > count and (count == 0 or all(entry[3] for entry in queue)):
                 self.drain(queue, count)
 
-    def check_destination(self, registers: int, queue: deque):
-        """A load may overwrite what a load of the same queue is bringing: they return in order."""
+    def check_destination(self, registers: int, kind: str):
+        """A load may overwrite what a load of the same counter is bringing: they return in order."""
         if self.pending & registers:
-            others = self.lgkm_queue if queue is self.vector_queue else self.vector_queue
-            if any(entry[0] & registers for entry in others):
+            own = self.queues[kind]
+            if any(entry[0] & registers for queue in self.counters.values() if queue is not own for entry in queue):
                 raise Fault("overwrites a register that a load is outstanding for")
 
     # -- Decoding
 
     def decode(self, text: str, address: int = 0, index_of: dict | None = None) -> Instruction:
+        if " :: " in text:
+            return self.decode_dual(text)
         name, texts, modifiers = split_text(text)
-        base = re.sub(r"_(e32|e64|sdwa)$", "", name)
+        base = renamed(re.sub(r"_(e32|e64|sdwa)$", "", name), self.chip.is_rdna)
         try:
-            for family in (self.flow, self.special, self.memory_access, self.vector, self.matrix, self.scalar_alu):
+            families = (self.flow, self.special, self.memory_access, self.vector, self.matrix, self.scalar_alu)
+            for family in (*families, self.scalar_float):
                 found = family(base, texts, modifiers, address, index_of or {})
                 if found is not None:
                     run, operands = found
                     uses = 0
                     for operand in operands:
                         uses |= operand.bits
-                    return Instruction(text, uses, run)
+                    reads = 0
+                    for operand in operands[1:]:
+                        reads |= operand.bits
+                    return Instruction(text, uses, run, reads)
         except UnknownInstruction as error:
             raise UnknownInstruction(f"{text}: {error}") from None
         raise UnknownInstruction(f"{name} ({text})")
+
+    def decode_dual(self, text: str) -> Instruction:
+        """Two instructions of RDNA in one: both read before either writes."""
+        x, y = (self.decode(part) for part in text.split(" :: "))
+        to_x, to_y = (parse_operand(split_text(part)[1][0]).bits for part in text.split(" :: "))
+        if not to_x & y.reads:
+            first, second = x.run, y.run
+        elif not to_y & x.reads:
+            first, second = y.run, x.run
+        else:
+            raise UnknownInstruction(f"{text}: halves that read what the other one writes")
+
+        def run():
+            first()
+            second()
+
+        return Instruction(text, x.uses | y.uses, run)
 
     def flow(self, name, texts, modifiers, address, index_of):
         if name in NO_EFFECT:
@@ -311,40 +353,62 @@ class Machine:
         if name in ("s_barrier", "s_endpgm"):
             result = AT_BARRIER if name == "s_barrier" else AT_END
             return lambda: result, []
-        if name == "s_trap":
+        if name in ("s_barrier_signal", "s_barrier_wait"):
+            if texts not in (["-1"], ["0xffff"]) or not self.chip.has_split_barriers:
+                raise UnknownInstruction("a barrier that is not the workgroup's")
+            if name == "s_barrier_signal":
+                return lambda: self.shared.signal(self.wave_number), []
+
+            def wait_for_others():
+                self.shared.check_signal(self.wave_number)
+                return AT_BARRIER
+
+            return wait_for_others, []
+        if name in ("s_trap", "s_code_end"):
 
             def trap():
                 raise Fault("trap")
 
             return trap, []
         if name == "s_waitcnt":
-            counts = dict(re.findall(r"(\w+)\((\d+)\)", " ".join([*texts, *modifiers])))
-            if not counts:
-                raise UnknownInstruction("no counters")
-            vector, lgkm = int(counts.get("vmcnt", 63)), int(counts.get("lgkmcnt", 15))
-            return lambda: self.wait(vector, lgkm), []
+            counts = {key: int(value) for key, value in re.findall(r"(\w+)\((\d+)\)", " ".join([*texts, *modifiers]))}
+            counts.pop("expcnt", None)
+            if not counts or set(counts) - set(self.counters):
+                raise UnknownInstruction(f"counters {set(counts)}")
+            return lambda: self.wait(counts), []
+        if name == "s_waitcnt_vscnt" or re.match(r"s_wait_((load|store|ds|km|expc?)cnt_?)+$", name):
+            names = ["vscnt"] if name == "s_waitcnt_vscnt" else re.findall(r"(?:load|store|ds|km)cnt", name)
+            named = {each: int(texts[-1], 0) for each in names}
+            if set(named) - set(self.counters):
+                raise UnknownInstruction(f"counters {set(named)}")
+            return lambda: self.wait(named), []
         if name != "s_branch" and not name.startswith("s_cbranch_"):
             return None
         target_address = address + 4 + 4 * isa.signed(int(texts[0]) & 0xFFFF, 16)
         if target_address not in index_of:
             raise UnknownInstruction(f"branch to {target_address:#x}, which is no instruction")
-        target, masks, scc = index_of[target_address], self.scalar[64], self.scc
+        target, masks, scc = index_of[target_address], self.masks, self.scc
         if name == "s_branch":
             return lambda: target, []
         condition = name.removeprefix("s_cbranch_")
         if condition in ("scc0", "scc1"):
             wanted = int(condition[-1])
             return lambda: target if scc[0] == wanted else None, []
-        place, is_zero = (VCC if condition.startswith("vcc") else EXEC) // 2, not condition.endswith("nz")
-        operands = [parse_operand("vcc")] if condition.startswith("vcc") else []
+        place = (VCC if condition.startswith("vcc") else EXEC) // self.mask_size
+        is_zero = not condition.endswith("nz")
+        operands = [self.vcc] if condition.startswith("vcc") else []
         return lambda: target if (masks[place] == 0) == is_zero else None, operands
 
     def special(self, name, texts, modifiers, address, index_of):
         """Instructions across lanes."""
-        if name not in ("v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_swap_b32", "v_pk_mov_b32"):
+        known = {"v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_swap_b32", "v_pk_mov_b32"}
+        known |= {"v_permlane16_b32", "v_permlanex16_b32"}
+        if name not in known:
             return None
         operands = [parse_operand(text) for text in texts]
-        lanes, scalars = self.lanes, self.scalar[32]
+        lanes, scalars, last_lane = self.lanes, self.scalar[32], self.num_lanes - 1
+        if name.startswith("v_permlane"):
+            return self.permute_rows("x16" in name, operands, modifiers), operands
         if name == "v_pk_mov_b32":  # op_sel chooses the low result from the first source, the high one from the second
             to, halves = self.packed_view(operands[0], "_u32", 0, 1), modifiers.get("op_sel") or [0, 0]
             pairs = [
@@ -370,7 +434,7 @@ class Machine:
             to, value, place = self.vector_view(operands[0].index, "u32"), *self.scalar_sources(operands[1:], 32)
 
             def write_lane():
-                to[place[0][place[1]] & 63] = value[0][value[1]]
+                to[place[0][place[1]] & last_lane] = value[0][value[1]]
 
             return write_lane, operands
         to, values = operands[0].index, self.view(operands[1], "u32")
@@ -380,7 +444,7 @@ class Machine:
             (place,) = self.scalar_sources(operands[2:], 32)
 
             def read_lane():
-                scalars[to] = int(values[place[0][place[1]] & 63])
+                scalars[to] = int(values[place[0][place[1]] & last_lane])
 
             return read_lane, operands
 
@@ -388,6 +452,27 @@ class Machine:
             scalars[to] = int(values[int(np.argmax(lanes)) if len(values) > 1 else 0])  # EXEC is 0: lane 0
 
         return read_first_lane, operands
+
+    def permute_rows(self, is_crossed: bool, operands, modifiers):
+        """Each lane takes a value of its row of 16 lanes, or of the other row of 32; which one, say four bits of the two
+        scalars. Those of inactive lanes are not there, unless op_sel says that they may be taken or read as 0."""
+        fetches_inactive, is_bounded = (modifiers.get("op_sel") or [0, 0])[:2]
+        to, values = self.vector_view(operands[0].index, "u32"), self.view(operands[1], "u32")
+        (low, i), (high, j) = self.scalar_sources(operands[2:], 32)
+        lane = np.arange(self.num_lanes)
+
+        def run():
+            selectors = high[j] << 32 | low[i]
+            chosen = np.array([selectors >> 4 * (each % 16) & 15 for each in lane.tolist()])
+            source = (lane & ~15 ^ (16 if is_crossed else 0)) + chosen
+            result = np.broadcast_to(values, lane.shape)[source]
+            writes = self.lanes.copy()
+            if not fetches_inactive:
+                result = np.where(self.lanes[source], result, 0)
+                writes &= self.lanes[source] | bool(is_bounded)
+            np.copyto(to, result, where=writes)
+
+        return run
 
     def vector(self, name, texts, modifiers, address, index_of):
         if name not in isa.VALU:
@@ -398,10 +483,12 @@ class Machine:
         if "bound_ctrl" in modifiers:
             raise UnknownInstruction("dpp")
         destination_kinds, source_kinds, function = isa.VALU[name]
+        if name.startswith("v_cmpx_") and self.chip.is_rdna:
+            texts = ["exec" if self.mask_size == 2 else "exec_lo", *texts]
         operands = [parse_operand(text) for text in texts]
         destinations, explicit = operands[: len(destination_kinds)], operands[len(destination_kinds) :]
-        implicit = {"dst": destinations[0], "vcc": parse_operand("vcc")}
-        kinds = {"dst": destination_kinds[0], "vcc": "mask"}
+        implicit = {"dst": destinations[0], "vcc": self.vcc, "lane": None}
+        kinds = {"dst": destination_kinds[0], "vcc": "mask", "lane": "lane"}
         if len(explicit) != sum(kind not in kinds for kind in source_kinds):
             raise UnknownInstruction("number of operands")
         sources = []
@@ -412,7 +499,7 @@ class Machine:
             self.writer(operand, kind, name, modifiers)
             for operand, kind in zip(destinations, destination_kinds, strict=True)
         ]
-        operands += [implicit["vcc"]] if "vcc" in source_kinds else []
+        operands += [implicit[kind] for kind in ("vcc", "dst") if kind in source_kinds]
         write = writers[0]
         if all(apply is None for _, apply in sources) and len(writers) == 1:
             views = [view for view, _ in sources]
@@ -433,45 +520,44 @@ class Machine:
 
     def matrix(self, name, texts, modifiers, address, index_of):
         """All lanes take part, whatever EXEC says."""
-        if name not in isa.MFMA:
+        if name not in self.chip.matrix_instructions:
             return None
+        layout = self.chip.matrix_instructions[name]
         if modifiers:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
-        m, k, kind, acc_kind = isa.MFMA[name]
         operands = [parse_operand(text) for text in texts]
-        rows, depth = isa.mfma_operand(m, k)
-        row, column = isa.mfma_result(m, acc_kind)
+        (rows, depth), (row, column) = layout.operand(), layout.result()
+        m, k, kind, acc_kind = layout.m, layout.k, layout.kind, layout.acc_kind
         wide = np.longdouble if acc_kind == "f64" else F64
         a, b = np.zeros((m, k), wide), np.zeros((k, m), wide)
-        vgprs, num_accs = self.vgprs, row.shape[1]
-        acc_type = DTYPES[acc_kind]
+        size = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+        types = {"bf16": U16} | DTYPES
 
-        def elements(operand):
-            pair = operand.index // 2
-            if kind == "f32":
-                return self.vector_view(operand.index, "f32")[:, None]
-            return vgprs.view({"f64": F64, "f16": F16, "bf16": U16}[kind])[pair]
+        def elements(operand, element_kind, count):
+            """[lane][element]"""
+            words = count * size[element_kind] // 4
+            if operand.kind != "v" or operand.count != words:
+                raise UnknownInstruction(f"operand {operand.text} of {words} registers")
+            return self.vgprs[:, operand.index : operand.index + words].view(types[element_kind])
 
-        def accumulators(operand):
-            pairs = num_accs // 2 if acc_kind == "f32" else num_accs
-            return vgprs.view(acc_type)[operand.index // 2 : operand.index // 2 + pairs]
-
-        from_a, from_b, to = elements(operands[1]), elements(operands[2]), accumulators(operands[0])
+        from_a, from_b = (elements(operand, kind, rows.shape[1]) for operand in operands[1:3])
+        to = elements(operands[0], acc_kind, row.shape[1])
         if operands[3].kind == "constant":
             from_c = None
             start = np.full((m, m), self.view(operands[3], acc_kind)[0], wide)
         else:
-            from_c, start = accumulators(operands[3]), np.zeros((m, m), wide)
+            from_c, start = elements(operands[3], acc_kind, row.shape[1]), np.zeros((m, m), wide)
 
         def value(x):
+            if layout.has_copies and (x[:16].view(U16) != x[16:].view(U16)).any():
+                raise Fault("lanes 16 to 31 do not hold the same as lanes 0 to 15")
             return (x.astype(U32) << 16).view(F32) if kind == "bf16" else x
 
         def run():
             a[rows, depth], b[depth, rows] = value(from_a), value(from_b)
             if from_c is not None:
-                start[row, column] = from_c.transpose(1, 0, 2).reshape(LANES, num_accs)
-            result = (a @ b + start).astype(acc_type)
-            to[:] = result[row, column].reshape(LANES, to.shape[0], to.shape[2]).transpose(1, 0, 2)
+                start[row, column] = from_c
+            to[:] = (a @ b + start).astype(types[acc_kind])[row, column]
 
         return run, operands
 
@@ -503,21 +589,23 @@ class Machine:
                 scc[0] = int(compare(a[i], b[j]))
 
             return run_compare, operands
-        if name in ("s_addk_i32", "s_mulk_i32", "s_cmovk_i32"):
-            raise UnknownInstruction(name)
-        masks = self.scalar[64]
+        masks, place, all_lanes = self.masks, self.exec, (1 << self.num_lanes) - 1
         if name in isa.SAVEEXEC:
-            function = isa.SAVEEXEC[name]
-            (d, k), (a, i) = self.scalar_sources(operands, 64)
+            bits, function = isa.SAVEEXEC[name]
+            if bits != self.num_lanes:
+                raise UnknownInstruction(f"a mask of {bits} lanes")
+            (d, k), (a, i) = self.scalar_sources(operands, bits)
 
             def save_exec():
-                source, old = a[i], masks[EXEC // 2]
+                source, old = a[i], masks[place]
                 d[k] = old
-                masks[EXEC // 2] = function(source, old) & ((1 << LANES) - 1)
-                scc[0] = int(masks[EXEC // 2] != 0)
+                masks[place] = function(source, old) & all_lanes
+                scc[0] = int(masks[place] != 0)
                 self.exec_changed()
 
             return save_exec, operands
+        if name in isa.SOPK:  # the destination is the first source, too
+            operands.insert(1, operands[0])
         if name in isa.SOP2:
             bits, function = isa.SOP2[name]
             (d, k), (a, i) = self.scalar_sources(operands[:2], bits)
@@ -553,11 +641,33 @@ class Machine:
 
         return run, operands
 
+    def scalar_float(self, name, texts, modifiers, address, index_of):
+        """Arithmetic of RDNA4 on scalars, which means what the vector instruction does."""
+        if name not in isa.SCALAR_FLOATS or not self.chip.is_rdna:
+            return None
+        (to_kind,), source_kinds, function = isa.VALU[isa.SCALAR_FLOATS[name]]
+        operands = [parse_operand(text) for text in texts]
+        explicit = operands if to_kind == "mask" else operands[1:]
+        sources = [
+            self.source(operands[0] if kind == "dst" else explicit[i], to_kind if kind == "dst" else kind, i, {})
+            for i, kind in enumerate(source_kinds)
+        ]
+        to = None if to_kind == "mask" else self.view(operands[0], to_kind)
+
+        def run():
+            result = function(*[view if apply is None else apply(view) for view, apply in sources])
+            if to is None:
+                self.scc[0] = int(result[0])
+            else:
+                to[:] = result
+
+        return run, operands
+
     # -- Loads and stores
 
     def memory_access(self, name, texts, modifiers, address, index_of):
-        if match := re.match(r"s_load_dword(?:x(\d+))?$", name):
-            return self.scalar_load(int(match[1] or 1), texts, modifiers)
+        if match := re.match(r"s_load_(?:dword(?:x(\d+))?|b(\d+))$", name):
+            return self.scalar_load(int(match[2]) // 32 if match[2] else int(match[1] or 1), texts, modifiers)
         if name == "global_load_lds_dword" or name == "global_load_dword" and "lds" in modifiers:
             return self.load_to_shared(f"{name} {', '.join(texts)}", texts, modifiers)
         if match := re.match(r"buffer_(load|store)_(\w+)$", name):
@@ -595,7 +705,7 @@ class Machine:
                 words = self.memory.load(np.array([place], U64), 4 * count).view(U32)[0]
             except Fault as fault:
                 raise Fault(fault.args[0]) from None  # of no lane
-            self.queue_up([self.lgkm_queue], destination.bits, lambda: np.copyto(to, words), False)
+            self.queue_up(["scalar"], destination.bits, lambda: np.copyto(to, words), False)
 
         return run, operands
 
@@ -653,25 +763,25 @@ class Machine:
         addresses = self.global_addresses(place, base, modifiers)
         lanes = self.lanes
         in_order = space == "global"  # flat accesses may be to LDS or to memory, as far as the counters know
-        queues = [self.vector_queue] if in_order else [self.vector_queue, self.lgkm_queue]
+        kinds = ["store" if is_store else "load"] + ([] if in_order else ["lds"])
         if is_store:
             gather = self.registers_to_bytes(data, width)
 
             def store():
                 if lanes.any():
                     self.memory.store(addresses(), gather())
-                self.queue_up(queues, 0, lambda: None, in_order)
+                self.queue_up(kinds, 0, lambda: None, in_order)
 
             return store, operands
         deliver = self.bytes_to_registers(data, width)
 
         def load():
-            self.check_destination(data.bits, self.vector_queue)
+            self.check_destination(data.bits, "load")
             if not lanes.any():
-                self.queue_up(queues, data.bits, lambda: None, in_order)
+                self.queue_up(kinds, data.bits, lambda: None, in_order)
                 return
             loaded, which = self.memory.load(addresses(), width[0]), np.flatnonzero(lanes)
-            self.queue_up(queues, data.bits, lambda: deliver(which, loaded), in_order)
+            self.queue_up(kinds, data.bits, lambda: deliver(which, loaded), in_order)
 
         return load, operands[1:]
 
@@ -684,11 +794,11 @@ class Machine:
 
         def run():
             if not self.lanes.any():
-                self.queue_up([self.vector_queue], 0, lambda: None)
+                self.queue_up(["load"], 0, lambda: None)
                 return
             values = self.memory.load(addresses(), 4)
             places = self.shared.places(base[M0] % (1 << 16) + offset + 4 * np.flatnonzero(self.lanes), 4)
-            self.queue_up([self.vector_queue], 0, lambda: self.shared.store(places, values, self.wave_number, text))
+            self.queue_up(["load"], 0, lambda: self.shared.store(places, values, self.wave_number, text))
 
         return run, [*operands, parse_operand("m0")]
 
@@ -711,7 +821,7 @@ class Machine:
             if upper >> 16:
                 raise Fault("buffers with a stride or swizzle are not modelled")
             base |= (upper & 0xFFFF) << 32
-            relative = np.broadcast_to(offsets, LANES)[lanes].astype(I64) + offset
+            relative = np.broadcast_to(offsets, lanes.shape)[lanes].astype(I64) + offset
             for first in range(0, size, part):
                 is_inside = relative + first + part <= records - starts[i]
                 yield first, (relative + (first + starts[i] + base)).astype(U64), is_inside
@@ -721,16 +831,16 @@ class Machine:
             for first, addresses, is_inside in accesses():
                 if is_inside.any():
                     self.memory.store(addresses[is_inside], values[is_inside, first : first + part])
-            self.queue_up([self.vector_queue], 0, lambda: None)
+            self.queue_up(["store"], 0, lambda: None)
 
         def load():
-            self.check_destination(data.bits, self.vector_queue)
+            self.check_destination(data.bits, "load")
             which = np.flatnonzero(lanes)
             loaded = np.zeros((len(which), size), np.uint8)
             for first, addresses, is_inside in accesses():
                 if is_inside.any():
                     loaded[is_inside, first : first + part] = self.memory.load(addresses[is_inside], part)
-            self.queue_up([self.vector_queue], data.bits, lambda: deliver(which, loaded))
+            self.queue_up(["load"], data.bits, lambda: deliver(which, loaded))
 
         return (store, operands) if is_store else (load, operands[1:])
 
@@ -747,7 +857,7 @@ class Machine:
         place = self.view(operands[0 if is_store else 1], "u32")
 
         def places():
-            start = np.broadcast_to(place, LANES)[lanes].astype(I64)
+            start = np.broadcast_to(place, lanes.shape)[lanes].astype(I64)
             return [self.shared.places(start + offset, size) for offset in offsets]
 
         if is_store:
@@ -760,7 +870,7 @@ class Machine:
                     for each, value in zip(where, values, strict=True):
                         self.shared.store(each, value, self.wave_number, text)
 
-                self.queue_up([self.lgkm_queue], 0, deliver)
+                self.queue_up(["lds"], 0, deliver)
 
             return store, operands
         to = operands[0]
@@ -771,14 +881,14 @@ class Machine:
         delivers = [self.bytes_to_registers(part, width) for part in parts]
 
         def load():
-            self.check_destination(to.bits, self.lgkm_queue)
+            self.check_destination(to.bits, "lds")
             where, which = places(), np.flatnonzero(lanes)
 
             def deliver():
                 for each, give in zip(where, delivers, strict=True):
                     give(which, self.shared.load(each, self.wave_number, text))
 
-            self.queue_up([self.lgkm_queue], to.bits, deliver)
+            self.queue_up(["lds"], to.bits, deliver)
 
         return load, operands[1:]
 
@@ -790,14 +900,14 @@ class Machine:
         to, lanes = self.vector_view(operands[0].index, "u32"), self.lanes
 
         def run():
-            self.check_destination(operands[0].bits, self.lgkm_queue)
-            lane = ((place.astype(I64) + offset) >> 2) % LANES
-            active, result = lanes.copy(), np.zeros(LANES, U32)
+            self.check_destination(operands[0].bits, "lds")
+            lane = ((place.astype(I64) + offset) >> 2) % len(lanes)
+            active, result = lanes.copy(), np.zeros(len(lanes), U32)
             if is_backward:
                 result[:] = np.where(active, data, 0)[lane]
             else:
                 result[lane[active]] = data[active]
-            self.queue_up([self.lgkm_queue], operands[0].bits, lambda: np.copyto(to, result, where=active))
+            self.queue_up(["lds"], operands[0].bits, lambda: np.copyto(to, result, where=active))
 
         return run, operands[1:]
 
@@ -806,14 +916,11 @@ class Machine:
     def resume(self, wave: Wave, code: list, executed: list, limit: int) -> int:
         """Runs until a barrier or the end."""
         self.vgprs[:], self.sgprs[:], self.scc[0] = wave.vgprs, wave.sgprs, wave.scc
-        self.vector_queue.clear()
-        self.vector_queue.extend(wave.vector_queue)
-        self.lgkm_queue.clear()
-        self.lgkm_queue.extend(wave.lgkm_queue)
+        for counter, queue in self.counters.items():
+            queue.clear()
+            queue.extend(wave.queues.get(counter, ()))
         self.wave_number = wave.number
-        self.pending = 0
-        for entry in (*self.vector_queue, *self.lgkm_queue):
-            self.pending |= entry[0]
+        self.find_pending()
         self.exec_changed()
         pc, steps, current = wave.pc, 0, wave.pc
         try:
@@ -835,13 +942,13 @@ class Machine:
             else:
                 raise Fault(f"{limit} instructions without a barrier or an end")
             if target == AT_END:
-                self.wait(0, 0)
+                self.wait(dict.fromkeys(self.counters, 0))
         except Fault as fault:
             fault.place = current
             fault.lanes = np.flatnonzero(self.lanes)
             raise
         wave.vgprs[:], wave.sgprs[:], wave.scc, wave.pc = self.vgprs, self.sgprs, self.scc[0], pc
-        wave.vector_queue, wave.lgkm_queue = deque(self.vector_queue), deque(self.lgkm_queue)
+        wave.queues = {counter: deque(queue) for counter, queue in self.counters.items()}
         return target
 
     def execute(self, *texts: str):
@@ -875,6 +982,10 @@ def select(selection: str, kind: str, is_signed: bool):
 # ---- Dispatch
 
 
+def empty_vgprs(num_lanes: int) -> np.ndarray:
+    return np.full((num_lanes, NUM_VGPRS + 2), GARBAGE, U32)
+
+
 def index_of(kernel: Kernel) -> dict[int, int]:
     return {address: i for i, (address, _) in enumerate(kernel.lines)}
 
@@ -883,7 +994,7 @@ def decode(kernel: Kernel):
     """The machine and the instructions as (registers used, function), made once. An instruction without a meaning
     fails when it is reached, not before."""
     if kernel.program is None:
-        machine, code, places = Machine(), [], index_of(kernel)
+        machine, code, places = Machine(kernel.arch), [], index_of(kernel)
         for address, text in kernel.lines:
             try:
                 instruction = machine.decode(text, address, places)
@@ -902,7 +1013,7 @@ def fail_with(error: Exception):
 
 
 def unknown_instructions(kernel: Kernel) -> list[str]:
-    machine, places, found = Machine(), index_of(kernel), []
+    machine, places, found = Machine(kernel.arch), index_of(kernel), []
     for address, text in kernel.lines:
         try:
             machine.decode(text, address, places)
@@ -951,7 +1062,10 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
         raise UnknownInstruction("preloaded arguments, scratch memory or a dynamic stack")
     if rsrc1 >> 12 & 0xFF != 0xF0:
         raise UnknownInstruction("rounding or denormals other than the default")
-    vgprs, sgprs = np.full((NUM_VGPRS // 2, LANES, 2), GARBAGE, U32), np.full(NUM_SGPRS, GARBAGE, U32)
+    chip = CHIPS[kernel.arch]
+    if kernel.metadata[".wavefront_size"] != chip.lanes:
+        raise UnknownInstruction(f"waves of {kernel.metadata['.wavefront_size']} lanes")
+    vgprs, sgprs = empty_vgprs(chip.lanes), np.full(NUM_SGPRS, GARBAGE, U32)
     next_sgpr = 0
     # Private segment buffer, dispatch pointer, queue pointer, kernarg pointer, dispatch id, flat scratch, private size.
     for bit, size in enumerate((4, 2, 2, 2, 2, 2, 1)):
@@ -962,15 +1076,18 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
     if next_sgpr > rsrc2 >> 1 & 31:
         raise UnknownInstruction(f"{next_sgpr} user SGPRs of {rsrc2 >> 1 & 31}")
     next_sgpr = rsrc2 >> 1 & 31
-    for d in range(3):
-        if rsrc2 >> (7 + d) & 1:
-            sgprs[next_sgpr] = place[d]
-            next_sgpr += 1
-    thread = np.arange(LANES) + number * LANES
+    if chip.has_block_ids_in_ttmp:
+        sgprs[TTMP + 9], sgprs[TTMP + 7] = place[0], place[1] | place[2] << 16
+    else:
+        for d in range(3):
+            if rsrc2 >> (7 + d) & 1:
+                sgprs[next_sgpr] = place[d]
+                next_sgpr += 1
+    thread = np.arange(chip.lanes) + number * chip.lanes
     num_threads = block[0] * block[1] * block[2]
     ids = [thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])]
-    vgprs[0, :, 0] = ids[0] | ids[1] << 10 | ids[2] << 20
-    active = min(LANES, num_threads - number * LANES)
+    vgprs[:, 0] = ids[0] | ids[1] << 10 | ids[2] << 20
+    active = min(chip.lanes, num_threads - number * chip.lanes)
     sgprs[EXEC : EXEC + 2] = ((1 << active) - 1) & 0xFFFFFFFF, ((1 << active) - 1) >> 32
     return Wave(number, vgprs, sgprs)
 
@@ -994,7 +1111,9 @@ def run(kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limi
         for place in places:
             place = tuple(int(i) for i in place)
             machine.shared = SharedMemory(kernel.shared_bytes)
-            waves = [initial_wave(kernel, i, place, block, kernarg) for i in range(-(-num_threads // LANES))]
+            waves = [
+                initial_wave(kernel, i, place, block, kernarg) for i in range(-(-num_threads // machine.num_lanes))
+            ]
             while waves:
                 order = list(waves)
                 if random is not None:

@@ -60,15 +60,29 @@ class Memory:
 
 
 class SharedMemory:
-    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier."""
+    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier. What a wave does
+    between its signal and its wait for the others counts on both sides of the barrier."""
 
     def __init__(self, size: int):
         self.data = np.full(-(-size // 4), GARBAGE, U32).view(np.uint8)[:size]
         self.readers, self.writers = np.zeros(size, U32), np.zeros(size, U32)
+        self.next_readers, self.next_writers = np.zeros(size, U32), np.zeros(size, U32)
+        self.signals = 0  # one bit for each wave
+
+    def signal(self, wave: int):
+        self.signals |= 1 << wave
+
+    def check_signal(self, wave: int):
+        if not self.signals >> wave & 1:
+            raise Fault("waits at a barrier without having signalled")
 
     def forget(self):
-        self.readers[:] = 0
-        self.writers[:] = 0
+        """The barrier is passed."""
+        self.readers, self.next_readers = self.next_readers, self.readers
+        self.writers, self.next_writers = self.next_writers, self.writers
+        self.next_readers[:] = 0
+        self.next_writers[:] = 0
+        self.signals = 0
 
     def places(self, addresses: np.ndarray, width: int) -> np.ndarray:
         is_outside = (addresses < 0) | (addresses > self.data.size - width)
@@ -84,10 +98,14 @@ class SharedMemory:
         if (self.writers[places] & U32(~(1 << wave) & 0xFFFFFFFF)).any():
             raise Fault(f"race: {text} reads LDS that another wave wrote since the last barrier")
         self.readers[places] |= U32(1 << wave)
+        if self.signals >> wave & 1:
+            self.next_readers[places] |= U32(1 << wave)
         return self.data[places]
 
     def store(self, places: np.ndarray, values: np.ndarray, wave: int, text: str = "store"):
         if ((self.writers[places] | self.readers[places]) & U32(~(1 << wave) & 0xFFFFFFFF)).any():
             raise Fault(f"race: {text} writes LDS that another wave used since the last barrier")
         self.writers[places] |= U32(1 << wave)
+        if self.signals >> wave & 1:
+            self.next_writers[places] |= U32(1 << wave)
         self.data[places] = values

@@ -1,5 +1,6 @@
-"""Rungs 01, 02, 04, 06, 07 and 08 as clang compiles them for gfx942, run by the interpreter on small ragged problems
-and compared with float64. Memory outside of the operands is an error, and so is a missing wait.
+"""Rungs as clang compiles them for AMD's chips, run by the interpreter on small ragged problems and compared with
+float64: 04 and 08 on all chips, 01, 02, 06 and 07 on gfx942. Memory outside of the operands is an error, and so is a
+missing wait.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ SMALL = {
     dtype: f"9MmaConfigILi64ELi64ELi{k}ELi128ELi2ELi1EE" for dtype, k in (("fp64", 16), ("fp32", 32), ("fp16", 64))
 }
 LETTERS = {"fp64": ("EEd", "IdE"), "fp32": ("EEf", "IfE"), "fp16": ("4Half",)}
-# rung: file, parts of the kernel's name, block tile at 64 lanes, threads, has sums
+# rung: file, parts of the kernel's name, block tile, threads (those of 64 lanes), has sums
 RUNGS = {
     "01": ("01_naive.cu", ["5naiveI"], (8, 32), 256, False),
     "02": ("02_block_tiled.cu", ["11block_tiledI", "ILi16EE"], (16, 16), 256, False),
@@ -34,6 +35,7 @@ RUNGS = {
     "07": ("07_mma_double_buffered.cu", ["19mma_double_bufferedI", "Lb1ELb0E"], (64, 64), 128, True),
     "08": ("08_mma_output_cached.cu", ["17mma_output_cachedI", "Lb1ELb0E"], (64, 64), 128, False),
 }
+RDNA = ("gfx1100", "gfx1201")
 DTYPES = {"fp32": (np.float32, 0), "fp64": (np.float64, 1), "fp16": (np.float16, 2)}
 
 
@@ -54,8 +56,8 @@ def compiled(amd_object):
         pytest.skip("there is no clang++-22")
 
     @functools.cache
-    def code_of(name: str):
-        return load(amd_object("gfx942", gpu_objects.CSRC / "kernels/gpu" / name)[0])
+    def code_of(arch: str, name: str):
+        return load(amd_object(arch, gpu_objects.CSRC / "kernels/gpu" / name)[0])
 
     return code_of
 
@@ -69,12 +71,17 @@ def kernel_of(code, rung: str, dtype: str):
     raise AssertionError(f"{file} has no kernel {parts} of {dtype}: {list(code.kernels)}")
 
 
+CASES = [("gfx942", rung, "fp32") for rung in RUNGS]
+CASES += [("gfx942", rung, dtype) for rung, dtype in (("01", "fp16"), ("06", "fp16"), ("08", "fp16"), ("08", "fp64"))]
+CASES += [(arch, rung, dtype) for arch in RDNA for rung, dtype in (("04", "fp32"), ("04", "fp64"), ("08", "fp16"))]
+
+
 @pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize(
-    "rung, dtype", [*((rung, "fp32") for rung in RUNGS), ("01", "fp16"), ("06", "fp16"), ("08", "fp16"), ("08", "fp64")]
-)
-def test_rung_is_right(rung, dtype, seed, compiled):
+@pytest.mark.parametrize("arch, rung, dtype", CASES)
+def test_rung_is_right(arch, rung, dtype, seed, compiled):
     file, _, (block_m, block_n), threads, has_sums = RUNGS[rung]
+    if arch in RDNA and rung == "04":  # half of the lanes along m
+        block_m, threads = block_m // 2, threads // 2
     m, n, k = (19, 37, 13) if rung in ("01", "02") else (70, 45, 50)
     numpy_dtype, dtype_idx = DTYPES[dtype]
     random = np.random.default_rng(7)
@@ -93,7 +100,7 @@ def test_rung_is_right(rung, dtype, seed, compiled):
     if has_sums:
         sums = np.full(blocks * block_m * block_n, np.nan, np.float32)
         args.append(memory.add("sums", sums, writable=True))
-    run(kernel_of(compiled(file), rung, dtype), (blocks, 1, 1), (threads, 1, 1), args, memory, seed)
+    run(kernel_of(compiled(arch, file), rung, dtype), (blocks, 1, 1), (threads, 1, 1), args, memory, seed)
     a64, b64 = a[:, :k].astype(np.float64), b[:, :n].astype(np.float64)
     expected = np.maximum(a64 @ b64 + bias, 0)
     bound = (k + 2) * 2.0**-23 * (np.abs(a64) @ np.abs(b64) + np.abs(bias))
