@@ -40,8 +40,8 @@ def compiled(amd_object):
 
 
 def multiply(compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed=None, edit=None):
-    """C by the kernel's machine code, as launch.cu starts it."""
-    code = compiled(arch, "instances_f16.cu" if product.dtype == "fp16" else "instances_bf16.cu")
+    """C by the kernel's machine code, as launch_wmma.cu starts it."""
+    code = compiled(arch, "wmma_f16.cu" if product.dtype == "fp16" else "wmma_bf16.cu")
     layouts = f"ELb{int(product.a_close == 'k')}ELb{int(product.b_close == 'k')}E"
     kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
     tiles_m, tiles_n = (ceil(size / BLOCKS[shape]) for size in (product.m, product.n))
@@ -52,7 +52,7 @@ def multiply(compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed
     grid = (tiles_m * tiles_n * splits, product.batch, 1)
     counts = run(kernel, grid, (128, 1, 1), product.args(work), product.memory, seed)
     if splits > 1:
-        adder = compiled(arch, "launch.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
+        adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
         outputs = product.batch * product.m * product.n
         args = product.args(address, product.n, splits)
         run(adder, (ceil(outputs / 128), 1, 1), (128, 1, 1), args, product.memory, seed)

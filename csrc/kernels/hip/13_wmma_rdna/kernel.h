@@ -28,13 +28,6 @@ struct WmmaConfig {
   static_assert(kChunkUnit % (2 * kBlockK) == 0, "a chunk ends with a pair of k tiles");
 };
 
-// Nothing is moved across.
-TILEDMM_DEVICE void keep_order() {
-#if defined(__HIP_DEVICE_COMPILE__)
-  __builtin_amdgcn_sched_barrier(0);
-#endif
-}
-
 // The sums of one warp.
 template <class Config>
 struct WmmaSums {

@@ -1,5 +1,5 @@
 // The instances of the wmma_rdna kernel by dtype, which compile side by side: kernel.h defines the template, and each
-// instances_*.cu instantiates it for one of them.
+// wmma_*.cu instantiates it for one of them.
 #pragma once
 
 #include "core/summation.h"

@@ -8,6 +8,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "kernels/hip/shared/whole_tiles.h"
 
 namespace tiledmm {
 
@@ -31,22 +32,14 @@ struct WmmaPlan {
 // The chunks' sums take so much memory at most.
 inline constexpr int64_t kMaxWmmaPartialBytes = 256 << 20;
 
-// Whether tiles of an operand can be loaded 16 bytes at a time, at multiples of 4: rows begin there and hold whole
-// words, and 32 bits count the bytes of a tile.
-inline bool has_whole_tiles(const OperandView& view, const FoldedProblem& problem) {
-  constexpr int64_t kMostRows = 128, kMostBytes = int64_t(1) << 31;
-  const bool is_k_contiguous = is_k_major(view);
-  const int64_t close = is_k_contiguous ? view.k : view.rows, far = is_k_contiguous ? view.stride_row : view.stride_k;
-  return copy_width(view, problem) >= 4 && close % 2 == 0 && kMostRows * far * 2 + 1024 < kMostBytes;
-}
-
 // Microseconds by a simple model: the fullest work group processor (two CUs, four SIMDs, so one warp of a block each)
 // decides, beside memory. Rates are those of the chip's row; what is assumed beyond them: 4 us for a launch, one block
-// alone hides less of its latencies than two, the second-level cache is five times as fast as memory.
+// alone hides less of its latencies than two, memory gives 0.8 of its rate, and the second-level cache five times as
+// much.
 inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   const WmmaShape& shape = kWmmaShapes[plan.shape];
-  const double alone = 0.6, gather = 0.35, cached = 5;
+  const double alone = 0.6, gather = 0.35, cached = 5, per_us = chip.tbytes_per_second * 1e6 * 0.8;
   const int64_t processors = max_of(chip.num_cus / 2, 1);
   const double tiles = double(ceil_div(p.m, shape.block_m)) * double(ceil_div(p.n, shape.block_n));
   const double blocks = tiles * double(problem.batch_size) * double(plan.num_splits);
@@ -58,8 +51,8 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   if (!plan.is_whole) multiply /= gather;
   const double m = double(p.m), n = double(p.n), batch = double(problem.batch_size);
   const double output = m * n * batch * (plan.num_splits > 1 ? 8.0 * double(plan.num_splits) + 2 : 2);
-  const double memory = (2 * (m + n) * double(p.k) * batch + output) / (chip.tbytes_per_second * 1e6);
-  const double cache = 2 * blocks * (shape.block_m + shape.block_n) * k / (chip.tbytes_per_second * 1e6 * cached);
+  const double memory = (2 * (m + n) * double(p.k) * batch + output) / per_us;
+  const double cache = 2 * blocks * (shape.block_m + shape.block_n) * k / (per_us * cached);
   const double busy = memory > cache ? memory : cache;
   return 4 + (multiply > busy ? multiply : busy) + (plan.num_splits > 1 ? 4 : 0);
 }

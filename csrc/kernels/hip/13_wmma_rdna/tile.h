@@ -7,7 +7,7 @@
 // Operands that allow no such loads are gathered, element by element.
 #pragma once
 
-#include "kernels/hip/shared/buffer.h"
+#include "kernels/hip/shared/builtins.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
 
@@ -61,9 +61,9 @@ struct WmmaTile {
         IS_K_MAJOR ? (left_mn - 1) * operand.stride_mn + inside_k : (inside_k - 1) * operand.stride_k + left_mn;
     const Buffer buffer{next, inside_k > 0 ? uint32_t(size) * 2 : 0};
     if constexpr (IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) buffer.load(first + uint32_t(i) * step, staged.chunks[i]);
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) buffer.load<4>(first + uint32_t(i) * step, staged.chunks[i]);
     } else {
-      TILEDMM_UNROLL for (int p = 0; p < 8; ++p) buffer.load(first + uint32_t(p) * step, staged.lines[p]);
+      TILEDMM_UNROLL for (int p = 0; p < 8; ++p) buffer.load<kChunks / 2>(first + uint32_t(p) * step, staged.lines[p]);
     }
     advance();
   }
@@ -117,16 +117,6 @@ struct WmmaTile {
       const int at = row + (IS_K_MAJOR ? i * (NUM_THREADS / 4) : i);
       store_shared(reinterpret_cast<Vector16*>(smem + swizzled(at, chunk)), vector);
     }
-  }
-
- private:
-  // Half `half` of both words, `even` first.
-  static TILEDMM_DEVICE uint32_t pair_of(uint32_t even, uint32_t odd, int half) {
-#if defined(__HIP_DEVICE_COMPILE__)
-    return __builtin_amdgcn_perm(odd, even, half ? 0x07060302 : 0x05040100);
-#else
-    return half ? even >> 16 | (odd & 0xffff0000) : (even & 0xffff) | odd << 16;
-#endif
   }
 };
 

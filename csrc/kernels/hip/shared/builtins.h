@@ -1,5 +1,4 @@
-// A window of global memory whose loads the hardware bounds: what lies beyond its end is read as zero, dword by dword,
-// and costs no instruction. (LLVM, IntrinsicsAMDGPU.td: raw.buffer.load. Only the offset of the lane is bounded.)
+// What the kernels for AMD's chips need of clang's builtins beyond platform/.
 #pragma once
 
 #include "platform/gpu.h"
@@ -7,13 +6,15 @@
 namespace tiledmm::gpu {
 namespace {
 
-// Of one kind for all lanes of a warp. Loads take 4, 8 or 16 bytes at a multiple of 4, `offset` bytes from its start.
+// A window of global memory, the same for all lanes of a warp, whose loads the hardware bounds: what lies beyond its
+// end is read as zero, word by word of 4 bytes, and costs no instruction. Loads take 4, 8 or 16 bytes at a multiple of
+// 4, `offset` bytes from its start. (LLVM, IntrinsicsAMDGPU.td, raw.buffer.load: the lane's offset is what is bounded.)
 struct Buffer {
   const void* base;
   uint32_t num_bytes;
 
   template <int WORDS>
-  TILEDMM_DEVICE void load([[maybe_unused]] uint32_t offset, [[maybe_unused]] uint32_t (&words)[WORDS]) const {
+  TILEDMM_DEVICE void load([[maybe_unused]] uint32_t offset, [[maybe_unused]] uint32_t* words) const {
     static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "what one instruction takes");
 #if defined(__HIP_DEVICE_COMPILE__)
 #if defined(__gfx1100__) || defined(__gfx1200__) || defined(__gfx1201__)
@@ -34,6 +35,22 @@ struct Buffer {
 #endif
   }
 };
+
+// The compiler moves nothing across.
+[[maybe_unused]] TILEDMM_DEVICE void keep_order() {
+#if defined(__HIP_DEVICE_COMPILE__)
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// Half `half` of both words, of 16 bits each, `even` first.
+[[maybe_unused]] TILEDMM_DEVICE uint32_t pair_of(uint32_t even, uint32_t odd, int half) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return __builtin_amdgcn_perm(odd, even, half ? 0x07060302 : 0x05040100);
+#else
+  return half ? even >> 16 | (odd & 0xffff0000) : (even & 0xffff) | odd << 16;
+#endif
+}
 
 }  // namespace
 }  // namespace tiledmm::gpu

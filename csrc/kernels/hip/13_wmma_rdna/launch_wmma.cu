@@ -1,6 +1,7 @@
 // Host side of rung 13: which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
 #include "kernels/hip/13_wmma_rdna/launch_tile.h"
+#include "kernels/hip/shared/single_rows.h"
 
 namespace tiledmm::gpu {
 
@@ -8,12 +9,8 @@ Status launch_wmma_rdna(const FoldedProblem& given, const Plan& made, const Exec
   const WmmaPlan& plan = made.as<WmmaPlan>();
   const WmmaShape& shape = kWmmaShapes[plan.shape];
   FoldedProblem problem = given;
-  GemmProblem& p = problem.gemm;
-  // The stride of a single row means nothing, and need not be aligned.
-  if (p.m == 1 && p.stride_ak == 1) p.stride_am = 0;
-  if (p.n == 1 && p.stride_bk == 1) p.stride_bn = 0;
-  if (p.k == 1 && p.stride_am == 1) p.stride_ak = 0;
-  if (p.k == 1 && p.stride_bn == 1) p.stride_bk = 0;
+  clear_single_strides(problem.gemm);
+  const GemmProblem& p = problem.gemm;
   const bool splits = plan.num_splits > 1;
   WmmaWork work{};
   work.tiles_m = int32_t(ceil_div(p.m, shape.block_m)), work.tiles_n = int32_t(ceil_div(p.n, shape.block_n));
