@@ -58,6 +58,8 @@ def parse_operand(text: str) -> Operand:
         return Operand(text, "s", *NAMED_SGPRS[text], **flags)
     if NUMBER.match(text):
         return Operand(text, "constant", **flags)
+    if text == "src_shared_base":  # where LDS begins among flat addresses: no address of memory
+        return Operand(text, "constant")
     if text == "null":  # reads as 0; what is written there is lost
         return Operand("0", "constant")
     if text == "off":
@@ -69,6 +71,10 @@ def constant_bits(text: str, kind: str) -> int:
     """A constant as bits of an operand. Decimals are inline integers, extended by their sign; numbers with a point are
     inline constants of the operand's width, of integer operands as well; hexadecimals are literals of 32 bits."""
     size = int(kind[1:])
+    if text == "src_shared_base":
+        if size != 64:
+            raise UnknownInstruction(f"{text} of {size} bits")
+        return 1 << 48
     if "." in text or "e" in text and not text.startswith("0x"):
         dtype, bits = {16: (F16, U16), 32: (F32, U32), 64: (F64, U64)}[size]
         return int(np.array([text], F64).astype(dtype).view(bits)[0])

@@ -1,7 +1,7 @@
 """What the instructions of AMD's CDNA2 to 4 (gfx90a, gfx942, gfx950) compute, as tables: mnemonic -> small function.
 
-Meanings follow, unless said otherwise, AMD's "Instinct MI300 (CDNA3) Instruction Set Architecture". What RDNA has beside
-them is in rdna.py. interpreter.py finds the operands and stores the results under EXEC.
+Meanings follow, unless said otherwise, AMD's "Instinct MI300 (CDNA3) Instruction Set Architecture". What RDNA has
+beside them is in rdna.py. interpreter.py finds the operands and stores the results under EXEC.
 
 Vector functions take numpy arrays of one element for each lane (packed ones: lane x 2), or of one for all, and know
 nothing of registers. Scalar functions take Python integers.
@@ -135,6 +135,13 @@ def towards_zero_f16(x):
     half = x.astype(F16)
     is_too_big = np.isfinite(x) & (abs(half.astype(F64)) > abs(x.astype(F64)))
     return half.view(U16) - is_too_big.astype(U16)
+
+
+def nearest_bf16(x):
+    """Bits of bfloat16, ties to even."""
+    word = x.view(U32)
+    rounded = (word.astype(U64) + U64(0x7FFF) + ((word >> U32(16)) & U32(1))) >> U64(16)
+    return np.where(np.isnan(x), (word >> U32(16)) | U32(0x40), rounded).astype(U32)
 
 
 def class_mask(x, mask):
@@ -282,9 +289,9 @@ def mad_wide(dtype, wide):
 
 # ---- Vector instructions: name -> (types of destinations, types of sources, function)
 # Types: u32 and so on are dtypes; f16, u16, i16 are the low half of a register, which as destination clears the high
-# one (not on RDNA); mask is an SGPR or a pair, one bit for each lane; "dst" reads the destination; "vcc" is read without
-# being named in the text; lane is the lane's number; pk_ are two elements for each lane, chosen by op_sel; mix is fp32 or half a register of fp16 (v_fma_mix),
-# half is half a register, the other one kept.
+# one (not on RDNA); mask is an SGPR or a pair, one bit for each lane; "dst" reads the destination; "vcc" is read
+# without being named in the text; lane is the lane's number; pk_ are two elements for each lane, chosen by op_sel; mix
+# is fp32 or half a register of fp16 (v_fma_mix), half is half a register, the other one kept.
 VALU = {}
 
 
@@ -471,6 +478,7 @@ define(
     "u32 = f32 f32",
     cvt_pkrtz_f16_f32=lambda a, b: towards_zero_f16(a).astype(U32) | towards_zero_f16(b).astype(U32) << U32(16),
 )
+define("u32 = f32 f32", cvt_pk_bf16_f32=lambda a, b: nearest_bf16(a) | nearest_bf16(b) << U32(16))
 define(
     "u32 = u16 u16",
     pack_b32_f16=lambda a, b: a.astype(U32) | b.astype(U32) << U32(16),

@@ -5,9 +5,10 @@
     a, c = memory.add("a", matrix), memory.add("c", result, writable=True)
     counts = run(code.find("copy"), grid=(2, 1, 1), block=(256, 1, 1), args=[a, c, 100], memory=memory)
 
-The code object comes from clang, the text from llvm-objdump; what an instruction computes is in instructions.py. Each
-instruction is decoded once, into a function over one set of registers, which the waves of a workgroup share in turns: a
-wave runs until a barrier or its end, then the next one does, in order or in an order drawn from a seed.
+The code object comes from clang, the text from llvm-objdump; what an instruction computes is in instructions.py and
+rdna.py, what else depends on the chip in chips.py. Each instruction is decoded once, into a function over one set of
+registers, which the waves of a workgroup share in turns: a wave runs until a barrier or its end, then the next one
+does, in order or in an order drawn from a seed.
 
 What is an error (a Fault names the kernel, the instruction, and where it matters lane and address):
  - a global access that is not wholly inside of one buffer, is not aligned, or writes to a buffer that is not writable;
@@ -18,11 +19,12 @@ What is an error (a Fault names the kernel, the instruction, and where it matter
 An instruction or a modifier without a meaning here raises UnknownInstruction when it is reached. LDS and registers hold
 garbage at the start (nan in each format), not zeros.
 
-s_waitcnt (CDNA3 ISA): each vector memory instruction counts in vmcnt, stores as well; each LDS and scalar load in
-lgkmcnt. Vector memory and LDS return in order; scalar loads and flat accesses do not, so with one outstanding only a
-count of 0 says anything (LLVM inserts waits by that rule, too). What a load brought is in its registers after the wait
-and not before. LDS is accessed as late as the waits permit; global memory at once, since the accesses of a workgroup
-pass through one cache in order.
+Counters (ISA documents): on CDNA each vector memory instruction counts in vmcnt, stores as well, each LDS and scalar
+load in lgkmcnt; RDNA3 has vscnt for stores, RDNA4 a counter for each of the four. Vector memory and LDS return in
+order; scalar loads and flat accesses do not, so with one outstanding only a count of 0 says anything (LLVM inserts
+waits by that rule, too). What a load brought is in its registers after the wait and not before. LDS is accessed as late
+as the waits permit; global memory at once, since the accesses of a workgroup pass through one cache in order. RDNA3's
+matrix instructions want the same A and B in lanes 0 to 15 and 16 to 31: that they are is checked.
 
 Not modelled: time; the wait states between instructions that the ISA demands (matrix results, s_nop); caches and other
 workgroups running at the same time; exceptions; modes other than round to nearest with denormals; scratch memory,
@@ -30,6 +32,7 @@ atomics, DPP, buffers with a stride. EXEC is honoured by v_accvgpr_read and _wri
 The layout of descriptors, initial registers, arguments: LLVM, "User Guide for AMDGPU Backend", code object V5 and V6.
 """
 
+import functools
 import re
 import struct
 from collections import Counter, deque
@@ -53,7 +56,7 @@ from assembly import (
 from chips import CHIPS
 from code_object import CodeObject, Kernel, load
 from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
-from memory import GARBAGE, Fault, Memory, SharedMemory
+from memory import COPY, GARBAGE, Fault, Memory, SharedMemory
 from rdna import renamed
 
 __all__ = [
@@ -273,8 +276,11 @@ class Machine:
 
     # -- Waits
 
-    def queue_up(self, kinds, registers: int, deliver, in_order: bool = True):
-        entry = [registers, deliver, len(kinds), in_order]
+    def queue_up(self, kinds, registers: int, deliver, in_order: bool = True, mark=None):
+        """`deliver` completes the access when it has been waited for; `mark` tells LDS of it."""
+        if mark is not None:
+            mark()
+        entry = [registers, deliver, len(kinds), in_order, mark]
         for kind in kinds:
             self.queues[kind].append(entry)
         self.pending |= registers
@@ -286,6 +292,12 @@ class Machine:
             if entry[2] == 0:
                 entry[1]()
         self.find_pending()
+
+    def mark_outstanding(self):
+        for queue in self.counters.values():
+            for entry in queue:
+                if entry[4] is not None:
+                    entry[4]()
 
     def find_pending(self):
         self.pending = 0
@@ -357,7 +369,7 @@ class Machine:
             if texts not in (["-1"], ["0xffff"]) or not self.chip.has_split_barriers:
                 raise UnknownInstruction("a barrier that is not the workgroup's")
             if name == "s_barrier_signal":
-                return lambda: self.shared.signal(self.wave_number), []
+                return self.signal_barrier, []
 
             def wait_for_others():
                 self.shared.check_signal(self.wave_number)
@@ -398,6 +410,10 @@ class Machine:
         is_zero = not condition.endswith("nz")
         operands = [self.vcc] if condition.startswith("vcc") else []
         return lambda: target if (masks[place] == 0) == is_zero else None, operands
+
+    def signal_barrier(self):
+        self.shared.signal(self.wave_number)
+        self.mark_outstanding()
 
     def special(self, name, texts, modifiers, address, index_of):
         """Instructions across lanes."""
@@ -454,8 +470,8 @@ class Machine:
         return read_first_lane, operands
 
     def permute_rows(self, is_crossed: bool, operands, modifiers):
-        """Each lane takes a value of its row of 16 lanes, or of the other row of 32; which one, say four bits of the two
-        scalars. Those of inactive lanes are not there, unless op_sel says that they may be taken or read as 0."""
+        """Each lane takes a value of its row of 16 lanes, or of the other row of 32; which one, say four bits of the
+        two scalars. Those of inactive lanes are not there, unless op_sel says that they may be taken or read as 0."""
         fetches_inactive, is_bounded = (modifiers.get("op_sel") or [0, 0])[:2]
         to, values = self.vector_view(operands[0].index, "u32"), self.view(operands[1], "u32")
         (low, i), (high, j) = self.scalar_sources(operands[2:], 32)
@@ -668,23 +684,27 @@ class Machine:
     def memory_access(self, name, texts, modifiers, address, index_of):
         if match := re.match(r"s_load_(?:dword(?:x(\d+))?|b(\d+))$", name):
             return self.scalar_load(int(match[2]) // 32 if match[2] else int(match[1] or 1), texts, modifiers)
-        if name == "global_load_lds_dword" or name == "global_load_dword" and "lds" in modifiers:
-            return self.load_to_shared(f"{name} {', '.join(texts)}", texts, modifiers)
+        line = f"{name} {', '.join(texts)}"
+        if match := re.match(r"global_load_(?:lds_)?(dword(?:x[34])?)$", name):
+            if "_lds_" in name or "lds" in modifiers:
+                return self.load_to_shared(line, isa.WIDTHS[match[1]][0], texts, modifiers)
         if match := re.match(r"buffer_(load|store)_(\w+)$", name):
             if match[2] not in isa.WIDTHS:
                 return None
+            if "lds" in modifiers:
+                return self.buffer_to_shared(line, isa.WIDTHS[match[2]][0], texts, modifiers)
             return self.buffer_access(match[1] == "store", isa.WIDTHS[match[2]], texts, modifiers)
         if match := re.match(r"(global|flat)_(load|store)_(\w+)$", name):
             if match[3] not in isa.WIDTHS:
                 return None
             return self.global_access(match[1], match[2] == "store", isa.WIDTHS[match[3]], texts, modifiers)
+        if name == "ds_read_b64_tr_b16":
+            return self.shared_access(line, False, "", isa.WIDTHS["dwordx2"], texts, modifiers, is_transposed=True)
         if match := re.match(r"ds_(read|write)(2(?:st64)?)?_(\w+)$", name):
             if match[3] not in isa.DS_WIDTHS:
                 return None
             width = isa.WIDTHS[isa.DS_WIDTHS[match[3]]]
-            return self.shared_access(
-                f"{name} {', '.join(texts)}", match[1] == "write", match[2] or "", width, texts, modifiers
-            )
+            return self.shared_access(line, match[1] == "write", match[2] or "", width, texts, modifiers)
         if name in ("ds_bpermute_b32", "ds_permute_b32"):
             return self.permute(name == "ds_bpermute_b32", texts, modifiers)
         return None
@@ -785,66 +805,117 @@ class Machine:
 
         return load, operands[1:]
 
-    def load_to_shared(self, text, texts, modifiers):
-        """Global memory straight to LDS, at M0 + offset + 4 * lane; the offset counts in both addresses."""
+    def copy_to_shared(self, text, size, offset):
+        """A function that stores what was loaded for the active lanes in LDS at M0 + offset + size * lane, later."""
+        base = self.scalar[32]
+
+        def run(values):
+            start = base[M0] if self.chip.has_wide_lds_copies else base[M0] % (1 << 16)
+            places = self.shared.places(start + offset + size * np.flatnonzero(self.lanes), size)
+            shared, wave = self.shared, self.wave_number
+
+            def deliver():
+                shared.settle(places, wave)
+                shared.data[places] = values
+
+            mark = functools.partial(shared.mark, places, wave + COPY, True, text)
+            self.queue_up(["load"], 0, deliver, mark=mark)
+
+        if size > 4 and not self.chip.has_wide_lds_copies:
+            raise UnknownInstruction(f"a copy of {size} bytes to LDS")
+        return run
+
+    def load_to_shared(self, text, size, texts, modifiers):
+        """Global memory straight to LDS; the offset counts in both addresses."""
         operands = [parse_operand(text) for text in texts]
-        offset = int(modifiers.get("offset", "0"), 0)
         rest = {name: value for name, value in modifiers.items() if name != "lds"}
-        addresses, base = self.global_addresses(operands[0], operands[1], rest), self.scalar[32]
+        addresses = self.global_addresses(operands[0], operands[1], rest)
+        copy = self.copy_to_shared(text, size, int(modifiers.get("offset", "0"), 0))
 
         def run():
-            if not self.lanes.any():
+            if self.lanes.any():
+                copy(self.memory.load(addresses(), size))
+            else:
                 self.queue_up(["load"], 0, lambda: None)
-                return
-            values = self.memory.load(addresses(), 4)
-            places = self.shared.places(base[M0] % (1 << 16) + offset + 4 * np.flatnonzero(self.lanes), 4)
-            self.queue_up(["load"], 0, lambda: self.shared.store(places, values, self.wave_number, text))
 
         return run, [*operands, parse_operand("m0")]
 
-    def buffer_access(self, is_store, width, texts, modifiers):
-        """A buffer without stride (CDNA3 ISA): what lies beyond its number of bytes is read as 0 and not stored,
-        dword by dword."""
+    def buffer_to_shared(self, text, size, texts, modifiers):
+        """What lies beyond the buffer's bytes becomes 0 in LDS."""
+        operands = [parse_operand(text) for text in texts]
+        rest = {name: value for name, value in modifiers.items() if name != "lds"}
+        fetch = self.buffer_load(size, operands, rest)
+        copy = self.copy_to_shared(text, size, int(modifiers.get("offset", "0"), 0))
+        return lambda: copy(fetch()), [*operands, parse_operand("m0")]
+
+    def buffer_accesses(self, size, operands, modifiers):
+        """A buffer without stride (CDNA3 ISA): what lies beyond its number of bytes is read as 0 and not stored, dword
+        by dword. A function: for each part of up to 4 bytes where it begins, the addresses of the active lanes, which
+        of them are in range, and which wholly out of it."""
         if set(modifiers) - CACHE_MODIFIERS - {"offset", "offen"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
-        data, place, descriptor, start = operands = [parse_operand(text) for text in texts]
-        offset, size, lanes = int(modifiers.get("offset", "0"), 0), width[0], self.lanes
+        place, descriptor, start = operands
+        offset, lanes = int(modifiers.get("offset", "0"), 0), self.lanes
         ((starts, i),) = self.scalar_sources([start], 32)
         offsets = self.view(place, "u32") if "offen" in modifiers else np.zeros(1, U32)
         words, part = self.scalar[32], min(size, 4)
-        gather, deliver = (self.registers_to_bytes, None) if is_store else (None, self.bytes_to_registers(data, width))
-        gather = gather(data, width) if gather else None
 
         def accesses():
-            """For each part of up to 4 bytes: where it begins, addresses of the active lanes, which are in range."""
             base, upper, records = (words[descriptor.index + word] for word in range(3))
             if upper >> 16:
                 raise Fault("buffers with a stride or swizzle are not modelled")
             base |= (upper & 0xFFFF) << 32
             relative = np.broadcast_to(offsets, lanes.shape)[lanes].astype(I64) + offset
             for first in range(0, size, part):
-                is_inside = relative + first + part <= records - starts[i]
-                yield first, (relative + (first + starts[i] + base)).astype(U64), is_inside
+                space = records - starts[i] - relative - first
+                yield first, (relative + (first + starts[i] + base)).astype(U64), space >= part, space <= 0
+
+        return accesses
+
+    def buffer_load(self, size, operands, modifiers):
+        """A function: what is loaded for the active lanes. Whether a dword that is partly in range is read is not
+        published, so it is garbage."""
+        accesses, lanes, part = self.buffer_accesses(size, operands, modifiers), self.lanes, min(size, 4)
+        garbage = np.array([GARBAGE], U32).view(np.uint8)
+
+        def fetch():
+            loaded = np.zeros((np.count_nonzero(lanes), size), np.uint8)
+            for first, addresses, is_inside, is_outside in accesses():
+                loaded[~is_outside, first : first + part] = garbage[:part]
+                if is_inside.any():
+                    loaded[is_inside, first : first + part] = self.memory.load(addresses[is_inside], part)
+            return loaded
+
+        return fetch
+
+    def buffer_access(self, is_store, width, texts, modifiers):
+        operands, size, lanes = [parse_operand(text) for text in texts], width[0], self.lanes
+        data = operands[0]
+        if not is_store:
+            fetch, deliver = self.buffer_load(size, operands[1:], modifiers), self.bytes_to_registers(data, width)
+
+            def load():
+                self.check_destination(data.bits, "load")
+                which, loaded = np.flatnonzero(lanes), fetch()
+                self.queue_up(["load"], data.bits, lambda: deliver(which, loaded))
+
+            return load, operands[1:]
+        accesses, gather = self.buffer_accesses(size, operands[1:], modifiers), self.registers_to_bytes(data, width)
+        part = min(size, 4)
 
         def store():
             values = gather() if lanes.any() else None
-            for first, addresses, is_inside in accesses():
+            parts = list(accesses())
+            if any((~is_inside & ~is_outside).any() for *_, is_inside, is_outside in parts):
+                raise Fault("stores a dword that is partly in range")
+            for first, addresses, is_inside, _ in parts:
                 if is_inside.any():
                     self.memory.store(addresses[is_inside], values[is_inside, first : first + part])
             self.queue_up(["store"], 0, lambda: None)
 
-        def load():
-            self.check_destination(data.bits, "load")
-            which = np.flatnonzero(lanes)
-            loaded = np.zeros((len(which), size), np.uint8)
-            for first, addresses, is_inside in accesses():
-                if is_inside.any():
-                    loaded[is_inside, first : first + part] = self.memory.load(addresses[is_inside], part)
-            self.queue_up(["load"], data.bits, lambda: deliver(which, loaded))
+        return store, operands
 
-        return (store, operands) if is_store else (load, operands[1:])
-
-    def shared_access(self, text, is_store, pair, width, texts, modifiers):
+    def shared_access(self, text, is_store, pair, width, texts, modifiers, is_transposed=False):
         if set(modifiers) - {"offset", "offset0", "offset1"}:
             raise UnknownInstruction(f"modifiers {set(modifiers)}")
         operands = [parse_operand(text) for text in texts]
@@ -860,6 +931,13 @@ class Machine:
             start = np.broadcast_to(place, lanes.shape)[lanes].astype(I64)
             return [self.shared.places(start + offset, size) for offset in offsets]
 
+        def marker(where, is_store):
+            def mark():
+                for each in where:
+                    self.shared.mark(each, self.wave_number, is_store, text)
+
+            return mark
+
         if is_store:
             gathers = [self.registers_to_bytes(operand, width) for operand in operands[1:]]
 
@@ -868,9 +946,9 @@ class Machine:
 
                 def deliver():
                     for each, value in zip(where, values, strict=True):
-                        self.shared.store(each, value, self.wave_number, text)
+                        self.shared.data[each] = value
 
-                self.queue_up(["lds"], 0, deliver)
+                self.queue_up(["lds"], 0, deliver, mark=marker(where, True))
 
             return store, operands
         to = operands[0]
@@ -886,9 +964,10 @@ class Machine:
 
             def deliver():
                 for each, give in zip(where, delivers, strict=True):
-                    give(which, self.shared.load(each, self.wave_number, text))
+                    values = self.shared.data[each]
+                    give(which, transposed_in_rows(values, lanes) if is_transposed else values)
 
-            self.queue_up(["lds"], to.bits, deliver)
+            self.queue_up(["lds"], to.bits, deliver, mark=marker(where, False))
 
         return load, operands[1:]
 
@@ -924,6 +1003,7 @@ class Machine:
         self.exec_changed()
         pc, steps, current = wave.pc, 0, wave.pc
         try:
+            self.mark_outstanding()
             while steps < limit:
                 current = pc
                 uses, execute = code[pc]
@@ -960,6 +1040,15 @@ class Machine:
                     raise Fault(f"{text}: " + register_names(self.pending & instruction.uses))
                 instruction.run()
         return self
+
+
+def transposed_in_rows(values: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """ds_read_b64_tr_b16 (CDNA4 ISA): in each row of 16 lanes, element e of lane i is element i % 4 of lane
+    4 e + i / 4. The layout as measured on gfx950: ROCm/rocm-systems, pull request 10175."""
+    if not lanes.all():
+        raise Fault("a transposing read with inactive lanes")
+    rows = values.view(U16).reshape(-1, 4, 4, 4)  # row, lane / 4, lane % 4, element
+    return np.ascontiguousarray(rows.transpose(0, 2, 3, 1)).reshape(-1, 4).view(np.uint8)
 
 
 def select(selection: str, kind: str, is_signed: bool):

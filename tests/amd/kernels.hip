@@ -19,9 +19,9 @@ DEVICE const unsigned* hidden() {
   return (const unsigned*)(const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr();
 }
 DEVICE void barrier() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 DEVICE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -135,6 +135,7 @@ KERNEL(256) register_tiled(Problem problem) {
   }
 }
 
+#if !defined(__GFX11__) && !defined(__GFX12__)
 // Matrix instructions through LDS: four waves, 16 rows each of a 64 x 16 block; B lies transposed in LDS.
 template <class T, class Frag, class Acc, int K, class Multiply>
 DEVICE void mfma_of(const Problem& problem, Multiply multiply) {
@@ -207,6 +208,66 @@ KERNEL(64) mfma_f16_32x32(Problem problem) {
   }
 }
 
+#else  // RDNA
+using f16x8 = _Float16 __attribute__((ext_vector_type(8)));
+using s16x8 = short __attribute__((ext_vector_type(8)));
+using f16x16 = _Float16 __attribute__((ext_vector_type(16)));
+using s16x16 = short __attribute__((ext_vector_type(16)));
+using f32x8 = float __attribute__((ext_vector_type(8)));
+
+// The same with four waves of 32 lanes. RDNA3 wants A and B in both halves of the lanes, RDNA4 half of k in each.
+template <class T, class Frag, class Multiply>
+DEVICE void wmma_of(const Problem& problem, Multiply multiply) {
+  constexpr int kPerLane = sizeof(Frag) / sizeof(T), kGroups = 16 / kPerLane;
+  SHARED __attribute__((aligned(16))) T tile_a[64][24], tile_b[16][24];
+  const auto* a = (const T*)problem.a;
+  const auto* b = (const T*)problem.b;
+  const int warp = thread() / 32, lane = thread() % 32;
+  const long row = 64l * block_y(), col = 16l * block_x();
+  f32x8 acc = {};
+  for (long k = 0; k < problem.k; k += 16) {
+    for (int idx = thread(); idx < 64 * 16; idx += 128) {
+      const int i = idx / 16, p = idx % 16;
+      tile_a[i][p] = row + i < problem.m && k + p < problem.k ? a[(row + i) * problem.k + k + p] : T(0);
+    }
+    for (int idx = thread(); idx < 16 * 16; idx += 128) {
+      const int j = idx % 16, p = idx / 16;
+      tile_b[j][p] = col + j < problem.n && k + p < problem.k ? b[(k + p) * problem.n + col + j] : T(0);
+    }
+    barrier();
+    const int p = kPerLane * (lane / 16 % kGroups);
+    const Frag frag_a = *(const Frag*)&tile_a[16 * warp + lane % 16][p], frag_b = *(const Frag*)&tile_b[lane % 16][p];
+    acc = multiply(frag_a, frag_b, acc);
+    barrier();
+  }
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const int i = kGroups == 1 ? 2 * e + lane / 16 : 8 * (lane / 16) + e;
+    const long to_row = row + 16 * warp + i, to_col = col + lane % 16;
+    if (to_row < problem.m && to_col < problem.n) ((T*)problem.c)[to_row * problem.n + to_col] = T(acc[e]);
+  }
+}
+#if defined(__GFX12__)
+KERNEL(128) wmma_f16(Problem problem) {
+  wmma_of<_Float16, f16x8>(
+      problem, [](f16x8 a, f16x8 b, f32x8 c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c); });
+}
+KERNEL(128) wmma_bf16(Problem problem) {
+  wmma_of<__bf16, s16x8>(
+      problem, [](s16x8 a, s16x8 b, f32x8 c) { return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(a, b, c); });
+}
+#else
+KERNEL(128) wmma_f16(Problem problem) {
+  wmma_of<_Float16, f16x16>(
+      problem, [](f16x16 a, f16x16 b, f32x8 c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c); });
+}
+KERNEL(128) wmma_bf16(Problem problem) {
+  wmma_of<__bf16, s16x16>(
+      problem, [](s16x16 a, s16x16 b, f32x8 c) { return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c); });
+}
+#endif
+#endif
+
 // Integers and conversions of many kinds, one row of results a thread: compared with the same on the host.
 KERNEL(128) integers(const int* x, const int* y, long* to, int count) {
   const int idx = 128 * block_x() + thread();
@@ -233,25 +294,37 @@ KERNEL(128) integers(const int* x, const int* y, long* to, int count) {
   row[15] = __builtin_bit_cast(int, float(a) / (float(b) + 0.5f));
 }
 
+#if defined(__GFX11__) || defined(__GFX12__)
+constexpr int kLanes = 32, kBufferFlags = 0x31004000;
+#else
+constexpr int kLanes = 64, kBufferFlags = 0x27000;
+#endif
+
 // The sum over a wave by ds_bpermute, and the first lane's value.
 KERNEL(64) across_lanes(const int* x, int* sums, int* firsts) {
   const int value = x[64 * block_x() + thread()];
   int sum = value;
 #pragma unroll
-  for (int step = 32; step; step /= 2) sum += __builtin_amdgcn_ds_bpermute(4 * (thread() ^ step), sum);
+  for (int step = kLanes / 2; step; step /= 2) sum += __builtin_amdgcn_ds_bpermute(4 * (thread() ^ step), sum);
   sums[64 * block_x() + thread()] = sum;
   firsts[64 * block_x() + thread()] = __builtin_amdgcn_readfirstlane(value);
 }
 
-// Global memory straight to LDS, and a buffer descriptor with its range check: each block reverses its part of x.
+// Global memory straight to LDS where the chip can, and a buffer descriptor with its range check: each block reverses
+// its part of x.
 using global_word = __attribute__((address_space(1))) int;
 using shared_word = __attribute__((address_space(3))) int;
 KERNEL(256) reverse(int* x, int* to, int count) {
   SHARED int tile[256];
   const int idx = 256 * block_x() + thread();
+#if defined(__GFX11__) || defined(__GFX12__)
+  tile[thread()] = x[idx];
+#else
   __builtin_amdgcn_global_load_lds((global_word*)(x + idx), (shared_word*)&tile[thread() / 64 * 64], 4, 0, 0);
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");  // waits for vmcnt, too
+#endif
   barrier();
-  const auto buffer = __builtin_amdgcn_make_buffer_rsrc(to, 0, 4 * count, 0x27000);
+  const auto buffer = __builtin_amdgcn_make_buffer_rsrc(to, 0, 4 * count, kBufferFlags);
   const int old = __builtin_amdgcn_raw_buffer_load_b32(buffer, 4 * idx, 0, 0);
   __builtin_amdgcn_raw_buffer_store_b32(1000 * old + tile[255 - thread()], buffer, 4 * idx, 0, 0);
 }

@@ -59,14 +59,21 @@ class Memory:
         data[offsets[:, None] + np.arange(values.shape[1])] = values
 
 
+COPY = 32  # the copies of wave w from global memory to LDS are agent COPY + w
+
+
 class SharedMemory:
-    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier. What a wave does
-    between its signal and its wait for the others counts on both sides of the barrier."""
+    """The LDS of one workgroup, and which waves (bits) read and wrote each byte since the last barrier.
+
+    An access that is outstanding may happen at any time until it is waited for: it is marked when it is issued and
+    again after each barrier that it outlasts. What a wave does between its signal and its wait for the others counts on
+    both sides of the barrier. A copy from global memory is its wave's own access only when it has been waited for.
+    """
 
     def __init__(self, size: int):
         self.data = np.full(-(-size // 4), GARBAGE, U32).view(np.uint8)[:size]
-        self.readers, self.writers = np.zeros(size, U32), np.zeros(size, U32)
-        self.next_readers, self.next_writers = np.zeros(size, U32), np.zeros(size, U32)
+        self.readers, self.writers = np.zeros(size, U64), np.zeros(size, U64)
+        self.next_readers, self.next_writers = np.zeros(size, U64), np.zeros(size, U64)
         self.signals = 0  # one bit for each wave
 
     def signal(self, wave: int):
@@ -94,18 +101,24 @@ class SharedMemory:
             raise Fault(f"misaligned access to {width} bytes of LDS", int(np.argmax(addresses % alignment != 0)))
         return addresses[:, None] + np.arange(width)
 
-    def load(self, places: np.ndarray, wave: int, text: str = "load") -> np.ndarray:
-        if (self.writers[places] & U32(~(1 << wave) & 0xFFFFFFFF)).any():
-            raise Fault(f"race: {text} reads LDS that another wave wrote since the last barrier")
-        self.readers[places] |= U32(1 << wave)
-        if self.signals >> wave & 1:
-            self.next_readers[places] |= U32(1 << wave)
-        return self.data[places]
-
-    def store(self, places: np.ndarray, values: np.ndarray, wave: int, text: str = "store"):
-        if ((self.writers[places] | self.readers[places]) & U32(~(1 << wave) & 0xFFFFFFFF)).any():
+    def mark(self, places: np.ndarray, agent: int, is_store: bool, text: str = "an access"):
+        own = 1 << agent | (1 << agent - COPY if agent >= COPY else 0)
+        others = self.writers[places] & U64(~own & (1 << 64) - 1)
+        if others.any():
+            if not is_store and int(np.bitwise_or.reduce(others, axis=None)) == 1 << agent + COPY:
+                raise Fault(f"{text} reads LDS that a copy is outstanding for")
+            verb = "writes LDS that another wave used" if is_store else "reads LDS that another wave wrote"
+            raise Fault(f"race: {text} {verb} since the last barrier")
+        if is_store and (self.readers[places] & U64(~own & (1 << 64) - 1)).any():
             raise Fault(f"race: {text} writes LDS that another wave used since the last barrier")
-        self.writers[places] |= U32(1 << wave)
-        if self.signals >> wave & 1:
-            self.next_writers[places] |= U32(1 << wave)
-        self.data[places] = values
+        marks, next_marks = (self.writers, self.next_writers) if is_store else (self.readers, self.next_readers)
+        marks[places] |= U64(1 << agent)
+        if self.signals >> agent % COPY & 1:
+            next_marks[places] |= U64(1 << agent)
+
+    def settle(self, places: np.ndarray, wave: int):
+        """A copy has been waited for."""
+        copy = U64(1 << wave + COPY)
+        for marks in (self.writers, self.next_writers):
+            old = marks[places]
+            marks[places] = np.where(old & copy != 0, old & ~copy | U64(1 << wave), old)

@@ -74,6 +74,8 @@ def kernel_of(code, rung: str, dtype: str):
 CASES = [("gfx942", rung, "fp32") for rung in RUNGS]
 CASES += [("gfx942", rung, dtype) for rung, dtype in (("01", "fp16"), ("06", "fp16"), ("08", "fp16"), ("08", "fp64"))]
 CASES += [(arch, rung, dtype) for arch in RDNA for rung, dtype in (("04", "fp32"), ("04", "fp64"), ("08", "fp16"))]
+CASES += [(arch, rung, "fp32") for arch in ("gfx90a", "gfx950") for rung in ("04", "08")]
+CASES += [("gfx90a", "08", "fp64"), ("gfx950", "08", "fp16")]
 
 
 @pytest.mark.parametrize("seed", [None, 1])
