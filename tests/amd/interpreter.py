@@ -390,7 +390,9 @@ class Machine:
             return lambda: self.wait(counts), []
         if name == "s_waitcnt_vscnt" or re.match(r"s_wait_((load|store|ds|km|expc?)cnt_?)+$", name):
             names = ["vscnt"] if name == "s_waitcnt_vscnt" else re.findall(r"(?:load|store|ds|km)cnt", name)
-            named = {each: int(texts[-1], 0) for each in names}
+            value = int(texts[-1], 0)
+            # Two counters in one: dscnt has bits 0 to 5, the other one 8 to 13 (RDNA4 ISA, "SOPP Instructions").
+            named = dict(zip(names, (value >> 8, value & 63), strict=True)) if len(names) == 2 else {names[0]: value}
             if set(named) - set(self.counters):
                 raise UnknownInstruction(f"counters {set(named)}")
             return lambda: self.wait(named), []
