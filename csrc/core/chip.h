@@ -27,6 +27,7 @@ struct Chip {
   double simt_tflops[kNumDTypes];  // by DType; 16-bit types in fp32
   double mma_tflops[kNumDTypes];   // 0: no matrix instruction
   bool is_mma_fp32_tf32;           // the matrix instruction for fp32 rounds to tf32
+  int32_t cus_per_die = 0;         // GPU of several dies with a second-level cache each; 0: it is one
 };
 
 }  // namespace tiledmm

@@ -1,0 +1,127 @@
+// The block tiles of the mfma kernel, as plain data, and the pure function that chooses one. They share out work; none
+// of them changes a bit of the result: the order of summation is the same for all.
+#pragma once
+
+#include <initializer_list>
+
+#include "core/chip.h"
+#include "core/math.h"
+#include "core/operand.h"
+#include "core/problem.h"
+#include "core/summation.h"
+
+namespace tiledmm {
+
+struct MfmaShape {
+  int block;  // rows and columns of a tile
+  int warps_m, warps_n, blocks_per_cu;
+  // Share of the peak rate of a CU with blocks_per_cu blocks, and of one with a single block; in 16 bits, and in fp32
+  // and fp64, whose matrix instructions take longer for the same bytes.
+  double busy_16, alone_16, busy, alone;
+};
+
+// Rates: in 16 bits the large tile is HipKittens' at 8192 on an MI325X (750 of 1307 TFLOP/s, which power limits); the
+// others were chosen such that PyTorch's at 2048 and 1024 there result (336 and 80; HazyResearch/HipKittens @f09e968,
+// analysis/*.json). fp32: rocBLAS on an MI210 reaches 84 % at 8192, in fp64 60 % (rocm-libraries, issue 9453). Nobody
+// has run these kernels.
+inline constexpr MfmaShape kMfmaShapes[] = {
+    {256, 2, 4, 1, 0.58, 0.58, 0.84, 0.84},
+    {128, 2, 2, 2, 0.45, 0.30, 0.75, 0.60},
+    {64, 1, 2, 4, 0.28, 0.10, 0.60, 0.30},
+};
+inline constexpr int kNumMfmaShapes = int(sizeof kMfmaShapes / sizeof *kMfmaShapes);
+
+// A tile is staged 128 bytes of k at a time.
+inline constexpr int kMfmaRowBytes = 128;
+constexpr int mfma_block_k(DType dtype) { return kMfmaRowBytes / int(size_of(dtype)); }
+
+// The sums of the large tile in fp64 would fill all registers.
+constexpr bool has_mfma_shape(DType dtype, int shape) { return dtype != DType::f64 || shape > 0; }
+// Whether registers hold a total beside the sums of a chunk.
+constexpr bool sums_mfma_chunks(DType dtype, int shape) { return shape > (dtype == DType::f64 ? 1 : 0); }
+
+// The rule of 16 bits for every dtype: the instructions keep as many sums whatever they multiply.
+inline int64_t mfma_chunk_k(const FoldedProblem& problem) {
+  return mma_chunk_k(problem.asked_n, problem.gemm.k, false);
+}
+
+// Sums of chunks wait in memory up to so many bytes; beyond, the tiles that sum one chunk after the other are left.
+inline constexpr int64_t kMaxMfmaPartialBytes = 256 << 20;
+// Offsets within a tile have 32 bits.
+inline constexpr int64_t kMaxMfmaTileBytes = int64_t(1) << 31;
+
+// Bytes from the first element of an operand's largest tile to its last one.
+inline double tile_span(const OperandView& view, DType dtype) {
+  return double(size_of(dtype)) * (double(kMfmaShapes[0].block - 1) * double(view.stride_row) +
+                                   double(mfma_block_k(dtype)) * double(view.stride_k));
+}
+
+// How an operand's whole k tiles are copied.
+struct MfmaCopies {
+  bool is_wide;      // 16 bytes at a time; else element by element
+  bool leaves_last;  // wide ones would break the last element of the last row: the last k tile goes element by element
+};
+inline MfmaCopies mfma_copies(const OperandView& view, const FoldedProblem& problem) {
+  const bool ends_within_word = !is_k_major(view) && size_of(problem.gemm.dtype) == 2 && view.rows % 2 != 0;
+  const bool is_wide = copy_width(view, problem) >= 4 && (!ends_within_word || view.stride_k > view.rows);
+  return {is_wide, ends_within_word};
+}
+
+struct MfmaPlan {
+  int32_t shape, num_dies;
+  int64_t num_splits, chunk_k;  // of k; blocks that compute chunks of one tile side by side
+  bool is_wide, leaves_last;    // of both operands
+};
+
+// The predicted time in microseconds: CUs take blocks_per_cu blocks at a time, in rounds; memory is busy beside them.
+inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProblem& problem, const Chip& chip,
+                      bool is_wide) {
+  const GemmProblem& p = problem.gemm;
+  // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
+  constexpr double kStartUs = 5.8, kBandwidth = 0.69;
+  constexpr double kElementByElement = 6;  // a guess: eight loads for one
+  const bool is_16_bit = size_of(p.dtype) == 2;
+  const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size * splits;
+  const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
+  const int64_t left = ceil_div(blocks - rounds * at_once, chip.num_cus);  // of a CU in the last round
+  const double busy = is_16_bit ? shape.busy_16 : shape.busy, alone = is_16_bit ? shape.alone_16 : shape.alone;
+  const double steps = double(ceil_div(ceil_div(p.k, splits), mfma_block_k(p.dtype)));
+  const double rate = chip.mma_tflops[int(p.dtype)] * 1e6 / chip.num_cus;
+  const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype) * steps / rate;
+  double multiply = double(rounds * shape.blocks_per_cu) * block_us / busy;
+  if (left > 0) multiply += block_us * (double(left) / busy > 1 / alone ? double(left) / busy : 1 / alone);
+  if (!is_wide) multiply *= kElementByElement;
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
+  const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
+  const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype)) / per_us;
+  const double sums = splits > 1 ? kStartUs + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
+  return kStartUs + (multiply > move ? multiply : move) + sums;
+}
+
+// The fastest tile.
+inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
+  const GemmProblem& p = problem.gemm;
+  const MfmaCopies a = mfma_copies(view_a(p), problem), b = mfma_copies(view_b(p), problem);
+  MfmaPlan plan{};
+  plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
+  plan.chunk_k = mfma_chunk_k(problem);
+  plan.is_wide = a.is_wide && b.is_wide, plan.leaves_last = a.leaves_last || b.leaves_last;
+  const int64_t chunks = max_of(1, ceil_div(p.k, plan.chunk_k));
+  const double partial_bytes =
+      double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype == DType::f64 ? 8 : 4);
+  const bool do_partials_fit = partial_bytes <= double(kMaxMfmaPartialBytes);
+  bool is_first = true;
+  for (int shape = 0; shape < kNumMfmaShapes; ++shape) {
+    if (!has_mfma_shape(p.dtype, shape)) continue;
+    for (const int64_t splits : {int64_t(1), chunks}) {
+      if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype, shape) : !do_partials_fit) continue;
+      const double us = mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.is_wide);
+      if (!is_first && us >= cost_us) continue;
+      is_first = false;
+      cost_us = us, plan.shape = shape, plan.num_splits = splits;
+    }
+  }
+  return plan;
+}
+
+}  // namespace tiledmm

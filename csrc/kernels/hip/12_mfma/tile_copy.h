@@ -1,0 +1,127 @@
+// Moves block tiles of the mfma kernel: global memory -> registers -> shared memory.
+//
+// In shared memory a row of a tile is 128 bytes along k, whatever the operand's layout: eight chunks of 16 bytes, of
+// which chunk c is at place c XOR (row % 8). Neither the copies nor the fragments' loads have bank conflicts then.
+#pragma once
+
+#include "kernels/hip/12_mfma/plan.h"
+#include "platform/block_tile.h"
+#include "platform/cdna.h"
+
+#if defined(TILEDMM_IS_CDNA)
+
+namespace tiledmm::gpu {
+namespace {
+
+// Byte of a tile in shared memory.
+TILEDMM_DEVICE int place_of(int row, int chunk) { return row * kMfmaRowBytes + (chunk ^ (row % 8)) * 16; }
+
+// One thread's part of an operand's block tiles: four chunks of each.
+template <class T, int BLOCK, int THREADS, bool IS_K_MAJOR>
+struct TileCopy {
+  static constexpr int kSize = int(sizeof(T)), kElements = 16 / kSize, kBlockK = kMfmaRowBytes / kSize;
+  static constexpr int kChunks = BLOCK * 8 / THREADS;
+  // mn-major chunks lie across the rows of shared memory: a thread has this many in a row along k, and turns them.
+  static constexpr int kTurned = kSize == 8 ? 2 : 4;
+  static constexpr int kPlaces = kBlockK / kTurned;  // of such groups, along k
+  static_assert(kChunks == 4, "a thread has whole groups");
+
+  const char* tile;               // the first byte of the tile that load() reads
+  uint32_t stride_row, stride_k;  // in bytes
+  int rows;                       // inside of the operand
+  uint32_t num_bytes;             // from the tile's first to its last one
+  uint32_t offsets[kChunks];      // in the tile
+  int to;                         // in shared memory
+  Vector16 staged[kChunks];
+
+  // The tiles of `operand` from its element (row, k) on.
+  TILEDMM_DEVICE TileCopy(const Operand<T>& operand, int64_t row, int64_t k)
+      : tile(reinterpret_cast<const char*>(operand.base + row * operand.stride_mn + k * operand.stride_k)),
+        stride_row(uint32_t(operand.stride_mn) * kSize),
+        stride_k(uint32_t(operand.stride_k) * kSize),
+        rows(int(min_of(operand.size_mn - row, BLOCK))) {
+    const int thread = thread_idx();
+    if constexpr (IS_K_MAJOR) {
+      num_bytes = uint32_t(rows - 1) * stride_row + kMfmaRowBytes;
+      to = place_of(thread / 8, thread % 8);
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+        offsets[i] = uint32_t(thread / 8 + i * (THREADS / 8)) * stride_row + uint32_t(thread % 8) * 16;
+      }
+    } else {
+      num_bytes = uint32_t(round_up(int64_t(kBlockK - 1) * stride_k + rows * kSize, 4));
+      const int place = thread % kPlaces, row_of_chunks = thread / kPlaces * kElements;
+      to = place_of(row_of_chunks, place * kTurned * kSize / 16) + place * kTurned * kSize % 16;
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+        offsets[i] = uint32_t(place * kTurned + i % kTurned) * stride_k +
+                     uint32_t(row_of_chunks + i / kTurned * kStepRows) * kSize;
+      }
+    }
+  }
+
+  // Reads a whole tile, 16 bytes at a time, and steps to the next one.
+  TILEDMM_DEVICE void load() {
+    const Buffer buffer = make_buffer(tile, num_bytes);
+    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) staged[i] = load_vector(buffer, offsets[i]);
+    tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;
+  }
+  TILEDMM_DEVICE void store(char* smem) const {
+    if constexpr (IS_K_MAJOR) {
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+        store_shared(reinterpret_cast<Vector16*>(smem + to + i * (THREADS / 8) * kMfmaRowBytes), staged[i]);
+      }
+    } else {
+      TILEDMM_UNROLL for (int group = 0; group < kChunks / kTurned; ++group) {
+        TILEDMM_UNROLL for (int row = 0; row < kElements; ++row) {
+          char* place = smem + (to ^ row * 16) + (group * kStepRows + row) * kMfmaRowBytes;
+          store_turned(staged + group * kTurned, row, place);
+        }
+      }
+    }
+  }
+
+  // Copies the tile of which `left_k` are inside, element by element, zeros beyond, and steps to the next one.
+  TILEDMM_DEVICE void copy_elements(int left_k, char* smem) {
+    left_k = left_k < kBlockK ? left_k : kBlockK;
+    const Buffer buffer = make_buffer(tile, uint32_t(rows - 1) * stride_row + uint32_t(left_k - 1) * stride_k + kSize);
+    // opaque: else offsets are computed ahead of the main loop, and kept throughout.
+    TILEDMM_NO_UNROLL for (int idx = opaque(thread_idx()); idx < BLOCK * 8; idx += THREADS) {
+      const int row = IS_K_MAJOR ? idx / 8 : idx % BLOCK, chunk = IS_K_MAJOR ? idx % 8 : idx / BLOCK;
+      Chunk<T> elements;
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
+        const int k = chunk * kElements + e;
+        const uint32_t offset = uint32_t(row) * stride_row + uint32_t(k) * stride_k;
+        elements.elements[e] = load_element<T>(buffer, row < rows && k < left_k ? offset : kOutside);
+      }
+      store_shared(reinterpret_cast<Vector16*>(smem + place_of(row, chunk)), elements.vector);
+    }
+    tile += int64_t(kBlockK) * stride_k;
+  }
+
+ private:
+  static constexpr int kStepRows = THREADS / kPlaces * kElements;  // from one group of a thread to its next
+
+  // Element `row` of each of kTurned chunks, side by side.
+  static TILEDMM_DEVICE void store_turned(const Vector16* chunks, int row, char* to) {
+    struct alignas(kTurned * kSize) Turned {
+      uint32_t words[kTurned * kSize / 4];
+    } turned;
+    if constexpr (kSize == 2) {
+      TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
+        const uint32_t first = chunks[2 * w].words[row / 2], second = chunks[2 * w + 1].words[row / 2];
+        turned.words[w] = row % 2 ? pair_up<1>(first, second) : pair_up<0>(first, second);
+      }
+    } else {
+      constexpr int kWords = kSize / 4;
+      TILEDMM_UNROLL for (int i = 0; i < kTurned; ++i) {
+        TILEDMM_UNROLL for (int w = 0; w < kWords; ++w) turned.words[i * kWords + w] =
+            chunks[i].words[row * kWords + w];
+      }
+    }
+    store_shared(reinterpret_cast<Turned*>(to), turned);
+  }
+};
+
+}  // namespace
+}  // namespace tiledmm::gpu
+
+#endif

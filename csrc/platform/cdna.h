@@ -1,0 +1,67 @@
+// What AMD's CDNA chips (gfx90a, gfx942, gfx950) have beyond gpu.h: loads whose bounds the hardware checks, and a say
+// in the order of instructions. One builtin of clang, one function. Elsewhere TILEDMM_IS_CDNA is not defined.
+//
+// Sources: AMD, "Instinct MI300 (CDNA3) Instruction Set Architecture", s_waitcnt, s_setprio, "Memory Buffer
+// Instructions"; LLVM, "User Guide for AMDGPU Backend".
+#pragma once
+
+#include "platform/gpu.h"
+
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define TILEDMM_IS_CDNA
+
+namespace tiledmm::gpu {
+
+using Buffer = __amdgpu_buffer_rsrc_t;
+
+// Memory of `num_bytes` from `base` on, which all lanes have in common. A load from beyond its end reads zeros, word by
+// word of four bytes (elements of two are a word of their own), and touches no memory.
+TILEDMM_DEVICE Buffer make_buffer(const void* base, uint32_t num_bytes) {
+  constexpr int kRawWords = 0x27000;  // four bytes an element, no stride
+  return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, int(num_bytes), kRawWords);
+}
+inline constexpr uint32_t kOutside = ~0u;  // an offset beyond the end of every buffer
+
+// 16 bytes, at a multiple of 4.
+TILEDMM_DEVICE Vector16 load_vector(Buffer buffer, uint32_t offset) {
+  return __builtin_bit_cast(Vector16, __builtin_amdgcn_raw_buffer_load_b128(buffer, int(offset), 0, 0));
+}
+template <class T>
+TILEDMM_DEVICE T load_element(Buffer buffer, uint32_t offset) {
+  if constexpr (sizeof(T) == 2) {
+    return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(buffer, int(offset), 0, 0));
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b32(buffer, int(offset), 0, 0));
+  } else {
+    return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b64(buffer, int(offset), 0, 0));
+  }
+}
+
+// Elements 0 of two pairs of 16 bits as a pair, or elements 1.
+template <int ELEMENT>
+TILEDMM_DEVICE uint32_t pair_up(uint32_t first, uint32_t second) {
+  return __builtin_amdgcn_perm(second, first, ELEMENT == 0 ? 0x05040100 : 0x07060302);
+}
+
+// ---- The order of instructions
+// The compiler moves none across.
+TILEDMM_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
+// What this warp asked of shared memory is done.
+TILEDMM_DEVICE void wait_for_shared() { __builtin_amdgcn_s_waitcnt(0xc07f); }
+// Of two warps of a SIMD that can go on, the one of higher priority does.
+template <int PRIORITY>
+TILEDMM_DEVICE void set_priority() {
+  __builtin_amdgcn_s_setprio(PRIORITY);
+}
+// The warps of a block meet, whatever they have outstanding: keeps them in step, and hands nothing over.
+TILEDMM_DEVICE void phase_barrier() {
+  schedule_barrier();
+  __builtin_amdgcn_s_barrier();
+  schedule_barrier();
+}
+// A number that all lanes have in common, known to the compiler as such.
+TILEDMM_DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
+}  // namespace tiledmm::gpu
+
+#endif
