@@ -4,14 +4,20 @@ Operands lie in buffers that end with their last element. What is between their 
 """
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
-from interpreter import Memory
+from interpreter import Fault, Memory, load
 
 from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
 from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import gpu_objects  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -110,3 +116,48 @@ class Product:
         result = self.result()
         for i in range(self.batch):
             assert_close(result[i], expect_linear(self.a[i], self.b[i], self.bias, self.activation))
+
+
+# ---- Mutants
+
+
+def compile_mutant(folder: Path, arch: str, header: str, kernel: str, file: str, old: str, new: str) -> Path:
+    """The code object of one kernel of `header`, with `old` in place of `new` in a file of csrc."""
+    text = (gpu_objects.CSRC / file).read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times {old}"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(text.replace(old, new))
+    source = folder / "mutant.cu"
+    kept = f"const void* const kept = (const void*)&{kernel};"
+    source.write_text(f'#include "{header}"\nnamespace tiledmm::gpu {{\n{kept}\n}}\n')
+    command = [*gpu_objects.hip_command("clang++-22", [arch], standalone=True), "-w", "--cuda-device-only"]
+    command += ["--no-gpu-bundle-output", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-c", source, "-o", folder / "code"]
+    subprocess.run(command, check=True, timeout=120)
+    return folder / "code"
+
+
+def is_wrong(multiply, compiled, arch: str, sizes: tuple, product: dict, how: dict) -> bool:
+    """Whether the interpreter or the reference finds a mistake in a product, in one of a few orders of the waves."""
+    for seed in range(3):
+        try:
+            one = Product(*sizes, **product)
+            multiply(compiled, arch, one, seed=seed, **how)
+            one.check()
+        except (Fault, AssertionError):
+            return True
+    return False
+
+
+def removable(lines: list, pattern) -> list[int]:
+    return [i for i, (_, text) in enumerate(lines) if pattern.match(text)]
+
+
+def without(path: Path, kernel_name: str, index: int):
+    """The code object at `path` with a line of one kernel that does nothing."""
+
+    def edit(name, lines):
+        if name != kernel_name:
+            return lines
+        return [(at, "s_nop 0" if i == index else text) for i, (at, text) in enumerate(lines)]
+
+    return load(path, edit)

@@ -159,7 +159,7 @@ wmma_rdna([[maybe_unused]] WmmaWork work, [[maybe_unused]] FoldedProblem problem
     const int chunk_tiles =
         Config::kSumsChunks ? int(min_of(ceil_div(work.chunk_k, kBlockK), num_k_tiles)) : num_k_tiles;
     for (int begin = 0; begin < num_k_tiles; begin += chunk_tiles) {
-      const int end = int(min_of(begin + chunk_tiles, num_k_tiles)), last_whole = int(min_of(end, num_whole - 1)) - 1;
+      const int end = int(min_of(begin + chunk_tiles, num_k_tiles)), last_whole = int(min_of(end, num_whole - 2)) - 1;
       int k_tile = begin;
       for (; k_tile < last_whole; k_tile += 2) multiply_pair(std::false_type{});
       for (; k_tile < end; k_tile += 2) multiply_pair(std::true_type{});

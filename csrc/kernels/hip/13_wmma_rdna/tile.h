@@ -60,10 +60,16 @@ struct WmmaTile {
     const int64_t size =
         IS_K_MAJOR ? (left_mn - 1) * operand.stride_mn + inside_k : (inside_k - 1) * operand.stride_k + left_mn;
     const Buffer buffer{next, inside_k > 0 ? uint32_t(size) * 2 : 0};
+    // Opaque: offsets of the last tiles would take registers in the main loop, too.
+    const uint32_t first = MAY_BE_LAST ? opaque(this->first) : this->first;
     if constexpr (IS_K_MAJOR) {
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) buffer.load<4>(first + uint32_t(i) * step, staged.chunks[i]);
     } else {
-      TILEDMM_UNROLL for (int p = 0; p < 8; ++p) buffer.load<kChunks / 2>(first + uint32_t(p) * step, staged.lines[p]);
+      TILEDMM_UNROLL for (int p = 0; p < 8; ++p) {
+        // One register for all lines, but where one of them may be beyond the operand's end.
+        const uint32_t line = uint32_t(p) * step;
+        buffer.load<kChunks / 2>(MAY_BE_LAST ? first + line : first, staged.lines[p], MAY_BE_LAST ? 0 : line);
+      }
     }
     advance();
   }

@@ -8,13 +8,15 @@ namespace {
 
 // A window of global memory, the same for all lanes of a warp, whose loads the hardware bounds: what lies beyond its
 // end is read as zero, word by word of 4 bytes, and costs no instruction. Loads take 4, 8 or 16 bytes at a multiple of
-// 4, `offset` bytes from its start. (LLVM, IntrinsicsAMDGPU.td, raw.buffer.load: the lane's offset is what is bounded.)
+// 4, `offset` bytes from its start; `more` bytes, the same for all lanes, may not count for the bounds (LLVM,
+// IntrinsicsAMDGPU.td, raw.buffer.load).
 struct Buffer {
   const void* base;
   uint32_t num_bytes;
 
   template <int WORDS>
-  TILEDMM_DEVICE void load([[maybe_unused]] uint32_t offset, [[maybe_unused]] uint32_t* words) const {
+  TILEDMM_DEVICE void load([[maybe_unused]] uint32_t offset, [[maybe_unused]] uint32_t* words,
+                           [[maybe_unused]] uint32_t more = 0) const {
     static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "what one instruction takes");
 #if defined(__HIP_DEVICE_COMPILE__)
 #if defined(__gfx1100__) || defined(__gfx1200__) || defined(__gfx1201__)
@@ -24,13 +26,13 @@ struct Buffer {
 #endif
     const auto resource = __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, num_bytes, kFlags);
     if constexpr (WORDS == 4) {
-      const auto loaded = __builtin_amdgcn_raw_buffer_load_b128(resource, offset, 0, 0);
+      const auto loaded = __builtin_amdgcn_raw_buffer_load_b128(resource, offset, more, 0);
       __builtin_memcpy(words, &loaded, 16);
     } else if constexpr (WORDS == 2) {
-      const auto loaded = __builtin_amdgcn_raw_buffer_load_b64(resource, offset, 0, 0);
+      const auto loaded = __builtin_amdgcn_raw_buffer_load_b64(resource, offset, more, 0);
       __builtin_memcpy(words, &loaded, 8);
     } else {
-      words[0] = __builtin_amdgcn_raw_buffer_load_b32(resource, offset, 0, 0);
+      words[0] = __builtin_amdgcn_raw_buffer_load_b32(resource, offset, more, 0);
     }
 #endif
   }
