@@ -13,12 +13,12 @@
 
 #include "kernels/cuda/10_mma_async/launch_shape.h"
 #include "kernels/cuda/10_mma_async/plan.h"
-#include "kernels/cuda/10_mma_async/strip.h"
 #include "kernels/cuda/10_mma_async/total_in_c.h"
 #include "platform/async_tile.h"
 #include "platform/chunk_sums.h"
 #include "platform/divisor.h"
 #include "platform/mma.h"
+#include "platform/strip.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -1,4 +1,4 @@
-// The end of mma_async: sums of a warp on their way from shared memory to C.
+// The end of a kernel by matrix instructions: sums of a warp on their way from shared memory to C.
 #pragma once
 
 #include "platform/gpu.h"

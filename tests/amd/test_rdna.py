@@ -1,0 +1,227 @@
+"""Rung 13, wmma_rdna: its machine code as clang compiles it for gfx1100 and gfx1201, run by the interpreter.
+
+Results are compared with the bounds of the reference; memory outside of the operands, a missing wait and a race in
+shared memory are errors of the interpreter. What decides the speed is counted: instructions of the main loop, bank
+conflicts, registers.
+
+Planted bugs that these tests caught: each barrier, one at a time; a swizzle of the loads that is not that of the stores;
+a k tile that begins too early; the end of k and of the rows taken for later ones; garbage beyond k; a total that forgets
+its chunks; a last group of tiles that is taken for a whole one.
+"""
+
+import functools
+import os
+import re
+import shutil
+import struct
+import sys
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from interpreter import load, run
+from memory import SharedMemory
+from products import Product, compile_mutant, is_wrong, removable, without
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import gpu_objects  # noqa: E402
+
+FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
+ARCHS = ("gfx1100", "gfx1201")
+LARGE, SMALL = 0, 1  # shapes, as in plan.h
+BLOCKS = {LARGE: 128, SMALL: 64}
+MANGLED = {"fp16": "4Half", "bf16": "8BFloat16"}
+
+
+@pytest.fixture(scope="module")
+def compiled(amd_object):
+    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang++-22")
+
+    @functools.cache
+    def code_of(arch: str, name: str):
+        return load(amd_object(arch, FOLDER / name)[0])
+
+    return code_of
+
+
+def multiply(compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed=None, code=None, blocks_y=None):
+    """C by the kernel's machine code, as launch_wmma.cu starts it."""
+    code = code or compiled(arch, "wmma_f16.cu" if product.dtype == "fp16" else "wmma_bf16.cu")
+    layouts = f"ELb{int(product.a_close == 'k')}ELb{int(product.b_close == 'k')}E"
+    kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
+    tiles_m, tiles_n = (ceil(size / BLOCKS[shape]) for size in (product.m, product.n))
+    chunk_k = product.problem.chunk_k
+    split_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
+    address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
+    work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, split_k if splits > 1 else product.k, chunk_k, address)
+    grid = (tiles_m * tiles_n * splits, blocks_y or product.batch, 1)
+    counts = run(kernel, grid, (128, 1, 1), product.args(work), product.memory, seed)
+    if splits > 1:
+        adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
+        outputs = product.batch * product.m * product.n
+        args = product.args(address, product.n, splits)
+        run(adder, (ceil(outputs / 128), 1, 1), (128, 1, 1), args, product.memory, seed)
+    return counts
+
+
+# Product, and how it is computed. Each case has several things at once; k of one tile, of two, and of more, whole and
+# not, since the main loop takes two.
+CASES = {
+    "large_kk": (dict(m=150, n=130, k=200, has_bias=True, activation="relu"), dict(shape=LARGE)),
+    "large_mn": (dict(m=130, n=136, k=70, a_close="m", b_close="n", pads=(6, 2, 3)), dict(shape=LARGE)),
+    "large_kn_batch": (dict(m=4, n=134, k=128, b_close="n", batch=2, c_close="m"), dict(shape=LARGE)),
+    "small_mk_chunks": (dict(m=66, n=30, k=600, a_close="m", chunk_k=256, batch=2), {}),
+    "small_kn_silu": (dict(m=30, n=70, k=34, b_close="n", has_bias=True, activation="silu", offset=2), {}),
+    "small_split": (dict(m=33, n=65, k=700, chunk_k=256, has_bias=True, activation="gelu"), dict(splits=3)),
+    "one_row_of_any_stride": (dict(m=1, n=50, k=96, pads=(0, 0, 0)), {}),
+    "gather_kk": (dict(m=70, n=45, k=75, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
+    "gather_mn_chunks": (
+        dict(m=35, n=67, k=290, a_close="m", b_close="n", pads=(0, 2, 0), chunk_k=256, batch=2),
+        dict(is_whole=False),
+    ),
+    "empty_sum": (dict(m=5, n=6, k=0, has_bias=True), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_values(arch, case, compiled):
+    product, how = CASES[case]
+    is_bf16 = (arch == "gfx1201") == (len(case) % 2 == 0)
+    product = Product("bf16" if is_bf16 else "fp16", **product)
+    multiply(compiled, arch, product, **how, seed=1)
+    product.check()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_row_s_bits_do_not_depend_on_m(arch, compiled):
+    """Sampled m of 1 to 300, in tiles of both sizes, gathered ones and chunks side by side among them."""
+    dtype, n, k = ("fp16", 45, 70) if arch == "gfx1100" else ("bf16", 30, 40)
+    most = 300 if arch == "gfx1100" else 70
+    expected = {}
+    for size_k, chunk_k, cases in (
+        (k, 0, ((most, {}), (1, {}), (67, dict(shape=LARGE)), (66, dict(is_whole=False)))),
+        (300, 256, ((40, {}), (1, dict(splits=2)), (33, dict(shape=LARGE, splits=2)))),
+    ):
+        for m, how in cases:
+            pads = (1, 1, 1) if how.get("is_whole") is False else (2, 2, 2)
+            whole, bits = expected.get(size_k, (None, None))
+            a, b = (whole.a[:, -m:], whole.b) if whole else (None, None)
+            product = Product(dtype, m, n, size_k, pads=pads, chunk_k=chunk_k, a=a, b=b)
+            multiply(compiled, arch, product, **how)
+            found = product.result()[0]
+            assert not found.isnan().any()
+            assert bits is None or torch.equal(bits[-m:], found), (m, how)
+            expected.setdefault(size_k, (product, found))
+
+
+# ---- What decides the speed
+
+
+def loops_of(kernel) -> list[list[str]]:
+    """The instructions of each loop that has no other one in it."""
+    places = {address: i for i, (address, _) in enumerate(kernel.lines)}
+    ends = []
+    for i, (address, text) in enumerate(kernel.lines):
+        if branch := re.match(r"s_c?branch\S* (\d+)$", text):
+            to = address + 4 + 4 * ((int(branch[1]) ^ 0x8000) - 0x8000)
+            ends += [(places[to], i)] if to <= address else []
+    inner = [
+        one for one in ends if not any(one != other and one[0] <= other[0] <= other[1] <= one[1] for other in ends)
+    ]
+    return [[text for _, text in kernel.lines[first : last + 1]] for first, last in inner]
+
+
+@pytest.mark.parametrize("layouts, permutes", [((True, True), 0), ((True, False), 16), ((False, False), 32)])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_main_loop_is_short(arch, layouts, permutes, compiled):
+    """For 32 instructions WMMA at most as many as Triton 3.9's matmul of this tile has; but for the permutes that turn
+    operands, no vector arithmetic."""
+    code = compiled(arch, "wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu")
+    a, b = (int(is_k_major) for is_k_major in layouts)
+    kernel = code.find("9wmma_rdnaI", f"ELi{LARGE}ELb1EEELb{a}ELb{b}E")
+    loops = [loop for loop in loops_of(kernel) if sum("wmma" in text for text in loop) == 64]
+    counts = [sum(text.startswith("v_") and "wmma" not in text for text in loop) for loop in loops]
+    loop = loops[counts.index(min(counts))]
+    others = [text.split()[0] for text in loop if text.startswith("v_") and "wmma" not in text]
+    assert set(others) <= {"v_perm_b32"} and len(others) == 2 * permutes
+    assert len(loop) - 2 * permutes <= 2 * {"gfx1100": 134, "gfx1201": 124}[arch]
+    assert sum(text.startswith("s_barrier") and "signal" not in text for text in loop) == 2
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_registers_suffice(arch, amd_object):
+    report = amd_object(arch, FOLDER / ("wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu"))[1]
+    assert report.count("ScratchSize") == report.count("ScratchSize [bytes/lane]: 0") >= 12
+    assert max(int(count) for count in re.findall(r" VGPRs: (\d+)", report)) <= {"gfx1100": 248, "gfx1201": 236}[arch]
+
+
+def test_fragments_have_no_bank_conflicts(compiled, monkeypatch):
+    """Eight lanes with 16 bytes each at a time, 32 banks (64 in a work group processor, which is easier)."""
+    mark, accesses = SharedMemory.mark, []
+
+    def recorded(self, places, agent, is_store, text="an access"):
+        if not is_store and "b128" in text:
+            accesses.append(places[:, 0].copy())
+        return mark(self, places, agent, is_store, text)
+
+    monkeypatch.setattr(SharedMemory, "mark", recorded)
+    multiply(compiled, "gfx1100", Product("fp16", 60, 60, 128, a_close="m"))
+    banks = np.stack(accesses)[:, :, None] // 4 % 32 + np.arange(4)
+    banks = np.sort(banks.reshape(len(accesses), 4, 32), axis=2)
+    assert len(accesses) >= 4 * 4 * 16 and (banks[:, :, 1:] != banks[:, :, :-1]).all()
+
+
+# ---- Mutants
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_missing_barriers_are_found(arch, compiled, amd_object):
+    """Each barrier of a kernel, and each wait for shared memory in front of one."""
+    dtype, name = ("fp16", "wmma_f16.cu") if arch == "gfx1100" else ("bf16", "wmma_bf16.cu")
+    path, layouts = amd_object(arch, FOLDER / name)[0], "ELb1ELb1E"
+    kernel = compiled(arch, name).find("9wmma_rdnaI", f"{MANGLED[dtype]}ELi{SMALL}ELb1EE{layouts}")
+    places = removable(kernel.lines, re.compile(r"s_barrier(_wait)?\b"))
+    assert 6 <= len(places) <= 8
+    for place in places:
+        code = without(path, kernel.name, place)
+        # Items one after the other, whole tiles and a last one.
+        how = dict(code=code, blocks_y=1)
+        assert is_wrong(multiply, compiled, arch, (dtype, 40, 40, 200), dict(batch=2), how), kernel.lines[place]
+
+
+WHOLE_KM = dict(m=70, n=50, k=204, b_close="n", pads=(6, 2, 3))
+MUTANTS = {
+    "the swizzle of odd fragments": ("tile.h", "at[step ^ (idx & 1)]", "at[step]", WHOLE_KM),
+    "a tile's k": ("tile.h", "next += kWmmaBlockK *", "next += (kWmmaBlockK - 2) *", WHOLE_KM),
+    "the end of k": ("tile.h", "left_k < kWmmaBlockK ? left_k :", "false ? left_k :", WHOLE_KM),
+    "what lies beyond k": ("tile.h", "< inside_k ? word : 0", "< inside_k ? word : word", WHOLE_KM),
+    "the rows' end": ("tile.h", "(left_mn - 1) * operand.stride_mn", "left_mn * operand.stride_mn", WHOLE_KM),
+    "a chunk's total": (
+        "kernel.h",
+        "total[i][j][e] + acc[i][j][e]",
+        "acc[i][j][e]",
+        dict(WHOLE_KM, k=600, chunk_k=256),
+    ),
+    "the last group of tiles": (
+        "launch_tile.h",
+        "min_of(work.tiles_m - int64_t(group) * kGroup, kGroup)",
+        "kGroup",
+        dict(WHOLE_KM, n=70),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_found(mutant, compiled, tmp_path):
+    file, old, new, product = MUTANTS[mutant]
+    folder = "kernels/hip/13_wmma_rdna/"
+    kernel = "wmma_rdna<WmmaConfig<Half, 1, true>, true, false>"
+    code = load(compile_mutant(tmp_path, "gfx1100", folder + "kernel.h", kernel, folder + file, old, new))
+
+    assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(code=code))
