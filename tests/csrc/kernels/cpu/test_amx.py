@@ -233,20 +233,29 @@ def test_mutant_of_the_order_is_found(mutant, programs):
 # --- programs and packages as a build compiles them ---
 
 
+def object_of_the_build(source: Path) -> Path | None:
+    """Of a kernel for CPUs, where the build has left it and it is up to date."""
+    found = ROOT / "build/objects/kernels" / gpu_objects.object_name(source)
+    is_kernel = source.is_relative_to(CSRC / "kernels/cpu")
+    return found if is_kernel and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
+
+
 def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     """``folder``/amx_order, amx_split_order and _kernels.so. What the flags do not change is compiled once, beside
-    them."""
+    them, or comes from the build."""
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
     changed = [path for path in sources if "TILEDMM_EMULATE_AMX" in path.read_text()]
-    same = [*ORDERS, *(path for path in sources if path not in changed)]
+    same = [path for path in sources if path not in changed]
+    built = [found for path in same if (found := object_of_the_build(path))]
+    same = [*ORDERS, *(path for path in same if not object_of_the_build(path))]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
         gpu_objects.Sources(changed, [*command, *flags], folder),
     ]
     of_same, own = gpu_objects.compile_objects(groups, num_jobs, is_quiet=True)
-    mains, shared = of_same[: len(ORDERS)], of_same[len(ORDERS) :]
+    mains, shared = of_same[: len(ORDERS)], [*built, *of_same[len(ORDERS) :]]
     gpu_objects.link_library(command[:1], shared + own, folder / "_kernels.so")
     for source, main in zip(ORDERS, mains, strict=True):
         linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / source.stem)]
