@@ -1,8 +1,8 @@
 """Installing: wheel, source distribution, and what is said when something is missing.
 
-Planted bugs that these checks caught: headers left out of MANIFEST.in, testing/ left out of the packages, the
-rpath of _ops dropped, no look at the C++ runtime before the compilations, one at the flags of CXX alone; objects that
-are up to date whatever changed, or never; no comparison of the two libraries' interfaces; a wheel for one Python.
+Planted bugs that these checks caught: headers left out of MANIFEST.in, the rpath of _ops dropped, no look at the C++
+runtime before the compilations, one at the flags of CXX alone; objects that are up to date whatever changed, or never;
+no comparison of the two libraries' interfaces; a wheel for one Python.
 """
 
 import importlib.util

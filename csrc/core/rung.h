@@ -29,9 +29,9 @@ enum class Order : int32_t {
   split_chunks,      // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
   amx_split_chunks,  // CPU: fp32 by six products of bf16 terms, by AMX, chunks of k
 };
-inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",       "chunks_unfused", "chunks",
-                                              "chunks_of_pairs", "amx_chunks",      "simt_chunks",    "mma_chunks",
-                                              "mfma_chunks",     "split_chunks",    "amx_split_chunks"};
+inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",    "chunks_unfused",  "chunks",
+                                              "chunks_of_pairs", "amx_chunks",   "simt_chunks",     "mma_chunks",
+                                              "mfma_chunks",     "split_chunks", "amx_split_chunks"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.
