@@ -166,10 +166,13 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
                      row_nanoseconds(b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
     // A single consumer's copies take less (sides of 512 to 2500, 280 plans: 0.88 of the predicted whole).
     if (shape.block_m == 64) copies *= num_pairs == 0 ? 0.8 : 0.85;
-    // Of aligned rows whose boxes begin within a line, fitted on layers' gradients of the weight.
+    // Of aligned rows whose boxes begin within a line, fitted on layers' gradients of the weight: where m is larger,
+    // all that the blocks ask for counts, else B alone.
     if (is_aligned(p)) {
       const double rows = a_rows / (plan.pairs_n ? 2 : 1) + double(tile.block_n) / (plan.pairs_m ? 2 : 1);
-      copies = in_lines ? 0 : 1.15e-5 * (num_pairs == 0 ? 1 : 1.25) * blocks * rows;
+      copies = in_lines    ? 0
+               : p.m > p.n ? 1.15e-5 * (num_pairs == 0 ? 1 : 1.25) * blocks * rows
+                           : 22e-6 * tile.block_n * double(count);
     }
     const double read = double(tile.block_m / 64) * (64 + tile.block_n);
     double k_tile = 0.105;
