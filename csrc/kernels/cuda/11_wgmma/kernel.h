@@ -385,17 +385,14 @@ const char* launch_config(const Task& task) {
   const int64_t num_blocks = num_units * cluster;
   args.start = start_of<Cfg>(args, num_units);
   const bool is_one_wave = args.start == Start::by_grid;
-  // The tiles in flight form about a square of C, in groups of about the same size, or, where C has few columns of
-  // tiles, groups of few rows (1 to 2 % faster in 16 bits on an H200). One wave is one group: tile_of then numbers its
-  // tiles as the grid does.
-  constexpr int kFewColumns = 8, kFewRows = 4;
+  // The tiles in flight form about a square of C, in groups of about the same size. One wave is one group: tile_of then
+  // numbers its tiles as the grid does.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
   const int64_t num_squares = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
-  const bool is_narrow =
-      !Cfg::kIsTf32 && args.num_splits == 1 && args.num_tiles > num_units && args.tiles_n <= kFewColumns;
-  const int64_t rows = task.plan.group_m > 0 ? task.plan.group_m : is_narrow ? kFewRows : 0;
-  const int64_t num_groups = is_one_wave ? 1 : rows > 0 ? ceil_div(args.tiles_m, rows) : num_squares;
+  const int64_t num_groups = is_one_wave             ? 1
+                             : task.plan.group_m > 0 ? ceil_div(args.tiles_m, task.plan.group_m)
+                                                     : num_squares;
   args.group_m = int(ceil_div(args.tiles_m, num_groups));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
