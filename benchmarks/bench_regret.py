@@ -62,7 +62,11 @@ def measure_plans(shape: Shape, precision: str) -> dict:
         tried = time_on_gpu(arms, seconds=0.02, most_samples=6, copies=True, warms=True)
         best = sorted(plans, key=lambda name: tried[name].median)[:FINALISTS]
         finals = time_on_gpu(
-            {name: arms[name] for name in (OURS, VENDOR, *best)}, seconds=0.05, most_samples=40, copies=True
+            {name: arms[name] for name in (OURS, VENDOR, *best)},
+            seconds=0.05,
+            most_samples=40,
+            copies=True,
+            warms=True,
         )
         explained = torch_tiledmm.explain(
             shape.m, shape.n, shape.k, dtype, layout=shape.layout, device=gpu_name(), batch=shape.batch
