@@ -173,14 +173,6 @@ class HipLibrary:
             raise self._error
         return status, reason.value.decode()
 
-    def explain(self, problem: _GemmProblem, device: str) -> str:
-        text = ctypes.create_string_buffer(1 << 16)
-        length = self._kernels.tiledmm_explain(
-            ctypes.byref(problem), device.encode(), 1, text, ctypes.c_size_t(len(text))
-        )
-        assert length < len(text)
-        return text.value.decode()
-
     def code_of(self, bundle: int, arch: str):
         """The code object for a chip in a bundle; None where there is none."""
         if (bundle, arch) not in self._bundles:
