@@ -43,6 +43,11 @@ TILEDMM_DEVICE uint32_t pair_up(uint32_t first, uint32_t second) {
   return __builtin_amdgcn_perm(second, first, ELEMENT == 0 ? 0x05040100 : 0x07060302);
 }
 
+// The word that begins `bits` after the beginning of `low`, which `high` follows.
+TILEDMM_DEVICE uint32_t shift_words(uint32_t high, uint32_t low, uint32_t bits) {
+  return __builtin_amdgcn_alignbit(high, low, bits);
+}
+
 // ---- The order of instructions
 // The compiler moves none across.
 TILEDMM_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
