@@ -92,17 +92,18 @@ def load(path, edit=None) -> CodeObject:
             name_size, description_size, _ = struct.unpack_from("<III", data, offset)
             at = offset + 12 + -(-name_size // 4) * 4
             metadata = unpack(data[at : at + description_size])[0]
+    arch = metadata["amdhsa.target"].rsplit("-", 1)[1].split(":")[0]
     objdump = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump") or "llvm-objdump-22"
-    text = subprocess.run(
-        [objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True
-    ).stdout
+    command = [objdump, "-d", "--no-show-raw-insn", path]
+    if arch.startswith("gfx12"):  # halves of registers, which not every compiler uses there
+        command.append("--mattr=+real-true16")
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines, current = {}, None
     for line in text.splitlines():
         if match := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             current = lines.setdefault(match[1], [])
         elif match := re.match(r"\s+(\S.*?)\s*// ([0-9A-F]+):", line):
             current.append((int(match[2], 16), match[1]))
-    arch = metadata["amdhsa.target"].rsplit("-", 1)[1].split(":")[0]
     kernels = {}
     for description in metadata["amdhsa.kernels"]:
         name = description[".name"]

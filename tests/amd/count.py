@@ -90,9 +90,9 @@ KINDS = [
     ("LDS writes", r"ds_(write|store)"),
     ("global stores", r"(global|buffer|flat)_store"),
     ("global loads", r"(global|buffer|flat)_load"),
-    ("waits", r"s_wait(cnt|_\w+cnt)"),
     ("barriers", r"s_barrier(_wait)?$"),
     ("hints", r"s_(nop|setprio|delay_alu|clause|sleep|wait_alu|waitcnt_depctr|barrier_signal|sethalt|prefetch_\w+)$"),
+    ("waits", r"s_wait(cnt|_\w+cnt)"),
     ("scalar", r"s_"),
 ]
 

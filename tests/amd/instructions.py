@@ -221,6 +221,19 @@ def permute_bytes(high, low, selector):
     return result
 
 
+def bit_operation(table: int):
+    """v_bitop3 (CDNA4): bit 4 a + 2 b + c of the table, for each bit of the three sources."""
+
+    def run(a, b, c):
+        result = U32(0)
+        for i in range(8):
+            if table >> i & 1:
+                result = result | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+        return result
+
+    return run
+
+
 def bit_field(value, offset, width, dtype=U32):
     offset, width = offset & U32(31), width & U32(31)
     if dtype is U32:
@@ -359,6 +372,7 @@ define(
     alignbit_b32=lambda a, b, c: (a.astype(U64) << 32 | b) >> (c & 31),
     alignbyte_b32=lambda a, b, c: (a.astype(U64) << 32 | b) >> ((c & 3) * U32(8)),
     perm_b32=permute_bytes,
+    bitop3_b32=bit_operation(0),  # the text has its table
     mad_u32_u24=lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
     mad_i32_i24=lambda a, b, c: signed24(a) * signed24(b) + c,
     min3_u32=lambda a, b, c: np.minimum(np.minimum(a, b), c),
@@ -478,7 +492,11 @@ define(
     "u32 = f32 f32",
     cvt_pkrtz_f16_f32=lambda a, b: towards_zero_f16(a).astype(U32) | towards_zero_f16(b).astype(U32) << U32(16),
 )
-define("u32 = f32 f32", cvt_pk_bf16_f32=lambda a, b: nearest_bf16(a) | nearest_bf16(b) << U32(16))
+define(
+    "u32 = f32 f32",
+    cvt_pk_bf16_f32=lambda a, b: nearest_bf16(a) | nearest_bf16(b) << U32(16),
+    cvt_pk_f16_f32=lambda a, b: a.astype(F16).view(U16).astype(U32) | b.astype(F16).view(U16).astype(U32) << U32(16),
+)
 define(
     "u32 = u16 u16",
     pack_b32_f16=lambda a, b: a.astype(U32) | b.astype(U32) << U32(16),

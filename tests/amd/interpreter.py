@@ -527,11 +527,13 @@ class Machine:
         if name not in isa.VALU:
             return None
         known = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "dst_sel", "dst_unused"}
-        if unknown := set(modifiers) - known - {"src0_sel", "src1_sel", "bound_ctrl"}:
+        if unknown := set(modifiers) - known - {"src0_sel", "src1_sel", "bound_ctrl", "bitop3"}:
             raise UnknownInstruction(f"modifiers {unknown}")
         if "bound_ctrl" in modifiers:
             raise UnknownInstruction("dpp")
         destination_kinds, source_kinds, function = isa.VALU[name]
+        if name == "v_bitop3_b32":
+            function = isa.bit_operation(int(modifiers.get("bitop3", "0"), 0))
         if name.startswith("v_cmpx_") and self.chip.is_rdna:
             texts = ["exec" if self.mask_size == 2 else "exec_lo", *texts]
         operands = [parse_operand(text) for text in texts]
@@ -1186,13 +1188,14 @@ def kernel_arguments(kernel: Kernel, grid, block, args) -> np.ndarray:
     return segment[: kernel.metadata[".kernarg_segment_size"]]
 
 
-def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wave:
-    """Registers at the start of a wave: user SGPRs by the properties of the descriptor, then workgroup ids; v0 holds
-    the three workitem ids, 10 bits each."""
+def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int, segment: np.ndarray) -> Wave:
+    """Registers at the start of a wave: user SGPRs by the properties of the descriptor, then preloaded arguments and
+    workgroup ids; v0 holds the three workitem ids, 10 bits each. A kernel with preloaded arguments begins with 256
+    bytes that load them where the firmware cannot; here it can."""
     rsrc1, rsrc2 = struct.unpack_from("<II", kernel.descriptor, 48)
     properties, preload = struct.unpack_from("<HH", kernel.descriptor, 56)
-    if preload or struct.unpack_from("<I", kernel.descriptor, 4)[0] or properties & 1 << 11:
-        raise UnknownInstruction("preloaded arguments, scratch memory or a dynamic stack")
+    if struct.unpack_from("<I", kernel.descriptor, 4)[0] or properties & 1 << 11:
+        raise UnknownInstruction("scratch memory or a dynamic stack")
     if rsrc1 >> 12 & 0xFF != 0xF0:
         raise UnknownInstruction("rounding or denormals other than the default")
     chip = CHIPS[kernel.arch]
@@ -1206,11 +1209,17 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
             if bit == 3:
                 sgprs[next_sgpr : next_sgpr + 2] = kernarg & 0xFFFFFFFF, kernarg >> 32
             next_sgpr += size
+    num_preloaded, start = preload & 127, 0
+    if num_preloaded:
+        words = segment[4 * (preload >> 7) :][: 4 * num_preloaded].copy().view(U32)
+        sgprs[next_sgpr : next_sgpr + num_preloaded] = words
+        next_sgpr += num_preloaded
+        start = index_of(kernel)[kernel.lines[0][0] + 256]
     if next_sgpr > rsrc2 >> 1 & 31:
         raise UnknownInstruction(f"{next_sgpr} user SGPRs of {rsrc2 >> 1 & 31}")
     next_sgpr = rsrc2 >> 1 & 31
     if chip.has_block_ids_in_ttmp:
-        sgprs[TTMP + 9], sgprs[TTMP + 7] = place[0], place[1] | place[2] << 16
+        sgprs[TTMP + 7 : TTMP + 10] = place[1] | place[2] << 16, number << 25, place[0]
     else:
         for d in range(3):
             if rsrc2 >> (7 + d) & 1:
@@ -1222,7 +1231,7 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int) -> Wav
     vgprs[:, 0] = ids[0] | ids[1] << 10 | ids[2] << 20
     active = min(chip.lanes, num_threads - number * chip.lanes)
     sgprs[EXEC : EXEC + 2] = ((1 << active) - 1) & 0xFFFFFFFF, ((1 << active) - 1) >> 32
-    return Wave(number, vgprs, sgprs)
+    return Wave(number, vgprs, sgprs, pc=start)
 
 
 def run(
@@ -1238,7 +1247,8 @@ def run(
         raise ValueError(f"{num_threads} threads, more than {kernel.name} is compiled for")
     machine.memory = Memory()
     machine.memory.buffers = list(memory.buffers)
-    kernarg = machine.memory.add("kernarg", kernel_arguments(kernel, grid, block, args))
+    segment = kernel_arguments(kernel, grid, block, args)
+    kernarg = machine.memory.add("kernarg", segment)
     random = None if order_seed is None else np.random.default_rng(order_seed)
     places = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     if random is not None:
@@ -1247,9 +1257,8 @@ def run(
         for place in places:
             place = tuple(int(i) for i in place)
             machine.shared = SharedMemory(kernel.shared_bytes)
-            waves = [
-                initial_wave(kernel, i, place, block, kernarg) for i in range(-(-num_threads // machine.num_lanes))
-            ]
+            num_waves = -(-num_threads // machine.num_lanes)
+            waves = [initial_wave(kernel, i, place, block, kernarg, segment) for i in range(num_waves)]
             if traces is not None and not traces:
                 traces += [[] for _ in waves]
                 traced = traces

@@ -342,6 +342,8 @@ CDNA_CASES = [
 ALL_CASES = [("gfx942", *case) for case in CASES + CDNA_CASES]
 ALL_CASES += [(arch, *case) for arch in RDNA for case in RDNA_CASES + ONLY_RDNA[arch]]
 ALL_CASES += [
+    ("gfx950", "v_cvt_pk_f16_f32 v0, v1, v2", {"v1": 2049.0, "v2": 2051.0}, {"v0": 0x68026800}),
+    ("gfx950", "v_bitop3_b32 v0, v1, v2, v3 bitop3:0x36", {"v1": 0xF0, "v2": 0xCC, "v3": 0xAA}, {"v0": 0x36}),
     ("gfx950", "v_cvt_pk_bf16_f32 v0, v1, v2", {"v1": 1 + 2.0**-8, "v2": 1 + 3 * 2.0**-8}, {"v0": 0x3F823F80}),
     ("gfx950", "v_bitop3_b32 v0, v1, v2, 4 bitop3:0x36", {"v1": 0xF00, "v2": 0xF0F}, {"v0": 0x00B}),  # (v1 | 4) ^ v2
 ]
