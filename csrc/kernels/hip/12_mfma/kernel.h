@@ -230,14 +230,17 @@ TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB&
   if (sums.warp_m == 0) phase_barrier();
 }
 
-// The same where other blocks of the CU keep the matrix unit busy meanwhile.
+// The same where other blocks of the CU keep the matrix unit busy meanwhile: a warp that multiplies goes before those
+// that move data.
 template <bool ARE_ROWS_ODD, class Cfg, class CopyA, class CopyB>
 TILEDMM_DEVICE void multiply_one_by_one(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB& copy_b, int count, char* smem_a,
                                         char* smem_b) {
   TILEDMM_NO_UNROLL for (; count > 0; --count) {
     copy_a.template load<ARE_ROWS_ODD>();
     copy_b.template load<ARE_ROWS_ODD>();
+    set_priority<1>();
     sums.template multiply_k_tile<ARE_ROWS_ODD || Cfg::kIsLarge>(smem_a, smem_b);
+    set_priority<0>();
     block_barrier();  // nobody reads the old tiles any more
     copy_a.template store<ARE_ROWS_ODD>(smem_a);
     copy_b.template store<ARE_ROWS_ODD>(smem_b);
