@@ -529,8 +529,8 @@ def test_rows_that_begin_within_a_word(case, code_of, launcher):
     product.check()
 
 
-def test_the_last_element_of_an_odd_row_is_not_cut_off(code_of, launcher):
-    """Loads of 16 bytes are bounded word by word: without the host's care the operand's last element would be zero."""
+def test_chunks_do_not_overhang_the_operand(code_of, launcher):
+    """Not even where the hardware's bounds would cut them off."""
     product = Product(64, 63, 64, layouts="km", pads=(0, 1), activation="none")
     counts, _ = product.run(code_of("fp16"), launcher, 2)
     assert counts["buffer_load_dwordx4"] == 0

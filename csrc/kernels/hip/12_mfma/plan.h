@@ -64,20 +64,24 @@ inline double tile_span(const OperandView& view, DType dtype) {
 enum class MfmaCopies : int32_t { wide, of_odd_rows, by_element };
 inline constexpr const char* kMfmaCopiesNames[] = {"wide", "odd rows", "by element"};
 
+// Whether chunks of 16 bytes overhang the rows of an operand, where rows lie along m or n.
+inline bool overhangs_rows(const OperandView& view, DType dtype) {
+  return !is_k_major(view) && view.rows * size_of(dtype) % 16 != 0;
+}
 inline MfmaCopies mfma_copies(const OperandView& view, const FoldedProblem& problem) {
-  const bool has_room = is_k_major(view) || view.stride_k >= view.rows;  // between a row's end and the next one's
+  // What overhangs a row is in the next one, or in front of it.
+  const bool has_room = is_k_major(view) || view.stride_k >= max_of(view.rows, 8);
   if (copy_width(view, problem) >= 4) {
-    const bool ends_within_word = !is_k_major(view) && size_of(problem.gemm.dtype) == 2 && view.rows % 2 != 0;
-    return has_room || !ends_within_word ? MfmaCopies::wide : MfmaCopies::by_element;
+    return has_room || !overhangs_rows(view, problem.gemm.dtype) ? MfmaCopies::wide : MfmaCopies::by_element;
   }
   const bool has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
   const bool is_base_aligned = reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
   return has_unit_stride && has_room && is_base_aligned ? MfmaCopies::of_odd_rows : MfmaCopies::by_element;
 }
-// Whether wide copies would break the last element of an operand, which shares a word with what lies behind it. The
-// last k tile goes element by element then.
-inline bool breaks_last_element(const OperandView& view, MfmaCopies copies, DType dtype) {
-  return copies == MfmaCopies::of_odd_rows || (!is_k_major(view) && size_of(dtype) == 2 && view.rows % 2 != 0);
+// Whether wide copies of the last k tile would reach beyond the operand: it goes element by element then. (Bounds of
+// the hardware would prevent that, too, but for a load that is partly outside the manuals do not agree.)
+inline bool overhangs_operand(const OperandView& view, MfmaCopies copies, DType dtype) {
+  return copies == MfmaCopies::of_odd_rows || overhangs_rows(view, dtype);
 }
 
 struct MfmaPlan {
@@ -121,7 +125,7 @@ inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
   plan.chunk_k = mfma_chunk_k(problem);
   plan.copies = int(a) > int(b) ? a : b;
-  plan.leaves_last = breaks_last_element(view_of_a, a, p.dtype) || breaks_last_element(view_of_b, b, p.dtype);
+  plan.leaves_last = overhangs_operand(view_of_a, a, p.dtype) || overhangs_operand(view_of_b, b, p.dtype);
   const int64_t chunks = max_of(1, ceil_div(p.k, plan.chunk_k));
   const double partial_bytes =
       double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype == DType::f64 ? 8 : 4);

@@ -29,7 +29,7 @@ struct TileCopy {
   const char* tile;               // the first byte of the tile that load() reads
   uint32_t stride_row, stride_k;  // in bytes
   int rows;                       // inside of the operand
-  uint32_t num_bytes;             // from the tile's first to its last one
+  uint32_t num_bytes;             // from the tile's first to its last one, whole chunks
   uint32_t offsets[kChunks];      // in the tile
   int to;                         // in shared memory
   Vector16 staged[kChunks];
@@ -49,7 +49,7 @@ struct TileCopy {
         offsets[i] = uint32_t(thread / 8 + i * (THREADS / 8)) * stride_row + uint32_t(thread % 8) * 16;
       }
     } else {
-      num_bytes = uint32_t(round_up(int64_t(kBlockK - 1) * stride_k + rows * kSize, 4));
+      num_bytes = uint32_t((kBlockK - 1) * stride_k + round_up(rows * kSize, 16));
       const int place = thread % kPlaces, row_of_chunks = thread / kPlaces * kElements;
       to = place_of(row_of_chunks, place * kTurned * kSize / 16) + place * kTurned * kSize % 16;
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
