@@ -9,13 +9,16 @@
 
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define TILEDMM_IS_CDNA
+#if !__has_builtin(__builtin_amdgcn_make_buffer_rsrc)
+#error "CDNA's kernels need ROCm 7 or clang 20, or later ones"
+#endif
 
 namespace tiledmm::gpu {
 
 using Buffer = __amdgpu_buffer_rsrc_t;
 
-// Memory of `num_bytes` from `base` on, which all lanes have in common. A load from beyond its end reads zeros, word by
-// word of four bytes (elements of two are a word of their own), and touches no memory.
+// Memory of `num_bytes` from `base` on, which all lanes have in common. A load from beyond its end reads zeros and
+// touches no memory. None may be partly beyond.
 TILEDMM_DEVICE Buffer make_buffer(const void* base, uint32_t num_bytes) {
   constexpr int kRawWords = 0x27000;  // four bytes an element, no stride
   return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, int(num_bytes), kRawWords);
@@ -41,6 +44,11 @@ TILEDMM_DEVICE T load_element(Buffer buffer, uint32_t offset) {
 template <int ELEMENT>
 TILEDMM_DEVICE uint32_t pair_up(uint32_t first, uint32_t second) {
   return __builtin_amdgcn_perm(second, first, ELEMENT == 0 ? 0x05040100 : 0x07060302);
+}
+
+// The word that begins `bits` after the beginning of `low`, which `high` follows.
+TILEDMM_DEVICE uint32_t shift_words(uint32_t high, uint32_t low, uint32_t bits) {
+  return __builtin_amdgcn_alignbit(high, low, bits);
 }
 
 // ---- The order of instructions

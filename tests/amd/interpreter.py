@@ -504,26 +504,7 @@ class Machine:
 
         return run
 
-    def bit_table(self, texts, modifiers):
-        """v_bitop3_b32 (gfx950): each bit of the result is looked up in a table by the bits of three sources, the first
-        one's being the highest of the index."""
-        operands, table = [parse_operand(text) for text in texts], int(modifiers["bitop3"], 0)
-        to, sources = self.vector_view(operands[0].index, "u32"), [self.view(each, "u32") for each in operands[1:]]
-
-        def look_up():
-            result = np.zeros(len(to), U32)
-            for index in (index for index in range(8) if table >> index & 1):
-                bits = [
-                    source if index >> shift & 1 else ~source for shift, source in zip((2, 1, 0), sources, strict=True)
-                ]
-                result |= bits[0] & bits[1] & bits[2]
-            np.copyto(to, result, where=self.lanes)
-
-        return look_up, operands
-
     def vector(self, name, texts, modifiers, address, index_of):
-        if name == "v_bitop3_b32":
-            return self.bit_table(texts, modifiers)
         if name not in isa.VALU:
             return None
         known = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp", "mul", "div", "dst_sel", "dst_unused"}

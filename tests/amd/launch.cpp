@@ -46,6 +46,8 @@ __attribute__((visibility("default"))) int launch(const tiledmm::FoldedProblem* 
   auto& own = plan.as<tiledmm::MfmaPlan>();
   own = plan_mfma(*problem, chip, plan.cost_us);
   if (shape >= 0) own.shape = shape;
+  const bool has_odd_rows = own.copies == tiledmm::MfmaCopies::of_odd_rows;
+  if (has_odd_rows && !copies_odd_rows(problem->gemm.dtype, own.shape)) own.copies = tiledmm::MfmaCopies::by_element;
   if (chunk_k >= 0) own.chunk_k = chunk_k;
   own.num_splits = splits ? tiledmm::ceil_div(problem->gemm.k, own.chunk_k) : 1;
   record = recorder;

@@ -4,7 +4,7 @@
 // off comes last and element by element; 16 bytes a lane go to and from shared memory, without bank conflicts. The
 // large tile has two warps on each SIMD that take turns, one multiplies while the other one moves data. Blocks that run
 // at the same time on one die share operands in its cache. Chunks of k go to blocks of their own, whose sums are added
-// in order. Limits: operands that no copy of 4 bytes can take go element by element; a tile of 64 is the smallest.
+// in order. Limits: operands without a unit stride go element by element; a tile of 64 is the smallest.
 // Sources: HipKittens (256_256_64_16.cpp: tile, turns), TLX's gfx9_gemm ladder (bounded loads), and as named below.
 #pragma once
 
@@ -29,12 +29,16 @@ struct Config {
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 16;
   static constexpr int kSlices = 2;  // of a k tile: a chunk of 16 bytes for each of a row's four lanes
   static constexpr bool kTakesTurns = kWarps == 8;
+  static constexpr bool kIsLarge = kTakesTurns || sizeof(T) == 8;  // its sums leave few registers
   static constexpr bool kSumsChunks = sums_mfma_chunks(kDType, SHAPE);
   // Columns of a warp that are in shared memory at a time on their way to C.
   static constexpr int kStripN = sizeof(T) == 8 ? 32 : kWarpN;
   static_assert(!kTakesTurns || kShape.warps_m == 2, "a SIMD has a warp of each row of warps");
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 16 == kWarpN, "whole fragments fill the warp tile");
 };
+
+// A block has one item of the batch: a loop would keep in registers what does not change in it.
+constexpr int64_t kMaxMfmaItems = 65535;
 
 struct MfmaWork {
   Divisor num_tiles;
@@ -44,7 +48,8 @@ struct MfmaWork {
   int64_t split_k;     // of a block
   int64_t first_item;  // of the batch
   void* partial;       // as ChunkSums has them; null where there is one split
-  bool is_wide, leaves_last;
+  bool is_wide;        // whole k tiles are copied 16 bytes at a time, all but the last one where `leaves_last`
+  bool leaves_last;
 };
 
 #if defined(TILEDMM_IS_CDNA)
@@ -140,15 +145,16 @@ struct WarpSums {
       }
     }
   }
+  // ARE_FEW: registers, so that half of A's fragments are there at a time.
+  template <bool ARE_FEW>
   TILEDMM_DEVICE void multiply_k_tile(const char* smem_a, const char* smem_b) {
-    constexpr bool kIsTight = Cfg::kTakesTurns || sizeof(A) == 8;  // registers are
-    constexpr int kAtOnce = kIsTight ? kFragsM / 2 : kFragsM;
+    constexpr int kAtOnce = ARE_FEW ? kFragsM / 2 : kFragsM;
     TILEDMM_UNROLL for (int slice = 0; slice < Cfg::kSlices; ++slice) {
       load_fragments_b(smem_b, slice);
       TILEDMM_UNROLL for (int i = 0; i < kFragsM; i += kAtOnce) {
         load_fragments_a(smem_a, slice, i, i + kAtOnce);
         multiply(i, i + kAtOnce);
-        if constexpr (kIsTight) schedule_barrier();
+        if constexpr (ARE_FEW) schedule_barrier();
       }
     }
   }
@@ -197,13 +203,13 @@ TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB&
   };
   if (sums.warp_m == 1) phase_barrier();
   TILEDMM_NO_UNROLL for (; count > 0; --count) {
-    copy_a.load();
+    copy_a.template load<false>();
     sums.load_fragments_b(smem_b, 0);
     sums.load_fragments_a(smem_a, 0, 0, kHalf);
     phase_barrier();
     multiply(0, kHalf);
     phase_barrier();
-    copy_b.load();
+    copy_b.template load<false>();
     sums.load_fragments_a(smem_a, 0, kHalf, kAll);
     phase_barrier();
     multiply(kHalf, kAll);
@@ -214,8 +220,8 @@ TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB&
     schedule_barrier();
     multiply(0, kHalf);
     phase_barrier();
-    copy_a.store(smem_a);
-    copy_b.store(smem_b);
+    copy_a.template store<false>(smem_a);
+    copy_b.template store<false>(smem_b);
     block_barrier();  // this half has stored its part of the next one
     schedule_barrier();
     multiply(kHalf, kAll);
@@ -224,24 +230,27 @@ TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB&
   if (sums.warp_m == 0) phase_barrier();
 }
 
-// The same where other blocks of the CU keep the matrix unit busy meanwhile.
-template <class Cfg, class CopyA, class CopyB>
+// The same where other blocks of the CU keep the matrix unit busy meanwhile: a warp that multiplies goes before those
+// that move data.
+template <bool ARE_ROWS_ODD, class Cfg, class CopyA, class CopyB>
 TILEDMM_DEVICE void multiply_one_by_one(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB& copy_b, int count, char* smem_a,
                                         char* smem_b) {
   TILEDMM_NO_UNROLL for (; count > 0; --count) {
-    copy_a.load();
-    copy_b.load();
-    sums.multiply_k_tile(smem_a, smem_b);
+    copy_a.template load<ARE_ROWS_ODD>();
+    copy_b.template load<ARE_ROWS_ODD>();
+    set_priority<1>();
+    sums.template multiply_k_tile<ARE_ROWS_ODD || Cfg::kIsLarge>(smem_a, smem_b);
+    set_priority<0>();
     block_barrier();  // nobody reads the old tiles any more
-    copy_a.store(smem_a);
-    copy_b.store(smem_b);
+    copy_a.template store<ARE_ROWS_ODD>(smem_a);
+    copy_b.template store<ARE_ROWS_ODD>(smem_b);
     block_barrier();  // the new tiles are whole
   }
 }
 
 #endif
 
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool ARE_ROWS_ODD>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
 #if defined(TILEDMM_IS_CDNA)
@@ -272,17 +281,17 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
     if (k_tile == end_of_chunk && k_tile < num_k_tiles) sums.end_chunk(), end_of_chunk += work.chunk_tiles;
   };
   if (num_wide > 0) {
-    copy_a.load();
-    copy_b.load();
-    copy_a.store(smem_a);
-    copy_b.store(smem_b);
+    copy_a.template load<ARE_ROWS_ODD>();
+    copy_b.template load<ARE_ROWS_ODD>();
+    copy_a.template store<ARE_ROWS_ODD>(smem_a);
+    copy_b.template store<ARE_ROWS_ODD>(smem_b);
     block_barrier();  // the first tiles are whole
     for (;;) {
       const int end = end_of_chunk < num_wide - 1 ? end_of_chunk : num_wide - 1;
       if constexpr (Cfg::kTakesTurns) {
         multiply_in_turns(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
       } else {
-        multiply_one_by_one(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
+        multiply_one_by_one<ARE_ROWS_ODD>(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
       }
       k_tile = end;
       if (!Cfg::kSumsChunks || k_tile == num_wide - 1) break;
@@ -298,7 +307,7 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
       copy_b.copy_elements(left_k, smem_b);
       block_barrier();  // the new tiles are whole
     }
-    sums.multiply_k_tile(smem_a, smem_b);
+    sums.template multiply_k_tile<Cfg::kIsLarge>(smem_a, smem_b);
   }
   if constexpr (Cfg::kSumsChunks) {
     sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e] + sums.acc[i][j][e]; });
@@ -333,18 +342,23 @@ Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, con
   work.num_splits = int(plan.num_splits);
   work.chunk_tiles = int(ceil_div(problem.chunk_k, Cfg::kBlockK));
   work.split_k = splits ? problem.chunk_k : gemm.k;
-  work.is_wide = plan.is_wide, work.leaves_last = plan.leaves_last;
+  work.is_wide = plan.copies != MfmaCopies::by_element, work.leaves_last = plan.leaves_last;
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
+  const auto launch_items = [&](auto is_a_k_major, auto is_b_k_major, auto are_rows_odd) {
+    constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
+    return launch_kernel(mfma<Cfg, kA, kB, decltype(are_rows_odd)::value>, tiles_m * tiles_n * plan.num_splits,
+                         min_of(problem.batch_size - work.first_item, kMaxMfmaItems), Cfg::kThreads, 0, executor, work,
+                         problem);
+  };
   Status status = Status::ok;
-  // A block has one item: a loop would keep in registers what does not change in it.
-  constexpr int64_t kMaxItems = 65535;
-  for (; status == Status::ok && work.first_item < problem.batch_size; work.first_item += kMaxItems) {
+  for (; status == Status::ok && work.first_item < problem.batch_size; work.first_item += kMaxMfmaItems) {
     status = visit_layouts(gemm, [&](auto is_a_k_major, auto is_b_k_major) {
-      return launch_kernel(mfma<Cfg, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>,
-                           tiles_m * tiles_n * plan.num_splits, min_of(problem.batch_size - work.first_item, kMaxItems),
-                           Cfg::kThreads, 0, executor, work, problem);
+      if constexpr (copies_odd_rows(Cfg::kDType, SHAPE)) {
+        if (plan.copies == MfmaCopies::of_odd_rows) return launch_items(is_a_k_major, is_b_k_major, std::true_type{});
+      }
+      return launch_items(is_a_k_major, is_b_k_major, std::false_type{});
     });
   }
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;

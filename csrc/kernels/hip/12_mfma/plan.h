@@ -37,6 +37,9 @@ constexpr int mfma_block_k(DType dtype) { return kMfmaRowBytes / int(size_of(dty
 
 // The sums of the large tile in fp64 would fill all registers.
 constexpr bool has_mfma_shape(DType dtype, int shape) { return dtype != DType::f64 || shape > 0; }
+// One tile has kernels of its own for odd rows: the large one's registers are full, and of small products the call
+// takes longest.
+constexpr bool copies_odd_rows(DType dtype, int shape) { return size_of(dtype) == 2 && shape == 1; }
 // Whether registers hold a total beside the sums of a chunk.
 constexpr bool sums_mfma_chunks(DType dtype, int shape) { return shape > (dtype == DType::f64 ? 1 : 0); }
 
@@ -56,30 +59,45 @@ inline double tile_span(const OperandView& view, DType dtype) {
                                    double(mfma_block_k(dtype)) * double(view.stride_k));
 }
 
-// How an operand's whole k tiles are copied.
-struct MfmaCopies {
-  bool is_wide;      // 16 bytes at a time; else element by element
-  bool leaves_last;  // wide ones would break the last element of the last row: the last k tile goes element by element
-};
+// How the whole k tiles of an operand are copied. Odd rows: of 16-bit elements, some of which begin in the middle of a
+// word of two; what is copied then overhangs a chunk.
+enum class MfmaCopies : int32_t { wide, of_odd_rows, by_element };
+inline constexpr const char* kMfmaCopiesNames[] = {"wide", "odd rows", "by element"};
+
+// Whether chunks of 16 bytes overhang the rows of an operand, where rows lie along m or n.
+inline bool overhangs_rows(const OperandView& view, DType dtype) {
+  return !is_k_major(view) && view.rows * size_of(dtype) % 16 != 0;
+}
 inline MfmaCopies mfma_copies(const OperandView& view, const FoldedProblem& problem) {
-  const bool ends_within_word = !is_k_major(view) && size_of(problem.gemm.dtype) == 2 && view.rows % 2 != 0;
-  const bool is_wide = copy_width(view, problem) >= 4 && (!ends_within_word || view.stride_k > view.rows);
-  return {is_wide, ends_within_word};
+  // What overhangs a row is in the next one, or in front of it.
+  const bool has_room = is_k_major(view) || view.stride_k >= max_of(view.rows, 8);
+  if (copy_width(view, problem) >= 4) {
+    return has_room || !overhangs_rows(view, problem.gemm.dtype) ? MfmaCopies::wide : MfmaCopies::by_element;
+  }
+  const bool has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
+  const bool is_base_aligned = reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
+  return has_unit_stride && has_room && is_base_aligned ? MfmaCopies::of_odd_rows : MfmaCopies::by_element;
+}
+// Whether wide copies of the last k tile would reach beyond the operand: it goes element by element then. (Bounds of
+// the hardware would prevent that, too, but for a load that is partly outside the manuals do not agree.)
+inline bool overhangs_operand(const OperandView& view, MfmaCopies copies, DType dtype) {
+  return copies == MfmaCopies::of_odd_rows || overhangs_rows(view, dtype);
 }
 
 struct MfmaPlan {
   int32_t shape, num_dies;
   int64_t num_splits, chunk_k;  // of k; blocks that compute chunks of one tile side by side
-  bool is_wide, leaves_last;    // of both operands
+  MfmaCopies copies;            // of both operands: the less wide ones
+  bool leaves_last;             // the last k tile is copied element by element
 };
 
 // The predicted time in microseconds: CUs take blocks_per_cu blocks at a time, in rounds; memory is busy beside them.
 inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProblem& problem, const Chip& chip,
-                      bool is_wide) {
+                      MfmaCopies copies) {
   const GemmProblem& p = problem.gemm;
   // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
   constexpr double kStartUs = 5.8, kBandwidth = 0.69;
-  constexpr double kElementByElement = 6;  // a guess: eight loads for one
+  constexpr double kCopies[] = {1, 1.3, 6};  // guesses: more loads and shifts; eight loads for one, and no prefetch
   const bool is_16_bit = size_of(p.dtype) == 2;
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size * splits;
   const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
@@ -90,7 +108,7 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
   const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype) * steps / rate;
   double multiply = double(rounds * shape.blocks_per_cu) * block_us / busy;
   if (left > 0) multiply += block_us * (double(left) / busy > 1 / alone ? double(left) / busy : 1 / alone);
-  if (!is_wide) multiply *= kElementByElement;
+  multiply *= kCopies[int(copies)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
   const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype)) / per_us;
@@ -101,11 +119,13 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
 // The fastest tile.
 inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
   const GemmProblem& p = problem.gemm;
-  const MfmaCopies a = mfma_copies(view_a(p), problem), b = mfma_copies(view_b(p), problem);
+  const OperandView view_of_a = view_a(p), view_of_b = view_b(p);
+  const MfmaCopies a = mfma_copies(view_of_a, problem), b = mfma_copies(view_of_b, problem);
   MfmaPlan plan{};
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
   plan.chunk_k = mfma_chunk_k(problem);
-  plan.is_wide = a.is_wide && b.is_wide, plan.leaves_last = a.leaves_last || b.leaves_last;
+  plan.copies = int(a) > int(b) ? a : b;
+  plan.leaves_last = overhangs_operand(view_of_a, a, p.dtype) || overhangs_operand(view_of_b, b, p.dtype);
   const int64_t chunks = max_of(1, ceil_div(p.k, plan.chunk_k));
   const double partial_bytes =
       double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype == DType::f64 ? 8 : 4);
@@ -113,9 +133,10 @@ inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double
   bool is_first = true;
   for (int shape = 0; shape < kNumMfmaShapes; ++shape) {
     if (!has_mfma_shape(p.dtype, shape)) continue;
+    if (plan.copies == MfmaCopies::of_odd_rows && !copies_odd_rows(p.dtype, shape)) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype, shape) : !do_partials_fit) continue;
-      const double us = mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.is_wide);
+      const double us = mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.copies);
       if (!is_first && us >= cost_us) continue;
       is_first = false;
       cost_us = us, plan.shape = shape, plan.num_splits = splits;

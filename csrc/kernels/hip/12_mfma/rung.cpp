@@ -35,7 +35,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add("block_k", mfma_block_k(problem.gemm.dtype));
   fields.add("split_k", own.num_splits);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, own.chunk_k)));
-  if (!own.is_wide) fields.add("copies", "by element");
+  fields.add("copies", kMfmaCopiesNames[int(own.copies)]);
 }
 
 }  // namespace

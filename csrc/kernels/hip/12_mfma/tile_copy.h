@@ -29,10 +29,11 @@ struct TileCopy {
   const char* tile;               // the first byte of the tile that load() reads
   uint32_t stride_row, stride_k;  // in bytes
   int rows;                       // inside of the operand
-  uint32_t num_bytes;             // from the tile's first to its last one
+  uint32_t num_bytes;             // from the tile's first to its last one, whole chunks
   uint32_t offsets[kChunks];      // in the tile
   int to;                         // in shared memory
   Vector16 staged[kChunks];
+  uint32_t behind[kChunks];  // odd rows: the word behind each of `staged`
 
   // The tiles of `operand` from its element (row, k) on.
   TILEDMM_DEVICE TileCopy(const Operand<T>& operand, int64_t row, int64_t k)
@@ -48,7 +49,7 @@ struct TileCopy {
         offsets[i] = uint32_t(thread / 8 + i * (THREADS / 8)) * stride_row + uint32_t(thread % 8) * 16;
       }
     } else {
-      num_bytes = uint32_t(round_up(int64_t(kBlockK - 1) * stride_k + rows * kSize, 4));
+      num_bytes = uint32_t((kBlockK - 1) * stride_k + round_up(rows * kSize, 16));
       const int place = thread % kPlaces, row_of_chunks = thread / kPlaces * kElements;
       to = place_of(row_of_chunks, place * kTurned * kSize / 16) + place * kTurned * kSize % 16;
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
@@ -58,13 +59,29 @@ struct TileCopy {
     }
   }
 
-  // Reads a whole tile, 16 bytes at a time, and steps to the next one.
+  // Reads a whole tile, 16 bytes at a time, and steps to the next one. Where rows are odd, chunks begin anywhere in a
+  // word of two elements: the words that they touch are read. They may overhang the tile, but not the operand.
+  template <bool ARE_ROWS_ODD>
   TILEDMM_DEVICE void load() {
-    const Buffer buffer = make_buffer(tile, num_bytes);
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) staged[i] = load_vector(buffer, offsets[i]);
+    const uint32_t begin = ARE_ROWS_ODD ? begin_in_word() : 0;
+    const Buffer buffer = make_buffer(tile - begin, ARE_ROWS_ODD ? (begin + num_bytes + 3) / 4 * 4 : num_bytes);
+    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+      const uint32_t offset = ARE_ROWS_ODD ? (begin + offsets[i]) / 4 * 4 : offsets[i];
+      staged[i] = load_vector(buffer, offset);
+      if constexpr (ARE_ROWS_ODD) behind[i] = load_element<uint32_t>(buffer, offset + 16);
+    }
     tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;
   }
-  TILEDMM_DEVICE void store(char* smem) const {
+  template <bool ARE_ROWS_ODD>
+  TILEDMM_DEVICE void store(char* smem) {
+    if constexpr (ARE_ROWS_ODD) {
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+        const uint32_t bits = (begin_in_word() + offsets[i]) % 4 * 8;
+        TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
+          staged[i].words[w] = shift_words(w < 3 ? staged[i].words[w + 1] : behind[i], staged[i].words[w], bits);
+        }
+      }
+    }
     if constexpr (IS_K_MAJOR) {
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
         store_shared(reinterpret_cast<Vector16*>(smem + to + i * (THREADS / 8) * kMfmaRowBytes), staged[i]);
@@ -99,6 +116,9 @@ struct TileCopy {
 
  private:
   static constexpr int kStepRows = THREADS / kPlaces * kElements;  // from one group of a thread to its next
+
+  // Of all tiles: from one to the next there are whole words.
+  TILEDMM_DEVICE uint32_t begin_in_word() const { return uint32_t(reinterpret_cast<uintptr_t>(tile) % 4); }
 
   // Element `row` of each of kTurned chunks, side by side.
   static TILEDMM_DEVICE void store_turned(const Vector16* chunks, int row, char* to) {
