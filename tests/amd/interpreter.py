@@ -1216,12 +1216,20 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int, segmen
 
 
 def run(
-    kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000, traces=None
+    kernel: Kernel,
+    grid,
+    block,
+    args,
+    memory: Memory,
+    order_seed=None,
+    limit: int = 10_000_000,
+    traces=None,
+    most_blocks: int | None = None,
 ) -> Counter:
     """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed,
     the order of the workgroups and, after each barrier, that of the waves are drawn from it. `limit`: instructions of a
     wave between barriers. `traces`: a list of what each wave of the first workgroup executes, to be filled with lists
-    of (place in the kernel's lines, Access or None)."""
+    of (place in the kernel's lines, Access or None). `most_blocks`: only so many workgroups."""
     (machine, code), executed = decode(kernel), [0] * len(kernel.lines)
     num_threads = block[0] * block[1] * block[2]
     if num_threads > kernel.metadata[".max_flat_workgroup_size"]:
@@ -1235,7 +1243,7 @@ def run(
     if random is not None:
         random.shuffle(places)
     with np.errstate(all="ignore"):
-        for place in places:
+        for place in places[:most_blocks]:
             place = tuple(int(i) for i in place)
             machine.shared = SharedMemory(kernel.shared_bytes)
             num_waves = -(-num_threads // machine.num_lanes)
