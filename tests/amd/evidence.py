@@ -1,7 +1,7 @@
 """Runs, counts and models main loops of machine code for AMD's chips, without a GPU; prints a table in Markdown.
 
-    python tests/amd/evidence.py --chips gfx942 --rungs mma_output_cached
-    python tests/amd/evidence.py --triton FOLDER       # what triton_peer.py wrote
+    python benchmarks/amd_loops.py --chips gfx942 --rungs mma_output_cached
+    python benchmarks/amd_loops.py --triton FOLDER       # what triton_peer.py wrote
 
 Executed, counted and modelled is the first workgroup of a product of fp16 whose operands' k is contiguous. What it
 writes is compared with float64: the loop that is counted is one that computes the right thing.
@@ -27,7 +27,9 @@ MEMORIES = [(500, 64), (800, 64), (500, 32), (800, 32)]
 
 
 def check(a, b, c) -> None:
-    """(docs/numerics.md: sums in fp32 or fp64, rounded once)"""
+    """What is written of c (docs/numerics.md: sums in fp32 or fp64, rounded once)."""
+    rows, cols = (np.flatnonzero((~np.isnan(c)).any(axis)) for axis in (1, 0))
+    a, b, c = a[rows], b[:, cols], c[np.ix_(rows, cols)]
     unit, of_sums = np.finfo(c.dtype).eps / 2, 2.0**-53 if c.dtype == np.float64 else 2.0**-24
     wide = np.longdouble if c.dtype == np.float64 else np.float64
     a, b = a.astype(wide), b.astype(wide)
@@ -114,6 +116,3 @@ def main() -> None:
     print(f"busy: matrix units, % of the clocks, at (latency, bytes a clock) {', '.join(map(str, MEMORIES))}\n")
     print(table(rows))
 
-
-if __name__ == "__main__":
-    main()

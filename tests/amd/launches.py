@@ -94,7 +94,9 @@ class Launcher:
 
     def kernel(self, name: str):
         """Compiled when it is first launched, with the others of its file."""
-        for source in self.sources:
+        # Those of other dtypes have files of their own, which need not be compiled.
+        suffix = "_bf16" if "BFloat16" in name else "_f16" if "4Half" in name else "_f"
+        for source in sorted(self.sources, key=lambda source: suffix not in source.stem):
             if source not in self.codes:
                 command = [*gpu_objects.hip_command(self.clang, [self.arch], standalone=True), "--cuda-device-only"]
                 group = gpu_objects.Sources(
