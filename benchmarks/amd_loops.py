@@ -1,6 +1,6 @@
 """Main loops of machine code for AMD's chips, executed, counted and modelled without a GPU (docs/amd_evidence.md).
 
-    python benchmarks/amd_loops.py --chips gfx942 --rungs mma_output_cached
+python benchmarks/amd_loops.py --chips gfx942 --rungs mma_output_cached
 """
 
 import sys

@@ -115,4 +115,3 @@ def main() -> None:
                 print(f"{name} on {chip}: {error}")
     print(f"busy: matrix units, % of the clocks, at (latency, bytes a clock) {', '.join(map(str, MEMORIES))}\n")
     print(table(rows))
-
