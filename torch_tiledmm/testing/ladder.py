@@ -174,7 +174,10 @@ def format_loops(results: list[dict], m: int, n: int, k: int, device: str) -> st
     for name in names:
         values = [entry.get(name, "") for entry in counted]
         rows.append((name, *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)))
-    head = f"{m} x {n} x {k} on {device}: an iteration of the main loop of a warp, executed by an interpreter"
+    head = (
+        f"{m} x {n} x {k} on {device}: an iteration of the main loop of a warp, executed by an interpreter\n"
+        "busy: matrix units, % of the clocks, by a model of one compute unit (docs/amd_evidence.md)"
+    )
     return "\n".join(
         [
             head,
