@@ -169,6 +169,10 @@ class Counts:
     def instructions(self) -> float:
         return sum(self.kinds.values())
 
+    @property
+    def instructions_per_matrix(self) -> float:
+        return self.instructions / self.kinds["matrix"] if self.kinds["matrix"] else float("nan")
+
 
 def count_loop(kernel: Kernel, traces: list) -> Counts:
     header = main_loop(kernel, traces[0])
@@ -229,7 +233,7 @@ def table_row(counts: Counts, found: Resources) -> dict:
     return {
         "instructions": counts.instructions,
         "matrix": kinds["matrix"],
-        **({"per matrix": counts.instructions / kinds["matrix"]} if kinds["matrix"] else {}),
+        **({"per matrix": counts.instructions_per_matrix} if kinds["matrix"] else {}),
         "vector": kinds["vector"] + kinds["moves of accumulators"],
         "scalar": kinds["scalar"],
         "LDS reads": kinds["LDS reads"],
