@@ -233,7 +233,7 @@ def table_row(counts: Counts, found: Resources) -> dict:
     return {
         "instructions": counts.instructions,
         "matrix": kinds["matrix"],
-        "per matrix": counts.instructions_per_matrix,
+        **({"per matrix": counts.instructions_per_matrix} if kinds["matrix"] else {}),
         "vector": kinds["vector"] + kinds["moves of accumulators"],
         "scalar": kinds["scalar"],
         "LDS reads": kinds["LDS reads"],

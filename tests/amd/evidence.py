@@ -1,90 +1,71 @@
 """Runs, counts and models main loops of machine code for AMD's chips, without a GPU; prints a table in Markdown.
 
-    python tests/amd/evidence.py rungs [CHIP ...]    # rung 08, fp16, NT
-    python tests/amd/evidence.py triton FOLDER       # what triton_peer.py wrote
+    python benchmarks/amd_loops.py --chips gfx942 --rungs mma_output_cached
+    python benchmarks/amd_loops.py --triton FOLDER       # what triton_peer.py wrote
 
-Each kernel computes one block of C over nine tiles of k, or twelve; the result is compared with float64, so the loop
-that is counted is one that computes the right thing. 12_mfma has its own way in, test_mfma.py.
+Executed, counted and modelled is the first workgroup of a product of fp16 whose operands' k is contiguous. What it
+writes is compared with float64: the loop that is counted is one that computes the right thing.
 """
 
+import argparse
 import json
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from chips import CHIPS
 from code_object import Kernel
 from count import count_loop, resources, table_row
 from cycles import UNITS, matrix_busy
 from interpreter import Memory, load, run
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
+from launches import Launcher
 
 # Clocks of latency of global memory, bytes a clock of a unit's path to it: the measured spread on MI308X is 500 to 800
 # clocks, 32 bytes a clock (tingqli/pyhip); the nominal rate is 64.
 MEMORIES = [(500, 64), (800, 64), (500, 32), (800, 32)]
 
 
-def operands(m: int, n: int, k: int):
-    random = np.random.default_rng(1)
-    a, b = (random.uniform(-1, 1, shape).astype(np.float16) for shape in ((m, k), (n, k)))
-    return a, b, np.full((m, n), np.nan, np.float16)
-
-
 def check(a, b, c) -> None:
-    """(docs/numerics.md: sums in fp32, rounded once)"""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    expected = a @ b.T
-    bound = (a.shape[1] + 2) * 2.0**-23 * (np.abs(a) @ np.abs(b.T)) + 2.0**-11 * np.abs(expected)
-    assert (np.abs(c.astype(np.float64) - expected) <= bound).all(), "the result is wrong"
+    """What is written of c (docs/numerics.md: sums in fp32 or fp64, rounded once)."""
+    rows, cols = (np.flatnonzero((~np.isnan(c)).any(axis)) for axis in (1, 0))
+    a, b, c = a[rows], b[:, cols], c[np.ix_(rows, cols)]
+    unit, of_sums = np.finfo(c.dtype).eps / 2, 2.0**-53 if c.dtype == np.float64 else 2.0**-24
+    wide = np.longdouble if c.dtype == np.float64 else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    expected = a @ b
+    bound = 2 * (a.shape[1] + 2) * of_sums * (np.abs(a) @ np.abs(b)) + unit * np.abs(expected)
+    is_written = ~np.isnan(c)
+    assert is_written.any() and (np.abs(c.astype(wide) - expected) <= bound)[is_written].all(), "the result is wrong"
 
 
 def row_of(kernel: Kernel, traces: list, threads: int) -> dict:
     counts, found = count_loop(kernel, traces), resources(kernel, threads)
     row = table_row(counts, found)
-    waves = -(-threads // UNIT_LANES[kernel.arch])
-    num_blocks = max(1, 4 * found.waves_per_simd // waves) if counts.kinds["matrix"] else 0
-    for number in dict.fromkeys((1, min(2, num_blocks))):
+    lanes = CHIPS[kernel.arch].lanes
+    num_blocks = 4 * found.waves_per_simd // -(-threads // lanes)
+    if not counts.kinds["matrix"]:
+        return row
+    for number in dict.fromkeys((1, max(1, min(2, num_blocks)))):
         unit = UNITS[kernel.arch]
         memories = [replace(unit, global_latency=latency, global_bytes=width) for latency, width in MEMORIES]
-        shares = [matrix_busy(kernel, traces, each, number).share for each in memories]
-        row[f"busy, {number} blocks"] = " ".join(f"{100 * share:.0f}" for share in shares)
+        try:
+            shares = [matrix_busy(kernel, traces, each, number).share for each in memories]
+        except ValueError:  # too few iterations
+            continue
+        row[f"busy, {number} block{'s' * (number > 1)}"] = " ".join(f"{100 * share:.0f}" for share in shares)
     return row
 
 
-UNIT_LANES = {arch: 32 if arch.startswith("gfx1") else 64 for arch in UNITS}
-
-
-def rung_08(arch: str) -> dict:
-    from test_rungs import _FoldedProblem
-
-    clang = shutil.which("clang++-22")
-    source = gpu_objects.CSRC / "kernels/gpu/08_mma_output_cached.cu"
-    command = [*gpu_objects.hip_command(clang, [arch], standalone=True), "--cuda-device-only"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "code"
-        command += ["--no-gpu-bundle-output", f"-I{gpu_objects.CSRC}", "-c", str(source), "-o", str(path)]
-        subprocess.run(command, check=True)
-        kernel = load(path).find("ILi128ELi128ELi32ELi256E", "4Half", "Lb1ELb1EEEEE")
-    m = n = 128
-    k = 12 * 32
-    a, b, c = operands(m, n, k)
-    memory, problem = Memory(), _FoldedProblem(batch_size=1)
-    gemm = problem.gemm
-    gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, 2
-    gemm.a, gemm.stride_am, gemm.stride_ak = memory.add("a", a), k, 1
-    gemm.b, gemm.stride_bk, gemm.stride_bn = memory.add("b", b), 1, k
-    gemm.c, gemm.stride_cm, gemm.stride_cn = memory.add("c", c, writable=True), n, 1
-    traces = []
-    run(kernel, (1, 1, 1), (256, 1, 1), [bytes(problem)], memory, traces=traces)
-    check(a, b, c)
-    return row_of(kernel, traces, 256)
+def rung(chip: str, name: str, m: int, n: int, k: int, dtype=np.float16, layout: str = "NT") -> dict:
+    """Of the first workgroup of a product. Raises NotImplementedError where the rung cannot serve it."""
+    random, traces = np.random.default_rng(1), []
+    a, b = (random.uniform(-1, 1, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    a, b = (np.asfortranarray(x) if letter == "T" else x for x, letter in zip((a, b), layout, strict=True))
+    launcher = Launcher(chip, name)
+    check(a, b, launcher.matmul(a, b, traces=traces, most_blocks=1))
+    kernel, threads = launcher.launched[0]
+    return row_of(kernel, traces, threads)
 
 
 def triton(path: Path) -> dict:
@@ -94,13 +75,15 @@ def triton(path: Path) -> dict:
     # The launcher gives the size of shared memory.
     kernel.descriptor = struct.pack("<I", sizes["shared_bytes"]) + kernel.descriptor[4:]
     k = 9 * block_k
-    a, b, c = operands(m, n, k)
-    memory, traces = Memory(), []
+    random = np.random.default_rng(1)
+    a, b = (random.uniform(-1, 1, shape).astype(np.float16) for shape in ((m, k), (n, k)))
+    c, memory, traces = np.full((m, n), np.nan, np.float16), Memory(), []
     args = [memory.add("a", a), memory.add("b", b), memory.add("c", c, writable=True), n, k]
     explicit = [each for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden_")]
     args += [0] * (len(explicit) - len(args))  # scratch memory that it does not use
     run(kernel, (1, 1, 1), (sizes["threads"], 1, 1), args, memory, 1, traces=traces)
-    check(a, b, c)
+    check(a, b.T, c)
+    assert not np.isnan(c).any()
     return row_of(kernel, traces, sizes["threads"])
 
 
@@ -114,14 +97,21 @@ def table(rows: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def main(what: str, *names: str) -> None:
-    if what == "rungs":
-        rows = {f"08 {arch}": rung_08(arch) for arch in names or UNITS}
-    else:
-        rows = {path.stem: triton(path) for path in sorted(Path(names[0]).glob("*.co"))}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--chips", nargs="+", choices=UNITS, default=list(UNITS))
+    parser.add_argument("--rungs", nargs="+", default=["mma_output_cached"])
+    parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 576), metavar=("M", "N", "K"))
+    parser.add_argument("--triton", type=Path, metavar="FOLDER", help="what triton_peer.py wrote, instead of rungs")
+    args = parser.parse_args()
+    rows: dict[str, dict] = {}
+    if args.triton:
+        rows = {path.stem: triton(path) for path in sorted(args.triton.glob("*.co"))}
+    for name in () if args.triton else args.rungs:
+        for chip in args.chips:
+            try:
+                rows[f"{name} {chip}"] = rung(chip, name, *args.shape)
+            except NotImplementedError as error:
+                print(f"{name} on {chip}: {error}")
     print(f"busy: matrix units, % of the clocks, at (latency, bytes a clock) {', '.join(map(str, MEMORIES))}\n")
     print(table(rows))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

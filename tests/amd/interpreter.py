@@ -121,6 +121,7 @@ class Machine:
         self.chip = CHIPS[arch]
         self.num_lanes = self.chip.lanes
         self.vgprs = empty_vgprs(self.num_lanes)
+        self.num_used = NUM_VGPRS  # what is exchanged when another wave goes on
         self.sgprs = np.full(NUM_SGPRS, GARBAGE, U32)
         self.scalar = {32: memoryview(self.sgprs), 64: memoryview(self.sgprs.view(U64))}
         self.scc = [0]
@@ -1018,7 +1019,8 @@ class Machine:
 
     def resume(self, wave: Wave, code: list, executed: list, limit: int) -> int:
         """Runs until a barrier or the end."""
-        self.vgprs[:], self.sgprs[:], self.scc[0] = wave.vgprs, wave.sgprs, wave.scc
+        used = np.s_[:, : self.num_used]
+        self.vgprs[used], self.sgprs[:], self.scc[0] = wave.vgprs[used], wave.sgprs, wave.scc
         for counter, queue in self.counters.items():
             queue.clear()
             queue.extend(wave.queues.get(counter, ()))
@@ -1054,7 +1056,7 @@ class Machine:
             fault.place = current
             fault.lanes = np.flatnonzero(self.lanes)
             raise
-        wave.vgprs[:], wave.sgprs[:], wave.scc, wave.pc = self.vgprs, self.sgprs, self.scc[0], pc
+        wave.vgprs[used], wave.sgprs[:], wave.scc, wave.pc = self.vgprs[used], self.sgprs, self.scc[0], pc
         wave.queues = {counter: deque(queue) for counter, queue in self.counters.items()}
         return target
 
@@ -1111,6 +1113,8 @@ def decode(kernel: Kernel):
     fails when it is reached, not before."""
     if kernel.program is None:
         machine, code, places = Machine(kernel.arch), [], index_of(kernel)
+        if not kernel.metadata.get(".agpr_count"):
+            machine.num_used = kernel.metadata[".vgpr_count"]
         for address, text in kernel.lines:
             try:
                 instruction = machine.decode(text, address, places)
@@ -1216,12 +1220,20 @@ def initial_wave(kernel: Kernel, number: int, place, block, kernarg: int, segmen
 
 
 def run(
-    kernel: Kernel, grid, block, args, memory: Memory, order_seed=None, limit: int = 10_000_000, traces=None
+    kernel: Kernel,
+    grid,
+    block,
+    args,
+    memory: Memory,
+    order_seed=None,
+    limit: int = 10_000_000,
+    traces=None,
+    most_blocks: int | None = None,
 ) -> Counter:
     """Executes all workgroups; how often each mnemonic was executed, by waves. `grid` counts workgroups. With a seed,
     the order of the workgroups and, after each barrier, that of the waves are drawn from it. `limit`: instructions of a
     wave between barriers. `traces`: a list of what each wave of the first workgroup executes, to be filled with lists
-    of (place in the kernel's lines, Access or None)."""
+    of (place in the kernel's lines, Access or None). `most_blocks`: only so many workgroups."""
     (machine, code), executed = decode(kernel), [0] * len(kernel.lines)
     num_threads = block[0] * block[1] * block[2]
     if num_threads > kernel.metadata[".max_flat_workgroup_size"]:
@@ -1235,7 +1247,7 @@ def run(
     if random is not None:
         random.shuffle(places)
     with np.errstate(all="ignore"):
-        for place in places:
+        for place in places[:most_blocks]:
             place = tuple(int(i) for i in place)
             machine.shared = SharedMemory(kernel.shared_bytes)
             num_waves = -(-num_threads // machine.num_lanes)

@@ -1,6 +1,7 @@
 """The ladder of GPU kernels: counted on any machine, measured where there is a GPU.
 
-Counting runs every rung on the host executor (torch_tiledmm/host_gpu.py). Measuring times every rung against the
+Counting runs every rung on the host executor (torch_tiledmm/host_gpu.py), or, for a chip of AMD's, its machine code in
+an interpreter (tests/amd). Measuring times every rung against the
 vendor's library through torch.mm: arms interleaved, medians of events, caches of the GPU emptied before each call,
 random data, one shape after the other.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import importlib
 import io
 import json
 import subprocess
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wave", type=int, choices=host_gpu.WARP_SIZES, default=32, help="with --count: lanes of a warp"
     )
+    parser.add_argument("--device", metavar="hip:CHIP", help="with --count: the main loops of this chip's machine code")
     parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NN", help="with --count")
     parser.add_argument(
         "--dtype",
@@ -81,6 +84,11 @@ def run(args: argparse.Namespace) -> None:
         dtypes = args.dtype or ["fp32"]
         if len(dtypes) != 1 or dtypes[0] == "tf32":
             raise ValueError(f"dtype: got {' '.join(dtypes)}, expected one of {', '.join(DTYPES)} to count")
+        if args.device is not None:
+            loops = count_loops(args.device, m, n, k, dtypes[0], args.layout)
+            print(format_loops(loops, m, n, k, args.device))
+            _write(args.json, loops)
+            return
         counts = count(parse_shape(f"{m}x{n}x{k}:{args.layout}"), DTYPES[dtypes[0]], args.wave)
         print(format_counts(counts, m, n, k, args.wave))
         _write(args.json, counts)
@@ -130,6 +138,55 @@ def format_counts(results: list[dict], m: int, n: int, k: int, warp_size: int) -
     ]
     head = f"{m} x {n} x {k}, warps of {warp_size} lanes; A and B have {least:,} elements"
     return "\n".join([head, "", format_columns(rows), "", "global loads, in sizes of A and B together", *bars])
+
+
+def count_loops(device: str, m: int, n: int, k: int, dtype: str, layout: str) -> list[dict]:
+    """For each rung that can serve the product on a chip of AMD's, what an iteration of its main loop is made of, from
+    the execution of its machine code; of the others, why they cannot."""
+    folder = Path(__file__).resolve().parents[2] / "tests" / "amd"
+    if not (folder / "evidence.py").exists():
+        raise ValueError(f"device: machine code is executed by the source tree's tests, and {folder} is not there")
+    sys.path.insert(0, str(folder))
+    evidence, launches = (importlib.import_module(name) for name in ("evidence", "launches"))
+    chip = device.removeprefix("hip:")
+    if chip not in launches.CHIPS or device == chip:
+        raise ValueError(f"device: got {device!r}, expected one of hip:{', hip:'.join(launches.CHIPS)}")
+    if dtype == "bf16":
+        raise ValueError("dtype: got bf16, whose loops are those of fp16")
+    results = []
+    for entry in algorithms("cuda"):
+        if "." in entry.name or not launches.has_sources(entry.name):
+            continue
+        result: dict = {"algorithm": entry.name}
+        try:
+            result |= evidence.rung(chip, entry.name, m, n, k, str(DTYPES[dtype]).removeprefix("torch."), layout)
+        except (NotImplementedError, ValueError) as error:
+            result["reason"] = str(error)
+        results.append(result)
+    return results
+
+
+def format_loops(results: list[dict], m: int, n: int, k: int, device: str) -> str:
+    """The loops as a table, a column for each rung."""
+    counted = [entry for entry in results if "reason" not in entry]
+    names = dict.fromkeys(name for entry in counted for name in entry)
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        values = [entry.get(name, "") for entry in counted]
+        rows.append((name, *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)))
+    head = (
+        f"{m} x {n} x {k} on {device}: an iteration of the main loop of a warp, executed by an interpreter\n"
+        "busy: matrix units, % of the clocks, by a model of one compute unit (docs/amd_evidence.md)"
+    )
+    return "\n".join(
+        [
+            head,
+            "",
+            *([format_columns(rows)] if rows else []),
+            "",
+            *(f"{entry['algorithm']}: {entry['reason']}" for entry in results if "reason" in entry),
+        ]
+    )
 
 
 def plot_counts(results: list[dict], path: Path) -> None:

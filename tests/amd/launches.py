@@ -1,0 +1,172 @@
+"""Whole calls of a rung on a chip of AMD's: the rung's own host code plans and launches, the interpreter executes.
+
+    launcher = Launcher("gfx942", "mma_output_cached")
+    c = launcher.matmul(a, b, traces=traces)
+
+clang compiles the rung's kernels for the chip and its host code for this machine, g++ the dispatcher; objects are kept
+under build/.
+"""
+
+import ctypes
+import shutil
+import sys
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from code_object import load
+from interpreter import Memory, run
+
+from torch_tiledmm.host_gpu import _GemmProblem
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import gpu_objects  # noqa: E402
+
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
+DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}  # csrc/core/problem.h
+# CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
+CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
+
+
+class _Executor(ctypes.Structure):  # csrc/core/executor.h
+    _fields_ = [
+        ("self", ctypes.c_void_p),
+        *[(name, ctypes.c_int32) for name in ("num_threads", "device_idx", "num_cus", "warp_size")],
+        ("stream", ctypes.c_void_p),
+        ("parallel_for", ctypes.c_void_p),
+        ("allocate", _Allocate),
+        ("release", _Release),
+    ]
+
+
+def sources_of(rung: str) -> list[Path]:
+    """The rung's files for HIP: one file of the ladder, or a folder of its own."""
+    kernels = gpu_objects.CSRC / "kernels"
+    found = [*kernels.glob(f"gpu/[0-9][0-9]_{rung}.cu"), *kernels.glob(f"hip/[0-9][0-9]_{rung}/*.cu")]
+    if not found:
+        raise ValueError(f"{rung} has no kernel for HIP")
+    return sorted(found)
+
+
+def has_sources(rung: str) -> bool:
+    try:
+        return bool(sources_of(rung))
+    except ValueError:
+        return False
+
+
+class Launcher:
+    def __init__(self, arch: str, rung: str):
+        self.arch, self.rung, self.sources = arch, rung, sources_of(rung)
+        self.clang = shutil.which("clang++-22")
+        if self.clang is None:
+            raise RuntimeError("there is no clang++-22, which compiles for AMD's chips without ROCm")
+        self.folder = ROOT / "build" / "amd"
+        self.codes: dict[Path, object] = {}
+        self.threads: list[int] = []
+
+    @cached_property
+    def library(self) -> ctypes.CDLL:
+        folder = self.folder / f"host_{self.rung}"
+        host = [*gpu_objects.hip_command(self.clang, [self.arch], standalone=True), "-O0", "-w", "-no-hip-rt"]
+        # The registration of kernels refers to their code, which is elsewhere.
+        nothing = folder / "no_device_code"
+        folder.mkdir(parents=True, exist_ok=True)
+        nothing.touch()
+        host += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
+        plain = gpu_objects.host_command("g++", 64)
+        own = [gpu_objects.CSRC / "api/host_gpu_api.cpp", gpu_objects.CSRC / "platform/host_gpu/executor.cpp"]
+        entries = [path for path in gpu_objects.host_sources(64) if path.suffix == ".cpp" and path not in own]
+        with gpu_objects.locked(self.folder):
+            groups = [
+                gpu_objects.Sources(self.sources, host, folder),
+                gpu_objects.Sources(entries, plain, self.folder / "entries"),
+            ]
+            objects = gpu_objects.compile_objects(groups, gpu_objects.num_jobs(), is_quiet=True)
+            recorder, target = folder / "recorder.o", folder / "launch.so"
+            source = Path(__file__).with_name("recorder.cpp")
+            gpu_objects.run_compiler([*plain, f"-I{gpu_objects.CSRC}", "-c", str(source), "-o", str(recorder)])
+            gpu_objects.link_library(["g++"], [*objects[0], *objects[1], recorder], target)
+        return ctypes.CDLL(str(target))
+
+    def kernel(self, name: str):
+        """Compiled when it is first launched, with the others of its file."""
+        # Those of other dtypes have files of their own, which need not be compiled.
+        suffix = "_bf16" if "BFloat16" in name else "_f16" if "4Half" in name else "_f"
+        for source in sorted(self.sources, key=lambda source: suffix not in source.stem):
+            if source not in self.codes:
+                command = [*gpu_objects.hip_command(self.clang, [self.arch], standalone=True), "--cuda-device-only"]
+                group = gpu_objects.Sources(
+                    [source], [*command, "--no-gpu-bundle-output"], self.folder / f"{self.arch}_{self.rung}"
+                )
+                with gpu_objects.locked(self.folder):
+                    ((code,),) = gpu_objects.compile_objects([group], 1, is_quiet=True)
+                self.codes[source] = load(code)
+            if name in self.codes[source].kernels:
+                return self.codes[source].kernels[name]
+        raise KeyError(name)
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, traces: list | None = None, most_blocks=None) -> np.ndarray:
+        """a @ b; `traces` and `most_blocks` as in interpreter.run, traces of the first launch. `launched` has (kernel,
+        threads) of each launch.
+
+        Raises NotImplementedError where the rung cannot serve.
+        """
+        (m, k), n = a.shape, b.shape[1]
+        c, memory, spaces = np.full((m, n), np.nan, a.dtype), Memory(), []
+        problem = _GemmProblem(m=m, n=n, k=k, dtype=DTYPES[a.dtype])
+        for name, array, axes in (("a", a, "mk"), ("b", b, "kn"), ("c", c, "mn")):
+            # What lies transposed is handed over as it lies.
+            lies = array if array.flags.c_contiguous else array.T
+            setattr(problem, name, memory.add(name, lies, writable=name == "c"))
+            for axis, stride in zip(axes, array.strides, strict=True):
+                setattr(problem, f"stride_{name}{axis}", stride // array.itemsize)
+        self.launched = []
+
+        def allocate(_, num_bytes):
+            spaces.append(np.full(num_bytes, 0xFF, np.uint8))
+            return memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+
+        def record(name, blocks, blocks_y, threads, arguments):
+            kernel = self.kernel(name.decode())
+            sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
+            values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
+            is_first = not self.launched
+            self.launched.append((kernel, threads))
+            grid, block = (blocks, blocks_y, 1), (threads, 1, 1)
+            failures.append(None)
+            try:
+                of_first = traces if is_first else None
+                run(kernel, grid, block, values, memory, traces=of_first, most_blocks=most_blocks)
+            except Exception as error:
+                failures[-1] = error
+                return 1
+            return 0
+
+        failures: list = []
+        executor = _Executor(num_threads=1)
+        executor.allocate, executor.release = _Allocate(allocate), _Release(lambda *_: None)
+        num_cus, kib = CHIPS[self.arch]
+        reason = ctypes.create_string_buffer(320)
+        lanes = 32 if self.arch.startswith("gfx1") else 64
+        status = self.library.record_gemm(
+            ctypes.byref(problem),
+            self.rung.encode(),
+            ctypes.byref(executor),
+            int(self.arch[3:], 16),
+            num_cus,
+            lanes,
+            kib << 10,
+            _Record(record),
+            reason,
+            ctypes.c_size_t(len(reason)),
+        )
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        if status:
+            raise NotImplementedError(reason.value.decode())
+        return c

@@ -1,0 +1,60 @@
+"""Whole calls without a GPU: a rung's own host code plans and launches, the interpreter executes; and what is counted
+of it, as `ladder --device` prints it.
+
+Planted bugs that must be found: the strides of a transposed operand taken for those of a plain one, traces of another
+workgroup, a rung that cannot serve counted as if it could.
+"""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from evidence import check, rung
+from launches import Launcher, has_sources
+
+from torch_tiledmm.testing.ladder import count_loops, format_loops
+
+
+@pytest.fixture(autouse=True, scope="module")
+def need_clang():
+    if not shutil.which("clang++-22"):
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang++-22")
+
+
+@pytest.mark.parametrize("chip", ["gfx942", "gfx1100"])
+def test_a_whole_call(chip):
+    launcher, random = Launcher(chip, "block_tiled"), np.random.default_rng(3)
+    a, b = (random.uniform(-1, 1, shape).astype(np.float32) for shape in ((37, 21), (21, 50)))
+    for operand in (b, np.asfortranarray(b)):
+        traces: list = []
+        c = launcher.matmul(a, operand, traces=traces)
+        check(a, operand, c)
+        assert not np.isnan(c).any()
+        kernel, threads = launcher.launched[0]
+        assert kernel.arch == chip and len(traces) == threads // (32 if chip == "gfx1100" else 64)
+        # All waves of one workgroup have the same barriers.
+        barriers = [sum("s_barrier" in kernel.lines[place][1] for place, _ in trace) for trace in traces]
+        assert len(set(barriers)) == 1 and barriers[0] > 0
+
+
+def test_what_a_rung_cannot_serve():
+    with pytest.raises(NotImplementedError, match="gfx1100"):
+        rung("gfx1100", "mma", 32, 32, 32, np.float64)
+    assert has_sources("naive") and not has_sources("wgmma")
+
+
+def test_the_table_of_ladder(monkeypatch):
+    """Rungs that are quickly compiled, of them one that cannot serve."""
+    import launches
+
+    monkeypatch.setattr(launches, "has_sources", lambda name: name in ("block_tiled", "mma"))
+    results = count_loops("hip:gfx1100", 32, 32, 96, "fp32", "NT")
+    assert [entry["algorithm"] for entry in results] == ["block_tiled", "mma"]
+    assert results[0]["barriers"] == 2 and results[0]["vector"] >= 16 and "gfx1100" in results[1]["reason"]
+    text = format_loops(results, 32, 32, 96, "hip:gfx1100")
+    assert "mma: algorithm 'mma' cannot serve" in text and "LDS reads" in text
+    for device, dtype in (("gfx1100", "fp32"), ("cuda:sm_90", "fp32"), ("hip:gfx1100", "bf16")):
+        with pytest.raises(ValueError, match="got"):
+            count_loops(device, 32, 32, 32, dtype, "NN")
