@@ -1,21 +1,13 @@
 """few_rows as clang compiles it for AMD's chips, run by the interpreter."""
 
 import functools
-import os
-import shutil
 import struct
-import sys
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from interpreter import load, run
-from products import DTYPES, Product
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
+from products import DTYPES, Product, gpu_objects, need_compiler
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/16_few_rows"
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16", "fp32": "f", "fp64": "d"}
@@ -24,9 +16,7 @@ WARPS = {"gfx1100": 8, "gfx1201": 8, "gfx90a": 4, "gfx942": 4, "gfx950": 4}
 
 @pytest.fixture(scope="module")
 def compiled(amd_object):
-    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
-        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
-        pytest.skip("there is no clang++-22")
+    need_compiler()
 
     @functools.cache
     def code_of(arch: str, name: str):

@@ -4,30 +4,22 @@ Results are compared with the bounds of the reference; memory outside of the ope
 shared memory are errors of the interpreter. What decides the speed is counted: instructions of the main loop, bank
 conflicts, registers.
 
-Planted bugs that these tests caught: each barrier, one at a time; a swizzle of the loads that is not that of the stores;
-a k tile that begins too early; the end of k and of the rows taken for later ones; garbage beyond k; a total that forgets
-its chunks; a last group of tiles that is taken for a whole one.
+Planted bugs that these tests caught: each barrier removed, one at a time; a swizzle of the loads that is not that of
+the stores; a k tile that begins too early; the end of k and of the rows taken for later ones; garbage beyond k; a total
+that forgets its chunks; a last group of tiles that is taken for a whole one.
 """
 
 import functools
-import os
 import re
-import shutil
 import struct
-import sys
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from interpreter import load, run
 from memory import SharedMemory
-from products import Product, compile_mutant, is_wrong, removable, without
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
+from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, need_compiler, removable, without
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
 ARCHS = ("gfx1100", "gfx1201")
@@ -38,9 +30,7 @@ MANGLED = {"fp16": "4Half", "bf16": "8BFloat16"}
 
 @pytest.fixture(scope="module")
 def compiled(amd_object):
-    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
-        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
-        pytest.skip("there is no clang++-22")
+    need_compiler()
 
     @functools.cache
     def code_of(arch: str, name: str):
@@ -121,20 +111,6 @@ def test_a_row_s_bits_do_not_depend_on_m(arch, compiled):
 
 
 # ---- What decides the speed
-
-
-def loops_of(kernel) -> list[list[str]]:
-    """The instructions of each loop that has no other one in it."""
-    places = {address: i for i, (address, _) in enumerate(kernel.lines)}
-    ends = []
-    for i, (address, text) in enumerate(kernel.lines):
-        if branch := re.match(r"s_c?branch\S* (\d+)$", text):
-            to = address + 4 + 4 * ((int(branch[1]) ^ 0x8000) - 0x8000)
-            ends += [(places[to], i)] if to <= address else []
-    inner = [
-        one for one in ends if not any(one != other and one[0] <= other[0] <= other[1] <= one[1] for other in ends)
-    ]
-    return [[text for _, text in kernel.lines[first : last + 1]] for first, last in inner]
 
 
 @pytest.mark.parametrize("layouts, permutes", [((True, True), 0), ((True, False), 16), ((False, False), 32)])
