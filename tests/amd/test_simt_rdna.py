@@ -37,7 +37,7 @@ def multiply(compiled, arch, product, shape=SMALL, is_whole=True, seed=None, cod
 
 
 CASES = {
-    "large_kk": (dict(m=150, n=130, k=43, has_bias=True, activation="relu", pads=(1, 2, 3)), dict(shape=LARGE)),
+    "large_kk": (dict(m=100, n=130, k=43, has_bias=True, activation="relu", pads=(1, 2, 3)), dict(shape=LARGE)),
     "large_mn": (dict(m=130, n=135, k=20, a_close="m", b_close="n"), dict(shape=LARGE)),
     "small_kn_batch": (dict(m=5, n=67, k=24, b_close="n", batch=2, c_close="m", offset=1), {}),
     "small_mk": (dict(m=66, n=30, k=17, a_close="m", has_bias=True, activation="silu"), {}),
@@ -46,8 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch, case", [("gfx1100", case) for case in CASES] + [("gfx1201", "large_kk")])
 def test_values(arch, case, compiled):
     product, how = CASES[case]
     product = Product("fp32", **product)
@@ -58,11 +57,11 @@ def test_values(arch, case, compiled):
 def test_the_sum_is_one_chain_in_the_order_of_k(compiled):
     """The same bits in every tile, and those of fused multiply-adds one after the other: a product of two floats is
     exact in float64, and a sum that is rounded there before it is rounded to fp32 differs once in 2^29."""
-    whole = Product("fp32", 130, 40, 45)
-    acc = torch.zeros(130, 40)
+    whole = Product("fp32", 70, 40, 45)
+    acc = torch.zeros(70, 40)
     for p in range(45):
         acc = (acc.double() + whole.a[0, :, p : p + 1].double() * whole.b[0, :, p].double()).float()
-    for m, how in ((130, dict(shape=LARGE)), (1, {}), (67, {}), (3, dict(is_whole=False))):
+    for m, how in ((70, dict(shape=LARGE)), (1, {}), (67, {}), (3, dict(is_whole=False))):
         part = Product("fp32", m, 40, 45, a=whole.a[:, -m:], b=whole.b)
         multiply(compiled, "gfx1100", part, **how)
         assert torch.equal(part.result()[0], acc[-m:]), (m, how)
