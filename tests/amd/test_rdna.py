@@ -82,6 +82,7 @@ CASES = {
 SOME = ("large_kk", "small_mk_chunks", "small_kn_silu", "gather_kk")
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("arch, case", [("gfx1100", case) for case in CASES] + [("gfx1201", case) for case in SOME])
 def test_values(arch, case, compiled):
     product, how = CASES[case]

@@ -46,6 +46,7 @@ CASES = {
 }
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("arch, case", [("gfx1100", case) for case in CASES] + [("gfx1201", "large_kk")])
 def test_values(arch, case, compiled):
     product, how = CASES[case]
