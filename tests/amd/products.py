@@ -4,12 +4,16 @@ Operands lie in buffers that end with their last element. What is between their 
 """
 
 import ctypes
+import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from interpreter import Fault, Memory, load
 
@@ -116,6 +120,29 @@ class Product:
         result = self.result()
         for i in range(self.batch):
             assert_close(result[i], expect_linear(self.a[i], self.b[i], self.bias, self.activation))
+
+
+# ---- Machine code
+
+
+def need_compiler():
+    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
+        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
+        pytest.skip("there is no clang++-22")
+
+
+def loops_of(kernel) -> list[list[str]]:
+    """The instructions of each loop that has no other one in it."""
+    places = {address: i for i, (address, _) in enumerate(kernel.lines)}
+    ends = []
+    for i, (address, text) in enumerate(kernel.lines):
+        if branch := re.match(r"s_c?branch\S* (\d+)$", text):
+            to = address + 4 + 4 * ((int(branch[1]) ^ 0x8000) - 0x8000)
+            ends += [(places[to], i)] if to <= address else []
+    inner = [
+        one for one in ends if not any(one != other and one[0] <= other[0] <= other[1] <= one[1] for other in ends)
+    ]
+    return [[text for _, text in kernel.lines[first : last + 1]] for first, last in inner]
 
 
 # ---- Mutants

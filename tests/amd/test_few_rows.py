@@ -1,21 +1,22 @@
-"""few_rows as clang compiles it for AMD's chips, run by the interpreter."""
+"""Rung 16, few_rows: its machine code as clang compiles it for all of AMD's chips, run by the interpreter. Its bits are
+those of the rungs with tiles, whose order of summation it follows.
+
+Planted bugs that these tests caught: each barrier removed, one at a time; a step that takes the next one's few rows;
+garbage beyond k; columns that change places; a part of k that is read twice.
+"""
 
 import functools
-import os
-import shutil
+import re
 import struct
-import sys
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 import pytest
+import test_mfma
+import test_rdna
+import torch
 from interpreter import load, run
-from products import DTYPES, Product
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
+from products import DTYPES, Product, compile_mutant, gpu_objects, is_wrong, need_compiler, removable, without
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/16_few_rows"
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16", "fp32": "f", "fp64": "d"}
@@ -24,9 +25,7 @@ WARPS = {"gfx1100": 8, "gfx1201": 8, "gfx90a": 4, "gfx942": 4, "gfx950": 4}
 
 @pytest.fixture(scope="module")
 def compiled(amd_object):
-    if not shutil.which("clang++-22"):  # the interpreter knows the instructions that this one takes
-        assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
-        pytest.skip("there is no clang++-22")
+    need_compiler()
 
     @functools.cache
     def code_of(arch: str, name: str):
@@ -35,9 +34,11 @@ def compiled(amd_object):
     return code_of
 
 
-def multiply(compiled, arch, product, are_columns_few=False, is_whole=True, splits=1, seed=None):
+def multiply(
+    compiled, arch, product, are_columns_few=False, is_whole=True, splits=1, seed=None, code=None, blocks_y=None
+):
     """C by the kernel's machine code, as launch_few.cu starts it."""
-    code = compiled(arch, "few_" + product.dtype.replace("fp", "f") + ".cu")
+    code = code or compiled(arch, "few_" + product.dtype.replace("fp", "f") + ".cu")
     is_k_major = (product.a_close if are_columns_few else product.b_close) == "k"
     stream = 2 if not is_whole else 0 if is_k_major else 1
     bits = int(are_columns_few)
@@ -49,7 +50,7 @@ def multiply(compiled, arch, product, are_columns_few=False, is_whole=True, spli
     partials = np.full(splits * outputs, np.nan, np.float64 if size == 8 else np.float32)
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<qqqQ", tiles, splits, chunk_k if splits > 1 else product.k, address)
-    grid = (tiles * splits, product.batch, 1)
+    grid = (tiles * splits, blocks_y or product.batch, 1)
     run(kernel, grid, (256, 1, 1), product.args(work), product.memory, seed)
     if splits > 1:
         adder = compiled(arch, "launch_few.cu").find(f"10add_chunksI{mangled(product.dtype)}Li128ELi16E")
@@ -81,11 +82,18 @@ CASES = {
 }
 
 
+# Fixtures: the code of rung 12 and its host side.
+code_of, launcher = test_mfma.code_of, test_mfma.launcher
+
 CHIPS = {"gfx1100": "fp16", "gfx1201": "bf16", "gfx942": "fp64", "gfx950": "fp16", "gfx90a": "fp32"}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("arch", CHIPS)
+# Every case on one chip of each family, some of them on the others.
+ALL = [(arch, case) for arch in ("gfx1100", "gfx942") for case in CASES]
+SOME = [(arch, case) for arch in ("gfx1201", "gfx950", "gfx90a") for case in ("kk", "kn_batch")]
+
+
+@pytest.mark.parametrize("arch, case", ALL + SOME)
 def test_values(arch, case, compiled):
     product, how = CASES[case]
     product = dict(product)
@@ -94,3 +102,60 @@ def test_values(arch, case, compiled):
     product = Product(CHIPS[arch], **product)
     multiply(compiled, arch, product, **how, seed=1)
     product.check()
+
+
+def test_the_bits_are_those_of_tiles(compiled, amd_object):
+    """wmma_rdna's, with few rows and with few columns, chunks among them. In both the large operand keeps its role."""
+    tiles = functools.cache(lambda arch, name: load(amd_object(arch, FOLDER.parent / "13_wmma_rdna" / name)[0]))
+    for m, n, k, chunk_k, how in ((16, 50, 330, 256, {}), (40, 8, 96, 0, dict(are_columns_few=True))):
+        splits = ceil(k / chunk_k) if chunk_k else 1
+        few = Product("fp16", m, n, k, chunk_k=chunk_k)
+        multiply(compiled, "gfx1100", few, splits=splits, **how)
+        whole = Product("fp16", m, n, k, chunk_k=chunk_k)
+        test_rdna.multiply(tiles, "gfx1100", whole)
+        assert torch.equal(few.result(), whole.result())
+        one_row = Product("fp16", 1, n, k, b_close="n", chunk_k=chunk_k, a=whole.a[:, -1:], b=whole.b)
+        multiply(compiled, "gfx1100", one_row, splits=splits)
+        assert torch.equal(one_row.result(), whole.result()[:, -1:])
+
+
+def test_the_bits_are_those_of_mfma(compiled, code_of, launcher):
+    """The same on CDNA. What the interpreter's matrix instruction adds at one time is 4 of k."""
+    torch.manual_seed(0)
+    tile = test_mfma.Product(9, 50, 75, "fp64", bias=None, activation="none")
+    tile.run(code_of("fp64"), launcher)
+    few = Product("fp64", 9, 50, 75, a=tile.a.clone(), b=tile.b.clone())
+    multiply(compiled, "gfx942", few)
+    assert torch.equal(few.result(), tile.out[:, :, :50])
+
+
+# ---- Mutants
+
+
+def test_missing_barriers_are_found(compiled, amd_object):
+    product = dict(m=5, n=20, k=600, batch=2)
+    path, part = amd_object("gfx1100", FOLDER / "few_f16.cu")[0], "StreamE0ELb0E"
+    kernel = compiled("gfx1100", "few_f16.cu").find("8few_rowsI", part)
+    places = removable(kernel.lines, re.compile(r"s_barrier\b"))
+    assert 4 <= len(places) <= 5
+    for place in places:
+        how = dict(code=without(path, kernel.name, place), blocks_y=1)
+        assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, how), kernel.lines[place]
+
+
+MUTANTS = {
+    "the few rows' step": ("n", "from + step * Step::kK", "from + (step ^ 1) * Step::kK"),
+    "what lies beyond k": ("k", "if (w * 4 / kSize >= left_k)", "if (false)"),
+    "the columns' places": ("n", "(Config::kIsStreamFirst ? first : second) * kFrags + i", "second + i * 16"),
+    "the next part of k": ("k", "next_few += Config::kPartK * few.stride_k;", ""),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_found(mutant, compiled, tmp_path):
+    b_close, old, new = MUTANTS[mutant]
+    header = "kernels/hip/16_few_rows/kernel.h"
+    kernel = f"few_rows<FewConfig<Half, Stream::{'k' if b_close == 'k' else 'mn'}_major, false>>"
+    code = load(compile_mutant(tmp_path, "gfx1201", header, kernel, header, old, new))
+    product = dict(m=5, n=70, k=300, b_close=b_close)
+    assert is_wrong(multiply, compiled, "gfx1201", ("fp16",), product, dict(code=code))

@@ -1,0 +1,39 @@
+// The entry of rung 17.
+#include "core/rung.h"
+#include "kernels/hip/17_simt_rdna/plan.h"
+#include "kernels/hip/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_simt_rdna(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_amd(problem, chip)) return reason;
+  if (!is_rdna(chip)) return "it is for RDNA 3 and 4";
+  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+}
+
+void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
+  if (is_empty(problem)) return;
+  plan.as<SimtRdnaPlan>() = choose_simt_rdna(problem, chip, plan.cost_us);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (is_empty(problem)) return;
+  const SimtRdnaPlan& own = plan.as<SimtRdnaPlan>();
+  fields.add_tile("block", kSimtRdnaShapes[own.shape].block_m, kSimtRdnaShapes[own.shape].block_n);
+  if (!own.is_whole) fields.add("copies", "elements");
+}
+
+}  // namespace
+
+const Rung simt_rdna_rung = {"simt_rdna", "fp32 by multiply-adds, two of them at a time",
+                             17,          true,
+                             true,        Order::chain,
+                             refuse,      plan,
+                             describe,    launch_simt_rdna};
+
+}  // namespace tiledmm::gpu
