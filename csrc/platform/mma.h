@@ -148,8 +148,9 @@ TILEDMM_DEVICE void accumulate(A (&acc)[SIZE], const Instruction& instruction) {
 }
 
 template <class T>
-TILEDMM_DEVICE void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA],
-                                     const Word (&b)[L::kWordsB]) {
+TILEDMM_DEVICE void Mma<T>::multiply([[maybe_unused]] Acc<T> (&acc)[L::kAccs],
+                                     [[maybe_unused]] const Word (&a)[L::kWordsA],
+                                     [[maybe_unused]] const Word (&b)[L::kWordsB]) {
 #if defined(__gfx1200__) || defined(__gfx1201__)
   if constexpr (std::is_same_v<T, Half>) {
     using Operand = ClangVector<_Float16, 8>;
