@@ -24,6 +24,8 @@ template <bool IS_RDNA>
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
   if (is_rdna(chip) != IS_RDNA) return IS_RDNA ? "it is for RDNA 3 and 4" : "it is for CDNA";
+  // Or m would choose the order of summation.
+  if (!IS_RDNA && mfma_rung.refuse(problem, chip)) return mfma_rung.refuse(problem, chip);
   if (chip.mma_tflops[int(problem.gemm.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
   if (min_of(problem.gemm.m, problem.gemm.n) > kMostFewRows) return "it serves up to 16 rows or columns";
   const FewPlan plan = plan_on(chip, problem);
