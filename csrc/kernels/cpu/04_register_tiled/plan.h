@@ -99,6 +99,7 @@ struct CpuConfig {
 [[maybe_unused]] double columns_cost(int64_t cols, const CpuKernelShape& shape) {
   return 2 * double(round_up(cols, shape.narrow_n)) / double(shape.thread_n);
 }
+
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
 CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t stride_am, bool is_a_k_major,
