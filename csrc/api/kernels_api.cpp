@@ -52,11 +52,12 @@ size_t copy_text(const std::string& from, char* to, size_t capacity) {
   return from.size();
 }
 
-// An aligned product of a size that every kernel serves.
+// An aligned product of a size that every kernel serves, those for few rows, too.
 FoldedProblem usual_problem(DType dtype) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p.m = p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
+  p.m = 16;
+  p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
   p.stride_ak = p.stride_bn = p.stride_cn = 1;
   p.dtype = dtype;
   p.allow_tf32 = true;
