@@ -1,7 +1,6 @@
 """The tiles that `auto` chooses on AMD's chips beside those of Origami, AMD's analytical model (docs/amd_evidence.md).
 
-pip download rocm-origami==0.0.3 --no-binary rocm-origami --no-deps     (and unpack it)
-python benchmarks/amd_tiles.py rocm_origami-0.0.3 FOLDER                FOLDER has hip/hip_runtime.h, as Triton's wheel
+python benchmarks/amd_tiles.py rocm_origami-0.0.3 FOLDER
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ CHIPS = {
 PROGRAM = r"""
 #include <cstdio>
 #include <iostream>
-#include <limits>
 #include <string>
 #include "origami/gemm.hpp"
-#include "origami/origami.hpp"
 extern "C" hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_t*, int) { return hipErrorUnknown; }
 extern "C" const char* hipGetErrorString(hipError_t) { return "there is no device"; }
 using namespace origami;
@@ -45,17 +42,19 @@ int main() {
         hardware_t::get_hardware_for_arch(hardware_t::arch_name_to_enum(chip), cus, lds, cache, khz);
     problem_t p;
     p.size = {m, n, k}, p.batch = batch;
-    p.a_transpose = has_a_t ? transpose_t::T : transpose_t::N, p.b_transpose = has_b_t ? transpose_t::T : transpose_t::N;
+    p.a_transpose = has_a_t ? transpose_t::T : transpose_t::N;
+    p.b_transpose = has_b_t ? transpose_t::T : transpose_t::N;
     p.a_dtype = p.b_dtype = p.c_dtype = p.d_dtype = p.mi_dtype = data_type_t::Half;
     for (size_t bm : {16, 32, 64, 128, 256}) for (size_t bn : {16, 32, 64, 128, 256}) {
-      double best = std::numeric_limits<double>::max();
-      for (size_t bk : {16, 32, 64, 128, 256}) for (const dim3_t& mi : hardware.get_valid_matrix_instructions(p.mi_dtype))
-        for (int hints : {0, 1, 2}) {
+      double best = 1e300;  // more means: refused
+      for (size_t bk : {16, 32, 64, 128, 256}) for (int hints : {0, 1, 2})
+        for (const dim3_t& mi : hardware.get_valid_matrix_instructions(p.mi_dtype)) {
           config_t c;
           c.mt = {bm, bn, bk}, c.mi = mi;
           c.occupancy = bm * bn > 16384 ? 1 : bm * bn > 4096 ? 2 : 4;
           c.cache_hints_a = hints == 1 ? 4 : 0, c.cache_hints_b = hints == 2 ? 4 : 0;
-          if (mi.m > bm || mi.n > bn || mi.k > bk || !check_lds_capacity(hardware, c.mt, p.a_dtype, p.b_dtype)) continue;
+          const bool is_legal = mi.m <= bm && mi.n <= bn && mi.k <= bk;
+          if (!is_legal || !check_lds_capacity(hardware, c.mt, p.a_dtype, p.b_dtype)) continue;
           best = std::min(best, compute_total_latency(p, hardware, c, hardware.N_CU));
         }
       if (best < 1e300) printf("%zux%zu=%.9g ", bn, bm, best);
@@ -70,28 +69,27 @@ def predict(origami: Path, headers: Path, problems: list[str]) -> list[dict[str,
     """Clocks by Origami of every block for each problem."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "main.cpp").write_text(PROGRAM)
-        command = ["g++", "-std=c++20", "-O2", "-w", "-D__HIP_PLATFORM_AMD__", f"-I{origami}/include", f"-I{headers}"]
         program = f"{folder}/tiles"
+        command = ["g++", "-std=c++20", "-O2", "-w", "-D__HIP_PLATFORM_AMD__", f"-I{origami}/include", f"-I{headers}"]
         subprocess.run([*command, f"{folder}/main.cpp", *origami.glob("src/**/*.cpp"), "-o", program], check=True)
         done = subprocess.run([program], input="\n".join(problems), check=True, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
-    return [{block: float(clocks) for block, clocks in (item.split("=") for item in line.split())} for line in lines]
+    pairs = ((item.split("=") for item in line.split()) for line in done.stdout.splitlines())
+    return [{block: float(clocks) for block, clocks in line} for line in pairs]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("origami", type=Path, help="the unpacked source distribution of rocm-origami")
     parser.add_argument("headers", type=Path, help="the folder that has hip/hip_runtime.h")
-    parser.add_argument("--chips", nargs="+", default=list(CHIPS), choices=CHIPS)
     parser.add_argument("--all", action="store_true", help="print every shape, too")
     args = parser.parse_args()
     rows, problems = [], []
     shapes = {str(shape): shape for shape in (*gpu_shapes(), *SHAPES)}.values()
-    for chip in args.chips:
+    for chip in CHIPS:
         for shape in shapes:
             layout = shape.layout
-            why = explain(shape.m, shape.n, shape.k, "fp16", layout=layout, device=f"hip:{chip}", batch=shape.batch)
-            chosen = next(one for one in why.candidates if one.algorithm == why.choice)
+            found = explain(shape.m, shape.n, shape.k, "fp16", layout=layout, device=f"hip:{chip}", batch=shape.batch)
+            chosen = next(one for one in found.candidates if one.algorithm == found.choice)
             if chosen.algorithm in BLOCKS:
                 rows.append((chip, shape, chosen.config["block"], BLOCKS[chosen.algorithm]))
                 # Origami's matrices are stored by columns: what it multiplies are our transposes, B first.
