@@ -32,7 +32,10 @@ LARGEST = (
 PTX_FOR_SM_80 = ("09_simt_pipelined/instances", "10_mma_async/instances")
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
 # others. And tiles that lie between others in size, or below them.
-LIKE_OTHERS = ("/instances_f16", "_middle", "bf16_smallest")
+LIKE_OTHERS = (
+    *("/instances_f16", "_middle", "bf16_smallest", "bf16_small_", "bf16_large_", "tf32_small"),
+    *("09_simt_pipelined/instances_small", "f64_small"),
+)
 FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
     "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
