@@ -96,7 +96,7 @@ def _long_k(random: Random) -> Shape:
 def _rows(random: Random, least: int, most: int) -> Shape:
     m = random.randint(least, most)
     n, k = _size(random, 256, 60000, 8), _size(random, 256, 16384, 8)
-    return _shape("m1" if most == 1 else "few_rows", m, n, k, random.choice(("NT", "NN", "TN", "TT")))
+    return _shape("m1" if most == 1 else "rows_2_to_16", m, n, k, random.choice(("NT", "NN", "TN", "TT")))
 
 
 def _fp64(random: Random) -> Shape:
@@ -111,7 +111,7 @@ FAMILIES = {
     "one_row": Family(
         ("bf16", "fp16", "fp32", "fp64"), partial(_rows, least=1, most=1), "one row, all layouts", 1.0, 0.05
     ),
-    "few_rows": Family(("fp32", "fp64"), partial(_rows, least=2, most=16), "2 to 16 rows, all layouts", 1.0, 0.05),
+    "rows_2_to_16": Family(("fp32", "fp64"), partial(_rows, least=2, most=16), "2 to 16 rows, all layouts", 1.0, 0.05),
     "fp64": Family(("fp64",), _fp64, "layers, sides of 512 to 2,500, few outputs with long k", 0.98, 0.05),
 }
 

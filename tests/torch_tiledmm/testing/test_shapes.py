@@ -67,7 +67,7 @@ def test_families_are_what_their_bars_are_for():
         assert 1000 <= rows <= 10000
     assert all(512 <= side <= 2500 and side % 8 == 0 for s in shapes("mid") for side in (s.m, s.n, s.k))
     assert {shape.m for shape in shapes("one_row")} == {1}
-    assert {shape.m for shape in shapes("few_rows")} == set(range(2, 17))
+    assert {shape.m for shape in shapes("rows_2_to_16")} == set(range(2, 17))
     assert all(max(s.m, s.n) <= 512 and s.k >= 4096 for s in shapes("long_k"))
 
 
