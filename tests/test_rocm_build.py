@@ -29,7 +29,8 @@ from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_li
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "rocm")]
-from stand_in import ARCHS, RUNTIME, STREAM, FoldedProblem, HipLibrary, Memory, make_rocm, make_runtime  # noqa: E402
+from stand_in import ARCHS, RUNTIME, STREAM, HipLibrary, Memory, make_rocm, make_runtime  # noqa: E402
+from structs import FoldedProblem  # noqa: E402
 
 import gpu_objects  # noqa: E402
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from code_object import load
 from interpreter import Memory, run
+from structs import Allocate, Executor, Release
 
 from torch_tiledmm.host_gpu import _GemmProblem
 
@@ -23,23 +24,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
-_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}  # csrc/core/problem.h
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
-
-
-class _Executor(ctypes.Structure):  # csrc/core/executor.h
-    _fields_ = [
-        ("self", ctypes.c_void_p),
-        *[(name, ctypes.c_int32) for name in ("num_threads", "device_idx", "num_cus", "warp_size")],
-        ("stream", ctypes.c_void_p),
-        ("parallel_for", ctypes.c_void_p),
-        ("allocate", _Allocate),
-        ("release", _Release),
-    ]
 
 
 def sources_of(rung: str) -> list[Path]:
@@ -147,8 +135,8 @@ class Launcher:
             return 0
 
         failures: list = []
-        executor = _Executor(num_threads=1)
-        executor.allocate, executor.release = _Allocate(allocate), _Release(lambda *_: None)
+        executor = Executor(num_threads=1)
+        executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
         num_cus, kib = CHIPS[self.arch]
         reason = ctypes.create_string_buffer(320)
         lanes = 32 if self.arch.startswith("gfx1") else 64

@@ -3,7 +3,6 @@
 Operands lie in buffers that end with their last element. What is between their rows is nan, and so is C at the start.
 """
 
-import ctypes
 import os
 import re
 import shutil
@@ -16,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from interpreter import Fault, Memory, load
+from structs import FoldedProblem
 
-from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
+from torch_tiledmm.host_gpu import _BatchDim
 from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,16 +25,6 @@ import gpu_objects  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
-    _fields_ = [
-        ("gemm", _GemmProblem),
-        ("batch_size", ctypes.c_int64),
-        ("chunk_k", ctypes.c_int64),
-        ("asked_n", ctypes.c_int64),
-        ("batch_dims", _BatchDim * 6),
-    ]
 
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:

@@ -25,7 +25,7 @@ import torch
 from count import count_loop, resources
 from cycles import UNITS, matrix_busy
 from interpreter import Fault, Memory, load, run
-from test_rungs import _FoldedProblem
+from structs import Allocate, Executor, FoldedProblem, Release
 
 from torch_tiledmm.dispatch import ACTIVATIONS, DTYPES
 from torch_tiledmm.testing.reference import assert_close, expect_linear
@@ -40,20 +40,7 @@ DTYPE_NUMBERS = {"fp32": 0, "fp64": 1, "fp16": 2, "bf16": 3}  # csrc/core/proble
 BLOCK_K = {"fp16": 64, "bf16": 64, "fp32": 32, "fp64": 16}
 TILES = (256, 128, 64)  # by number of the shape, plan.h
 
-_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
-
-
-class _Executor(ctypes.Structure):  # csrc/core/executor.h
-    _fields_ = [
-        ("self", ctypes.c_void_p),
-        *[(name, ctypes.c_int32) for name in ("num_threads", "device_idx", "num_cus", "warp_size")],
-        ("stream", ctypes.c_void_p),
-        ("parallel_for", ctypes.c_void_p),
-        ("allocate", _Allocate),
-        ("release", _Release),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +126,7 @@ class Product:
         self.bias = (torch.rand(m if bias == "m" else n, dtype=torch.float64) * 2 - 1).to(kind) if bias else None
         self.out = torch.full((max(1, batch), m, n + pad_c), torch.nan, dtype=kind)
         self.memory = Memory()
-        self.problem = problem = _FoldedProblem(batch_size=max(1, batch), chunk_k=max(k, 1), asked_n=n)
+        self.problem = problem = FoldedProblem(batch_size=max(1, batch), chunk_k=max(k, 1), asked_n=n)
         gemm, size = problem.gemm, self.out.element_size()
         gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, DTYPE_NUMBERS[dtype]
         gemm.activation = ACTIVATIONS.index(activation)
@@ -173,8 +160,8 @@ class Product:
             launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values))
             return 0
 
-        executor = _Executor(num_threads=1, num_cus=num_cus, warp_size=64)
-        executor.allocate, executor.release = _Allocate(allocate), _Release(lambda *_: None)
+        executor = Executor(num_threads=1, num_cus=num_cus, warp_size=64)
+        executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
         problem = ctypes.byref(self.problem)
         status = launcher(problem, shape, chunk_k, splits, num_cus, ctypes.byref(executor), _Record(record))
         assert status == 0

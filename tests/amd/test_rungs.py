@@ -3,7 +3,6 @@ float64: 04 and 08 on all chips, 01, 02, 06 and 07 on gfx942. Memory outside of 
 missing wait.
 """
 
-import ctypes
 import functools
 import os
 import shutil
@@ -14,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interpreter import Memory, load, run
-
-from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
+from structs import FoldedProblem
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -37,16 +35,6 @@ RUNGS = {
 }
 RDNA = ("gfx1100", "gfx1201")
 DTYPES = {"fp32": (np.float32, 0), "fp64": (np.float64, 1), "fp16": (np.float16, 2)}
-
-
-class _FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
-    _fields_ = [
-        ("gemm", _GemmProblem),
-        ("batch_size", ctypes.c_int64),
-        ("chunk_k", ctypes.c_int64),
-        ("asked_n", ctypes.c_int64),
-        ("batch_dims", _BatchDim * 6),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +79,7 @@ def test_rung_is_right(arch, rung, dtype, seed, compiled):
     bias, c = random.uniform(-1, 1, n).astype(numpy_dtype), np.full((m, n + 2), np.nan, numpy_dtype)
     blocks = ceil(m / block_m) * ceil(n / block_n)
     memory = Memory()
-    problem = _FoldedProblem(batch_size=1)
+    problem = FoldedProblem(batch_size=1)
     gemm = problem.gemm
     gemm.m, gemm.n, gemm.k, gemm.dtype = m, n, k, dtype_idx
     gemm.a, gemm.stride_am, gemm.stride_ak = memory.add("a", a), k + 3, 1

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
+from torch_tiledmm.host_gpu import _GemmProblem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "amd"))
 from code_object import Kernel, load  # noqa: E402
 from interpreter import run  # noqa: E402
 from memory import Memory  # noqa: E402
+from structs import Allocate, Executor, Release  # noqa: E402
 
 HERE = Path(__file__).parent
 MAJOR = 7
@@ -61,8 +62,6 @@ class _Gpu(ctypes.Structure):  # runtime.cpp
     ]
 
 
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _Dim3 = ctypes.c_uint32 * 3
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -74,30 +73,6 @@ _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_size_t,
     ctypes.c_void_p,
 )
-
-
-class _Executor(ctypes.Structure):  # csrc/core/executor.h
-    _fields_ = [
-        ("self", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int32),
-        ("device_idx", ctypes.c_int32),
-        ("num_cus", ctypes.c_int32),
-        ("warp_size", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-        ("parallel_for", ctypes.c_void_p),
-        ("allocate", _ALLOCATE),
-        ("release", _RELEASE),
-    ]
-
-
-class FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
-    _fields_ = [
-        ("gemm", _GemmProblem),
-        ("batch_size", ctypes.c_int64),
-        ("chunk_k", ctypes.c_int64),
-        ("asked_n", ctypes.c_int64),
-        ("batch_dims", _BatchDim * 6),
-    ]
 
 
 @dataclass(frozen=True)
@@ -146,7 +121,7 @@ class HipLibrary:
         self._memory: Memory | None = None
         self._seed: int | None = None
         self._arch, self._limits, self._error = "", [], None
-        self._callbacks = _LAUNCH(self._on_launch), _ALLOCATE(self._allocate), _RELEASE(self._release)
+        self._callbacks = _LAUNCH(self._on_launch), Allocate(self._allocate), Release(self._release)
         self._gpus = (_Gpu * len(GPUS))(*(_Gpu(name.encode(), *figures) for name, figures in GPUS.items()))
 
     def gemm(
@@ -162,7 +137,7 @@ class HipLibrary:
         if gpu < len(GPUS):
             self._arch, (_, *self._limits) = ARCHS[gpu], list(GPUS.values())[gpu]
         self._runtime.stand_in_set_gpus(self._gpus, len(self._gpus), self._callbacks[0])
-        executor = _Executor(device_idx=gpu, stream=STREAM)
+        executor = Executor(device_idx=gpu, stream=STREAM)
         executor.allocate, executor.release = self._callbacks[1:]
         reason = ctypes.create_string_buffer(320)
         index = self._kernels.tiledmm_find_algorithm(algorithm.encode(), ctypes.c_size_t(len(algorithm)))
