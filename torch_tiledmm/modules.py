@@ -15,9 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .dispatch import ACTIVATIONS, DTYPES, check_algorithm
+from .ops import linear
 
-# The overload itself: `torch_tiledmm.linear` costs a Python frame more per call, the packet a look-up.
-_linear = torch.ops.tiledmm.linear.default
 _ATTRIBUTES = ("algorithm", "activation")
 
 
@@ -85,12 +84,7 @@ class TiledLinear(nn.Linear):
         return tiled.train(layer.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        out: Tensor
-        if self.activation == "none" and self.algorithm == "auto":  # 1 us less than to hand over what is the default
-            out = _linear(input, self.weight, self.bias)
-        else:
-            out = _linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
-        return out
+        return linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
 
     def extra_repr(self) -> str:
         names = [name for name in _ATTRIBUTES if getattr(self, name) != getattr(TiledLinear, name)]
