@@ -42,6 +42,56 @@ void check_operand(const char* name, const Tensor& tensor) {
                               "; accepted is torch.strided");
 }
 
+// The workspace of a thread's last product, kept for its next one. Freed each time, it would raise what the C library
+// has at the end of its heap above what it returns to the system, with the results beside it: then all of them are new
+// pages in every step of a training loop.
+class Workspace {
+ public:
+  ~Workspace() { release_kept(); }
+
+  void* allocate(size_t num_bytes) {
+    if (is_used_ || num_bytes > kMaxKeptBytes) return allocate_new(num_bytes);
+    if (num_bytes > num_bytes_) {
+      release_kept();
+      memory_ = allocate_new(num_bytes);
+      num_bytes_ = memory_ ? num_bytes : 0;
+    }
+    is_used_ = memory_ != nullptr;
+    return memory_;
+  }
+
+  void release(void* memory) {
+    if (memory == memory_) {
+      is_used_ = false;
+    } else {
+      c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
+    }
+  }
+
+ private:
+  static constexpr size_t kMaxKeptBytes = size_t(32) << 20;
+
+  static void* allocate_new(size_t num_bytes) {
+    try {
+      return c10::GetDefaultCPUAllocator()->raw_allocate(num_bytes);
+    } catch (...) {
+      return nullptr;
+    }
+  }
+
+  void release_kept() {
+    if (memory_) c10::GetDefaultCPUAllocator()->raw_deallocate(memory_);
+    memory_ = nullptr;
+    num_bytes_ = 0;
+  }
+
+  void* memory_ = nullptr;
+  size_t num_bytes_ = 0;
+  bool is_used_ = false;
+};
+
+thread_local Workspace workspace;
+
 // torch's threads and torch's memory.
 Executor torch_executor() {
   Executor executor{};
@@ -59,14 +109,8 @@ Executor torch_executor() {
         },
         &context);
   };
-  executor.allocate = [](void*, size_t num_bytes) -> void* {
-    try {
-      return c10::GetDefaultCPUAllocator()->raw_allocate(num_bytes);
-    } catch (...) {
-      return nullptr;
-    }
-  };
-  executor.release = [](void*, void* memory) { c10::GetDefaultCPUAllocator()->raw_deallocate(memory); };
+  executor.allocate = [](void*, size_t num_bytes) { return workspace.allocate(num_bytes); };
+  executor.release = [](void*, void* memory) { workspace.release(memory); };
   return executor;
 }
 

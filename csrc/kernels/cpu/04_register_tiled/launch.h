@@ -476,7 +476,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     A* parts = reinterpret_cast<A*>(workspace + num_workers * bytes_task);
     const int64_t part_size = problem.m * ld_sums;
     A* total = parts + config.split_k * part_size;
-    const int64_t slices = min_of(num_workers, max_of(1, config.split_k * part_size / kSumsOfThread));
+    const int64_t slices = threads_for_sums(config.split_k * part_size, num_workers);
     const int64_t slice_rows = ceil_div(problem.m, slices), slices_m = ceil_div(problem.m, slice_rows);
     const int64_t slice_cols = round_up(ceil_div(problem.n, slices / slices_m), Tile::kThreadN);
     const int64_t slices_n = ceil_div(problem.n, slice_cols);

@@ -80,7 +80,8 @@ inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is 
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
 inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
-inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time
+inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
+inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -119,12 +120,15 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
   // strips of rows on, packing whole lines is as fast as streaming, and steady.
   const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
+  // Where columns are not packed, a task need not have whole micro-tiles of them.
+  const int64_t grain_n = is_b_k_major && m <= kMaxDotRows ? thread_n / 2 : thread_n;
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
-    // each row, and short runs cost more.
+    // each row, and short runs cost more, where they come from memory.
     const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
     const bool is_few = is_streamed || (is_b_k_major && m <= kMaxDotRows);
     const double words = double(ceil_div(max_of(1, k), shape.k_per_word));
+    const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
     // Chunks of k side by side, of a single product: each chunk's sums are written and read once.
     const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
     const int64_t side_by_side = min_of(num_chunks, max_of(kTurns * threads, kSumsBytes / sums_bytes));
@@ -132,14 +136,14 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
     double best = 0;
     const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {
-      const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), thread_n));
+      const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
       const double packing = kPackCost * double(rows + (is_few ? 0 : cols)) + kTaskCost / words;
-      const double runs = is_streamed ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
+      const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const int64_t chunks = splits ? num_chunks : 1;
       double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
                     turns_of(batch * tasks_m * tasks_n * chunks, threads);
-      if (splits) cost = kRegionCost * (cost + sums_cost);
+      if (splits) cost = kRegionCost * (cost + sums_cost) + kRegionTime / words;
       if (best != 0 && cost >= best) return;
       best = cost;
       config.tasks_m = tasks_m, config.tasks_n = tasks_n, config.split_k = splits ? side_by_side : 1;
@@ -157,7 +161,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     }
   }
   config.task_m = ceil_div(m, config.tasks_m);
-  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), thread_n));
+  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
   // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
   // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
   const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;

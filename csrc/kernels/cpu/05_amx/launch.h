@@ -97,7 +97,7 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   char* const near = reinterpret_cast<char*>(parts + side_by_side * part_floats);
   const Output<T> output(item);
   // Threads that add up the sums of the chunks and store tiles of C.
-  const int64_t slices = max_of(1, min_of(plan.num_threads, side_by_side * part_floats / kSumsOfThread));
+  const int64_t slices = threads_for_sums(side_by_side * part_floats, plan.num_threads);
   for (int64_t first = 0; first < num_chunks; first += side_by_side) {
     const int64_t count = min_of(side_by_side, num_chunks - first);
     for_each_task(executor, min_of(num_workers, count * plan.tasks_m), count * plan.tasks_m,

@@ -18,7 +18,12 @@ inline double turns_of(int64_t num_tasks, int64_t num_threads) {
   return wait + (num_tasks > num_threads ? double(num_tasks) / double(num_threads) : 1);
 }
 
-// Where k is split: sums of chunks that are worth a thread to add up. They come from other cores' caches.
-inline constexpr int64_t kSumsOfThread = 2 << 10;
+// How many threads add up the sums of chunks, where k is split. They come from other cores' caches, and to wake threads
+// a second time takes 4 us.
+inline int64_t threads_for_sums(int64_t num_sums, int64_t num_threads) {
+  constexpr int64_t kSumsOfThread = 2 << 10;
+  const int64_t threads = num_sums / kSumsOfThread;
+  return threads < 4 ? 1 : threads < num_threads ? threads : num_threads;
+}
 
 }  // namespace tiledmm
