@@ -49,6 +49,7 @@ struct BlockTile {
   bool sums_cover_one_block;  // sums holds block_n columns at a time, not all of the tile's
   bool sums_are_c;            // sums is C itself
   bool is_finished;           // the last chunk is followed by the epilogue
+  bool is_b_packed;           // by the task before
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
   // The words of packed lanes, for a chunk at most.
@@ -63,13 +64,14 @@ struct BlockTile {
     const int64_t chunks = config.is_resident ? max_of(1, ceil_div(k, kChunk)) : 1;
     return round_up(panel_words(rows, strip, k) * chunks * int64_t(sizeof(Word)), 64);
   }
-  // Packed B is read again by the next block of rows.
-  static bool is_b_kept(const CpuConfig& config) { return config.block_m < config.task_m; }
+  // Packed B is read again by the next block of rows, or by the next task.
+  static bool is_b_kept(const CpuConfig& config) { return config.keeps_b || config.block_m < config.task_m; }
   static int64_t workspace_bytes(const CpuConfig& config, int64_t k) {
     int64_t bytes = panel_a_bytes(config, k);
     if (config.path == CpuPath::packed) {
       const int64_t columns = is_b_kept(config) ? config.block_n : min_of(config.block_n, kGroupColumns);
-      bytes += panel_words(columns, kThreadN, k) * int64_t(sizeof(Word));
+      const int64_t chunks = config.keeps_b ? max_of(1, ceil_div(k, kChunk)) : 1;
+      bytes += panel_words(columns, kThreadN, k) * chunks * int64_t(sizeof(Word));
     }
     if (config.path == CpuPath::short_k) bytes = kMaxShortBytes * kShortColumns;
     if (config.path == CpuPath::stream_rows) bytes += 2 * config.task_m * stream_width(config) * int64_t(sizeof(A));
@@ -132,7 +134,7 @@ struct BlockTile {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;
             // Packed when they are first needed, so that their first use finds them in a near cache.
-            if (ic == 0 && jr % group_cols == 0) {
+            if (!is_b_packed && ic == 0 && jr % group_cols == 0) {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
               ahead = find_ahead_b(jc, jr + group_cols, pc, group_cols, block_rows);
             }
@@ -150,6 +152,7 @@ struct BlockTile {
         }
         pc += depth;
         if (config.is_resident && pc < k_end) block_a += panel_words(rows, config.thread_m, kChunk);
+        if (config.keeps_b && pc < k_end) panel_b += panel_words(cols, kThreadN, kChunk);
       } while (pc < k_end);
     }
   }
@@ -430,8 +433,9 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
   const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
-  const int64_t bytes_task =
-      bytes_panels + (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0);
+  const int64_t bytes_task = bytes_panels +
+                             (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0) +
+                             (config.keeps_b ? 64 : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
   const int64_t num_workers = min_of(executor.num_threads, config.split_k * num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
@@ -444,17 +448,26 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   if (!workspace) return Status::out_of_memory;
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
-    return Tile{item,    config,  0,     item.m, 0,   item.n, 0, item.k, workspace + worker_idx * bytes_task,
-                nullptr, ld_sums, false, false,  true};
+    return Tile{item,    config,  0,     item.m, 0,    item.n, 0, item.k, workspace + worker_idx * bytes_task,
+                nullptr, ld_sums, false, false,  true, false};
   };
 
   if (config.split_k == 1) {
+    // The columns, counted through the batch, of which a worker has packed B.
+    const auto packed_cols = [&](int64_t worker_idx) -> int64_t& {
+      return *reinterpret_cast<int64_t*>(workspace + (worker_idx + 1) * bytes_task - 64);
+    };
+    for (int64_t worker = 0; config.keeps_b && worker < num_workers; ++worker) packed_cols(worker) = -1;
     for_each_task(executor, num_workers, num_tiles, [&](int64_t worker_idx, int64_t idx) {
       const GemmProblem item = batch_item(problem, idx / (config.tasks_m * config.tasks_n));
       const int64_t tile_idx = idx % (config.tasks_m * config.tasks_n);
       Tile tile = make_tile(item, worker_idx);
-      tile.row = tile_idx / config.tasks_n * config.task_m;
-      tile.col = tile_idx % config.tasks_n * config.task_n;
+      tile.row = (config.keeps_b ? tile_idx % config.tasks_m : tile_idx / config.tasks_n) * config.task_m;
+      tile.col = (config.keeps_b ? tile_idx / config.tasks_m : tile_idx % config.tasks_n) * config.task_n;
+      if (config.keeps_b) {
+        tile.is_b_packed = packed_cols(worker_idx) == idx / config.tasks_m;
+        packed_cols(worker_idx) = idx / config.tasks_m;
+      }
       tile.rows = min_of(config.task_m, item.m - tile.row);
       tile.cols = min_of(config.task_n, item.n - tile.col);
       if constexpr (std::is_same_v<T, A>) {

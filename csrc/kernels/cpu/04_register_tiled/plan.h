@@ -62,11 +62,12 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows = 8;
-inline constexpr int64_t kMaxShortBytes = 16;          // of a column of B in short_k
-inline constexpr int64_t kPanelABytes = 256 << 10;     // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 1 << 20;       // packed B at one time: its strips come from the third level
-inline constexpr int64_t kSumsBytes = 2 << 20;         // partial sums of a 16-bit C, or of C with split k ...
-inline constexpr int64_t kMaxSumsBytes = 32 << 20;     // ... or more, two chunks for each thread
+inline constexpr int64_t kMaxShortBytes = 16;       // of a column of B in short_k
+inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
+inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
+inline constexpr int64_t kKeptBBytes = 512 << 10;   // packed B that is kept from task to task: half of a second level
+inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k ...
+inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks for each thread
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
@@ -79,6 +80,7 @@ inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands 
 inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
 inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
+inline constexpr double kReadCost = 0.35;              // of a word of A that is used where it lies, likewise
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
@@ -93,6 +95,7 @@ struct CpuConfig {
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
                              // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
+  bool keeps_b;              // packed B of a task serves the next one, which has the same columns
   bool is_a_in_place;        // A is not packed but used where it lies
 };
 
@@ -122,6 +125,12 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   // Where columns are not packed, a task need not have whole micro-tiles of them.
   const int64_t grain_n = is_b_k_major && m <= kMaxDotRows ? thread_n / 2 : thread_n;
+  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
+  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
+  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
+  const bool has_words =
+      is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes && k % shape.k_per_word == 0;
+  const auto in_place = [&](int64_t cols) { return has_words && !(is_one_set && cols > kFewColumns); };
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
     // each row, and short runs cost more, where they come from memory.
@@ -134,11 +143,17 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     const int64_t side_by_side = min_of(num_chunks, max_of(kTurns * threads, kSumsBytes / sums_bytes));
     const double sums_cost = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords) / double(threads);
     const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
+    // B of a task, if it is small enough, is packed once for the tasks of a thread that follow each other with the same
+    // columns.
+    const int64_t kept_cols = kKeptBBytes / max_of(1, int64_t(words) * shape.word_bytes);
     double best = 0;
     const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {
       const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
-      const double packing = kPackCost * double(rows + (is_few ? 0 : cols)) + kTaskCost / words;
+      const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
+      const double packed_cols = is_few ? 0 : double(cols) / double(uses_b);
+      const double packing =
+          double(rows) * (in_place(cols) ? kReadCost : kPackCost) + kPackCost * packed_cols + kTaskCost / words;
       const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const int64_t chunks = splits ? num_chunks : 1;
       double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
@@ -162,11 +177,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
-  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
-  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
-  config.is_a_in_place = is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes &&
-                         k % shape.k_per_word == 0 && !(is_one_set && config.task_n > kFewColumns);
+  config.is_a_in_place = in_place(config.task_n);
   const int64_t max_thread_m =
       config.is_a_in_place && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
@@ -176,7 +187,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
-  config.is_resident = tiles_m * config.thread_m * bytes_per_lane * ceil_div(max_of(1, depth), chunk) <= kPanelABytes;
+  const int64_t chunks = ceil_div(max_of(1, depth), chunk);
+  config.is_resident = tiles_m * config.thread_m * bytes_per_lane * chunks <= kPanelABytes;
   config.path = is_short_k                                                           ? CpuPath::short_k
                 : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
                 : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
@@ -188,6 +200,10 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
   // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
+  config.keeps_b = config.path == CpuPath::packed && config.split_k == 1 && config.tasks_m > 1 &&
+                   batch * config.tasks_m * config.tasks_n > threads &&
+                   round_up(config.task_n, thread_n) * bytes_per_lane * chunks <= kKeptBBytes;
+  if (config.keeps_b) config.block_n = round_up(config.task_n, thread_n);
   if (!sums_in_c && depth > chunk && config.path == CpuPath::packed) {
     // Even tasks of so many rows that the sums of block_n columns fit.
     const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / shape.acc_bytes / config.block_n);
