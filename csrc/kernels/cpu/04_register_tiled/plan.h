@@ -80,7 +80,6 @@ inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands 
 inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
 inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
-inline constexpr double kReadCost = 0.35;              // of a word of A that is used where it lies, likewise
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
@@ -125,12 +124,6 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
   // Where columns are not packed, a task need not have whole micro-tiles of them.
   const int64_t grain_n = is_b_k_major && m <= kMaxDotRows ? thread_n / 2 : thread_n;
-  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
-  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
-  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
-  const bool has_words =
-      is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes && k % shape.k_per_word == 0;
-  const auto in_place = [&](int64_t cols) { return has_words && !(is_one_set && cols > kFewColumns); };
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
     // each row, and short runs cost more, where they come from memory.
@@ -152,8 +145,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
       const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
       const double packed_cols = is_few ? 0 : double(cols) / double(uses_b);
-      const double packing =
-          double(rows) * (in_place(cols) ? kReadCost : kPackCost) + kPackCost * packed_cols + kTaskCost / words;
+      const double packing = kPackCost * (double(rows) + packed_cols) + kTaskCost / words;
       const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const int64_t chunks = splits ? num_chunks : 1;
       double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
@@ -168,8 +160,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       if (turns > 1 && useful < kMinTask * double(turns * threads)) break;
       if (can_split) judge(1, max_of(1, tasks / num_chunks), true);
       // Whole rows of C if k is short: threads that write the same rows side by side would take each other's cache
-      // lines away.
-      const int64_t most_m = is_few ? 1 : min_of(m, tasks);
+      // lines away. Else whole micro-tiles.
+      const int64_t most_m = is_few ? 1 : min_of(tasks, is_short_k ? m : max_of(1, m / shape.max_thread_m));
       for (int64_t tasks_m = is_short_k ? most_m : 1; tasks_m <= most_m; tasks_m *= 2) {
         judge(tasks_m, tasks / tasks_m, false);
       }
@@ -177,7 +169,11 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  config.is_a_in_place = in_place(config.task_n);
+  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
+  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
+  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
+  config.is_a_in_place = is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes &&
+                         k % shape.k_per_word == 0 && !(is_one_set && config.task_n > kFewColumns);
   const int64_t max_thread_m =
       config.is_a_in_place && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
