@@ -2,7 +2,8 @@
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
 minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, fp16's for sm_90a as
-well as bf16's, and every rung is compiled for every chip of AMD.
+well as bf16's, operands of like layouts as well as of unlike ones, more sizes of tiles, and every rung is compiled for
+every chip of AMD.
 """
 
 import importlib.util
@@ -26,6 +27,7 @@ LARGEST = (
     "06_mma_cached",
     "07_mma_double_buffered",
     "08_mma_output_cached",
+    "09_simt_pipelined/launch",
     "10_mma_async/unaligned",
     "14_skinny/kernel",
 )
@@ -40,6 +42,17 @@ FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
     "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
     "                                          : ",
+}
+# For sm_90a, tiles that lie between others of their file.
+BETWEEN = {
+    "kernels/cuda/09_simt_pipelined/few_rows.h": "    if (plan.rows == 2) "
+    "return launch(std::integral_constant<int, 2>{});\n",
+    "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 1>"
+    "(const Task&);  // 128 x 224\n",
+    "kernels/cuda/11_wgmma/instances_bf16_tall_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 12>"
+    "(const Task&);  // 192 x 128\n",
+    "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu": ": width == 16 ? launch_sources<16>(task)\n"
+    "         : width == 32 ? launch_sources<32>(task)\n",
 }
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
@@ -172,25 +185,27 @@ NVIDIA = [
 
 
 @pytest.fixture(scope="module")
-def csrc_without_fp16(built_once):
-    """The sources without the kernels that FP16 names."""
+def csrc_for_hopper(built_once, csrc_of_devices):
+    """The sources without the kernels that are compiled for sm_90a on request alone."""
+    if IS_WHOLE:
+        return csrc_of_devices
 
     def build(folder: Path) -> None:
-        shutil.copytree(gpu_objects.CSRC, folder / "csrc")
-        for name, text in FP16.items():
+        shutil.copytree(csrc_of_devices, folder / "csrc")
+        for name, text in (FP16 | BETWEEN).items():
             source = (folder / "csrc" / name).read_text()
-            assert source.count(text) == 1, f"fp16 has a new place in {name}"
+            assert source.count(text) == 1, f"what CI leaves out has a new place in {name}"
             (folder / "csrc" / name).write_text(source.replace(text, ""))
 
-    return built_once("without_fp16", build) / "csrc"
+    return built_once("csrc_for_hopper", build) / "csrc"
 
 
 @pytest.mark.takes_long
 @pytest.mark.parametrize("arch, source", NVIDIA, ids=name_of)
-def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
+def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
     if not NVCC:
         pytest.skip("there is no nvcc")
-    csrc = gpu_objects.CSRC if IS_WHOLE or arch == "8.0" else csrc_without_fp16
+    csrc = csrc_of_devices if arch == "8.0" else csrc_for_hopper
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v"]
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
