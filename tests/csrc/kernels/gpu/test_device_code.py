@@ -21,17 +21,22 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
-# Rungs whose compilation takes longest. For sm_80, whose registers are those of sm_90a, it goes without optimisation or
-# ends with PTX: the instructions are those of other rungs.
-LARGEST = (
-    "06_mma_cached",
-    "07_mma_double_buffered",
-    "08_mma_output_cached",
+# For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
+# instructions others assemble.
+UNOPTIMISED_FOR_SM_80 = (
+    "03_row_register_tiled",
+    "04_register_tiled",
     "09_simt_pipelined/launch",
     "10_mma_async/unaligned",
     "14_skinny/kernel",
 )
-PTX_FOR_SM_80 = ("09_simt_pipelined/instances", "10_mma_async/instances")
+PTX_FOR_SM_80 = (
+    "06_mma_cached",
+    "07_mma_double_buffered",
+    "08_mma_output_cached",
+    "09_simt_pipelined/instances",
+    "10_mma_async/instances",
+)
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
 # others. And tiles that lie between others in size, or below them.
 LIKE_OTHERS = (
@@ -117,14 +122,14 @@ INSTRUCTIONS = {
 INSTRUCTIONS["gfx950"] = INSTRUCTIONS["gfx942"]
 INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
 # Rungs between 04 and 08 have these chips' instructions in common with the chips before them. gfx950 has what
-# gfx942 has, and these rungs do not ask which one they are compiled for: the smaller rungs say that they can be.
+# gfx942 has, and these rungs do not ask which one they are compiled for: block_tiled says that they can be.
 AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
     if IS_WHOLE
     or arch in ("gfx942", "gfx1100")
-    or name_of(source)[:2] not in ("05", "06", "07", *(("04", "08") if arch == "gfx950" else ()))
+    or name_of(source)[:2] not in ("05", "06", "07", *(("01", "03", "04", "08") if arch == "gfx950" else ()))
 ]
 
 
@@ -211,7 +216,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
     ends_with_ptx = not IS_WHOLE and arch == "8.0" and name_of(source).startswith(PTX_FOR_SM_80)
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
-    is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in LARGEST
+    is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in UNOPTIMISED_FOR_SM_80
     if ends_with_ptx:
         command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]
     elif not is_optimised:
