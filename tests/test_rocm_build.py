@@ -102,7 +102,8 @@ def make_tree(tree: Path, csrc: Path) -> Path:
 def run_setup(tree: Path, rocm: Path, torch_folder: Path, **env: str) -> subprocess.CompletedProcess:
     decides = ("ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "TILEDMM_CUDA")
     full = {name: value for name, value in os.environ.items() if name not in decides}
-    full |= {"ROCM_HOME": str(rocm), "TILEDMM_TORCHES": str(torch_folder), **env}
+    # One job: where hipcc compiles nothing, which comes first, nothing else is compiled.
+    full |= {"ROCM_HOME": str(rocm), "TILEDMM_TORCHES": str(torch_folder), "MAX_JOBS": "1", **env}
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     return subprocess.run(command, cwd=tree, env=full, capture_output=True, text=True, timeout=300)
 
