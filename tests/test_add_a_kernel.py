@@ -20,7 +20,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUNNER_FLAGS = ["-O2", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+sys.path[:0] = [str(ROOT / "tests/csrc/kernels" / device) for device in ("cpu", "gpu")]
+import test_host_execution  # noqa: E402
+import test_sanitize  # noqa: E402
+
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 ENTRY = """// The entry of a toy.
 #include "core/rung.h"
@@ -139,8 +142,11 @@ def is_kept(source: Path) -> bool:
     return source.name.startswith("rung") or source.name in KEPT or "toy" in source.parent.name
 
 
-def build_copy(root: Path, num_jobs: int) -> None:
-    """A copy of the tree with the toys, its library, and the programs of the sanitizers as "cpu" and "gpu"."""
+def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> None:
+    """A copy of the tree with the toys, its library, and the programs of the sanitizers as "cpu" and "gpu".
+
+    What runs and compares the kernels there is that of the sanitizers' own tests.
+    """
     for folder in ("csrc", "torch_tiledmm", "tests"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("_kernels.so", "__pycache__"))
     shutil.copy(ROOT / "gpu_objects.py", root)
@@ -153,8 +159,6 @@ def build_copy(root: Path, num_jobs: int) -> None:
     plain = [*cxx.split(), "-std=c++17", "-x", "c++", "-O0", "-fPIC", "-Dtiledmm_mutant=0"]
     strict = [*plain[:-1], *SANITIZERS, "-include", tests / "mutant.h"]
     host = [*objects.host_command(cxx, 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
-    # What runs and compares the kernels, as in the sanitizers' own tests.
-    runner = [*RUNNER_FLAGS, "-include", tests / "mutant.h"]
     kernels = csrc / "kernels"
 
     def of_copy(sources: list[Path]) -> list[Path]:
@@ -163,10 +167,11 @@ def build_copy(root: Path, num_jobs: int) -> None:
     library = {source: plain for source in of_copy(objects.cpp_sources())}
     jobs = {
         "library": library,
-        "cpu": {csrc / "kernels/cpu/90_toy/kernel.cpp": strict, tests / "cpu/sanitize.cpp": [*plain[:-1], *runner]},
-        "gpu": {source: host for source in of_copy(objects.host_sources(32))},
+        "cpu": {csrc / "kernels/cpu/90_toy/kernel.cpp": strict},
+        # Entries do not know for whom they are compiled: those of the library serve here, too.
+        "gpu": {source: host for source in of_copy(objects.host_sources(32)) if not source.name.startswith("rung")},
     }
-    jobs["gpu"][tests / "gpu/sanitize.cpp"] = [*objects.host_command(cxx, 32), *runner]
+    del jobs["gpu"][csrc / "platform/host_gpu/executor.cpp"]
 
     def compile_one(job: tuple) -> Path:
         program, (source, command) = job
@@ -177,13 +182,15 @@ def build_copy(root: Path, num_jobs: int) -> None:
         return target
 
     work = [(program, item) for program, sources in jobs.items() for item in sources.items()]
-    work.sort(key=lambda job: job[1][0].name != "sanitize.cpp")
     with ThreadPoolExecutor(num_jobs) as pool:
         made = list(pool.map(compile_one, work))
-    # Behind the others: of inline functions that they share, the others' are checked.
-    made.sort(key=lambda path: path.name.endswith("_sanitize.cpp.o"))
     of = {program: [path for path in made if path.parent.name == program] for program in jobs}
     of["cpu"] += [path for path in of["library"] if path.name not in {other.name for other in of["cpu"]}]
+    entries = {objects.object_name(source) for source in of_copy(objects.host_sources(32)) if source not in jobs["gpu"]}
+    of["gpu"] += [path for path in of["library"] if path.name in entries]
+    # Behind the others: of inline functions that they share, the others' are checked.
+    of["cpu"].append(cpu_main)
+    of["gpu"] += gpu_runner.glob("*.o")
     links = [["-shared", *of["library"], "-o", root / "torch_tiledmm/_kernels.so"]]
     links += [[*SANITIZERS, "-pthread", *of[program], "-o", root / f"sanitize_{program}"] for program in ("cpu", "gpu")]
     for link in links:
@@ -192,7 +199,9 @@ def build_copy(root: Path, num_jobs: int) -> None:
 
 @pytest.fixture(scope="module")
 def copy(built_once, num_jobs):
-    return built_once("with_toys", lambda folder: build_copy(folder, num_jobs))
+    cpu_main = test_sanitize.main_object(built_once)
+    gpu_runner = test_host_execution.runner_objects(built_once, 32, num_jobs)
+    return built_once("with_toys", lambda folder: build_copy(folder, num_jobs, cpu_main, gpu_runner))
 
 
 def python(copy: Path, *arguments: str) -> str:

@@ -194,7 +194,7 @@ def programs(built_once, num_jobs):
         flags = [EMULATED[EMULATED_FOR_MUTANTS]]
         test_sanitize.compile_sources(folder, num_jobs, ALL_MUTANTS, [*own, *ORDERS], flags)
         objects = [(folder if path in own else shared) / gpu_objects.object_name(path) for path in sources]
-        mains = [shared / test_sanitize.MAIN, *(folder / gpu_objects.object_name(path) for path in ORDERS)]
+        mains = [test_sanitize.main_object(built_once), *(folder / gpu_objects.object_name(path) for path in ORDERS)]
         for main, name in zip(mains, ("sanitize", "amx_order", "amx_split_order"), strict=True):
             test_sanitize.link_program(objects, main, folder / name)
 
@@ -234,10 +234,10 @@ def test_mutant_of_the_order_is_found(mutant, programs):
 
 
 def object_of_the_build(source: Path) -> Path | None:
-    """Of a kernel for CPUs, where the build has left it and it is up to date."""
+    """Of all but the interface, which says what was built: where the build has left it and it is up to date."""
     found = ROOT / "build/objects/kernels" / gpu_objects.object_name(source)
-    is_kernel = source.is_relative_to(CSRC / "kernels/cpu")
-    return found if is_kernel and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
+    is_same = not source.is_relative_to(CSRC / "api")
+    return found if is_same and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
 
 
 def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:

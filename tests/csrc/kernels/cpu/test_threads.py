@@ -17,10 +17,12 @@ HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
 sys.path.insert(0, str(CSRC.parent))
 import gpu_objects  # noqa: E402
+import torch_tiledmm  # noqa: E402
 
 CXX = os.environ.get("CXX", "g++").split()
-# The same sources as AVX2's, with wider vectors: compiling them would take half of the time.
+# The same sources as AVX2's, with other vectors: compiling them would take more than half of the time.
 LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}
+LEFT_OUT |= {"portable.cpp"} if torch_tiledmm.build_info().isa["cpu"] != "portable" else set()
 TILE, DEVICE = "kernels/cpu/04_register_tiled/launch.h", "kernels/gpu/device.cu"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {

@@ -2,7 +2,8 @@
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
 minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, fp16's for sm_90a as
-well as bf16's, and every rung is compiled for every chip of AMD.
+well as bf16's, operands of like layouts as well as of unlike ones, more sizes of tiles, and every rung is compiled for
+every chip of AMD.
 """
 
 import importlib.util
@@ -20,16 +21,22 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
-# Rungs whose compilation takes longest. For sm_80, whose registers are those of sm_90a, it goes without optimisation or
-# ends with PTX: the instructions are those of other rungs.
-LARGEST = (
-    "06_mma_cached",
-    "07_mma_double_buffered",
-    "08_mma_output_cached",
+# For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
+# instructions others assemble.
+UNOPTIMISED_FOR_SM_80 = (
+    "03_row_register_tiled",
+    "04_register_tiled",
+    "09_simt_pipelined/launch",
     "10_mma_async/unaligned",
     "14_skinny/kernel",
 )
-PTX_FOR_SM_80 = ("09_simt_pipelined/instances", "10_mma_async/instances")
+PTX_FOR_SM_80 = (
+    "06_mma_cached",
+    "07_mma_double_buffered",
+    "08_mma_output_cached",
+    "09_simt_pipelined/instances",
+    "10_mma_async/instances",
+)
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
 # others. And tiles that lie between others in size, or below them.
 LIKE_OTHERS = (
@@ -40,6 +47,17 @@ FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
     "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
     "                                          : ",
+}
+# For sm_90a, tiles that lie between others of their file.
+BETWEEN = {
+    "kernels/cuda/09_simt_pipelined/few_rows.h": "    if (plan.rows == 2) "
+    "return launch(std::integral_constant<int, 2>{});\n",
+    "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 1>"
+    "(const Task&);  // 128 x 224\n",
+    "kernels/cuda/11_wgmma/instances_bf16_tall_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 12>"
+    "(const Task&);  // 192 x 128\n",
+    "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu": ": width == 16 ? launch_sources<16>(task)\n"
+    "         : width == 32 ? launch_sources<32>(task)\n",
 }
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
@@ -104,14 +122,14 @@ INSTRUCTIONS = {
 INSTRUCTIONS["gfx950"] = INSTRUCTIONS["gfx942"]
 INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
 # Rungs between 04 and 08 have these chips' instructions in common with the chips before them. gfx950 has what
-# gfx942 has, and these rungs do not ask which one they are compiled for: the smaller rungs say that they can be.
+# gfx942 has, and these rungs do not ask which one they are compiled for: block_tiled says that they can be.
 AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
     if IS_WHOLE
     or arch in ("gfx942", "gfx1100")
-    or name_of(source)[:2] not in ("05", "06", "07", *(("04", "08") if arch == "gfx950" else ()))
+    or name_of(source)[:2] not in ("05", "06", "07", *(("01", "03", "04", "08") if arch == "gfx950" else ()))
 ]
 
 
@@ -172,31 +190,33 @@ NVIDIA = [
 
 
 @pytest.fixture(scope="module")
-def csrc_without_fp16(built_once):
-    """The sources without the kernels that FP16 names."""
+def csrc_for_hopper(built_once, csrc_of_devices):
+    """The sources without the kernels that are compiled for sm_90a on request alone."""
+    if IS_WHOLE:
+        return csrc_of_devices
 
     def build(folder: Path) -> None:
-        shutil.copytree(gpu_objects.CSRC, folder / "csrc")
-        for name, text in FP16.items():
+        shutil.copytree(csrc_of_devices, folder / "csrc")
+        for name, text in (FP16 | BETWEEN).items():
             source = (folder / "csrc" / name).read_text()
-            assert source.count(text) == 1, f"fp16 has a new place in {name}"
+            assert source.count(text) == 1, f"what CI leaves out has a new place in {name}"
             (folder / "csrc" / name).write_text(source.replace(text, ""))
 
-    return built_once("without_fp16", build) / "csrc"
+    return built_once("csrc_for_hopper", build) / "csrc"
 
 
 @pytest.mark.takes_long
 @pytest.mark.parametrize("arch, source", NVIDIA, ids=name_of)
-def test_nvidia(arch, source, tmp_path, csrc_without_fp16):
+def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
     if not NVCC:
         pytest.skip("there is no nvcc")
-    csrc = gpu_objects.CSRC if IS_WHOLE or arch == "8.0" else csrc_without_fp16
+    csrc = csrc_of_devices if arch == "8.0" else csrc_for_hopper
     command = [*gpu_objects.nvcc_command(NVCC, [arch], werror=True), "-Xptxas", "-v"]
     # Launchers are the same on all platforms, and g++ compiles them for the host executor, but for these.
     has_host_part = source.stem == "device" or source in gpu_objects.hopper_sources()
     ends_with_ptx = not IS_WHOLE and arch == "8.0" and name_of(source).startswith(PTX_FOR_SM_80)
     command += ["-Xcompiler", "-O0", "-c"] if has_host_part else ["-ptx"] if ends_with_ptx else ["-fatbin"]
-    is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in LARGEST
+    is_optimised = IS_WHOLE or arch != "8.0" or name_of(source) not in UNOPTIMISED_FOR_SM_80
     if ends_with_ptx:
         command = [part.replace("code=sm_80", "code=compute_80") for part in command] + ["-Xcicc", "-O0"]
     elif not is_optimised:

@@ -26,13 +26,15 @@ import gpu_objects  # noqa: E402
 
 CSRC = ROOT / "csrc"
 CXX = os.environ.get("CXX", "g++")
-# -O0: compiling takes longer than running. Undefined behaviour shows at one warp size: the sources are the same.
+# -O0: compiling takes longer than running. Undefined behaviour shows at one warp size, in one dtype of 16 bits, in one
+# or two tiles of a kernel: the sources are the same.
 # Pointers out of bounds are errors of addresses where they are used.
 NO_CHECKS = "-fno-sanitize=null,vptr,pointer-overflow"
 SANITIZE = {
     32: ["-O0", "-g0", "-fsanitize=address,undefined", NO_CHECKS, "-fno-sanitize-recover=all"],
     64: ["-O0", "-g0", "-fsanitize=address"],
 }
+LIKE_OTHERS = ("_f16.cu", "_middle.cu", "_small.cu", "_smallest.cu")
 # What runs and compares the kernels, which takes most of the time. Its errors of memory are left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
@@ -259,27 +261,21 @@ def mutable_sources(folder: Path) -> Path:
     return folder / "csrc"
 
 
-def compile_program(folder: Path, warp_size: int, num_jobs: int) -> None:
-    csrc = mutable_sources(folder)
-    command = [
-        *gpu_objects.host_command(CXX, warp_size, werror=True),
-        f"-I{csrc}",
-    ]
+def compile_sources(folder: Path, csrc: Path, sources: list[Path], warp_size: int, num_jobs: int) -> None:
+    """Objects in the folder. Of csrc, a copy of the sources is compiled."""
+    command = [*gpu_objects.host_command(CXX, warp_size, werror=True), f"-I{csrc}"]
     command += ["-include", str(HERE.parent / "mutant.h")]
-    sources = [HERE / "sanitize.cpp", *(csrc / path.relative_to(CSRC) for path in gpu_objects.host_sources(warp_size))]
 
-    def compile_source(source: Path) -> Path:
-        target = folder / gpu_objects.object_name(source)
-        flags = RUNNER_FLAGS if source.name in RUNNER else SANITIZE[warp_size]
-        compile_it = [*command, *flags, "-c", source, "-o", target]
+    def compile_source(source: Path) -> None:
+        own = csrc / source.relative_to(CSRC) if source.is_relative_to(CSRC) else source
+        flags = SANITIZE[64 if source.name.endswith(LIKE_OTHERS) else warp_size]
+        flags = RUNNER_FLAGS if source.name in RUNNER else flags
+        compile_it = [*command, *flags, "-c", own, "-o", folder / gpu_objects.object_name(source)]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
-        return target
 
     with ThreadPoolExecutor(num_jobs) as pool:
-        objects = list(pool.map(compile_source, sources))
-    link = [CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
-    subprocess.run(link, check=True, timeout=120)
+        list(pool.map(compile_source, sources))
 
 
 def run(program: Path, *arguments: str, mutant: int = 0) -> subprocess.CompletedProcess:
@@ -292,11 +288,35 @@ def algorithms_of(output: str) -> list[str]:
     return output.strip().split(", by ")[1].split(", ")
 
 
+def runner_objects(built_once, warp_size: int, num_jobs: int) -> Path:
+    """The folder with the objects of RUNNER, which test_add_a_kernel.py links, too."""
+    paths = [HERE / "sanitize.cpp", CSRC / "platform/host_gpu/executor.cpp"]
+    return built_once(
+        f"host_execution_runner_{warp_size}", lambda folder: compile_sources(folder, CSRC, paths, warp_size, num_jobs)
+    )
+
+
 @pytest.fixture(scope="module")
 def program(built_once, num_jobs):
+    def is_entry(source: Path) -> bool:
+        """Whether the source does not know the warp size."""
+        return source.suffix == ".cpp" and source.name not in RUNNER
+
+    def build_entries(folder: Path) -> None:
+        entries = [path for path in gpu_objects.host_sources(32) if is_entry(path)]
+        compile_sources(folder, mutable_sources(folder), entries, 32, num_jobs)
+
     def of_warp_size(warp_size: int) -> Path:
         def build(folder: Path) -> None:
-            compile_program(folder, warp_size, num_jobs)
+            own = [path for path in gpu_objects.host_sources(warp_size) if path.suffix != ".cpp"]
+            compile_sources(folder, mutable_sources(folder), own, warp_size, num_jobs)
+            entries, runner = (
+                built_once("host_execution_entries", build_entries),
+                runner_objects(built_once, warp_size, num_jobs),
+            )
+            objects = [*folder.glob("*.o"), *entries.glob("*.o"), *runner.glob("*.o")]
+            link = [CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
+            subprocess.run(link, check=True, timeout=120)
 
         return built_once(f"host_execution_{warp_size}", build) / "sanitize"
 
