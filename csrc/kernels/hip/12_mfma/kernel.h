@@ -167,7 +167,7 @@ struct WarpSums {
   TILEDMM_DEVICE void load_fragments_b(const char* smem_b, int slice, int first, int last) {
     TILEDMM_UNROLL for (int j = first; j < last; ++j) { frag_b[j] = reader_b.load(smem_b, slice, j); }
   }
-  // Of A's fragments first to last - 1, and of B's. Neighbouring instructions add to different sums.
+  // Adds the products of A's fragments first to last - 1 and of B's. Neighbouring instructions add to different sums.
   TILEDMM_DEVICE void multiply(int first, int last, int first_b = 0, int last_b = kFragsN) {
     TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
       TILEDMM_UNROLL for (int i = first; i < last; ++i) {
@@ -177,7 +177,7 @@ struct WarpSums {
       }
     }
   }
-  // With few registers: half of A's fragments are there at a time.
+  // Multiplies a whole k tile with few registers: half of A's fragments are there at a time.
   TILEDMM_DEVICE void multiply_k_tile(const char* smem_a, const char* smem_b) {
     TILEDMM_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
       load_fragments_b(smem_b, slice, 0, kFragsN);
@@ -188,7 +188,7 @@ struct WarpSums {
       }
     }
   }
-  // Multiplies the first slice. A fragment that is done with makes room for one of the second slice.
+  // Multiplies the first slice, and loads the second one. A fragment that is done with makes room for a new one.
   TILEDMM_DEVICE void multiply_first_slice(const char* smem_a, const char* smem_b) {
     load_fragments_b(smem_b, 0, 0, kFragsN);
     load_fragments_a(smem_a, 0, 0, kFragsM);
@@ -232,11 +232,12 @@ struct WarpSums {
   }
 };
 
-// Multiplies a k tile while the next one is on its way: to the same place by way of registers, or to another one.
+// Multiplies a k tile while the next one is on its way, by way of registers to the same place, or straight to another.
 //
 // The warps are two halves, of which each SIMD has one warp each, a phase apart: while one multiplies, the other one
 // moves data. A barrier ends each phase. Where one half has read all of a tile, the other one has, too, before the
-// first chunk is overwritten: that phase comes two later. Source of the turns: HipKittens (arXiv 2511.08083).
+// first chunk is overwritten: that phase comes two later, or four where copies are straight. Source of the turns:
+// HipKittens (arXiv 2511.08083).
 template <class Sums, class CopyA, class CopyB>
 TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, const char* smem_a, const char* smem_b,
                                       char* next_a, char* next_b) {
@@ -273,8 +274,8 @@ TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, 
   phase_barrier();
 }
 
-// The same where other blocks of the CU keep the matrix unit busy meanwhile: a warp that multiplies goes before those
-// that move data. ARE_FEW: registers.
+// Does what multiply_in_turns() does where other blocks of the CU keep the matrix unit busy meanwhile: a warp that
+// multiplies goes before those that move data. ARE_FEW: registers, so that each fragment is waited for.
 template <bool ARE_ROWS_ODD, bool ARE_FEW, class Sums, class CopyA, class CopyB>
 TILEDMM_DEVICE void multiply_one_by_one(Sums& sums, CopyA& copy_a, CopyB& copy_b, const char* smem_a,
                                         const char* smem_b, char* next_a, char* next_b) {

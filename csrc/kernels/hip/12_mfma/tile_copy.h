@@ -13,9 +13,9 @@
 namespace tiledmm::gpu {
 namespace {
 
-// Where a tile's chunks of 16 bytes are in shared memory. Along k: eight to a row of the tile, chunk c at place
-// c XOR (row % 8). Else a row for each k, in which pairs of chunks, the columns of a fragment, change places. Neither
-// the copies nor the fragments' loads have bank conflicts then.
+// Where a tile's chunks of 16 bytes are in shared memory. Rows that lie along k have eight, chunk c at place
+// c XOR (row % 8). Rows that lie along m or n are one for each k, and pairs of chunks, the columns of a fragment,
+// change places in them. Neither the copies nor the fragments' loads have bank conflicts then.
 template <int BLOCK, bool IS_ALONG_K>
 struct TilePlaces {
   static constexpr int kChunksOfRow = IS_ALONG_K ? 8 : BLOCK / 8;
@@ -23,7 +23,8 @@ struct TilePlaces {
 
   TILEDMM_DEVICE static int swizzle(int row) {
     if constexpr (IS_ALONG_K) return row % 8;
-    // A load takes rows 0 to 3 and 8 to 11: eight rows of 256 bytes take eight pairs, of 128 bytes four.
+    // Half of a warp loads a pair from rows 0 to 3 and 8 to 11, from banks of their own. Two rows of 128 bytes share
+    // them.
     return (row % 4 + row / 8 % 2 * 4) / (BLOCK >= 128 ? 1 : 2) * 2;
   }
   TILEDMM_DEVICE static int place_of(int row, int chunk) { return row * kRowBytes + (chunk ^ swizzle(row)) * 16; }
@@ -150,7 +151,7 @@ struct TileCopy {
  private:
   static constexpr int kStepRows = THREADS / kPlaces * kElements;  // from one group of a thread to its next
 
-  // Of all tiles: from one to the next there are whole words.
+  // The byte of a word at which every tile begins: from one to the next there are whole words.
   TILEDMM_DEVICE uint32_t begin_in_word() const { return uint32_t(reinterpret_cast<uintptr_t>(tile) % 4); }
 
   // Element `row` of each of kTurned chunks, side by side.
