@@ -8,11 +8,13 @@ registers.
 Planted bugs that these tests caught, each as a mutant below: the barriers and waits that hand tiles over, one at a
 time, of copies straight to shared memory, too; a swizzle of the stores that is not that of the loads, and one that has
 conflicts; a k tile that is read twice, or from the other buffer; an operand's end that is taken for that of a whole
-tile; a cut-off k tile whose end is not zero; rows that are not turned; runs of tiles that overlap.
+tile; a cut-off k tile whose end is not zero; rows that are not turned; runs of tiles that overlap. And one by hand:
+copies without the instruction that M0 wants in front of them.
 """
 
 import ctypes
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -349,6 +351,18 @@ def test_registers_suffice(arch, dtype, code_of):
         found = resources(kernel, kernel.metadata[".max_flat_workgroup_size"])
         assert found.spills == 0 and kernel.metadata[".sgpr_spill_count"] == 0, kernel.name
         assert found.registers <= 236 and found.waves_per_simd >= 2, (kernel.name, found)
+
+
+def test_a_copy_does_not_follow_the_write_of_its_place(code_of):
+    """M0 has it; the chip wants an instruction between them (CDNA3 ISA, "Manually Inserted Wait States"), which the
+    compiler does not see to in assembly."""
+    num_copies = 0
+    for kernel in code_of("fp16", "gfx950").kernels.values():
+        for (_, before), (_, text) in itertools.pairwise(kernel.lines):
+            if text.endswith(" lds"):
+                num_copies += 1
+                assert not re.match(r"s_\w+ m0,", before), kernel.name
+    assert num_copies > 0
 
 
 # ---- Mistakes that must be found
