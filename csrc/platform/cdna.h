@@ -85,8 +85,12 @@ TILEDMM_DEVICE uint32_t shift_words(uint32_t high, uint32_t low, uint32_t bits) 
 TILEDMM_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
 // What this warp asked of shared memory is done.
 TILEDMM_DEVICE void wait_for_shared() { __builtin_amdgcn_s_waitcnt(0xc07f); }
-// What this warp asked of global memory is done.
-TILEDMM_DEVICE void wait_for_copies() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+// What this warp asked of global memory is done, but for the last LEFT of them.
+template <int LEFT = 0>
+TILEDMM_DEVICE void wait_for_copies() {
+  static_assert(LEFT < 16, "the lower bits of the counter");
+  __builtin_amdgcn_s_waitcnt(0x0f70 + LEFT);
+}
 // Of two warps of a SIMD that can go on, the one of higher priority does.
 template <int PRIORITY>
 TILEDMM_DEVICE void set_priority() {

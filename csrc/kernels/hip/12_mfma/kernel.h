@@ -232,15 +232,40 @@ struct WarpSums {
   }
 };
 
-// Multiplies a k tile while the next one is on its way, by way of registers to the same place, or straight to another.
+// What multiplies a k tile moves data twice, before it has read the tile and after all warps have. By way of registers
+// the next tile is loaded, and goes to the place of the one that was read. Straight copies of the tile after the next
+// one go there, and those of the next one are waited for.
+template <bool ARE_ROWS_ODD, class CopyA, class CopyB>
+struct TileMoves {
+  CopyA& copy_a;
+  CopyB& copy_b;
+  static constexpr bool kAreStraight = CopyA::kIsStraight;
+
+  template <class Copy>
+  TILEDMM_DEVICE void before(Copy& copy) const {
+    if constexpr (!kAreStraight) copy.template load<ARE_ROWS_ODD>();
+  }
+  TILEDMM_DEVICE void after(char* smem_a, char* smem_b) const {
+    if constexpr (kAreStraight) {
+      copy_a.copy(smem_a);
+      copy_b.copy(smem_b);
+    } else {
+      copy_a.template store<ARE_ROWS_ODD>(smem_a);
+      copy_b.template store<ARE_ROWS_ODD>(smem_b);
+    }
+  }
+  TILEDMM_DEVICE void wait() const {
+    if constexpr (kAreStraight) wait_for_copies<CopyA::kChunks + CopyB::kChunks>();
+  }
+};
+
+// Multiplies a k tile while others are on their way.
 //
 // The warps are two halves, of which each SIMD has one warp each, a phase apart: while one multiplies, the other one
 // moves data. A barrier ends each phase. Where one half has read all of a tile, the other one has, too, before the
-// first chunk is overwritten: that phase comes two later, or four where copies are straight. Source of the turns:
-// HipKittens (arXiv 2511.08083).
-template <class Sums, class CopyA, class CopyB>
-TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, const char* smem_a, const char* smem_b,
-                                      char* next_a, char* next_b) {
+// first chunk is overwritten: that phase comes two later. Source of the turns: HipKittens (arXiv 2511.08083).
+template <class Sums, class Moves>
+TILEDMM_DEVICE void multiply_in_turns(Sums& sums, const Moves& moves, char* smem_a, char* smem_b) {
   constexpr int kHalf = Sums::kHalf, kAll = Sums::kFragsM, kAllB = Sums::kFragsN;
   const auto multiply = [&](int first, int last) {
     wait_for_shared();
@@ -249,13 +274,13 @@ TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, 
     sums.multiply(first, last);
     set_priority<0>();
   };
-  copy_a.template load<false>(next_a);
+  moves.before(moves.copy_a);
   sums.load_fragments_b(smem_b, 0, 0, kAllB);
   sums.load_fragments_a(smem_a, 0, 0, kHalf);
   phase_barrier();
   multiply(0, kHalf);
   phase_barrier();
-  copy_b.template load<false>(next_b);
+  moves.before(moves.copy_b);
   sums.load_fragments_a(smem_a, 0, kHalf, kAll);
   phase_barrier();
   multiply(kHalf, kAll);
@@ -266,9 +291,9 @@ TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, 
   schedule_barrier();
   multiply(0, kHalf);
   phase_barrier();
-  copy_a.template store<false>(next_a);
-  copy_b.template store<false>(next_b);
-  block_barrier();  // this half has stored its part of the next one
+  moves.after(smem_a, smem_b);
+  moves.wait();
+  block_barrier();  // this half's part of the next tile is there
   schedule_barrier();
   multiply(kHalf, kAll);
   phase_barrier();
@@ -276,30 +301,28 @@ TILEDMM_DEVICE void multiply_in_turns(Sums& sums, CopyA& copy_a, CopyB& copy_b, 
 
 // Does what multiply_in_turns() does where other blocks of the CU keep the matrix unit busy meanwhile: a warp that
 // multiplies goes before those that move data. ARE_FEW: registers, so that each fragment is waited for.
-template <bool ARE_ROWS_ODD, bool ARE_FEW, class Sums, class CopyA, class CopyB>
-TILEDMM_DEVICE void multiply_one_by_one(Sums& sums, CopyA& copy_a, CopyB& copy_b, const char* smem_a,
-                                        const char* smem_b, char* next_a, char* next_b) {
+template <bool ARE_FEW, class Sums, class Moves>
+TILEDMM_DEVICE void multiply_one_by_one(Sums& sums, const Moves& moves, char* smem_a, char* smem_b) {
   constexpr int kHalf = Sums::kHalf, kAll = Sums::kFragsM;
-  const auto store = [&] {
-    if constexpr (!CopyA::kIsStraight) block_barrier();  // nobody reads the old tiles any more
-    copy_a.template store<ARE_ROWS_ODD>(next_a);
-    copy_b.template store<ARE_ROWS_ODD>(next_b);
-  };
-  copy_a.template load<ARE_ROWS_ODD>(next_a);
-  copy_b.template load<ARE_ROWS_ODD>(next_b);
+  moves.before(moves.copy_a);
+  moves.before(moves.copy_b);
   set_priority<1>();
   if constexpr (ARE_FEW) {
     sums.multiply_k_tile(smem_a, smem_b);
+    set_priority<0>();
   } else {
     sums.multiply_first_slice(smem_a, smem_b);
     sums.multiply(0, kHalf);
     schedule_barrier();
-    if constexpr (!CopyA::kIsStraight) store();
-    sums.multiply(kHalf, kAll);
   }
-  set_priority<0>();
-  if constexpr (ARE_FEW || CopyA::kIsStraight) store();
-  block_barrier();  // the new tiles are whole
+  block_barrier();  // nobody reads the tile any more
+  moves.after(smem_a, smem_b);
+  if constexpr (!ARE_FEW) {
+    sums.multiply(kHalf, kAll);
+    set_priority<0>();
+  }
+  moves.wait();
+  block_barrier();  // the next tile is whole
 }
 
 // The tiles of both operands in shared memory: in one buffer, or in two that are read and overwritten in turn.
@@ -313,16 +336,14 @@ struct Tiles {
 // `count` is a multiple of the buffers: which one is read is known at compile time, so that places are constants.
 template <class Cfg, bool ARE_ROWS_ODD, class Sums, class CopyA, class CopyB, int BUFFERS>
 TILEDMM_DEVICE void multiply_k_tiles(Sums& sums, CopyA& copy_a, CopyB& copy_b, int count, Tiles<Cfg, BUFFERS>& smem) {
+  const TileMoves<ARE_ROWS_ODD, CopyA, CopyB> moves{copy_a, copy_b};
   if (Cfg::kTakesTurns && sums.warp_m == 1) phase_barrier();
   TILEDMM_NO_UNROLL for (; count > 0; count -= BUFFERS) {
     TILEDMM_UNROLL for (int i = 0; i < BUFFERS; ++i) {
-      const int next = (i + 1) % BUFFERS;
       if constexpr (Cfg::kTakesTurns) {
-        multiply_in_turns(sums, copy_a, copy_b, smem.a[i], smem.b[i], smem.a[next], smem.b[next]);
+        multiply_in_turns(sums, moves, smem.a[i], smem.b[i]);
       } else {
-        constexpr bool kAreFew = ARE_ROWS_ODD || Cfg::kIsLarge;
-        multiply_one_by_one<ARE_ROWS_ODD, kAreFew>(sums, copy_a, copy_b, smem.a[i], smem.b[i], smem.a[next],
-                                                   smem.b[next]);
+        multiply_one_by_one<ARE_ROWS_ODD || Cfg::kIsLarge>(sums, moves, smem.a[i], smem.b[i]);
       }
     }
   }
@@ -357,27 +378,37 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   const int num_k_tiles = int(ceil_div(size_k, Cfg::kBlockK));
   const int num_wide = work.is_wide ? int((size_k - work.leaves_last) / Cfg::kBlockK) : 0;
   int k_tile = 0, end_of_chunk = Cfg::kSumsChunks ? work.chunk_tiles : num_k_tiles;
+  [[maybe_unused]] const auto copy = [&]([[maybe_unused]] int buffer) {
+    if constexpr (kIsStraight) copy_a.copy(smem.tiles.a[buffer]), copy_b.copy(smem.tiles.b[buffer]);
+  };
   const auto end_chunk = [&] {
     if (k_tile == end_of_chunk && k_tile < num_k_tiles) sums.end_chunk(), end_of_chunk += work.chunk_tiles;
   };
   if (num_wide > 0) {
-    copy_a.template load<ARE_ROWS_ODD>(smem.tiles.a[0]);
-    copy_b.template load<ARE_ROWS_ODD>(smem.tiles.b[0]);
-    copy_a.template store<ARE_ROWS_ODD>(smem.tiles.a[0]);
-    copy_b.template store<ARE_ROWS_ODD>(smem.tiles.b[0]);
+    if constexpr (kIsStraight) {
+      copy(0);
+      if (num_wide > 1) copy(1);
+      wait_for_copies();
+    } else {
+      copy_a.template load<ARE_ROWS_ODD>();
+      copy_b.template load<ARE_ROWS_ODD>();
+      copy_a.template store<ARE_ROWS_ODD>(smem.tiles.a[0]);
+      copy_b.template store<ARE_ROWS_ODD>(smem.tiles.b[0]);
+    }
     block_barrier();  // the first tiles are whole
     for (;;) {
-      const int end = end_of_chunk < num_wide - 1 ? end_of_chunk : num_wide - 1;
-      const int count = (end - k_tile) / kBuffers * kBuffers;  // chunks have an even number of k tiles
+      // kBuffers wide tiles are left: none is loaded beyond them. Chunks have an even number of k tiles.
+      const int end = end_of_chunk < num_wide - kBuffers ? end_of_chunk : num_wide - kBuffers;
+      const int count = end > k_tile ? (end - k_tile) / kBuffers * kBuffers : 0;
       multiply_k_tiles<Cfg, ARE_ROWS_ODD>(sums, copy_a, copy_b, count, smem.tiles);
       k_tile += count;
-      if (!Cfg::kSumsChunks || end == num_wide - 1) break;
+      if (!Cfg::kSumsChunks || end == num_wide - kBuffers) break;
       end_chunk();
     }
   }
   TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
     end_chunk();
-    const int buffer = k_tile % kBuffers, next = (k_tile + 1) % kBuffers;
+    const int buffer = k_tile % kBuffers;
     char *smem_a = smem.tiles.a[buffer], *smem_b = smem.tiles.b[buffer];
     if (k_tile >= num_wide) {
       const auto left_k = int(min_of(size_k - int64_t(k_tile) * Cfg::kBlockK, Cfg::kBlockK));
@@ -386,15 +417,11 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
       copy_b.copy_elements(left_k, smem_b);
       block_barrier();  // the new tiles are whole
     }
-    const bool is_another_wide = kBuffers == 2 && k_tile + 1 < num_wide;
-    if (is_another_wide) {
-      copy_a.template load<ARE_ROWS_ODD>(smem.tiles.a[next]);
-      copy_b.template load<ARE_ROWS_ODD>(smem.tiles.b[next]);
-    }
     sums.multiply_k_tile(smem_a, smem_b);
-    if (is_another_wide) {
+    if (kIsStraight && k_tile + 1 < num_wide) {
       wait_for_copies();
-      block_barrier();  // the new tiles are whole
+      block_barrier();  // the next tiles are whole, and nobody reads these any more
+      if (k_tile + 2 < num_wide) copy(buffer);
     }
   }
   if constexpr (Cfg::kSumsChunks) {

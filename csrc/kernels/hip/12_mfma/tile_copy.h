@@ -84,28 +84,30 @@ struct TileCopy {
     }
   }
 
+  // Begins to copy a whole tile straight to shared memory, and steps to the next one.
+  TILEDMM_DEVICE void copy(char* smem) {
+    static_assert(IS_STRAIGHT, "others go by way of registers");
+    const Descriptor buffer = describe_buffer(tile, num_bytes);
+    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) copy_vector(buffer, offsets[i], smem + to + i * THREADS * 16);
+    step();
+  }
+
   // Reads a whole tile, 16 bytes at a time, and steps to the next one. Where rows are odd, chunks begin anywhere in a
-  // word of two elements: the words that they touch are read. They may overhang the tile, but not the operand. It is in
-  // shared memory after store().
+  // word of two elements: the words that they touch are read. They may overhang the tile, but not the operand.
   template <bool ARE_ROWS_ODD>
-  TILEDMM_DEVICE void load([[maybe_unused]] char* smem) {
-    if constexpr (IS_STRAIGHT) {
-      const Descriptor buffer = describe_buffer(tile, num_bytes);
-      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) copy_vector(buffer, offsets[i], smem + to + i * THREADS * 16);
-    } else {
-      const uint32_t begin = ARE_ROWS_ODD ? begin_in_word() : 0;
-      const Buffer buffer = make_buffer(tile - begin, ARE_ROWS_ODD ? (begin + num_bytes + 3) / 4 * 4 : num_bytes);
-      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
-        const uint32_t offset = ARE_ROWS_ODD ? (begin + offsets[i]) / 4 * 4 : offsets[i];
-        staged[i] = load_vector(buffer, offset);
-        if constexpr (ARE_ROWS_ODD) behind[i] = load_element<uint32_t>(buffer, offset + 16);
-      }
+  TILEDMM_DEVICE void load() {
+    static_assert(!IS_STRAIGHT, "others have no registers");
+    const uint32_t begin = ARE_ROWS_ODD ? begin_in_word() : 0;
+    const Buffer buffer = make_buffer(tile - begin, ARE_ROWS_ODD ? (begin + num_bytes + 3) / 4 * 4 : num_bytes);
+    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+      const uint32_t offset = ARE_ROWS_ODD ? (begin + offsets[i]) / 4 * 4 : offsets[i];
+      staged[i] = load_vector(buffer, offset);
+      if constexpr (ARE_ROWS_ODD) behind[i] = load_element<uint32_t>(buffer, offset + 16);
     }
-    tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;
+    step();
   }
   template <bool ARE_ROWS_ODD>
-  TILEDMM_DEVICE void store([[maybe_unused]] char* smem) {
-    if constexpr (IS_STRAIGHT) return wait_for_copies();
+  TILEDMM_DEVICE void store(char* smem) {
     if constexpr (ARE_ROWS_ODD) {
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
         const uint32_t bits = (begin_in_word() + offsets[i]) % 4 * 8;
@@ -149,6 +151,8 @@ struct TileCopy {
   }
 
  private:
+  TILEDMM_DEVICE void step() { tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k; }
+
   static constexpr int kStepRows = THREADS / kPlaces * kElements;  // from one group of a thread to its next
 
   // The byte of a word at which every tile begins: from one to the next there are whole words.
