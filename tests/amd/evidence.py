@@ -3,8 +3,9 @@
     python benchmarks/amd_loops.py --chips gfx942 --rungs mma_output_cached
     python benchmarks/amd_loops.py --triton FOLDER       # what triton_peer.py wrote
 
-Executed, counted and modelled is the first workgroup of a product of fp16 whose operands' k is contiguous. What it
-writes is compared with float64: the loop that is counted is one that computes the right thing.
+Executed, counted and modelled is the first workgroup of a product of fp16, of operands whose k is contiguous if no
+other layout is asked for. What it writes is compared with float64: the loop that is counted is one that computes the
+right thing.
 """
 
 import argparse
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--chips", nargs="+", choices=UNITS, default=list(UNITS))
     parser.add_argument("--rungs", nargs="+", default=["mma_output_cached"])
     parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 576), metavar=("M", "N", "K"))
+    parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NT")
     parser.add_argument("--triton", type=Path, metavar="FOLDER", help="what triton_peer.py wrote, instead of rungs")
     args = parser.parse_args()
     rows: dict[str, dict] = {}
@@ -110,7 +112,7 @@ def main() -> None:
     for name in () if args.triton else args.rungs:
         for chip in args.chips:
             try:
-                rows[f"{name} {chip}"] = rung(chip, name, *args.shape)
+                rows[f"{name} {chip}"] = rung(chip, name, *args.shape, layout=args.layout)
             except NotImplementedError as error:
                 print(f"{name} on {chip}: {error}")
     print(f"busy: matrix units, % of the clocks, at (latency, bytes a clock) {', '.join(map(str, MEMORIES))}\n")

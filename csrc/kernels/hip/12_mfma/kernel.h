@@ -1,11 +1,12 @@
 // Rung 12, mfma: matrix instructions of AMD's CDNA chips at the pace of the matrix unit: gfx90a, gfx942, gfx950.
 //
 // Since rung 08: the loop has no bounds and no vector arithmetic. Loads are bounded by hardware, a k tile that is cut
-// off comes last and element by element; 16 bytes a lane go to and from shared memory, without bank conflicts. The
-// large tile has two warps on each SIMD that take turns, one multiplies while the other one moves data. Blocks that run
-// at the same time on one die share operands in its cache. Chunks of k go to blocks of their own, whose sums are added
-// in order. Limits: operands without a unit stride go element by element; a tile of 64 is the smallest.
-// Sources: HipKittens (256_256_64_16.cpp: tile, turns), TLX's gfx9_gemm ladder (bounded loads), and as named below.
+// off comes last and element by element; 16 bytes a lane go to and from shared memory, without bank conflicts, on
+// gfx950 straight there, and loads turn what lies along m or n. The large tile has two warps on each SIMD that take
+// turns, one multiplies while the other one moves data. Blocks that run at the same time on one die share operands in
+// its cache. Chunks of k go to blocks of their own, whose sums are added in order. Limits: operands without a unit
+// stride go element by element; a tile of 64 is the smallest. Sources: HipKittens (256_256_64_16.cpp: tile, turns),
+// TLX's gfx9_gemm ladder (bounded loads, straight copies), and as named below.
 #pragma once
 
 #include "kernels/hip/12_mfma/block_order.h"
@@ -27,7 +28,6 @@ struct Config {
   static constexpr int kWarps = kShape.warps_m * kShape.warps_n, kThreads = kWarps * 64;
   static constexpr int kWarpM = kBlock / kShape.warps_m, kWarpN = kBlock / kShape.warps_n;
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 16;
-  static constexpr int kSlices = 2;  // of a k tile: a chunk of 16 bytes for each of a row's four lanes
   static constexpr bool kTakesTurns = kWarps == 8;
   static constexpr bool kIsLarge = kTakesTurns || sizeof(T) == 8;  // its sums leave few registers
   static constexpr bool kSumsChunks = sums_mfma_chunks(kDType, SHAPE);
@@ -36,6 +36,8 @@ struct Config {
   static_assert(!kTakesTurns || kShape.warps_m == 2, "a SIMD has a warp of each row of warps");
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 16 == kWarpN, "whole fragments fill the warp tile");
 };
+
+inline constexpr int kSlices = 2;  // of a k tile
 
 // A block has one item of the batch: a loop would keep in registers what does not change in it.
 constexpr int64_t kMaxMfmaItems = 65535;
@@ -57,8 +59,10 @@ struct MfmaWork {
 // The instructions that a chunk of 16 bytes a lane takes. gfx950 has one for all of its elements in 16 bits.
 #if defined(__gfx950__)
 inline constexpr int kStepsOf16Bits = 1;
+inline constexpr bool kHasStraightCopies = true;  // whose loads turn elements of 16 bits
 #else
 inline constexpr int kStepsOf16Bits = 2;
+inline constexpr bool kHasStraightCopies = false;
 #endif
 template <class T>
 inline constexpr int kStepsOfChunk = sizeof(T) == 2 ? kStepsOf16Bits : 16 / int(sizeof(T));
@@ -87,27 +91,57 @@ TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const V
   M::multiply(acc, words_b, words_a);
 }
 
+// A warp's fragments of an operand's tiles, 16 rows each: of a slice of the k tile, a chunk of 16 bytes for each of a
+// row's four lanes.
+template <int BLOCK, int FRAGS, bool IS_ALONG_K>
+struct FragmentReader {
+  using Places = TilePlaces<BLOCK, IS_ALONG_K>;
+  int from[IS_ALONG_K ? kSlices : FRAGS];  // in shared memory, of this lane's first chunk of a slice, or of a fragment
+
+  TILEDMM_DEVICE FragmentReader(int first_row, int lane) {
+    if constexpr (IS_ALONG_K) {
+      TILEDMM_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
+        from[slice] = Places::place_of(first_row + lane % 16, slice * 4 + lane / 16);
+      }
+    } else {
+      const int k = lane / 16 * 8 + lane % 16 / 4, half = lane % 4 / 2;
+      TILEDMM_UNROLL for (int i = 0; i < FRAGS; ++i) {
+        from[i] = Places::place_of(k, first_row / 8 + i * 2 + half) + lane % 2 * 8;
+      }
+    }
+  }
+
+  TILEDMM_DEVICE Vector16 load(const char* smem, int slice, int i) const {
+    if constexpr (IS_ALONG_K) {
+      return load_shared(reinterpret_cast<const Vector16*>(smem + from[slice] + i * 16 * Places::kRowBytes));
+    } else {
+      const char* place = smem + from[i] + slice * 32 * Places::kRowBytes;
+      const uint64_t parts[] = {load_turned(place), load_turned(place + 4 * Places::kRowBytes)};
+      return __builtin_bit_cast(Vector16, parts);
+    }
+  }
+};
+
 // The sums of one warp, and the fragments that it multiplies.
-template <class Cfg>
+template <class Cfg, bool IS_A_ALONG_K, bool IS_B_ALONG_K>
 struct WarpSums {
   using T = typename Cfg::T;
   using A = Acc<T>;
-  static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
+  static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN, kHalf = kFragsM / 2;
 
   A acc[kFragsM][kFragsN][4];
   A total[Cfg::kSumsChunks ? kFragsM : 1][kFragsN][4];
   Vector16 frag_a[kFragsM], frag_b[kFragsN];
   int lane, warp_m, warp_n;
-  int from_a[Cfg::kSlices], from_b[Cfg::kSlices];  // of this lane's first chunk in shared memory
+  FragmentReader<Cfg::kBlock, kFragsM, IS_A_ALONG_K> reader_a;
+  FragmentReader<Cfg::kBlock, kFragsN, IS_B_ALONG_K> reader_b;
 
-  TILEDMM_DEVICE WarpSums() {
-    const int warp = uniform(thread_idx() / 64);
-    lane = thread_idx() % 64, warp_m = warp / Cfg::kShape.warps_n, warp_n = warp % Cfg::kShape.warps_n;
-    TILEDMM_UNROLL for (int slice = 0; slice < Cfg::kSlices; ++slice) {
-      const int chunk = slice * 4 + lane / 16;
-      from_a[slice] = place_of(warp_m * Cfg::kWarpM + lane % 16, chunk);
-      from_b[slice] = place_of(warp_n * Cfg::kWarpN + lane % 16, chunk);
-    }
+  TILEDMM_DEVICE WarpSums()
+      : lane(thread_idx() % 64),
+        warp_m(uniform(thread_idx() / 64) / Cfg::kShape.warps_n),
+        warp_n(uniform(thread_idx() / 64) % Cfg::kShape.warps_n),
+        reader_a(warp_m * Cfg::kWarpM, lane),
+        reader_b(warp_n * Cfg::kWarpN, lane) {
     for_each([&](int i, int j, int e) {
       acc[i][j][e] = 0;
       if constexpr (Cfg::kSumsChunks) total[i][j][e] = A(-0.0);  // adds nothing
@@ -128,35 +162,49 @@ struct WarpSums {
   }
 
   TILEDMM_DEVICE void load_fragments_a(const char* smem_a, int slice, int first, int last) {
-    TILEDMM_UNROLL for (int i = first; i < last; ++i) {
-      frag_a[i] = load_shared(reinterpret_cast<const Vector16*>(smem_a + from_a[slice] + i * 16 * kMfmaRowBytes));
-    }
+    TILEDMM_UNROLL for (int i = first; i < last; ++i) { frag_a[i] = reader_a.load(smem_a, slice, i); }
   }
-  TILEDMM_DEVICE void load_fragments_b(const char* smem_b, int slice) {
-    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-      frag_b[j] = load_shared(reinterpret_cast<const Vector16*>(smem_b + from_b[slice] + j * 16 * kMfmaRowBytes));
-    }
+  TILEDMM_DEVICE void load_fragments_b(const char* smem_b, int slice, int first, int last) {
+    TILEDMM_UNROLL for (int j = first; j < last; ++j) { frag_b[j] = reader_b.load(smem_b, slice, j); }
   }
-  // Neighbouring instructions add to different sums.
-  TILEDMM_DEVICE void multiply(int first, int last) {
+  // Adds the products of A's fragments first to last - 1 and of B's. Neighbouring instructions add to different sums.
+  TILEDMM_DEVICE void multiply(int first, int last, int first_b = 0, int last_b = kFragsN) {
     TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
       TILEDMM_UNROLL for (int i = first; i < last; ++i) {
-        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<T>(acc[i][j], frag_b[j], frag_a[i], step);
+        TILEDMM_UNROLL for (int j = first_b; j < last_b; ++j) {
+          multiply_chunks<T>(acc[i][j], frag_b[j], frag_a[i], step);
+        }
       }
     }
   }
-  // ARE_FEW: registers, so that half of A's fragments are there at a time.
-  template <bool ARE_FEW>
+  // Multiplies a whole k tile with few registers: half of A's fragments are there at a time.
   TILEDMM_DEVICE void multiply_k_tile(const char* smem_a, const char* smem_b) {
-    constexpr int kAtOnce = ARE_FEW ? kFragsM / 2 : kFragsM;
-    TILEDMM_UNROLL for (int slice = 0; slice < Cfg::kSlices; ++slice) {
-      load_fragments_b(smem_b, slice);
-      TILEDMM_UNROLL for (int i = 0; i < kFragsM; i += kAtOnce) {
-        load_fragments_a(smem_a, slice, i, i + kAtOnce);
-        multiply(i, i + kAtOnce);
-        if constexpr (ARE_FEW) schedule_barrier();
+    TILEDMM_UNROLL for (int slice = 0; slice < kSlices; ++slice) {
+      load_fragments_b(smem_b, slice, 0, kFragsN);
+      TILEDMM_UNROLL for (int i = 0; i < kFragsM; i += kHalf) {
+        load_fragments_a(smem_a, slice, i, i + kHalf);
+        multiply(i, i + kHalf);
+        schedule_barrier();
       }
     }
+  }
+  // Multiplies the first slice, and loads the second one. A fragment that is done with makes room for a new one.
+  TILEDMM_DEVICE void multiply_first_slice(const char* smem_a, const char* smem_b) {
+    load_fragments_b(smem_b, 0, 0, kFragsN);
+    load_fragments_a(smem_a, 0, 0, kFragsM);
+    schedule_barrier();
+    TILEDMM_UNROLL for (int i = 0; i < kHalf; ++i) {
+      multiply(i, i + 1);
+      load_fragments_a(smem_a, 1, i, i + 1);
+      schedule_barrier();
+    }
+    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
+      multiply(kHalf, kFragsM, j, j + 1);
+      load_fragments_b(smem_b, 1, j, j + 1);
+      schedule_barrier();
+    }
+    load_fragments_a(smem_a, 1, kHalf, kFragsM);
+    schedule_barrier();
   }
 
   using Strip = CStrip<A, Cfg::kStripN>;
@@ -184,16 +232,41 @@ struct WarpSums {
   }
 };
 
-// Multiplies `count` k tiles, of which the first is in shared memory, each while the next one is on its way: that
-// behind the last is in shared memory at the end.
+// What multiplies a k tile moves data twice, before it has read the tile and after all warps have. By way of registers
+// the next tile is loaded, and goes to the place of the one that was read. Straight copies of the tile after the next
+// one go there, and those of the next one are waited for.
+template <bool ARE_ROWS_ODD, class CopyA, class CopyB>
+struct TileMoves {
+  CopyA& copy_a;
+  CopyB& copy_b;
+  static constexpr bool kAreStraight = CopyA::kIsStraight;
+
+  template <class Copy>
+  TILEDMM_DEVICE void before(Copy& copy) const {
+    if constexpr (!kAreStraight) copy.template load<ARE_ROWS_ODD>();
+  }
+  TILEDMM_DEVICE void after(char* smem_a, char* smem_b) const {
+    if constexpr (kAreStraight) {
+      copy_a.copy(smem_a);
+      copy_b.copy(smem_b);
+    } else {
+      copy_a.template store<ARE_ROWS_ODD>(smem_a);
+      copy_b.template store<ARE_ROWS_ODD>(smem_b);
+    }
+  }
+  TILEDMM_DEVICE void wait() const {
+    if constexpr (kAreStraight) wait_for_copies<CopyA::kChunks + CopyB::kChunks>();
+  }
+};
+
+// Multiplies a k tile while others are on their way.
 //
 // The warps are two halves, of which each SIMD has one warp each, a phase apart: while one multiplies, the other one
 // moves data. A barrier ends each phase. Where one half has read all of a tile, the other one has, too, before the
 // first chunk is overwritten: that phase comes two later. Source of the turns: HipKittens (arXiv 2511.08083).
-template <class Cfg, class CopyA, class CopyB>
-TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB& copy_b, int count, char* smem_a,
-                                      char* smem_b) {
-  constexpr int kHalf = Cfg::kFragsM / 2, kAll = Cfg::kFragsM;
+template <class Sums, class Moves>
+TILEDMM_DEVICE void multiply_in_turns(Sums& sums, const Moves& moves, char* smem_a, char* smem_b) {
+  constexpr int kHalf = Sums::kHalf, kAll = Sums::kFragsM, kAllB = Sums::kFragsN;
   const auto multiply = [&](int first, int last) {
     wait_for_shared();
     schedule_barrier();
@@ -201,51 +274,80 @@ TILEDMM_DEVICE void multiply_in_turns(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB&
     sums.multiply(first, last);
     set_priority<0>();
   };
-  if (sums.warp_m == 1) phase_barrier();
-  TILEDMM_NO_UNROLL for (; count > 0; --count) {
-    copy_a.template load<false>();
-    sums.load_fragments_b(smem_b, 0);
-    sums.load_fragments_a(smem_a, 0, 0, kHalf);
-    phase_barrier();
-    multiply(0, kHalf);
-    phase_barrier();
-    copy_b.template load<false>();
-    sums.load_fragments_a(smem_a, 0, kHalf, kAll);
-    phase_barrier();
-    multiply(kHalf, kAll);
-    phase_barrier();
-    sums.load_fragments_b(smem_b, 1);
-    sums.load_fragments_a(smem_a, 1, 0, kAll);
-    block_barrier();  // this half has read the tile
-    schedule_barrier();
-    multiply(0, kHalf);
-    phase_barrier();
-    copy_a.template store<false>(smem_a);
-    copy_b.template store<false>(smem_b);
-    block_barrier();  // this half has stored its part of the next one
-    schedule_barrier();
-    multiply(kHalf, kAll);
-    phase_barrier();
-  }
-  if (sums.warp_m == 0) phase_barrier();
+  moves.before(moves.copy_a);
+  sums.load_fragments_b(smem_b, 0, 0, kAllB);
+  sums.load_fragments_a(smem_a, 0, 0, kHalf);
+  phase_barrier();
+  multiply(0, kHalf);
+  phase_barrier();
+  moves.before(moves.copy_b);
+  sums.load_fragments_a(smem_a, 0, kHalf, kAll);
+  phase_barrier();
+  multiply(kHalf, kAll);
+  phase_barrier();
+  sums.load_fragments_b(smem_b, 1, 0, kAllB);
+  sums.load_fragments_a(smem_a, 1, 0, kAll);
+  block_barrier();  // this half has read the tile
+  schedule_barrier();
+  multiply(0, kHalf);
+  phase_barrier();
+  moves.after(smem_a, smem_b);
+  moves.wait();
+  block_barrier();  // this half's part of the next tile is there
+  schedule_barrier();
+  multiply(kHalf, kAll);
+  phase_barrier();
 }
 
-// The same where other blocks of the CU keep the matrix unit busy meanwhile: a warp that multiplies goes before those
-// that move data.
-template <bool ARE_ROWS_ODD, class Cfg, class CopyA, class CopyB>
-TILEDMM_DEVICE void multiply_one_by_one(WarpSums<Cfg>& sums, CopyA& copy_a, CopyB& copy_b, int count, char* smem_a,
-                                        char* smem_b) {
-  TILEDMM_NO_UNROLL for (; count > 0; --count) {
-    copy_a.template load<ARE_ROWS_ODD>();
-    copy_b.template load<ARE_ROWS_ODD>();
-    set_priority<1>();
-    sums.template multiply_k_tile<ARE_ROWS_ODD || Cfg::kIsLarge>(smem_a, smem_b);
+// Does what multiply_in_turns() does where other blocks of the CU keep the matrix unit busy meanwhile: a warp that
+// multiplies goes before those that move data. ARE_FEW: registers, so that each fragment is waited for.
+template <bool ARE_FEW, class Sums, class Moves>
+TILEDMM_DEVICE void multiply_one_by_one(Sums& sums, const Moves& moves, char* smem_a, char* smem_b) {
+  constexpr int kHalf = Sums::kHalf, kAll = Sums::kFragsM;
+  moves.before(moves.copy_a);
+  moves.before(moves.copy_b);
+  set_priority<1>();
+  if constexpr (ARE_FEW) {
+    sums.multiply_k_tile(smem_a, smem_b);
     set_priority<0>();
-    block_barrier();  // nobody reads the old tiles any more
-    copy_a.template store<ARE_ROWS_ODD>(smem_a);
-    copy_b.template store<ARE_ROWS_ODD>(smem_b);
-    block_barrier();  // the new tiles are whole
+  } else {
+    sums.multiply_first_slice(smem_a, smem_b);
+    sums.multiply(0, kHalf);
+    schedule_barrier();
   }
+  block_barrier();  // nobody reads the tile any more
+  moves.after(smem_a, smem_b);
+  if constexpr (!ARE_FEW) {
+    sums.multiply(kHalf, kAll);
+    set_priority<0>();
+  }
+  moves.wait();
+  block_barrier();  // the next tile is whole
+}
+
+// The tiles of both operands in shared memory: in one buffer, or in two that are read and overwritten in turn.
+template <class Cfg, int BUFFERS>
+struct Tiles {
+  static constexpr int kBuffers = BUFFERS;
+  alignas(16) char a[BUFFERS][Cfg::kBlock * kMfmaRowBytes], b[BUFFERS][Cfg::kBlock * kMfmaRowBytes];
+};
+
+// Multiplies `count` k tiles, of which the first is in the first buffer, where that behind the last is at the end.
+// `count` is a multiple of the buffers: which one is read is known at compile time, so that places are constants.
+template <class Cfg, bool ARE_ROWS_ODD, class Sums, class CopyA, class CopyB, int BUFFERS>
+TILEDMM_DEVICE void multiply_k_tiles(Sums& sums, CopyA& copy_a, CopyB& copy_b, int count, Tiles<Cfg, BUFFERS>& smem) {
+  const TileMoves<ARE_ROWS_ODD, CopyA, CopyB> moves{copy_a, copy_b};
+  if (Cfg::kTakesTurns && sums.warp_m == 1) phase_barrier();
+  TILEDMM_NO_UNROLL for (; count > 0; count -= BUFFERS) {
+    TILEDMM_UNROLL for (int i = 0; i < BUFFERS; ++i) {
+      if constexpr (Cfg::kTakesTurns) {
+        multiply_in_turns(sums, moves, smem.a[i], smem.b[i]);
+      } else {
+        multiply_one_by_one<ARE_ROWS_ODD || Cfg::kIsLarge>(sums, moves, smem.a[i], smem.b[i]);
+      }
+    }
+  }
+  if (Cfg::kTakesTurns && sums.warp_m == 0) phase_barrier();
 }
 
 #endif
@@ -255,51 +357,59 @@ TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
 #if defined(TILEDMM_IS_CDNA)
   using T = typename Cfg::T;
-  using Sums = WarpSums<Cfg>;
+  constexpr bool kIsStraight = kHasStraightCopies && sizeof(T) == 2 && !ARE_ROWS_ODD;
+  using Sums = WarpSums<Cfg, IS_A_K_MAJOR || !kIsStraight, IS_B_K_MAJOR || !kIsStraight>;
+  constexpr int kBuffers = kIsStraight ? 2 : 1;
   union Shared {
-    struct {
-      alignas(16) char a[Cfg::kBlock * kMfmaRowBytes], b[Cfg::kBlock * kMfmaRowBytes];
-    } tiles;
+    Tiles<Cfg, kBuffers> tiles;
     typename Sums::Strip strips[Cfg::kWarps];  // after the last k tile
   };
-  static_assert(sizeof(Shared) * Cfg::kShape.blocks_per_cu <= 64 << 10, "LDS of CDNA2 and CDNA3");
+  static_assert(sizeof(Shared) * Cfg::kShape.blocks_per_cu <= (kIsStraight ? 160 : 64) << 10, "LDS of the CU");
   auto& smem = block_shared<Shared>();
-  char *smem_a = smem.tiles.a, *smem_b = smem.tiles.b;
   const int split = work.num_tiles.quotient(int(block_idx()));
   const TileIndex tile = work.order.tile_of(int(block_idx()) - split * int(work.num_tiles.value));
   const int64_t row = int64_t(tile.m) * Cfg::kBlock, col = int64_t(tile.n) * Cfg::kBlock;
   const int64_t batch_idx = work.first_item + block_idx_y();
   const GemmProblem item = item_of<true>(problem, batch_idx);
   const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
-  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR> copy_a(operand_a<T>(item), row, first_k);
-  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR> copy_b(operand_b<T>(item), col, first_k);
+  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR, kIsStraight> copy_a(operand_a<T>(item), row, first_k);
+  TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR, kIsStraight> copy_b(operand_b<T>(item), col, first_k);
   Sums sums;
   const int num_k_tiles = int(ceil_div(size_k, Cfg::kBlockK));
   const int num_wide = work.is_wide ? int((size_k - work.leaves_last) / Cfg::kBlockK) : 0;
   int k_tile = 0, end_of_chunk = Cfg::kSumsChunks ? work.chunk_tiles : num_k_tiles;
+  [[maybe_unused]] const auto copy = [&]([[maybe_unused]] int buffer) {
+    if constexpr (kIsStraight) copy_a.copy(smem.tiles.a[buffer]), copy_b.copy(smem.tiles.b[buffer]);
+  };
   const auto end_chunk = [&] {
     if (k_tile == end_of_chunk && k_tile < num_k_tiles) sums.end_chunk(), end_of_chunk += work.chunk_tiles;
   };
   if (num_wide > 0) {
-    copy_a.template load<ARE_ROWS_ODD>();
-    copy_b.template load<ARE_ROWS_ODD>();
-    copy_a.template store<ARE_ROWS_ODD>(smem_a);
-    copy_b.template store<ARE_ROWS_ODD>(smem_b);
+    if constexpr (kIsStraight) {
+      copy(0);
+      if (num_wide > 1) copy(1);
+      wait_for_copies();
+    } else {
+      copy_a.template load<ARE_ROWS_ODD>();
+      copy_b.template load<ARE_ROWS_ODD>();
+      copy_a.template store<ARE_ROWS_ODD>(smem.tiles.a[0]);
+      copy_b.template store<ARE_ROWS_ODD>(smem.tiles.b[0]);
+    }
     block_barrier();  // the first tiles are whole
     for (;;) {
-      const int end = end_of_chunk < num_wide - 1 ? end_of_chunk : num_wide - 1;
-      if constexpr (Cfg::kTakesTurns) {
-        multiply_in_turns(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
-      } else {
-        multiply_one_by_one<ARE_ROWS_ODD>(sums, copy_a, copy_b, end - k_tile, smem_a, smem_b);
-      }
-      k_tile = end;
-      if (!Cfg::kSumsChunks || k_tile == num_wide - 1) break;
+      // kBuffers wide tiles are left: none is loaded beyond them. Chunks have an even number of k tiles.
+      const int end = end_of_chunk < num_wide - kBuffers ? end_of_chunk : num_wide - kBuffers;
+      const int count = end > k_tile ? (end - k_tile) / kBuffers * kBuffers : 0;
+      multiply_k_tiles<Cfg, ARE_ROWS_ODD>(sums, copy_a, copy_b, count, smem.tiles);
+      k_tile += count;
+      if (!Cfg::kSumsChunks || end == num_wide - kBuffers) break;
       end_chunk();
     }
   }
   TILEDMM_NO_UNROLL for (; k_tile < num_k_tiles; ++k_tile) {
     end_chunk();
+    const int buffer = k_tile % kBuffers;
+    char *smem_a = smem.tiles.a[buffer], *smem_b = smem.tiles.b[buffer];
     if (k_tile >= num_wide) {
       const auto left_k = int(min_of(size_k - int64_t(k_tile) * Cfg::kBlockK, Cfg::kBlockK));
       block_barrier();  // nobody reads the old tiles any more
@@ -307,7 +417,12 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
       copy_b.copy_elements(left_k, smem_b);
       block_barrier();  // the new tiles are whole
     }
-    sums.template multiply_k_tile<Cfg::kIsLarge>(smem_a, smem_b);
+    sums.multiply_k_tile(smem_a, smem_b);
+    if (kIsStraight && k_tile + 1 < num_wide) {
+      wait_for_copies();
+      block_barrier();  // the next tiles are whole, and nobody reads these any more
+      if (k_tile + 2 < num_wide) copy(buffer);
+    }
   }
   if constexpr (Cfg::kSumsChunks) {
     sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e] + sums.acc[i][j][e]; });

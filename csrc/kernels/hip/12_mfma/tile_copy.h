@@ -1,7 +1,7 @@
-// Moves block tiles of the mfma kernel: global memory -> registers -> shared memory.
+// Moves block tiles of the mfma kernel: global memory -> registers -> shared memory, on gfx950 in 16 bits straight.
 //
-// In shared memory a row of a tile is 128 bytes along k, whatever the operand's layout: eight chunks of 16 bytes, of
-// which chunk c is at place c XOR (row % 8). Neither the copies nor the fragments' loads have bank conflicts then.
+// By way of registers a row of a tile is 128 bytes along k in shared memory, whatever the operand's layout. Straight
+// copies leave rows along m or n as they are: the loads of the fragments turn them.
 #pragma once
 
 #include "kernels/hip/12_mfma/plan.h"
@@ -13,11 +13,25 @@
 namespace tiledmm::gpu {
 namespace {
 
-// Byte of a tile in shared memory.
-TILEDMM_DEVICE int place_of(int row, int chunk) { return row * kMfmaRowBytes + (chunk ^ (row % 8)) * 16; }
+// Where a tile's chunks of 16 bytes are in shared memory. Rows that lie along k have eight, chunk c at place
+// c XOR (row % 8). Rows that lie along m or n are one for each k, and pairs of chunks, the columns of a fragment,
+// change places in them. Neither the copies nor the fragments' loads have bank conflicts then.
+template <int BLOCK, bool IS_ALONG_K>
+struct TilePlaces {
+  static constexpr int kChunksOfRow = IS_ALONG_K ? 8 : BLOCK / 8;
+  static constexpr int kRowBytes = kChunksOfRow * 16;
+
+  TILEDMM_DEVICE static int swizzle(int row) {
+    if constexpr (IS_ALONG_K) return row % 8;
+    // Half of a warp loads a pair from rows 0 to 3 and 8 to 11, from banks of their own. Two rows of 128 bytes share
+    // them.
+    return (row % 4 + row / 8 % 2 * 4) / (BLOCK >= 128 ? 1 : 2) * 2;
+  }
+  TILEDMM_DEVICE static int place_of(int row, int chunk) { return row * kRowBytes + (chunk ^ swizzle(row)) * 16; }
+};
 
 // One thread's part of an operand's block tiles: four chunks of each.
-template <class T, int BLOCK, int THREADS, bool IS_K_MAJOR>
+template <class T, int BLOCK, int THREADS, bool IS_K_MAJOR, bool IS_STRAIGHT>
 struct TileCopy {
   static constexpr int kSize = int(sizeof(T)), kElements = 16 / kSize, kBlockK = kMfmaRowBytes / kSize;
   static constexpr int kChunks = BLOCK * 8 / THREADS;
@@ -25,13 +39,16 @@ struct TileCopy {
   static constexpr int kTurned = kSize == 8 ? 2 : 4;
   static constexpr int kPlaces = kBlockK / kTurned;  // of such groups, along k
   static_assert(kChunks == 4, "a thread has whole groups");
+  static constexpr bool kAreRowsAlongK = IS_K_MAJOR || !IS_STRAIGHT;  // in shared memory
+  static constexpr bool kIsStraight = IS_STRAIGHT;
+  using Places = TilePlaces<BLOCK, kAreRowsAlongK>;
 
   const char* tile;               // the first byte of the tile that load() reads
   uint32_t stride_row, stride_k;  // in bytes
   int rows;                       // inside of the operand
   uint32_t num_bytes;             // from the tile's first to its last one, whole chunks
   uint32_t offsets[kChunks];      // in the tile
-  int to;                         // in shared memory
+  int to;                         // in shared memory; straight copies: of the warp's first chunk
   Vector16 staged[kChunks];
   uint32_t behind[kChunks];  // odd rows: the word behind each of `staged`
 
@@ -42,16 +59,24 @@ struct TileCopy {
         stride_k(uint32_t(operand.stride_k) * kSize),
         rows(int(min_of(operand.size_mn - row, BLOCK))) {
     const int thread = thread_idx();
-    if constexpr (IS_K_MAJOR) {
-      num_bytes = uint32_t(rows - 1) * stride_row + kMfmaRowBytes;
-      to = place_of(thread / 8, thread % 8);
+    num_bytes = IS_K_MAJOR ? uint32_t(rows - 1) * stride_row + kMfmaRowBytes
+                           : uint32_t((kBlockK - 1) * stride_k + round_up(rows * kSize, 16));
+    if constexpr (IS_STRAIGHT) {
+      // A warp's lanes write one after the other: which chunk is at a lane's place says what it reads.
+      to = uniform(thread / 64) * 64 * 16;
+      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+        const int idx = thread + i * THREADS, row = idx / Places::kChunksOfRow;
+        const int chunk = idx % Places::kChunksOfRow ^ Places::swizzle(row);
+        offsets[i] = uint32_t(row) * (IS_K_MAJOR ? stride_row : stride_k) + uint32_t(chunk) * 16;
+      }
+    } else if constexpr (IS_K_MAJOR) {
+      to = Places::place_of(thread / 8, thread % 8);
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
         offsets[i] = uint32_t(thread / 8 + i * (THREADS / 8)) * stride_row + uint32_t(thread % 8) * 16;
       }
     } else {
-      num_bytes = uint32_t((kBlockK - 1) * stride_k + round_up(rows * kSize, 16));
       const int place = thread % kPlaces, row_of_chunks = thread / kPlaces * kElements;
-      to = place_of(row_of_chunks, place * kTurned * kSize / 16) + place * kTurned * kSize % 16;
+      to = Places::place_of(row_of_chunks, place * kTurned * kSize / 16) + place * kTurned * kSize % 16;
       TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
         offsets[i] = uint32_t(place * kTurned + i % kTurned) * stride_k +
                      uint32_t(row_of_chunks + i / kTurned * kStepRows) * kSize;
@@ -59,10 +84,19 @@ struct TileCopy {
     }
   }
 
+  // Begins to copy a whole tile straight to shared memory, and steps to the next one.
+  TILEDMM_DEVICE void copy(char* smem) {
+    static_assert(IS_STRAIGHT, "others go by way of registers");
+    const Descriptor buffer = describe_buffer(tile, num_bytes);
+    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) copy_vector(buffer, offsets[i], smem + to + i * THREADS * 16);
+    step();
+  }
+
   // Reads a whole tile, 16 bytes at a time, and steps to the next one. Where rows are odd, chunks begin anywhere in a
   // word of two elements: the words that they touch are read. They may overhang the tile, but not the operand.
   template <bool ARE_ROWS_ODD>
   TILEDMM_DEVICE void load() {
+    static_assert(!IS_STRAIGHT, "others have no registers");
     const uint32_t begin = ARE_ROWS_ODD ? begin_in_word() : 0;
     const Buffer buffer = make_buffer(tile - begin, ARE_ROWS_ODD ? (begin + num_bytes + 3) / 4 * 4 : num_bytes);
     TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
@@ -70,7 +104,7 @@ struct TileCopy {
       staged[i] = load_vector(buffer, offset);
       if constexpr (ARE_ROWS_ODD) behind[i] = load_element<uint32_t>(buffer, offset + 16);
     }
-    tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k;
+    step();
   }
   template <bool ARE_ROWS_ODD>
   TILEDMM_DEVICE void store(char* smem) {
@@ -102,22 +136,26 @@ struct TileCopy {
     const Buffer buffer = make_buffer(tile, uint32_t(rows - 1) * stride_row + uint32_t(left_k - 1) * stride_k + kSize);
     // opaque: else offsets are computed ahead of the main loop, and kept throughout.
     TILEDMM_NO_UNROLL for (int idx = opaque(thread_idx()); idx < BLOCK * 8; idx += THREADS) {
-      const int row = IS_K_MAJOR ? idx / 8 : idx % BLOCK, chunk = IS_K_MAJOR ? idx % 8 : idx / BLOCK;
+      constexpr bool kIsAlongMemory = IS_K_MAJOR || IS_STRAIGHT;
+      const int row = kIsAlongMemory ? idx / Places::kChunksOfRow : idx % BLOCK;
+      const int chunk = kIsAlongMemory ? idx % Places::kChunksOfRow : idx / BLOCK;
       Chunk<T> elements;
       TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-        const int k = chunk * kElements + e;
-        const uint32_t offset = uint32_t(row) * stride_row + uint32_t(k) * stride_k;
-        elements.elements[e] = load_element<T>(buffer, row < rows && k < left_k ? offset : kOutside);
+        const int mn = kAreRowsAlongK ? row : chunk * kElements + e, k = kAreRowsAlongK ? chunk * kElements + e : row;
+        const uint32_t offset = uint32_t(mn) * stride_row + uint32_t(k) * stride_k;
+        elements.elements[e] = load_element<T>(buffer, mn < rows && k < left_k ? offset : kOutside);
       }
-      store_shared(reinterpret_cast<Vector16*>(smem + place_of(row, chunk)), elements.vector);
+      store_shared(reinterpret_cast<Vector16*>(smem + Places::place_of(row, chunk)), elements.vector);
     }
     tile += int64_t(kBlockK) * stride_k;
   }
 
  private:
+  TILEDMM_DEVICE void step() { tile += IS_K_MAJOR ? int64_t(kMfmaRowBytes) : int64_t(kBlockK) * stride_k; }
+
   static constexpr int kStepRows = THREADS / kPlaces * kElements;  // from one group of a thread to its next
 
-  // Of all tiles: from one to the next there are whole words.
+  // The byte of a word at which every tile begins: from one to the next there are whole words.
   TILEDMM_DEVICE uint32_t begin_in_word() const { return uint32_t(reinterpret_cast<uintptr_t>(tile) % 4); }
 
   // Element `row` of each of kTurned chunks, side by side.
