@@ -23,8 +23,9 @@ from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, n
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
 ARCHS = ("gfx1100", "gfx1201")
-LARGE, SMALL = 0, 1  # shapes, as in plan.h
-BLOCKS = {LARGE: 128, SMALL: 64}
+LARGE, SMALL, SMALLEST = 0, 1, 2  # shapes, as in plan.h
+BLOCKS = {LARGE: (128, 128), SMALL: (64, 64), SMALLEST: (32, 64)}
+THREADS = {LARGE: 128, SMALL: 128, SMALLEST: 64}
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16"}
 
 
@@ -44,13 +45,13 @@ def multiply(compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed
     code = code or compiled(arch, "wmma_f16.cu" if product.dtype == "fp16" else "wmma_bf16.cu")
     layouts = f"ELb{int(product.a_close == 'k')}ELb{int(product.b_close == 'k')}E"
     kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
-    tiles_m, tiles_n = (ceil(size / BLOCKS[shape]) for size in (product.m, product.n))
+    tiles_m, tiles_n = (ceil(size / block) for size, block in zip((product.m, product.n), BLOCKS[shape], strict=True))
     chunk_k = product.problem.chunk_k
     split_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, split_k if splits > 1 else product.k, chunk_k, address)
     grid = (tiles_m * tiles_n * splits, blocks_y or product.batch, 1)
-    counts = run(kernel, grid, (128, 1, 1), product.args(work), product.memory, seed)
+    counts = run(kernel, grid, (THREADS[shape], 1, 1), product.args(work), product.memory, seed)
     if splits > 1:
         adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
         outputs = product.batch * product.m * product.n
@@ -68,6 +69,11 @@ CASES = {
     "small_mk_chunks": (dict(m=66, n=30, k=600, a_close="m", chunk_k=256, batch=2), {}),
     "small_kn_silu": (dict(m=30, n=70, k=34, b_close="n", has_bias=True, activation="silu", offset=2), {}),
     "small_split": (dict(m=33, n=65, k=700, chunk_k=256, has_bias=True, activation="gelu"), dict(splits=3)),
+    "smallest_kk_chunks": (dict(m=70, n=70, k=300, chunk_k=256, has_bias=True), dict(shape=SMALLEST)),
+    "smallest_mn_split": (
+        dict(m=36, n=66, k=300, a_close="m", b_close="n", pads=(6, 2, 3), chunk_k=256),
+        dict(shape=SMALLEST, splits=2),
+    ),
     "one_row_of_any_stride": (dict(m=1, n=50, k=96, pads=(0, 0, 0)), {}),
     "gather_kk": (dict(m=70, n=45, k=75, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
     "gather_mn_chunks": (
@@ -79,7 +85,7 @@ CASES = {
 
 
 # Every case on one chip, some of them on the other.
-SOME = ("large_kk", "small_mk_chunks", "small_kn_silu", "gather_kk")
+SOME = ("large_kk", "small_mk_chunks", "small_kn_silu", "smallest_kk_chunks", "gather_kk")
 
 
 @pytest.mark.takes_long
@@ -99,7 +105,7 @@ def test_a_row_s_bits_do_not_depend_on_m(arch, compiled):
     expected = {}
     for size_k, chunk_k, cases in (
         (k, 0, ((most, {}), (1, {}), (67, dict(shape=LARGE)), (66, dict(is_whole=False)))),
-        (300, 256, ((40, {}), (1, dict(splits=2)), (33, dict(shape=LARGE, splits=2)))),
+        (300, 256, ((40, {}), (1, dict(splits=2)), (33, dict(shape=LARGE, splits=2)), (35, dict(shape=SMALLEST)))),
     ):
         for m, how in cases:
             pads = (1, 1, 1) if how.get("is_whole") is False else (2, 2, 2)

@@ -7,6 +7,7 @@
 // Operands that allow no such loads are gathered, element by element.
 #pragma once
 
+#include "kernels/hip/13_wmma_rdna/plan.h"
 #include "kernels/hip/shared/builtins.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
@@ -14,7 +15,7 @@
 namespace tiledmm::gpu {
 namespace {
 
-inline constexpr int kWmmaBlockK = 32, kRowBytes = 2 * kWmmaBlockK;
+inline constexpr int kRowBytes = 2 * kWmmaBlockK;
 
 // Where a chunk of a row begins. The second part of the XOR is for tiles that are transposed on their way.
 constexpr int swizzled(int row, int chunk) { return row * kRowBytes + 16 * (chunk ^ (((row >> 1) ^ (row >> 3)) & 3)); }
