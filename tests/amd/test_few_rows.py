@@ -145,6 +145,20 @@ def test_the_bits_are_those_of_tiles(compiled, amd_object):
         assert torch.equal(one_row.result(), whole.result()[:, -1:])
 
 
+@pytest.mark.parametrize("arch, dtype", [("gfx1100", "fp16"), ("gfx1100", "fp32")])
+def test_a_row_s_bits_do_not_depend_on_m(arch, dtype, compiled):
+    """m of 1 to 16, all that it serves; others are the tiles' (the tests above). Rows lie in front of each other's."""
+    n, k = 20, 40
+    largest = Product(dtype, 16, n, k)
+    multiply(compiled, arch, largest)
+    expected = largest.result()[0]
+    assert not expected.isnan().any()
+    for m in range(1, 16):
+        product = Product(dtype, m, n, k, a=largest.a[:, -m:], b=largest.b)
+        multiply(compiled, arch, product)
+        assert torch.equal(product.result()[0], expected[-m:]), m
+
+
 def test_the_bits_are_those_of_mfma(compiled, code_of, launcher):
     """The same on CDNA. What the interpreter's matrix instruction adds at one time is 4 of k."""
     torch.manual_seed(0)

@@ -101,7 +101,12 @@ def test_values(arch, case, compiled):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_row_s_bits_do_not_depend_on_m(arch, compiled):
-    """Sampled m of 1 to 300, in tiles of both sizes, gathered ones and chunks side by side among them."""
+    """Sampled m of 1 to 300, in tiles of all sizes, gathered ones and chunks side by side among them.
+
+    A block sees m in two places only: where its tile lies (one that nobody computes stays nan), and how many of its
+    rows are inside, which bounds loads and stores. A row's sums are those of one lane's registers, whatever other rows
+    hold. So tiles with one row, some and all of theirs inside, alone and behind others, stand for every m.
+    """
     dtype, n, k = ("fp16", 45, 40) if arch == "gfx1100" else ("bf16", 30, 40)
     most = 300 if arch == "gfx1100" else 70
     expected = {}

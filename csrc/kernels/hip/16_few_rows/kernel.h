@@ -180,7 +180,7 @@ struct Streamed {
     }
   }
 
-  // The same, element by element from memory, for operands of any kind.
+  // What the instruction takes for the next step, element by element from memory, whatever the operand's strides are.
   TILEDMM_DEVICE void gather(uint32_t (&words)[Step::kWords]) {
     const int row = thread_idx() % 16;
     T elements[kLaneK];
