@@ -21,7 +21,7 @@ struct WmmaShape {
 // 0.86 of the peak is what adelj88/rocm_wmma_gemm reports for tiles like the first (RX 7900 GRE, fp16, 4096 and 8192).
 // The others are estimates such that many choices are near those of AMD's model Origami (docs/amd_evidence.md).
 inline constexpr WmmaShape kWmmaShapes[] = {
-    {128, 128, 2, 2, false, 0.86, 0.6}, {64, 64, 2, 2, true, 0.8, 0.5}, {32, 64, 1, 2, true, 0.4, 0.55}};
+    {128, 128, 2, 2, false, 0.86, 0.6}, {64, 64, 2, 2, true, 0.8, 0.5}, {32, 64, 1, 2, true, 0.42, 0.55}};
 inline constexpr int kNumWmmaShapes = 3, kGatherWmmaShape = 1;
 
 inline constexpr int kWmmaBlockK = 32;
