@@ -15,7 +15,7 @@ from pathlib import Path
 from torch_tiledmm.dispatch import explain
 from torch_tiledmm.testing.shapes import SHAPES, gpu_shapes
 
-BLOCKS = {"mfma": ("256x256", "128x128", "64x64"), "wmma_rdna": ("128x128", "64x64")}
+BLOCKS = {"mfma": ("256x256", "128x128", "64x64", "32x32"), "wmma_rdna": ("128x128", "64x64", "32x64")}
 # Compute units, bytes of LDS, KiB of second-level cache and kHz by the data sheets of csrc/dispatch/chips.cpp's GPUs.
 CHIPS = {
     "gfx90a": (110, 64 << 10, 8192, 1_700_000),

@@ -9,6 +9,7 @@ import os
 # cores the sweeps then take ten times as long. Read when torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import hashlib  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -100,7 +101,8 @@ def amd_object(built_once, csrc_of_devices):
             assert done.returncode == 0, done.stderr
             (folder / "report").write_text(done.stderr)
 
-        folder = built_once(f"{source.stem}.{arch}", build)
+        # Files of one name are told apart by what is in them: those that tests write have another folder each time.
+        folder = built_once(f"{source.stem}.{hashlib.sha1(source.read_bytes()).hexdigest()[:8]}.{arch}", build)
         return folder / "code", (folder / "report").read_text()
 
     return compile_once

@@ -27,11 +27,18 @@ from launches import Launcher
 MEMORIES = [(500, 64), (800, 64), (500, 32), (800, 32)]
 
 
+def widened(x: np.ndarray) -> np.ndarray:
+    """fp32 of the bits of bf16; others as they are."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
 def check(a, b, c) -> None:
     """What is written of c (docs/numerics.md: sums in fp32 or fp64, rounded once)."""
+    unit = 2.0**-8 if c.dtype == np.uint16 else np.finfo(c.dtype).eps / 2
+    a, b, c = (widened(x) for x in (a, b, c))
     rows, cols = (np.flatnonzero((~np.isnan(c)).any(axis)) for axis in (1, 0))
     a, b, c = a[rows], b[:, cols], c[np.ix_(rows, cols)]
-    unit, of_sums = np.finfo(c.dtype).eps / 2, 2.0**-53 if c.dtype == np.float64 else 2.0**-24
+    of_sums = 2.0**-53 if c.dtype == np.float64 else 2.0**-24
     wide = np.longdouble if c.dtype == np.float64 else np.float64
     a, b = a.astype(wide), b.astype(wide)
     expected = a @ b
@@ -61,7 +68,11 @@ def row_of(kernel: Kernel, traces: list, threads: int) -> dict:
 def rung(chip: str, name: str, m: int, n: int, k: int, dtype=np.float16, layout: str = "NT") -> dict:
     """Of the first workgroup of a product. Raises NotImplementedError where the rung cannot serve it."""
     random, traces = np.random.default_rng(1), []
-    a, b = (random.uniform(-1, 1, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    a, b = (random.uniform(-1, 1, shape) for shape in ((m, k), (k, n)))
+    if dtype == "bfloat16":  # its bits
+        a, b = ((x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
+    else:
+        a, b = a.astype(dtype), b.astype(dtype)
     a, b = (np.asfortranarray(x) if letter == "T" else x for x, letter in zip((a, b), layout, strict=True))
     launcher = Launcher(chip, name)
     check(a, b, launcher.matmul(a, b, traces=traces, most_blocks=1))

@@ -25,7 +25,9 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 _Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
-DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}  # csrc/core/problem.h
+# csrc/core/problem.h; numpy has no bf16: its bits.
+DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
+BF16_NAN = 0x7FC0
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
 
@@ -104,7 +106,7 @@ class Launcher:
         Raises NotImplementedError where the rung cannot serve.
         """
         (m, k), n = a.shape, b.shape[1]
-        c, memory, spaces = np.full((m, n), np.nan, a.dtype), Memory(), []
+        c, memory, spaces = np.full((m, n), BF16_NAN if a.dtype == np.uint16 else np.nan, a.dtype), Memory(), []
         problem = _GemmProblem(m=m, n=n, k=k, dtype=DTYPES[a.dtype])
         for name, array, axes in (("a", a, "mk"), ("b", b, "kn"), ("c", c, "mn")):
             # What lies transposed is handed over as it lies.

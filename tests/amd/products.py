@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from interpreter import Fault, Memory, load
+from code_object import CodeObject, Kernel
+from interpreter import Fault, Memory
 from structs import FoldedProblem
 
 from torch_tiledmm.host_gpu import _BatchDim
@@ -169,12 +170,7 @@ def removable(lines: list, pattern) -> list[int]:
     return [i for i, (_, text) in enumerate(lines) if pattern.match(text)]
 
 
-def without(path: Path, kernel_name: str, index: int):
-    """The code object at `path` with a line of one kernel that does nothing."""
-
-    def edit(name, lines):
-        if name != kernel_name:
-            return lines
-        return [(at, "s_nop 0" if i == index else text) for i, (at, text) in enumerate(lines)]
-
-    return load(path, edit)
+def without(kernel: Kernel, index: int) -> CodeObject:
+    """The kernel alone, with a line that does nothing."""
+    lines = [(at, "s_nop 0" if i == index else text) for i, (at, text) in enumerate(kernel.lines)]
+    return CodeObject(Path(), {kernel.name: replace(kernel, lines=lines, program=None)})

@@ -2,7 +2,8 @@
 those of the rungs with tiles, whose order of summation it follows.
 
 Planted bugs that these tests caught: each barrier removed, one at a time; a step that takes the next one's few rows;
-garbage beyond k; columns that change places; a part of k that is read twice.
+garbage beyond k; columns that change places; a part of k that is read twice; without matrix instructions, a last odd
+row that is left out, and k from its end on.
 """
 
 import functools
@@ -15,6 +16,7 @@ import pytest
 import test_mfma
 import test_rdna
 import torch
+from instructions import fma_f32, fma_f64
 from interpreter import load, run
 from products import DTYPES, Product, compile_mutant, gpu_objects, is_wrong, need_compiler, removable, without
 
@@ -85,6 +87,10 @@ CASES = {
 # Fixtures: the code of rung 12 and its host side.
 code_of, launcher = test_mfma.code_of, test_mfma.launcher
 
+# By multiply-adds, on RDNA.
+CHAINS = [("gfx1100", "fp32", case) for case in ("kk", "columns_mn", "elements_columns")]
+CHAINS += [("gfx1201", "fp64", case) for case in ("kn_batch", "mk_short")]
+
 CHIPS = {"gfx1100": "fp16", "gfx1201": "bf16", "gfx942": "fp64", "gfx950": "fp16", "gfx90a": "fp32"}
 
 
@@ -93,15 +99,35 @@ ALL = [(arch, case) for arch in ("gfx1100", "gfx942") for case in CASES]
 SOME = [(arch, case) for arch in ("gfx1201", "gfx950", "gfx90a") for case in ("kk", "kn_batch")]
 
 
-@pytest.mark.parametrize("arch, case", ALL + SOME)
-def test_values(arch, case, compiled):
+@pytest.mark.parametrize("arch, dtype, case", [(arch, CHIPS[arch], case) for arch, case in ALL + SOME] + CHAINS)
+def test_values(arch, dtype, case, compiled):
     product, how = CASES[case]
     product = dict(product)
-    if CHIPS[arch] == "fp64" and product.get("activation") == "silu":
+    if dtype == "fp64" and product.get("activation") == "silu":
         product["activation"] = "relu"  # exp in fp64 is in ROCm's device library
-    product = Product(CHIPS[arch], **product)
+    if (arch, dtype, case) in CHAINS:  # there are no chunks
+        product.pop("chunk_k", None)
+        how = {key: value for key, value in how.items() if key != "splits"}
+    product = Product(dtype, **product)
     multiply(compiled, arch, product, **how, seed=1)
     product.check()
+
+
+@pytest.mark.parametrize("arch, dtype", [("gfx1100", "fp32"), ("gfx1201", "fp64")])
+def test_multiply_adds_are_one_chain_in_the_order_of_k(arch, dtype, compiled):
+    """The bits of rungs 01 to 04 and of simt_rdna, whatever the number of rows, few columns, layout and way of
+    loading."""
+    n, k, columns = 5, 83, dict(are_columns_few=True)
+    largest = Product(dtype, 16, n, k)
+    a, b = largest.a, largest.b
+    expected, fma = (np.zeros((16, n), np.float32), fma_f32) if dtype == "fp32" else (np.zeros((16, n)), fma_f64)
+    for i in range(k):
+        expected = fma(a[0, :, i, None].numpy(), b[0, None, :, i].numpy(), expected)
+    for m, layouts, how in ((16, {}, {}), (16, {}, columns), (3, {}, {}), (1, dict(b_close="n"), {}),
+                            (7, dict(a_close="m"), columns), (2, {}, dict(is_whole=False))):  # fmt: skip
+        product = Product(dtype, m, n, k, a=a[:, -m:], b=b, **layouts)
+        multiply(compiled, arch, product, **how)
+        assert np.array_equal(product.result()[0].numpy(), expected[-m:]), (m, layouts, how)
 
 
 def test_the_bits_are_those_of_tiles(compiled, amd_object):
@@ -119,6 +145,20 @@ def test_the_bits_are_those_of_tiles(compiled, amd_object):
         assert torch.equal(one_row.result(), whole.result()[:, -1:])
 
 
+@pytest.mark.parametrize("arch, dtype", [("gfx1100", "fp16"), ("gfx1100", "fp32")])
+def test_a_row_s_bits_do_not_depend_on_m(arch, dtype, compiled):
+    """m of 1 to 16, all that it serves; others are the tiles' (the tests above). Rows lie in front of each other's."""
+    n, k = 20, 40
+    largest = Product(dtype, 16, n, k)
+    multiply(compiled, arch, largest)
+    expected = largest.result()[0]
+    assert not expected.isnan().any()
+    for m in range(1, 16):
+        product = Product(dtype, m, n, k, a=largest.a[:, -m:], b=largest.b)
+        multiply(compiled, arch, product)
+        assert torch.equal(product.result()[0], expected[-m:]), m
+
+
 def test_the_bits_are_those_of_mfma(compiled, code_of, launcher):
     """The same on CDNA. What the interpreter's matrix instruction adds at one time is 4 of k."""
     torch.manual_seed(0)
@@ -132,14 +172,14 @@ def test_the_bits_are_those_of_mfma(compiled, code_of, launcher):
 # ---- Mutants
 
 
-def test_missing_barriers_are_found(compiled, amd_object):
+def test_missing_barriers_are_found(compiled):
     product = dict(m=5, n=20, k=600, batch=2)
-    path, part = amd_object("gfx1100", FOLDER / "few_f16.cu")[0], "StreamE0ELb0E"
-    kernel = compiled("gfx1100", "few_f16.cu").find("8few_rowsI", part)
+    kernel = compiled("gfx1100", "few_f16.cu").find("8few_rowsI", "StreamE0ELb0E")
     places = removable(kernel.lines, re.compile(r"s_barrier\b"))
     assert 4 <= len(places) <= 5
+    assert not is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(blocks_y=1))
     for place in places:
-        how = dict(code=without(path, kernel.name, place), blocks_y=1)
+        how = dict(code=without(kernel, place), blocks_y=1)
         assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, how), kernel.lines[place]
 
 

@@ -4,9 +4,9 @@ Results are compared with the bounds of the reference; memory outside of the ope
 shared memory are errors of the interpreter. What decides the speed is counted: instructions of the main loop, bank
 conflicts, registers.
 
-Planted bugs that these tests caught: each barrier removed, one at a time; a swizzle of the loads that is not that of
-the stores; a k tile that begins too early; the end of k and of the rows taken for later ones; garbage beyond k; a total
-that forgets its chunks; a last group of tiles that is taken for a whole one.
+Planted bugs that these tests caught: each barrier and each wait removed, one at a time; a swizzle of the loads that is
+not that of the stores; a k tile that begins too early; the end of k and of the rows taken for later ones; garbage
+beyond k; a total that forgets its chunks; a last group of tiles that is taken for a whole one.
 """
 
 import functools
@@ -23,8 +23,9 @@ from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, n
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
 ARCHS = ("gfx1100", "gfx1201")
-LARGE, SMALL = 0, 1  # shapes, as in plan.h
-BLOCKS = {LARGE: 128, SMALL: 64}
+LARGE, SMALL, SMALLEST = 0, 1, 2  # shapes, as in plan.h
+BLOCKS = {LARGE: (128, 128), SMALL: (64, 64), SMALLEST: (32, 64)}
+THREADS = {LARGE: 128, SMALL: 128, SMALLEST: 64}
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16"}
 
 
@@ -39,18 +40,20 @@ def compiled(amd_object):
     return code_of
 
 
-def multiply(compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed=None, code=None, blocks_y=None):
+def multiply(
+    compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed=None, code=None, blocks_y=None, traces=None
+):
     """C by the kernel's machine code, as launch_wmma.cu starts it."""
     code = code or compiled(arch, "wmma_f16.cu" if product.dtype == "fp16" else "wmma_bf16.cu")
     layouts = f"ELb{int(product.a_close == 'k')}ELb{int(product.b_close == 'k')}E"
     kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
-    tiles_m, tiles_n = (ceil(size / BLOCKS[shape]) for size in (product.m, product.n))
+    tiles_m, tiles_n = (ceil(size / block) for size, block in zip((product.m, product.n), BLOCKS[shape], strict=True))
     chunk_k = product.problem.chunk_k
     split_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, split_k if splits > 1 else product.k, chunk_k, address)
     grid = (tiles_m * tiles_n * splits, blocks_y or product.batch, 1)
-    counts = run(kernel, grid, (128, 1, 1), product.args(work), product.memory, seed)
+    counts = run(kernel, grid, (THREADS[shape], 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
         adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
         outputs = product.batch * product.m * product.n
@@ -68,6 +71,11 @@ CASES = {
     "small_mk_chunks": (dict(m=66, n=30, k=600, a_close="m", chunk_k=256, batch=2), {}),
     "small_kn_silu": (dict(m=30, n=70, k=34, b_close="n", has_bias=True, activation="silu", offset=2), {}),
     "small_split": (dict(m=33, n=65, k=700, chunk_k=256, has_bias=True, activation="gelu"), dict(splits=3)),
+    "smallest_kk_chunks": (dict(m=70, n=70, k=300, chunk_k=256, has_bias=True), dict(shape=SMALLEST)),
+    "smallest_mn_split": (
+        dict(m=36, n=66, k=300, a_close="m", b_close="n", pads=(6, 2, 3), chunk_k=256),
+        dict(shape=SMALLEST, splits=2),
+    ),
     "one_row_of_any_stride": (dict(m=1, n=50, k=96, pads=(0, 0, 0)), {}),
     "gather_kk": (dict(m=70, n=45, k=75, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
     "gather_mn_chunks": (
@@ -79,7 +87,7 @@ CASES = {
 
 
 # Every case on one chip, some of them on the other.
-SOME = ("large_kk", "small_mk_chunks", "small_kn_silu", "gather_kk")
+SOME = ("large_kk", "small_mk_chunks", "small_kn_silu", "smallest_kk_chunks", "gather_kk")
 
 
 @pytest.mark.takes_long
@@ -93,13 +101,18 @@ def test_values(arch, case, compiled):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_row_s_bits_do_not_depend_on_m(arch, compiled):
-    """Sampled m of 1 to 300, in tiles of both sizes, gathered ones and chunks side by side among them."""
+    """Sampled m of 1 to 300, in tiles of all sizes, gathered ones and chunks side by side among them.
+
+    A block sees m in two places only: where its tile lies (one that nobody computes stays nan), and how many of its
+    rows are inside, which bounds loads and stores. A row's sums are those of one lane's registers, whatever other rows
+    hold. So tiles with one row, some and all of theirs inside, alone and behind others, stand for every m.
+    """
     dtype, n, k = ("fp16", 45, 40) if arch == "gfx1100" else ("bf16", 30, 40)
     most = 300 if arch == "gfx1100" else 70
     expected = {}
     for size_k, chunk_k, cases in (
         (k, 0, ((most, {}), (1, {}), (67, dict(shape=LARGE)), (66, dict(is_whole=False)))),
-        (300, 256, ((40, {}), (1, dict(splits=2)), (33, dict(shape=LARGE, splits=2)))),
+        (300, 256, ((40, {}), (1, dict(splits=2)), (33, dict(shape=LARGE, splits=2)), (35, dict(shape=SMALLEST)))),
     ):
         for m, how in cases:
             pads = (1, 1, 1) if how.get("is_whole") is False else (2, 2, 2)
@@ -159,19 +172,29 @@ def test_fragments_have_no_bank_conflicts(compiled, monkeypatch):
 # ---- Mutants
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("arch", ARCHS)
-def test_missing_barriers_are_found(arch, compiled, amd_object):
-    """Each barrier of a kernel, and each wait for shared memory in front of one."""
+def test_missing_waits_and_barriers_are_found(arch, compiled):
+    """Each of those that a block executes for two items, whole tiles and a last one among their k tiles. It may do
+    without the waits between a wave's own stores to shared memory and its loads, which follow each other, and without
+    one behind a barrier. Items are whole: gfx1201 skips, with what lanes beyond C would do, the wait for what they have
+    loaded (and do not use)."""
     dtype, name = ("fp16", "wmma_f16.cu") if arch == "gfx1100" else ("bf16", "wmma_bf16.cu")
-    path, layouts = amd_object(arch, FOLDER / name)[0], "ELb1ELb1E"
-    kernel = compiled(arch, name).find("9wmma_rdnaI", f"{MANGLED[dtype]}ELi{SMALL}ELb1EE{layouts}")
-    places = removable(kernel.lines, re.compile(r"s_barrier(_wait)?\b"))
-    assert 6 <= len(places) <= 8
+    kernel = compiled(arch, name).find("9wmma_rdnaI", f"{MANGLED[dtype]}ELi{SMALLEST}ELb1EEELb1ELb1E")
+    product, how, traces = dict(m=32, n=64, k=136, batch=2), dict(shape=SMALLEST, blocks_y=1), []
+    right = Product(dtype, **product)
+    multiply(compiled, arch, right, **how, traces=traces)
+    right.check()
+    executed = {place for trace in traces for place, _ in trace}
+    pattern = re.compile(r"s_wait(cnt (?!depctr)|_\w+cnt)|s_barrier(_wait)?\b")
+    places = [place for place in removable(kernel.lines, pattern) if place in executed]
+    assert sum("barrier" in kernel.lines[place][1] for place in places) == 6 and len(places) >= 60
     for place in places:
-        code = without(path, kernel.name, place)
-        # Items one after the other, whole tiles and a last one.
-        how = dict(code=code, blocks_y=1)
-        assert is_wrong(multiply, compiled, arch, (dtype, 40, 40, 200), dict(batch=2), how), kernel.lines[place]
+        code = without(kernel, place)
+        if not is_wrong(multiply, compiled, arch, (dtype,), product, dict(how, code=code)):
+            before, line, after = (kernel.lines[i][1] for i in (place - 1, place, place + 1))
+            is_of_shared = line in ("s_waitcnt lgkmcnt(0)", "s_wait_dscnt 0x0")
+            assert is_of_shared and (after.startswith("ds_load_b32") or before.startswith("s_barrier_wait")), line
 
 
 WHOLE_KM = dict(m=70, n=50, k=204, b_close="n", pads=(6, 2, 3))

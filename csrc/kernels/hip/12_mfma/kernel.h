@@ -5,7 +5,7 @@
 // gfx950 straight there, and loads turn what lies along m or n. The large tile has two warps on each SIMD that take
 // turns, one multiplies while the other one moves data. Blocks that run at the same time on one die share operands in
 // its cache. Chunks of k go to blocks of their own, whose sums are added in order. Limits: operands without a unit
-// stride go element by element; a tile of 64 is the smallest. Sources: HipKittens (256_256_64_16.cpp: tile, turns),
+// stride go element by element; a tile of 32 is the smallest. Sources: HipKittens (256_256_64_16.cpp: tile, turns),
 // TLX's gfx9_gemm ladder (bounded loads, straight copies), and as named below.
 #pragma once
 

@@ -20,14 +20,16 @@ struct MfmaShape {
   double busy_16, alone_16, busy, alone;
 };
 
-// Rates: in 16 bits the large tile is HipKittens' at 8192 on an MI325X (750 of 1307 TFLOP/s, which power limits); the
-// others were chosen such that PyTorch's at 2048 and 1024 there result (336 and 80; HazyResearch/HipKittens @f09e968,
-// analysis/*.json). fp32: rocBLAS on an MI210 reaches 84 % at 8192, in fp64 60 % (rocm-libraries, issue 9453). Nobody
-// has run these kernels.
+// Rates: in 16 bits the large tile is HipKittens' at 8192 on an MI325X (750 of 1307 TFLOP/s, which power limits); those
+// of 128 and 64 alone were chosen such that PyTorch's at 2048 and 1024 there result (336 and 80; the same repository,
+// HazyResearch/HipKittens @f09e968, analysis/*.json); the others such that many choices are near those of AMD's model
+// Origami (docs/amd_evidence.md). fp32: rocBLAS on an MI210 reaches 84 % at 8192, in fp64 60 % (rocm-libraries, issue
+// 9453). Nobody has run these kernels. Where there are more tiles than CUs, the smallest is never the fastest.
 inline constexpr MfmaShape kMfmaShapes[] = {
     {256, 2, 4, 1, 0.58, 0.58, 0.84, 0.84},
-    {128, 2, 2, 2, 0.45, 0.30, 0.75, 0.60},
-    {64, 1, 2, 4, 0.28, 0.10, 0.60, 0.30},
+    {128, 2, 2, 2, 0.50, 0.30, 0.75, 0.60},
+    {64, 1, 2, 4, 0.14, 0.10, 0.60, 0.30},
+    {32, 1, 1, 8, 0.05, 0.05, 0.30, 0.10},
 };
 inline constexpr int kNumMfmaShapes = int(sizeof kMfmaShapes / sizeof *kMfmaShapes);
 
@@ -37,9 +39,8 @@ constexpr int mfma_block_k(DType dtype) { return kMfmaRowBytes / int(size_of(dty
 
 // The sums of the large tile in fp64 would fill all registers.
 constexpr bool has_mfma_shape(DType dtype, int shape) { return dtype != DType::f64 || shape > 0; }
-// One tile has kernels of its own for odd rows: the large one's registers are full, and of small products the call
-// takes longest.
-constexpr bool copies_odd_rows(DType dtype, int shape) { return size_of(dtype) == 2 && shape == 1; }
+// Odd rows take more registers than the large tile leaves.
+constexpr bool copies_odd_rows(DType dtype, int shape) { return size_of(dtype) == 2 && shape > 0; }
 // Whether registers hold a total beside the sums of a chunk.
 constexpr bool sums_mfma_chunks(DType dtype, int shape) { return shape > (dtype == DType::f64 ? 1 : 0); }
 
@@ -113,7 +114,9 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
   const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
   const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype)) / per_us;
   const double sums = splits > 1 ? kStartUs + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
-  return kStartUs + (multiply > move ? multiply : move) + sums;
+  const double most = multiply > move ? multiply : move, least = multiply > move ? move : multiply;
+  // A little of the lesser of the two: where memory decides, the tile that multiplies less that is empty.
+  return kStartUs + most + 0.01 * least + sums;
 }
 
 // The fastest tile.

@@ -23,9 +23,9 @@ struct TilePlaces {
 
   TILEDMM_DEVICE static int swizzle(int row) {
     if constexpr (IS_ALONG_K) return row % 8;
-    // Half of a warp loads a pair from rows 0 to 3 and 8 to 11, from banks of their own. Two rows of 128 bytes share
-    // them.
-    return (row % 4 + row / 8 % 2 * 4) / (BLOCK >= 128 ? 1 : 2) * 2;
+    // Half of a warp loads a pair from rows 0 to 3 and 8 to 11, from banks of their own. Rows of 128 bytes share them
+    // by twos, rows of 64 bytes by fours.
+    return (row % 4 + row / 8 % 2 * 4) / max_of(1, 128 / BLOCK) * 2;
   }
   TILEDMM_DEVICE static int place_of(int row, int chunk) { return row * kRowBytes + (chunk ^ swizzle(row)) * 16; }
 };

@@ -21,7 +21,7 @@ struct WmmaConfig {
   using T = T_;
   static constexpr WmmaShape kShape = kWmmaShapes[SHAPE];
   static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n, kBlockK = kWmmaBlockK;
-  static constexpr int kThreads = 128, kWarpsM = 2, kWarpsN = 2;
+  static constexpr int kWarpsM = kShape.warps_m, kWarpsN = kShape.warps_n, kThreads = kWarpsM * kWarpsN * 32;
   static constexpr int kWarpM = kBlockM / kWarpsM, kWarpN = kBlockN / kWarpsN;
   static constexpr bool kSumsChunks = kShape.sums_chunks, kIsWhole = IS_WHOLE;
   static_assert(kWarpM % 32 == 0 && kWarpN % 32 == 0, "the swizzle of a warp's first row is that of row 0");
@@ -192,9 +192,15 @@ Status launch_config(const FoldedProblem& problem, WmmaWork work, const Executor
 template <class T>
 Status launch_wmma_tile(const FoldedProblem& problem, const WmmaPlan& plan, const WmmaWork& work,
                         const Executor& executor) {
-  if (!plan.is_whole) return launch_config<WmmaConfig<T, 1, false>>(problem, work, executor);
-  return plan.shape == 0 ? launch_config<WmmaConfig<T, 0, true>>(problem, work, executor)
-                         : launch_config<WmmaConfig<T, 1, true>>(problem, work, executor);
+  if (!plan.is_whole) return launch_config<WmmaConfig<T, kGatherWmmaShape, false>>(problem, work, executor);
+  switch (plan.shape) {
+    case 0:
+      return launch_config<WmmaConfig<T, 0, true>>(problem, work, executor);
+    case 1:
+      return launch_config<WmmaConfig<T, 1, true>>(problem, work, executor);
+    default:
+      return launch_config<WmmaConfig<T, 2, true>>(problem, work, executor);
+  }
 }
 
 }  // namespace tiledmm::gpu

@@ -13,18 +13,22 @@
 namespace tiledmm {
 
 struct WmmaShape {
-  int block_m, block_n;
+  int block_m, block_n, warps_m, warps_n;
   bool sums_chunks;   // whether a block can add up chunks of k itself
   double efficiency;  // share of the peak rate that a work group processor reaches with two blocks or more
+  double alone;       // share of that which one block reaches
 };
 // 0.86 of the peak is what adelj88/rocm_wmma_gemm reports for tiles like the first (RX 7900 GRE, fp16, 4096 and 8192).
-// The small tile moves twice as much for each product; its share is an estimate.
-inline constexpr WmmaShape kWmmaShapes[] = {{128, 128, false, 0.86}, {64, 64, true, 0.6}};
-inline constexpr int kNumWmmaShapes = 2, kSmallWmmaShape = 1;
+// The others are estimates such that many choices are near those of AMD's model Origami (docs/amd_evidence.md).
+inline constexpr WmmaShape kWmmaShapes[] = {
+    {128, 128, 2, 2, false, 0.86, 0.6}, {64, 64, 2, 2, true, 0.8, 0.5}, {32, 64, 1, 2, true, 0.42, 0.55}};
+inline constexpr int kNumWmmaShapes = 3, kGatherWmmaShape = 1;
+
+inline constexpr int kWmmaBlockK = 32;
 
 // How rung 13 computes a problem.
 struct WmmaPlan {
-  bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself, with the small tile
+  bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself, with one tile
   int shape;
   int64_t num_splits;  // blocks that share out the k of a tile, each a chunk
 };
@@ -33,13 +37,13 @@ struct WmmaPlan {
 inline constexpr int64_t kMaxWmmaPartialBytes = 256 << 20;
 
 // Microseconds by a simple model: the fullest work group processor (two CUs, four SIMDs, so one warp of a block each)
-// decides, beside memory. Rates are those of the chip's row; what is assumed beyond them: 4 us for a launch, one block
-// alone hides less of its latencies than two, memory gives 0.8 of its rate, and the second-level cache five times as
-// much.
+// decides, beside memory. Rates are those of the chip's row; what is assumed beyond them: 4 us for a launch, memory
+// gives 0.8 of its rate, the second-level cache five times as much, and a k tile takes the latency of 0.4 us at least,
+// in four blocks of a processor at a time.
 inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   const WmmaShape& shape = kWmmaShapes[plan.shape];
-  const double alone = 0.6, gather = 0.35, cached = 5, per_us = chip.tbytes_per_second * 1e6 * 0.8;
+  const double gather = 0.35, cached = 5, latency_us = 0.4, per_us = chip.tbytes_per_second * 1e6 * 0.8;
   const int64_t processors = max_of(chip.num_cus / 2, 1);
   const double tiles = double(ceil_div(p.m, shape.block_m)) * double(ceil_div(p.n, shape.block_n));
   const double blocks = tiles * double(problem.batch_size) * double(plan.num_splits);
@@ -47,13 +51,16 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   const double k = double(round_up(ceil_div(max_of(p.k, 1), plan.num_splits), 64));
   const double block_us = 2.0 * shape.block_m * shape.block_n * k * double(processors) /
                           (chip.mma_tflops[int(p.dtype)] * 1e6 * shape.efficiency);
-  double multiply = most < 2 ? block_us / alone : most * block_us;
+  double multiply = most < 2 ? block_us / shape.alone : most * block_us;
   if (!plan.is_whole) multiply /= gather;
   const double m = double(p.m), n = double(p.n), batch = double(problem.batch_size);
   const double output = m * n * batch * (plan.num_splits > 1 ? 8.0 * double(plan.num_splits) + 2 : 2);
   const double memory = (2 * (m + n) * double(p.k) * batch + output) / per_us;
   const double cache = 2 * blocks * (shape.block_m + shape.block_n) * k / (per_us * cached);
-  const double busy = memory > cache ? memory : cache;
+  const double rounds = blocks / double(4 * processors);
+  const double latencies = (rounds > 1 ? rounds : 1) * k / kWmmaBlockK * latency_us;
+  double busy = memory > cache ? memory : cache;
+  if (latencies > busy) busy = latencies;
   // A little of the lesser of the two: where memory decides, the tile that multiplies less that is empty.
   const double most_us = multiply > busy ? multiply : busy, least_us = multiply > busy ? busy : multiply;
   return 4 + most_us + 0.01 * least_us + (plan.num_splits > 1 ? 4 : 0);
@@ -66,7 +73,8 @@ inline WmmaPlan choose_wmma(const FoldedProblem& problem, const Chip& chip, doub
   const double partial_bytes = 4.0 * double(chunks) * double(problem.batch_size) * double(p.m) * double(p.n);
   WmmaPlan best{};
   best_us = 0;
-  for (int shape = is_whole ? 0 : kSmallWmmaShape; shape < kNumWmmaShapes; ++shape) {
+  for (int shape = 0; shape < kNumWmmaShapes; ++shape) {
+    if (!is_whole && shape != kGatherWmmaShape) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !kWmmaShapes[shape].sums_chunks : partial_bytes > double(kMaxWmmaPartialBytes)) {
         continue;

@@ -7,6 +7,7 @@
 // Operands that allow no such loads are gathered, element by element.
 #pragma once
 
+#include "kernels/hip/13_wmma_rdna/plan.h"
 #include "kernels/hip/shared/builtins.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
@@ -14,7 +15,7 @@
 namespace tiledmm::gpu {
 namespace {
 
-inline constexpr int kWmmaBlockK = 32, kRowBytes = 2 * kWmmaBlockK;
+inline constexpr int kRowBytes = 2 * kWmmaBlockK;
 
 // Where a chunk of a row begins. The second part of the XOR is for tiles that are transposed on their way.
 constexpr int swizzled(int row, int chunk) { return row * kRowBytes + 16 * (chunk ^ (((row >> 1) ^ (row >> 3)) & 3)); }
@@ -78,7 +79,7 @@ struct WmmaTile {
     left_k -= kWmmaBlockK;
   }
 
-  // Clears what lies beyond k of the tile that was loaded: rows may be followed by others.
+  // Clears what lies beyond k in the tile that was loaded last: rows may be followed by others.
   TILEDMM_DEVICE void clear_beyond_k() {
     const int inside_k = left_k + kWmmaBlockK - 8 * chunk;
     TILEDMM_UNROLL for (int i = 0; i < (IS_K_MAJOR ? kChunks : 8); ++i) {
@@ -89,7 +90,8 @@ struct WmmaTile {
     }
   }
 
-  // The same straight to shared memory, for operands of any kind; zeros beyond k and beyond the operand's rows.
+  // Copies the next tile to shared memory element by element, whatever the operand's strides are; zeros beyond k and
+  // beyond the operand's rows.
   TILEDMM_DEVICE void gather(char* smem) {
     constexpr int kClose = IS_K_MAJOR ? kWmmaBlockK : BLOCK_MN, kStep = NUM_THREADS / kClose, kAtOnce = 8;
     constexpr int kElements = BLOCK_MN * kWmmaBlockK / NUM_THREADS;

@@ -1,4 +1,5 @@
-// Rung 16, few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips.
+// Rung 16, few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips; in fp32 and
+// fp64 on RDNA, which has none for them, by multiply-adds in the order of k.
 //
 // The block tiles of rungs 12 and 13 are empty for the most part then. Here a warp owns 16 columns of C (those of a few
 // lanes' neighbours, where n is contiguous) with their whole chain of k, and the large operand streams once, straight
@@ -23,17 +24,30 @@ inline constexpr bool kIsRdna = true;
 #else
 inline constexpr bool kIsRdna = false;
 #endif
+template <class T>
+inline constexpr bool kIsByMultiplyAdd = kIsRdna && sizeof(T) >= 4;
+// Whether both halves of the lanes hold all of k of an operand.
 #if defined(__gfx1100__)
-inline constexpr bool kIsRepeated = true;  // both halves of the lanes hold all of k
+template <class T>
+inline constexpr bool kIsHeldTwice = true;
 #else
-inline constexpr bool kIsRepeated = false;
+template <class T>
+inline constexpr bool kIsHeldTwice = kIsByMultiplyAdd<T>;
 #endif
 
-// A step: what a lane holds of an operand for one or more instructions, 16 bytes along k (RDNA 3: 32).
+// Where a lane's sums are without a matrix instruction: a row of the large operand, every other one of the few.
+struct FewSums {
+  static constexpr int kAccs = kMostFewRows / 2;
+  static TILEDMM_DEVICE int c_row(int lane, int) { return lane % 16; }
+  static TILEDMM_DEVICE int c_col(int lane, int idx) { return 2 * idx + lane / 16; }
+};
+
+// A step: what a lane holds of an operand for one or more instructions, 16 bytes along k, or 32 where all of k.
 template <class T>
 struct FewStep {
-  using M = Mma<T>;
+  using M = std::conditional_t<kIsByMultiplyAdd<T>, FewSums, Mma<T>>;
   using Word = uint32_t;
+  static constexpr bool kIsRepeated = kIsHeldTwice<T>;
   static constexpr int kSize = int(sizeof(T)), kWords = kIsRepeated ? 8 : 4;
   static constexpr int kLaneK = 4 * kWords / kSize;                 // elements of k of a lane
   static constexpr int kGroups = kIsRepeated ? 1 : kWarpSize / 16;  // of lanes, along k
@@ -81,12 +95,13 @@ struct FewConfig {
   static constexpr int kSteps = kPartK / Step::kK;
   static constexpr int kRing = STREAM == Stream::k_major    ? kSteps
                                : STREAM == Stream::elements ? 1
-                               : kIsRepeated                ? 2
-                                                            : 4;    // steps on their way
-  static constexpr int kRowBytes = kPartBytes + 16;  // of a few row in shared memory: no bank conflicts
+                               : kIsByMultiplyAdd<T>        ? 8
+                               : Step::kIsRepeated          ? 2
+                                                            : 4;  // steps on their way
+  static constexpr int kRowBytes = kPartBytes + 16;      // of a few row in shared memory: no bank conflicts
   static_assert(kSteps % kRing == 0 && few_rows_tile(sizeof(T), STREAM == Stream::mn_major) == 16 * kFrags);
   // Whether the large operand is the instruction's first one; the same as in rungs 12 (B is) and 13 (A is).
-  static constexpr bool kIsStreamFirst = kIsRdna == ARE_COLUMNS_FEW;
+  static constexpr bool kIsStreamFirst = kIsByMultiplyAdd<T> || kIsRdna == ARE_COLUMNS_FEW;
 };
 
 // The large operand's rows of one warp, on their way to its registers.
@@ -165,7 +180,7 @@ struct Streamed {
     }
   }
 
-  // The same, element by element from memory, for operands of any kind.
+  // What the instruction takes for the next step, element by element from memory, whatever the operand's strides are.
   TILEDMM_DEVICE void gather(uint32_t (&words)[Step::kWords]) {
     const int row = thread_idx() % 16;
     T elements[kLaneK];
@@ -207,10 +222,12 @@ struct FewRows {
       if (at_row < few.size_mn) store_shared(to + at_row * (Config::kRowBytes / int(sizeof(T))) + at_k, elements[i]);
     }
   }
-  // This lane's part of a step. Rows beyond the few hold garbage, which stays in their own sums.
-  static TILEDMM_DEVICE void fragment(const char* smem, int step, uint32_t (&words)[Config::Step::kWords]) {
+  // This lane's part of a step, of its own row or of `row`. Rows beyond the few hold garbage, which stays in their own
+  // sums.
+  static TILEDMM_DEVICE void fragment(const char* smem, int step, uint32_t (&words)[Config::Step::kWords],
+                                      int row = thread_idx() % 16) {
     using Step = typename Config::Step;
-    const char* from = smem + thread_idx() % 16 * Config::kRowBytes + Step::lane_k() * int(sizeof(T));
+    const char* from = smem + row * Config::kRowBytes + Step::lane_k() * int(sizeof(T));
     TILEDMM_UNROLL for (int w = 0; w < Step::kWords; w += 4) {
       const Vector16 vector =
           load_shared(reinterpret_cast<const Vector16*>(from + step * Step::kK * int(sizeof(T)) + 4 * w));
@@ -219,13 +236,33 @@ struct FewRows {
   }
 };
 
+// acc += products of a step by multiply-adds, in the order of k. No time for rows that are not there.
+template <class Config, int FRAGS, int ACCS>
+TILEDMM_DEVICE void multiply_rows(Acc<typename Config::T> (&acc)[FRAGS][ACCS],
+                                  const uint32_t (&frags)[FRAGS][Config::Step::kWords], const char* part, int step,
+                                  int num_few) {
+  using T = typename Config::T;
+  using Step = typename Config::Step;
+  TILEDMM_UNROLL for (int idx = 0; idx < ACCS; ++idx) {
+    if (2 * idx >= num_few) continue;
+    uint32_t words[Step::kWords];
+    FewRows<Config>::fragment(part, step, words, FewSums::c_col(thread_idx() % kWarpSize, idx));
+    T few[Step::kLaneK], large[Step::kLaneK];
+    __builtin_memcpy(few, words, sizeof words);
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
+      __builtin_memcpy(large, frags[f], sizeof words);
+      TILEDMM_UNROLL for (int k = 0; k < Step::kLaneK; ++k) acc[f][idx] = multiply_add(large[k], few[k], acc[f][idx]);
+    }
+  }
+}
+
 template <class Config>
 TILEDMM_KERNEL(Config::kThreads, 1)
 few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) {
   using T = typename Config::T;
-  if constexpr (kHasMma<T>) {
+  if constexpr (kHasMma<T> || kIsByMultiplyAdd<T>) {
     using Step = typename Config::Step;
-    using M = Mma<T>;
+    using M = typename Step::M;
     constexpr int kFrags = Config::kFrags, kTile = 16 * kFrags, kSteps = Config::kSteps;
     constexpr bool kAreColumnsFew = Config::kAreColumnsFew;
     using Stage = WarpStage<T, kAreColumnsFew ? kTile : 16, kAreColumnsFew ? 16 : kTile>;
@@ -257,16 +294,24 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
           TILEDMM_UNROLL for (int i = 0; i < Config::kRing; ++i) {
             const int step = begin + i;
             auto& slot = streamed.slots[i];
-            uint32_t frag[Step::kWords], frag_few[Step::kWords];
-            FewRows<Config>::fragment(part, step, frag_few);
+            uint32_t frags[kFrags][Step::kWords];
             if constexpr (is_last.value) streamed.clear_beyond_k(slot, left_few - step * Step::kK);
             TILEDMM_UNROLL for (int f = 0; f < kFrags; ++f) {
               if constexpr (Config::kStream == Stream::elements) {
-                streamed.gather(frag);
+                streamed.gather(frags[f]);
               } else {
-                streamed.fragment(slot, f, frag);
+                streamed.fragment(slot, f, frags[f]);
               }
-              Config::kIsStreamFirst ? Step::multiply(acc[f], frag, frag_few) : Step::multiply(acc[f], frag_few, frag);
+            }
+            if constexpr (kIsByMultiplyAdd<T>) {
+              multiply_rows<Config>(acc, frags, part, step, int(few.size_mn));
+            } else {
+              uint32_t frag_few[Step::kWords];
+              FewRows<Config>::fragment(part, step, frag_few);
+              TILEDMM_UNROLL for (int f = 0; f < kFrags; ++f) {
+                Config::kIsStreamFirst ? Step::multiply(acc[f], frags[f], frag_few)
+                                       : Step::multiply(acc[f], frag_few, frags[f]);
+              }
             }
             // Else the products are moved behind all loads, whose registers they need.
             TILEDMM_UNROLL for (int f = 0; f < kFrags; ++f) acc[f][0] = opaque(acc[f][0]);

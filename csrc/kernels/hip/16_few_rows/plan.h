@@ -50,7 +50,7 @@ inline double few_partial_bytes(const FoldedProblem& problem, const FewPlan& pla
 // Microseconds by a simple model: the large operand arrives at 0.95 of the data sheet's rate, which vLLM's wvSplitK
 // reaches on an RX 7900 XTX (mudler/vllm.cpp, PR 506), if enough of it is on its way: 16 loads of a warp, each with the
 // latency of memory (assumed: 0.8 us). The matrix instructions have 16 rows, however few there are. Assumed: 4 us for a
-// launch; element by element takes six times as long.
+// launch; element by element takes six times as long; multiply-adds come at half of the data sheet's rate.
 inline double few_rows_us(const FewPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   constexpr double kRate = 0.95, kLatencyUs = 0.8, kStartUs = 4, kByElement = 6;
   const GemmProblem& p = problem.gemm;
@@ -60,7 +60,9 @@ inline double few_rows_us(const FewPlan& plan, const FoldedProblem& problem, con
   const double warps = double(plan.tiles * plan.num_splits) * batch * (kFewThreads / chip.warp_size);
   const double on_the_way = warps * 16 * 16 * chip.warp_size / kLatencyUs;  // bytes for each microsecond
   const double stream = large * k * size * batch / (on_the_way < per_us ? on_the_way : per_us);
-  const double multiply = 2.0 * kMostFewRows * large * k * batch / (chip.mma_tflops[int(p.dtype)] * 1e6);
+  const double mma = chip.mma_tflops[int(p.dtype)], simt = chip.simt_tflops[int(p.dtype)];
+  const double per_row = 2.0 * large * k * batch / ((mma > 0 ? mma : simt / 2) * 1e6);
+  const double multiply = per_row * (mma > 0 ? kMostFewRows : few);
   const double rest = (few * k + large * few) * size * batch + 2 * few_partial_bytes(problem, plan);
   const double work = (stream > multiply ? stream : multiply) * (plan.is_whole ? 1 : kByElement) + rest / per_us;
   return kStartUs + work + (plan.num_splits > 1 ? kStartUs : 0);

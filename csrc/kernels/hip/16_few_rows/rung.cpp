@@ -1,4 +1,5 @@
-// The entries of rung 16: one follows the order of rung 13, for RDNA, the other that of rung 12, for CDNA.
+// The entries of rung 16: they follow the orders of rung 13, for RDNA, of rung 12, for CDNA, and of rung 17, for RDNA
+// in fp32 and fp64.
 #include "core/rung.h"
 #include "core/summation.h"
 #include "kernels/hip/16_few_rows/plan.h"
@@ -11,22 +12,29 @@ TILEDMM_IF_LINKED Status launch_few_rows(const FoldedProblem& problem, const Pla
 
 namespace {
 
-// CDNA's order has the chunks of 16 bits for every dtype.
+bool is_by_multiply_add(const Chip& chip, DType dtype) { return is_rdna(chip) && size_of(dtype) >= 4; }
+
+// CDNA's order has the chunks of 16 bits for every dtype; multiply-adds are one chain.
 int64_t chunk_k_on(const Chip& chip, const FoldedProblem& problem) {
-  return is_rdna(chip) ? problem.chunk_k : mma_chunk_k(problem.asked_n, problem.gemm.k, false);
+  const int64_t k = problem.gemm.k;
+  if (is_by_multiply_add(chip, problem.gemm.dtype)) return max_of(k, 1);
+  return is_rdna(chip) ? problem.chunk_k : mma_chunk_k(problem.asked_n, k, false);
 }
 
 FewPlan plan_on(const Chip& chip, const FoldedProblem& problem) {
   return plan_few_rows(problem, chip, chunk_k_on(chip, problem));
 }
 
-template <bool IS_RDNA>
+template <Order ORDER>
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (is_rdna(chip) != IS_RDNA) return IS_RDNA ? "it is for RDNA 3 and 4" : "it is for CDNA";
-  // Or m would choose the order of summation.
-  if (!IS_RDNA && mfma_rung.refuse(problem, chip)) return mfma_rung.refuse(problem, chip);
-  if (chip.mma_tflops[int(problem.gemm.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
+  if (is_rdna(chip) == (ORDER == Order::mfma_chunks))
+    return is_rdna(chip) ? "it is for CDNA" : "it is for RDNA 3 and 4";
+  if (ORDER == Order::mfma_chunks) {  // or m would choose the order of summation
+    if (const char* reason = mfma_rung.refuse(problem, chip)) return reason;
+  } else if (is_by_multiply_add(chip, problem.gemm.dtype) != (ORDER == Order::chain)) {
+    return ORDER == Order::chain ? "it serves fp32 and fp64" : "the chip has no matrix instruction for this dtype";
+  }
   if (min_of(problem.gemm.m, problem.gemm.n) > kMostFewRows) return "it serves up to 16 rows or columns";
   const FewPlan plan = plan_on(chip, problem);
   return few_partial_bytes(problem, plan) > kMaxFewPartialBytes ? "its chunks' sums would take 256 MB" : nullptr;
@@ -47,15 +55,17 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   if (!own.is_whole) fields.add("copies", "elements");
 }
 
-template <bool IS_RDNA>
-constexpr Rung entry(const char* name, const char* description, Order order) {
-  return {name, description, 16, true, true, order, refuse<IS_RDNA>, plan, describe, launch_few_rows};
+template <Order ORDER>
+constexpr Rung entry(const char* name, const char* description) {
+  return {name, description, 16, true, true, ORDER, refuse<ORDER>, plan, describe, launch_few_rows};
 }
 
 }  // namespace
 
 const Rung few_rows_rung =
-    entry<true>("few_rows", "RDNA: few rows, the other operand straight to the matrix instructions", Order::mma_chunks);
-const Rung few_rows_mfma_rung = entry<false>("few_rows.mfma", "CDNA: the same", Order::mfma_chunks);
+    entry<Order::mma_chunks>("few_rows", "RDNA: few rows, the other operand straight to the matrix instructions");
+const Rung few_rows_mfma_rung = entry<Order::mfma_chunks>("few_rows.mfma", "CDNA: the same");
+const Rung few_rows_chain_rung =
+    entry<Order::chain>("few_rows.chain", "RDNA, fp32 and fp64: the same by multiply-adds");
 
 }  // namespace tiledmm::gpu

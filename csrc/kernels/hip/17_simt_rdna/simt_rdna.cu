@@ -66,7 +66,7 @@ struct SimtRdnaTile {
     left_k -= kBlockK;
   }
 
-  // Clears what lies beyond k of the tile that was loaded: rows may be followed by others.
+  // Clears what lies beyond k in the tile that was loaded last: rows may be followed by others.
   TILEDMM_DEVICE void clear_beyond_k() {
     TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
       TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
@@ -88,7 +88,8 @@ struct SimtRdnaTile {
     }
   }
 
-  // The same straight to shared memory, for operands of any kind; zeros beyond k and beyond the operand's rows.
+  // Copies the next tile to shared memory element by element, whatever the operand's strides are; zeros beyond k and
+  // beyond the operand's rows.
   TILEDMM_DEVICE void gather(Shared& smem) {
     constexpr int kClose = IS_K_MAJOR ? kBlockK : BLOCK_MN, kStep = kThreads / kClose;
     const int close = thread_idx() % kClose, far = thread_idx() / kClose;
