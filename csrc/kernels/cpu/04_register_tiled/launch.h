@@ -24,6 +24,16 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
 
+// Whether the processor fetches fewer columns ahead by itself than a vector has lanes. Intel's Sapphire Rapids keeps up
+// with 16 and loses 15 % where they are asked for; AMD's Zen 4 gains 5 to 25 %.
+inline bool follows_few_columns() {
+#if defined(__x86_64__)
+  return !__builtin_cpu_is("intel");
+#else
+  return true;
+#endif
+}
+
 // One block tile of C, on one thread.
 template <class T, class Op>
 struct BlockTile {
@@ -385,14 +395,14 @@ struct BlockTile {
   TILEDMM_INLINE void dot_columns(const Word* panel_a, int64_t chunk_words) const {
     constexpr int kCols = VECTORS * kLanes;
     // The next columns come from memory while these are multiplied. Nearer ones are faster without (10 %).
-    const bool is_far = problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
+    const bool fetches_b = follows_few_columns() && problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
     for (int64_t j = 0; j < cols; j += kCols) {
       const LanesAlongK<T, Op, VECTORS> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
       alignas(64) A total[MR][kCols] = {};
       for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
         const Word* a = panel_a + (pc - k_begin) / kChunk * chunk_words;
         Reg<A> acc[MR][VECTORS] = {};
-        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), is_far ? kCols * problem.stride_bn : 0,
+        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), fetches_b ? kCols * problem.stride_bn : 0,
                             [&](int64_t word, int v, Reg<Word> frag_b) {
 #pragma GCC unroll 8
                               for (int i = 0; i < MR; ++i) {
