@@ -1,12 +1,14 @@
 // Up to 8 rows of C by multiply-adds: B streams through shared memory once. The warps of a block take different chunks
 // of k of the same columns, each with a ring of stages of its own and no barrier but a warp's; their sums are added in
-// the order of the chunks. Few columns are few rows of the transposed product.
+// the order of the chunks. Where that leaves multiprocessors idle, each chunk is for a block of one warp, and a second
+// kernel adds the sums. Few columns are few rows of the transposed product.
 #pragma once
 
 #include "core/summation.h"
 #include "kernels/cuda/09_simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -99,23 +101,33 @@ TILEDMM_DEVICE void multiply(const float (&a)[Config::kRows][Config::kBlockK], c
   }
 }
 
+// How the blocks share out the chunks of the same columns.
+struct FewRowsWork {
+  int32_t num_warps;
+  int32_t num_splits;  // blocks of one warp, a chunk each; or 1
+  float* partial;      // as ChunkSums has them; null where there is one split
+};
+
 template <class Config>
 TILEDMM_KERNEL(32 * kFewRowsMaxWarps, 1)
-few_rows(int32_t num_warps, FoldedProblem problem) {
+few_rows(FewRowsWork work, FoldedProblem problem) {
   constexpr int kBlockK = Config::kBlockK, kNumStages = Config::kNumStages, kThreadM = Config::kThreadM;
   auto* all = &block_shared<FewRowsShared<Config>>();
-  const int warp = thread_idx() / 32, lane = thread_idx() % 32;
+  if (work.partial) let_later_kernels_start();  // add_chunks
+  const int warp = thread_idx() / 32, lane = thread_idx() % 32, num_warps = work.num_warps;
   auto& smem = all[warp];
   // Lanes beyond the rows repeat the last one's work.
   const int lane_col = lane % Config::kCols, lane_row = int(min_of(lane / Config::kCols, Config::kRows - 1));
-  const int64_t col = block_idx() * Config::kCols, k = problem.gemm.k;
-  const int64_t chunk_k = problem.chunk_k;
+  const auto block = uint32_t(block_idx()), column = block / uint32_t(work.num_splits);
+  const auto split = int32_t(block - column * uint32_t(work.num_splits));
+  const int64_t col = int64_t(column) * Config::kCols, k = problem.gemm.k;
+  const int64_t chunk_k = problem.chunk_k, step_k = work.num_splits * num_warps * chunk_k;
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of<true>(problem, batch_idx);
     const Operand<float> a = operand_a<float>(gemm), b = operand_b<float>(gemm);
     // The next tile to copy, and the ends of its chunk.
-    int64_t load_begin = warp * chunk_k, load_k = load_begin, load_end = min_of(k, load_k + chunk_k);
+    int64_t load_begin = (split + warp) * chunk_k, load_k = load_begin, load_end = min_of(k, load_k + chunk_k);
     int write_stage = 0, read_stage = 0;
     const auto load_tile = [&] {
       if (load_k < k) {
@@ -132,7 +144,7 @@ few_rows(int32_t num_warps, FoldedProblem problem) {
         copy_a<Config>(a, smem.stages[write_stage].a, load_k, left_k);
         load_k += kBlockK;
         if (load_k >= load_end) {
-          load_k = load_begin += num_warps * chunk_k;
+          load_k = load_begin += step_k;
           load_end = min_of(k, load_k + chunk_k);
         }
       }
@@ -142,8 +154,8 @@ few_rows(int32_t num_warps, FoldedProblem problem) {
     for (int i = 0; i < kNumStages - 1; ++i) load_tile();
 
     float total[kThreadM] = {};
-    for (int64_t first = 0; first < max_of(k, 1); first += num_warps * chunk_k) {
-      const int64_t begin = first + warp * chunk_k, end = min_of(k, begin + chunk_k);
+    for (int64_t first = 0; first < max_of(k, 1); first += step_k) {
+      const int64_t begin = first + (split + warp) * chunk_k, end = min_of(k, begin + chunk_k);
       float acc[kThreadM] = {};
       TILEDMM_NO_UNROLL for (int64_t at = begin; at < end; at += kBlockK) {
         wait_copies<kNumStages - 2>();
@@ -160,6 +172,15 @@ few_rows(int32_t num_warps, FoldedProblem problem) {
         TILEDMM_NO_UNROLL for (; p < left_k; ++p) { multiply<Config, 1>(stage.a, stage.b, lane_row, lane_col, p, acc); }
         read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
       }
+      if (work.partial) {
+        const GemmProblem sums = partial_problem(gemm, work.partial, batch_idx * work.num_splits + split);
+        TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
+          if (lane / Config::kCols < Config::kRows)
+            store_element<float>(sums, lane_row + i * Config::kLanesM, col + lane_col, acc[i]);
+        }
+        warp_barrier();  // nobody reads the stages any more
+        continue;
+      }
       if (lane / Config::kCols < Config::kRows) {
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
           store_shared(&smem.sums[lane_row + i * Config::kLanesM][lane_col], acc[i]);
@@ -175,7 +196,7 @@ few_rows(int32_t num_warps, FoldedProblem problem) {
       block_barrier();  // nobody reads them any more
     }
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-      if (warp == 0 && lane / Config::kCols < Config::kRows) {
+      if (warp == 0 && !work.partial && lane / Config::kCols < Config::kRows) {
         store_element<float>(gemm, lane_row + i * Config::kLanesM, col + lane_col, total[i]);
       }
     }
@@ -183,11 +204,16 @@ few_rows(int32_t num_warps, FoldedProblem problem) {
 }
 
 template <class Config>
-Status launch_few_rows(const FoldedProblem& problem, int num_warps, const Executor& executor) {
+Status launch_few_rows(const FoldedProblem& problem, const FewRowsPlan& plan, const Executor& executor) {
   static_assert(sizeof(FewRowsShared<Config>) ==
                 few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
-  return launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols), num_batch_blocks(problem),
-                       32 * num_warps, num_warps * sizeof(FewRowsShared<Config>), executor, num_warps, problem);
+  ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
+  if (plan.num_splits > 1 && !chunk_sums.allocate()) return Status::out_of_memory;
+  const FewRowsWork work{plan.num_warps, plan.num_splits, chunk_sums.sums};
+  const Status status = launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols) * plan.num_splits,
+                                      num_batch_blocks(problem), 32 * plan.num_warps,
+                                      plan.num_warps * sizeof(FewRowsShared<Config>), executor, work, problem);
+  return status == Status::ok && plan.num_splits > 1 ? chunk_sums.template add<float>() : status;
 }
 
 template <int COLS, int NUM_STAGES>
@@ -195,9 +221,9 @@ Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, co
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     if (is_k_major(problem.gemm.stride_bn, problem.gemm.stride_bk)) {
-      return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, true>>(problem, plan.num_warps, executor);
+      return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, true>>(problem, plan, executor);
     }
-    return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, false>>(problem, plan.num_warps, executor);
+    return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, false>>(problem, plan, executor);
   };
   if (plan.rows == 1) return launch(std::integral_constant<int, 1>{});
   if (plan.rows == 4) return launch(std::integral_constant<int, 4>{});

@@ -383,7 +383,7 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
 template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
 simt_pipelined(FoldedProblem problem, SimtWork work) {
-  if (work.num_split > 0) let_later_kernels_start();  // add_chunks
+  if (work.num_split > 0) let_later_kernels_start();  // add_split_tiles
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   using A = typename Shared::SideA;
   using B = typename Shared::SideB;

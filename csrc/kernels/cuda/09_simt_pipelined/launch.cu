@@ -31,7 +31,7 @@ Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Ex
   Status status = launch_chosen(plan.shape, problem, work, executor);
   if (status == Status::ok) {
     const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
-    status = launch_early(add_chunks, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
+    status = launch_early(add_split_tiles, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
                           kAddThreads, 0, executor, problem, tiles);
   }
   executor.release(executor.self, work.partial);

@@ -83,7 +83,7 @@ struct Config {
   static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
-  static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N});
+  static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");

@@ -35,9 +35,11 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // the second-level cache fewer requests, short ones would grow too much.
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
-// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs. Where a block
-// has three consumers, a thread has fewer of them.
-constexpr bool sums_chunks(const TileShape& shape) { return shape.block_n <= (shape.block_m == 192 ? 96 : 192); }
+// Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
+// sums of rows. Where a block has three consumers, a thread has fewer of them.
+constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
+  return shape.block_n <= (shape.block_m < 192 ? 192 : sums_rows ? 96 : 128);
+}
 
 // The chunks' sums take so much memory at most.
 inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
@@ -220,7 +222,7 @@ void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, c
     };
     const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
     for (const bool splits : {false, true}) {
-      if (!splits && is_chunked && !sums_chunks(shape)) continue;
+      if (!splits && is_chunked && !sums_chunks(shape, problem.needs_row_sums)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
       if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
       const bool gains = is_all || !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
