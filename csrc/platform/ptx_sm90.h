@@ -144,6 +144,19 @@ TILEDMM_PTX void cluster_sync() {
 TILEDMM_PTX void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 TILEDMM_PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
+// ---- memory: "Data Movement and Conversion Instructions: ld, st" ----
+
+// What was written before it, by this thread or by others that it has met at a barrier, is there for whoever sees the
+// number by an acquire.
+TILEDMM_PTX void store_release(uint64_t* to, uint64_t number) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(number) : "memory");
+}
+TILEDMM_PTX uint64_t load_acquire(const uint64_t* from) {
+  uint64_t number;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
+  return number;
+}
+
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".

@@ -48,11 +48,25 @@ enum class Start : uint8_t {
   in_pairs,  // when the cluster's barriers are set up
 };
 
+// Tiles beyond whole waves that blocks share out evenly along k. Each one's k tiles begin and end within tiles of C:
+// the end of its first tile, whole ones, the beginning of its last tile. The block before it hands on the sums of the
+// first one's beginning.
+struct Relay {
+  int first_tile;   // the tiles before it are whole waves
+  int num_waves;    // so many
+  int share, rest;  // k tiles of a block, or of a cluster; one more for the first `rest` of them
+  Divisor k_tiles;  // of a tile
+  float4* sums;     // [block][consumer][four accumulators][thread]
+  uint64_t* marks;  // [block][consumer]: `mark`, no other launch's number, when the sums are there
+  uint64_t mark;
+};
+
 struct Arguments {
   // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
   // needs.
   Start start;
   bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
+  bool relays;                          // the last tiles are shared out as `relay` says
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
@@ -80,6 +94,7 @@ struct Arguments {
   float* partial;
   int64_t ld_partial;
   BatchSteps batch[kMaxGpuBatchDims];
+  Relay relay;
 };
 
 // Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
@@ -89,6 +104,7 @@ struct Place {
   int64_t batch_c;
   int slab;  // of `partial`: item and chunk
   int first_k_tile, num_k_tiles;
+  bool takes_sums, hands_on_sums;  // parts of a tile: the block before has begun it; the block behind will end it
 };
 
 // Which one of a pair along m, of a pair along n a block is; both 0 where there are none.

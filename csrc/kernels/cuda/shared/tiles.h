@@ -83,6 +83,61 @@ __device__ __forceinline__ int num_blocks() {
 // Some tiles of a block: of which columns of C.
 enum class Columns { all, first, others };
 
+// The part of the relayed k tiles where those of block or cluster `unit` begin. What few k tiles cut off a tile is left
+// with its rest.
+__device__ __forceinline__ int relay_begin(const Relay& relay, int unit) {
+  constexpr int kLeast = 6;
+  const int begin = unit * relay.share + min(unit, relay.rest), k_tiles = relay.k_tiles.value;
+  const int within = begin - relay.k_tiles.quotient(begin) * k_tiles;
+  return within < kLeast ? begin - within : k_tiles - within < kLeast ? begin - within + k_tiles : begin;
+}
+
+// What a block or a cluster has of relayed tiles: the first whole one, the one behind the last whole one; the k tiles
+// of the tile before them, and of that behind them.
+struct RelayedTiles {
+  int first = 0, last = 0, tail = 0, head = 0;
+
+  __device__ __forceinline__ RelayedTiles(const Relay& relay, int unit) {
+    const int begin = relay_begin(relay, unit), end = relay_begin(relay, unit + 1), k_tiles = relay.k_tiles.value;
+    first = relay.k_tiles.quotient(begin + k_tiles - 1);
+    last = relay.k_tiles.quotient(end);
+    tail = first * k_tiles - begin;
+    head = end - last * k_tiles;
+  }
+  RelayedTiles() = default;
+};
+
+// The tiles of one block up to `end`, of which the last ones may be relayed. First the beginning of a tile that the
+// block behind it ends, so that it need not wait; last the end of a tile that the block before it began.
+template <class Cfg, class Function>
+__device__ __forceinline__ void for_each_part(const Arguments& args, int end, const Function& function) {
+  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
+  const int unit = block_index<Cfg>() >> shift, step = num_blocks<Cfg>() >> shift;
+  RelayedTiles relayed;
+  if (args.relays) relayed = RelayedTiles(args.relay, unit), end = args.relay.first_tile;
+  bool has_head = relayed.head > 0, has_tail = relayed.tail > 0;
+  for (int next = unit, whole = relayed.first;;) {
+    const bool is_head = has_head, is_whole = next < end || whole < relayed.last;
+    if (!is_head && !is_whole && !has_tail) break;
+    int tile = end + relayed.first - 1;
+    if (is_head) {
+      tile = end + relayed.last;
+    } else if (next < end) {
+      tile = next, next += step;
+    } else if (is_whole) {
+      tile = end + whole++;
+    }
+    Place at = place_of<Cfg>(tile_of(tile, args), args);
+    at.hands_on_sums = is_head;
+    at.takes_sums = !is_head && !is_whole;
+    if (is_head) at.num_k_tiles = relayed.head;
+    if (at.takes_sums) at.first_k_tile = at.num_k_tiles - relayed.tail, at.num_k_tiles = relayed.tail;
+    has_head = false;
+    has_tail = has_tail && !at.takes_sums;
+    function(at);
+  }
+}
+
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {

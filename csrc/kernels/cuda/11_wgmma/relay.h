@@ -1,0 +1,50 @@
+// Tiles whose k two blocks share out, one after the other: the first hands its sums on through memory, and the second
+// adds to them, in registers. It is the same chain of additions, so no bit of a result tells where a tile was cut.
+#pragma once
+
+#include "kernels/cuda/shared/epilogue.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+// Where the sums of one consumer of a block lie: vectors of neighbouring threads next to each other.
+template <class Cfg>
+__device__ __forceinline__ float4* relayed_sums(const Relay& relay, int block, int consumer) {
+  const int64_t idx = int64_t(block) * Cfg::kConsumers + consumer;
+  return relay.sums + idx * (Cfg::kAcc / 4) * kWarpgroup + threadIdx.x % kWarpgroup;
+}
+
+// To the block that ends this tile.
+template <class Cfg>
+__device__ __forceinline__ void hand_on_sums(const float (&acc)[Cfg::kAcc], const Arguments& args, int consumer) {
+  float4* to = relayed_sums<Cfg>(args.relay, blockIdx.x, consumer);
+#pragma unroll
+  for (int i = 0; i < Cfg::kAcc; i += 4)
+    __stcg(to + i / 4 * kWarpgroup, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+  named_barrier_sync(1 + consumer, kWarpgroup);  // all threads' sums are stored
+  if (threadIdx.x % kWarpgroup == 0)
+    store_release(args.relay.marks + blockIdx.x * Cfg::kConsumers + consumer, args.relay.mark);
+}
+
+// From the block that began this tile: the same one of the pair before, which comes first in the grid and begins with
+// it, so that it never waits itself. The mark is taken away, as a graph launches the kernel with the same one again.
+template <class Cfg>
+__device__ __forceinline__ void take_sums(float (&acc)[Cfg::kAcc], const Arguments& args, int consumer) {
+  const int block = int(blockIdx.x) - (1 << args.pair_m << args.pair_n);
+  if (threadIdx.x % kWarpgroup == 0) {
+    uint64_t* mark = args.relay.marks + block * Cfg::kConsumers + consumer;
+    while (load_acquire(mark) != args.relay.mark) __nanosleep(20);
+    *mark = 0;
+  }
+  named_barrier_sync(1 + consumer, kWarpgroup);  // the sums are there for all threads
+  const float4* from = relayed_sums<Cfg>(args.relay, block, consumer);
+#pragma unroll
+  for (int i = 0; i < Cfg::kAcc; i += 4) {
+    const float4 sums = __ldcg(from + i / 4 * kWarpgroup);
+    acc[i] = sums.x, acc[i + 1] = sums.y, acc[i + 2] = sums.z, acc[i + 3] = sums.w;
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
