@@ -145,14 +145,15 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
                                              Ring<Cfg::kNumStages>& ring, int consumer, const Place& at,
                                              int& num_stores) {
   using T = typename Cfg::T;
+  constexpr bool kRelays = Cfg::kRelays && Piece::kBlockN == Cfg::kBlockN;
   Accumulators<Piece> acc{};
-  if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
+  if constexpr (!Cfg::kSumsChunks && !kRelays) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
   const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
-  constexpr bool kRelays = Cfg::kRelays && Piece::kBlockN == Cfg::kBlockN;
   if constexpr (kRelays) {
     if (at.takes_sums) take_sums<Cfg>(acc.c, args, consumer);
+    fence_registers(acc.c);  // else they would be moved while wgmma works
   }
   if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles,
