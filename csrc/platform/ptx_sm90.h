@@ -157,6 +157,20 @@ TILEDMM_PTX uint64_t load_acquire(const uint64_t* from) {
   return number;
 }
 
+// Four numbers from the second-level cache, or as they were. Not in a branch: ptxas has wgmma instructions wait for
+// each other where one defines their accumulators (C7515).
+TILEDMM_PTX void load_vector_if(bool is_loaded, const float4* from, float& x, float& y, float& z, float& w) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %5, 0;\n"
+      "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(x), "+f"(y), "+f"(z), "+f"(w)
+      : "l"(from), "r"(int(is_loaded))
+      : "memory");
+}
+
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".

@@ -52,8 +52,10 @@ struct Config {
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
-  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
+  // Where sums of chunks or of rows fill the registers of three consumers, they take what the producer can spare.
+  static constexpr bool kIsFull = kConsumers == 3 && (BLOCK_N == 128 || SUMS_ROWS);
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kIsFull ? 32 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kIsFull ? 160 : kConsumers == 3 ? 152 : 224;
   static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
@@ -147,13 +149,12 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   using T = typename Cfg::T;
   constexpr bool kRelays = Cfg::kRelays && Piece::kBlockN == Cfg::kBlockN;
   Accumulators<Piece> acc{};
-  if constexpr (!Cfg::kSumsChunks && !kRelays) forget_registers(acc.c);
+  if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
   const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
   if constexpr (kRelays) {
-    if (at.takes_sums) take_sums<Cfg>(acc.c, args, consumer);
-    fence_registers(acc.c);  // else they would be moved while wgmma works
+    take_sums<Cfg>(acc.c, args, consumer, at.takes_sums);
   }
   if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles,

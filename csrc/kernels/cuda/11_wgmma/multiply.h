@@ -69,8 +69,7 @@ template <class Cfg, class Piece, bool SUMS_ROWS, class Function>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
                                                  bool is_first, const Function& meanwhile, bool continues = false) {
-  int previous = -1, first = continues ? -1 : 0;
-  asm volatile("" : "+r"(first));  // one loop for both
+  int previous = -1;
   for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
@@ -79,7 +78,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
       multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones},
-                                 k_tile + i == first, is_first && k_tile + i == 0);
+                                 k_tile + i == 0 && !continues, is_first && k_tile + i == 0);
     }
     wgmma_commit_group();
     if (k_tile == 0) meanwhile();

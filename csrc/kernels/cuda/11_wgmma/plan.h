@@ -36,7 +36,10 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
 // Whether blocks can hand on the sums of a tile: k is shared out evenly there where tiles do not fill their last wave.
-constexpr bool relays_tiles(const TileShape&) { return false; }
+// Not where the sums of chunks fill the registers.
+constexpr bool relays_tiles(const TileShape& shape) {
+  return shape.block_m == 128 || (shape.block_m == 192 && shape.block_n != 128);
+}
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
 // sums of rows. Where a block has three consumers, a thread has fewer of them.

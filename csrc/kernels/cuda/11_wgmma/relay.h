@@ -29,21 +29,22 @@ __device__ __forceinline__ void hand_on_sums(const float (&acc)[Cfg::kAcc], cons
 
 // From the block that began this tile: the same one of the pair before, which comes first in the grid and begins with
 // it, so that it never waits itself. The mark is taken away, as a graph launches the kernel with the same one again.
+// Where is_begun is false, the accumulators stay as they are.
 template <class Cfg>
-__device__ __forceinline__ void take_sums(float (&acc)[Cfg::kAcc], const Arguments& args, int consumer) {
+__device__ __forceinline__ void take_sums(float (&acc)[Cfg::kAcc], const Arguments& args, int consumer, bool is_begun) {
   const int block = int(blockIdx.x) - (1 << args.pair_m << args.pair_n);
-  if (threadIdx.x % kWarpgroup == 0) {
-    uint64_t* mark = args.relay.marks + block * Cfg::kConsumers + consumer;
-    while (load_acquire(mark) != args.relay.mark) __nanosleep(20);
-    *mark = 0;
+  if (is_begun) {
+    if (threadIdx.x % kWarpgroup == 0) {
+      uint64_t* mark = args.relay.marks + block * Cfg::kConsumers + consumer;
+      while (load_acquire(mark) != args.relay.mark) __nanosleep(20);
+      *mark = 0;
+    }
+    named_barrier_sync(1 + consumer, kWarpgroup);  // the sums are there for all threads
   }
-  named_barrier_sync(1 + consumer, kWarpgroup);  // the sums are there for all threads
   const float4* from = relayed_sums<Cfg>(args.relay, block, consumer);
 #pragma unroll
-  for (int i = 0; i < Cfg::kAcc; i += 4) {
-    const float4 sums = __ldcg(from + i / 4 * kWarpgroup);
-    acc[i] = sums.x, acc[i + 1] = sums.y, acc[i + 2] = sums.z, acc[i + 3] = sums.w;
-  }
+  for (int i = 0; i < Cfg::kAcc; i += 4)
+    load_vector_if(is_begun, from + i / 4 * kWarpgroup, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
 }  // namespace

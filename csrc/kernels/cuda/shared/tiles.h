@@ -95,7 +95,7 @@ __device__ __forceinline__ int relay_begin(const Relay& relay, int unit) {
 // What a block or a cluster has of relayed tiles: the first whole one, the one behind the last whole one; the k tiles
 // of the tile before them, and of that behind them.
 struct RelayedTiles {
-  int first = 0, last = 0, tail = 0, head = 0;
+  int first, last, tail, head;
 
   __device__ __forceinline__ RelayedTiles(const Relay& relay, int unit) {
     const int begin = relay_begin(relay, unit), end = relay_begin(relay, unit + 1), k_tiles = relay.k_tiles.value;
@@ -104,36 +104,41 @@ struct RelayedTiles {
     tail = first * k_tiles - begin;
     head = end - last * k_tiles;
   }
-  RelayedTiles() = default;
 };
 
 // The tiles of one block up to `end`, of which the last ones may be relayed. First the beginning of a tile that the
-// block behind it ends, so that it need not wait; last the end of a tile that the block before it began.
+// block behind it ends, so that it need not wait; last the end of a tile that the block before it began. One number is
+// kept from turn to turn: registers are full of sums.
 template <class Cfg, class Function>
 __device__ __forceinline__ void for_each_part(const Arguments& args, int end, const Function& function) {
   const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
-  const int unit = block_index<Cfg>() >> shift, step = num_blocks<Cfg>() >> shift;
-  RelayedTiles relayed;
-  if (args.relays) relayed = RelayedTiles(args.relay, unit), end = args.relay.first_tile;
-  bool has_head = relayed.head > 0, has_tail = relayed.tail > 0;
-  for (int next = unit, whole = relayed.first;;) {
-    const bool is_head = has_head, is_whole = next < end || whole < relayed.last;
-    if (!is_head && !is_whole && !has_tail) break;
-    int tile = end + relayed.first - 1;
-    if (is_head) {
-      tile = end + relayed.last;
-    } else if (next < end) {
-      tile = next, next += step;
-    } else if (is_whole) {
-      tile = end + whole++;
+  for (int turn = 0;; ++turn) {
+    const int unit = block_index<Cfg>() >> shift, step = num_blocks<Cfg>() >> shift;
+    int tile = unit + turn * step, head = 0, tail = 0;
+    if (args.relays) {
+      const RelayedTiles relayed(args.relay, unit);
+      const int past_head = relayed.head > 0 ? turn - 1 : turn;
+      const int relayed_tile = relayed.first + past_head - args.relay.num_waves;
+      if (past_head < 0) {
+        head = relayed.head;
+        tile = args.relay.first_tile + relayed.last;
+      } else if (past_head < args.relay.num_waves) {
+        tile = unit + past_head * step;
+      } else if (relayed_tile < relayed.last) {
+        tile = args.relay.first_tile + relayed_tile;
+      } else {
+        tail = relayed.tail;
+        if (tail == 0 || relayed_tile > relayed.last) break;
+        tile = args.relay.first_tile + relayed.first - 1;
+      }
+    } else if (tile >= end) {
+      break;
     }
     Place at = place_of<Cfg>(tile_of(tile, args), args);
-    at.hands_on_sums = is_head;
-    at.takes_sums = !is_head && !is_whole;
-    if (is_head) at.num_k_tiles = relayed.head;
-    if (at.takes_sums) at.first_k_tile = at.num_k_tiles - relayed.tail, at.num_k_tiles = relayed.tail;
-    has_head = false;
-    has_tail = has_tail && !at.takes_sums;
+    at.hands_on_sums = head > 0;
+    at.takes_sums = tail > 0;
+    if (head > 0) at.num_k_tiles = head;
+    if (tail > 0) at.first_k_tile = at.num_k_tiles - tail, at.num_k_tiles = tail;
     function(at);
   }
 }
