@@ -355,11 +355,7 @@ Arguments arguments_of(const Task& task) {
   args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n);
   if (args.relays) {
     Relay& relay = args.relay;
-    relay.num_waves = args.num_tiles / at_once - 1;
-    relay.first_tile = relay.num_waves * at_once;
-    const int64_t k_tiles = int64_t(args.num_tiles - relay.first_tile) * args.num_k_tiles;
-    relay.share = int(k_tiles / at_once);
-    relay.rest = int(k_tiles % at_once);
+    relay.shares = relay_shares(args.num_tiles, args.num_k_tiles, at_once);
     relay.k_tiles = Divisor(args.num_k_tiles);
     relay.sums = static_cast<float4*>(task.relay_sums);
     relay.marks = reinterpret_cast<uint64_t*>(task.relay_sums) + relay_bytes(task.plan, task.num_sms).sums / 8;

@@ -2,11 +2,36 @@
 // adds to them, in registers. It is the same chain of additions, so no bit of a result tells where a tile was cut.
 #pragma once
 
-#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/tiles.h"
 #include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {
+
+// The tiles of one block up to `end`, of which the last ones may be relayed. One number is kept from turn to turn:
+// registers are full of sums.
+template <class Cfg, class Function>
+__device__ __forceinline__ void for_each_part(const Arguments& args, int end, const Function& function) {
+  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
+  for (int turn = 0;; ++turn) {
+    const int unit = block_index<Cfg>() >> shift, num_units = num_blocks<Cfg>() >> shift;
+    RelayPart part{unit + turn * num_units, 0, args.num_k_tiles};
+    if (args.relays)
+      part = relay_part(args.relay.shares, unit, num_units, turn,
+                        [&](int number) { return args.relay.k_tiles.quotient(number); });
+    else if (part.tile >= end)
+      part.tile = -1;
+    if (part.tile < 0) break;
+    Place at = place_of<Cfg>(tile_of(part.tile, args), args);
+    if (args.relays) {
+      at.first_k_tile = part.begin;
+      at.num_k_tiles = part.end - part.begin;
+      at.takes_sums = part.begin > 0;
+      at.hands_on_sums = part.end < args.num_k_tiles;
+    }
+    function(at);
+  }
+}
 
 // Where the sums of one consumer of a block lie: vectors of neighbouring threads next to each other.
 template <class Cfg>

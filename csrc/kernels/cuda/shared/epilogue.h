@@ -4,6 +4,7 @@
 
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/relay_shares.h"
 #include "platform/gpu.h"
 #include "platform/ptx_sm90.h"
 
@@ -48,13 +49,9 @@ enum class Start : uint8_t {
   in_pairs,  // when the cluster's barriers are set up
 };
 
-// Tiles beyond whole waves that blocks share out evenly along k. Each one's k tiles begin and end within tiles of C:
-// the end of its first tile, whole ones, the beginning of its last tile. The block before it hands on the sums of the
-// first one's beginning.
+// Tiles that two blocks compute, one after the other: the first one hands its sums on.
 struct Relay {
-  int first_tile;   // the tiles before it are whole waves
-  int num_waves;    // so many
-  int share, rest;  // k tiles of a block, or of a cluster; one more for the first `rest` of them
+  RelayShares shares;
   Divisor k_tiles;  // of a tile
   float4* sums;     // [block][consumer][four accumulators][thread]
   uint64_t* marks;  // [block][consumer]: `mark`, no other launch's number, when the sums are there
@@ -66,7 +63,7 @@ struct Arguments {
   // needs.
   Start start;
   bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
-  bool relays;                          // the last tiles are shared out as `relay` says
+  bool relays;                          // the last tiles are shared out by `relay`
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width

@@ -83,66 +83,6 @@ __device__ __forceinline__ int num_blocks() {
 // Some tiles of a block: of which columns of C.
 enum class Columns { all, first, others };
 
-// The part of the relayed k tiles where those of block or cluster `unit` begin. What few k tiles cut off a tile is left
-// with its rest.
-__device__ __forceinline__ int relay_begin(const Relay& relay, int unit) {
-  constexpr int kLeast = 6;
-  const int begin = unit * relay.share + min(unit, relay.rest), k_tiles = relay.k_tiles.value;
-  const int within = begin - relay.k_tiles.quotient(begin) * k_tiles;
-  return within < kLeast ? begin - within : k_tiles - within < kLeast ? begin - within + k_tiles : begin;
-}
-
-// What a block or a cluster has of relayed tiles: the first whole one, the one behind the last whole one; the k tiles
-// of the tile before them, and of that behind them.
-struct RelayedTiles {
-  int first, last, tail, head;
-
-  __device__ __forceinline__ RelayedTiles(const Relay& relay, int unit) {
-    const int begin = relay_begin(relay, unit), end = relay_begin(relay, unit + 1), k_tiles = relay.k_tiles.value;
-    first = relay.k_tiles.quotient(begin + k_tiles - 1);
-    last = relay.k_tiles.quotient(end);
-    tail = first * k_tiles - begin;
-    head = end - last * k_tiles;
-  }
-};
-
-// The tiles of one block up to `end`, of which the last ones may be relayed. First the beginning of a tile that the
-// block behind it ends, so that it need not wait; last the end of a tile that the block before it began. One number is
-// kept from turn to turn: registers are full of sums.
-template <class Cfg, class Function>
-__device__ __forceinline__ void for_each_part(const Arguments& args, int end, const Function& function) {
-  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
-  for (int turn = 0;; ++turn) {
-    const int unit = block_index<Cfg>() >> shift, step = num_blocks<Cfg>() >> shift;
-    int tile = unit + turn * step, head = 0, tail = 0;
-    if (args.relays) {
-      const RelayedTiles relayed(args.relay, unit);
-      const int past_head = relayed.head > 0 ? turn - 1 : turn;
-      const int relayed_tile = relayed.first + past_head - args.relay.num_waves;
-      if (past_head < 0) {
-        head = relayed.head;
-        tile = args.relay.first_tile + relayed.last;
-      } else if (past_head < args.relay.num_waves) {
-        tile = unit + past_head * step;
-      } else if (relayed_tile < relayed.last) {
-        tile = args.relay.first_tile + relayed_tile;
-      } else {
-        tail = relayed.tail;
-        if (tail == 0 || relayed_tile > relayed.last) break;
-        tile = args.relay.first_tile + relayed.first - 1;
-      }
-    } else if (tile >= end) {
-      break;
-    }
-    Place at = place_of<Cfg>(tile_of(tile, args), args);
-    at.hands_on_sums = head > 0;
-    at.takes_sums = tail > 0;
-    if (head > 0) at.num_k_tiles = head;
-    if (tail > 0) at.first_k_tile = at.num_k_tiles - tail, at.num_k_tiles = tail;
-    function(at);
-  }
-}
-
 // The tiles of one block from `first` on, in halves if Piece is half as wide as Cfg.
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
