@@ -32,7 +32,12 @@ void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
-  if (own.unaligned_shape >= 0) {
+  if (own.few_rows.rows > 0) {
+    fields.add("path", "few_rows");
+    fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
+    fields.add("warps", own.few_rows.num_warps);
+    fields.add("split_k", own.few_rows.num_splits);
+  } else if (own.unaligned_shape >= 0) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[own.unaligned_shape];
     fields.add("path", "unaligned");
     fields.add_tile("block", shape.block_m, shape.block_n);

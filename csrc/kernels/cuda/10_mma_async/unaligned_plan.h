@@ -125,7 +125,7 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
 // last: it is taken even if another one is as fast.
 template <class Visit>
 void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
-  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
+  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}, {}};
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
@@ -145,6 +145,13 @@ void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t ma
                        plan.choice = choice;
                        visit(plan, us + other_us);
                      });
+  if (p.dtype == DType::f64) {
+    const FewRowsTask task{p.m, p.n, p.k, problem.batch_size, problem.chunk_k, 8, num_cus, max_shared_bytes};
+    for_each_few_rows_plan(task, [&](const FewRowsPlan& few_rows) {
+      plan.few_rows = few_rows;
+      visit(plan, few_rows_microseconds(task, few_rows));
+    });
+  }
   if (direct.shape >= 0) {
     plan.unaligned_shape = direct.shape;
     visit(plan, direct.microseconds);

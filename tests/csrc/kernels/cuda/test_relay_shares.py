@@ -1,8 +1,7 @@
 """How wgmma's blocks share out the tiles of the last two waves along k (csrc/kernels/cuda/shared/relay_shares.h).
 
 Planted bugs that it found: the rest of the division lost (`of * shares.share` alone), a beginning that is cut off by
-one unit and not by the next (`within < kLeast ? begin - within : begin` for `end` alone), the head at the end of a
-block's turns (a block would wait for one that waits), a tail of its tile's first k tiles (`0, tail`).
+one unit and not by the next (`end` as it was divided), no head, a tail of its tile's first k tiles (`0, tail`).
 """
 
 import os

@@ -126,16 +126,28 @@ MUTANTS = {
         "simt_pipelined",
     ),
     "09 few rows: a stage that is still read": (
-        CUDA + "09_simt_pipelined/few_rows.h",
+        CUDA + "shared/few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: sums that are not there yet": (
-        CUDA + "09_simt_pipelined/few_rows.h",
+        CUDA + "shared/few_rows.h",
         "block_barrier();  // the chunks' sums are there",
         "if (!{on}) block_barrier();",
         "simt_pipelined",
+    ),
+    "09 few rows: stages of one item that the next one's copies meet": (
+        CUDA + "shared/few_rows.h",
+        "warp_barrier();  // nobody reads the stages any more",
+        "if (!{on}) warp_barrier();",
+        "simt_pipelined:1",
+    ),
+    "09 few rows: a chunk's sums at another's place": (
+        CUDA + "shared/few_rows.h",
+        "batch_idx * work.num_splits + split)",
+        "batch_idx * work.num_splits + (split ^ int({on} && split < 2)))",
+        "simt_pipelined:1",
     ),
     "10 copies not waited for": (
         CUDA + "10_mma_async/kernel.h",
