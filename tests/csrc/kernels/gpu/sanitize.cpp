@@ -40,8 +40,7 @@ struct Algorithm {
   bool is_in_short_chunks = false;
 };
 
-// The kernels that are linked, one of them with chunks so short that small products have several, and one with its second
-// plan: few rows by a block for each chunk.
+// The kernels that are linked, and one of them with chunks so short that small products have several.
 std::vector<Algorithm> find_algorithms() {
   std::vector<Algorithm> algorithms;
   for (const Rung* rung : rungs()) {
@@ -49,8 +48,6 @@ std::vector<Algorithm> find_algorithms() {
   }
   const Rung* chunked = &gpu::mma_async_rung;
   if (chunked->launch) algorithms.push_back({chunked->name + std::string(" in short chunks"), chunked, true});
-  const Rung* few_rows = &gpu::simt_pipelined_rung;
-  if (few_rows->launch) algorithms.push_back({few_rows->name + std::string(":1"), few_rows});
   return algorithms;
 }
 

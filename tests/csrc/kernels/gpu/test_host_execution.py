@@ -137,18 +137,6 @@ MUTANTS = {
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
-    "09 few rows: stages of one item that the next one's copies meet": (
-        CUDA + "shared/few_rows.h",
-        "warp_barrier();  // nobody reads the stages any more",
-        "if (!{on}) warp_barrier();",
-        "simt_pipelined:1",
-    ),
-    "09 few rows: a chunk's sums at another's place": (
-        CUDA + "shared/few_rows.h",
-        "batch_idx * work.num_splits + split)",
-        "batch_idx * work.num_splits + (split ^ int({on} && split < 2)))",
-        "simt_pipelined:1",
-    ),
     "10 copies not waited for": (
         CUDA + "10_mma_async/kernel.h",
         "wait_copies<kStages - 2>();\n            block_barrier();",
