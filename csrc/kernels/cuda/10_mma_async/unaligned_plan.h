@@ -146,7 +146,8 @@ void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t ma
                        visit(plan, us + other_us);
                      });
   if (p.dtype == DType::f64) {
-    const FewRowsTask task{p.m, p.n, p.k, problem.batch_size, problem.chunk_k, 8, num_cus, max_shared_bytes};
+    const FewRowsTask task{
+        p.m, p.n, p.k, problem.batch_size, problem.chunk_k, 8, is_k_major(view_b(p)), num_cus, max_shared_bytes};
     for_each_few_rows_plan(task, [&](const FewRowsPlan& few_rows) {
       plan.few_rows = few_rows;
       visit(plan, few_rows_microseconds(task, few_rows));

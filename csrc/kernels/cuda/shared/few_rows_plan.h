@@ -20,6 +20,7 @@ struct FewRowsTask {
   int64_t m, n, k, batch;
   int64_t chunk_k;
   int element;  // bytes
+  bool is_b_k_major;
   int num_cus;
   int64_t max_shared_bytes;  // of a block
 };
@@ -42,17 +43,20 @@ constexpr int most_few_rows(int element) { return element == 8 ? 1 : kMaxFewRows
 constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
-  const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < 2 * task.num_cus;
+  const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < task.num_cus;
   const int rows = few_rows_of_kernel(task.m, is_narrow), cols = is_narrow ? kFewColsNarrow : kFewCols;
   const int64_t blocks = ceil_div(task.n, cols) * task.batch;
-  // One block of eight warps on a multiprocessor, or two of four; deeper rings where there is one of few warps.
+  // One block of eight warps on a multiprocessor, or two of four; deeper rings where all blocks find room with them.
   const int64_t most = blocks <= task.num_cus ? kFewRowsMaxWarps : 4;
   const auto num_warps = [&](int num_stages) {
     const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages, task.element);
     return int(ceil_div(num_chunks, ceil_div(num_chunks, max_of(1, min_of(most, fitting)))));
   };
   if (is_narrow) return {rows, cols, kFewStagesNarrow, num_warps(kFewStagesNarrow), 1};
-  const bool is_deep = blocks <= task.num_cus && num_warps(kFewStagesDeep) == num_warps(kFewStages);
+  const int64_t deep_bytes =
+      num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, cols, kFewStagesDeep, task.element);
+  const bool is_deep = num_warps(kFewStagesDeep) == num_warps(kFewStages) &&
+                       ceil_div(blocks, task.num_cus) * deep_bytes <= task.max_shared_bytes;
   const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
   return {rows, cols, num_stages, num_warps(num_stages), 1};
 }
@@ -80,10 +84,10 @@ void for_each_few_rows_plan(const FewRowsTask& task, const Visit& visit) {
 
 // Microseconds, fitted on an H200.
 inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& plan) {
-  constexpr double kFixed = 5.2, kCyclesPerUs = 1980, kLatency = 1, kBytesPerUs = 3.7e6;
+  constexpr double kFixed = 5.2, kCyclesPerUs = 1980, kLatency = 1;
   constexpr double kAddition = 2.7, kAddedBytesPerUs = 4.5e6;  // of the chunks' sums
   const bool is_double = task.element == 8;
-  const double load = is_double ? 2.3 : 1.15, start = is_double ? 12 : 8;  // cycles for each k
+  const double load = is_double ? 1.6 : 1.15, start = is_double ? 4 : 8;  // cycles for each k
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
   const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages, task.element) * plan.num_warps;
@@ -94,7 +98,12 @@ inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& 
   const double chain = start + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
   const double work =
       kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
-  const double memory = task.element * double(task.n) * double(task.k) * double(task.batch) / kBytesPerUs;
+  // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
+  const bool has_short_rows = plan.cols == kFewColsNarrow && !task.is_b_k_major;
+  const double given = has_short_rows ? (is_double ? 1.9e6 : 1.4e6) : is_double ? 3.3e6 : 3.7e6;
+  const double drawn = 30e3 * double(min_of(blocks, task.num_cus));
+  const double bytes_per_us = given < drawn ? given : drawn;
+  const double memory = task.element * double(task.n) * double(task.k) * double(task.batch) / bytes_per_us;
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
   const double addition = plan.num_splits > 1 ? kAddition + 2 * task.element * sums / kAddedBytesPerUs : 0;
   return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + addition;
