@@ -1,7 +1,9 @@
 """Few rows by multiply-adds (csrc/kernels/cuda/shared/few_rows.h), in fp32 by rung 09 and in fp64 by rung 10, run on
 the CPU: its plans give the same bits as tiles do, and they are right.
 
-PLANTED
+Planted bugs that it found: the second chunk's sums stored in the third one's place, copies that go on with the next
+chunk while a warp goes on with its own next one, a total that begins anew with each round of chunks, rows of a tile of
+B an element too close.
 """
 
 import pytest
@@ -18,8 +20,11 @@ CASES = [
     (torch.float32, 3, 9, 777, "TT", 1, (2, 0, 1)),
     (torch.float32, 8, 40, 1030, "NN", 4, (2, 0, 1)),
     (torch.float32, 2, 33, 520, "NT", 1, (2, 0, 1)),
-    (torch.float64, 1, 40, 1331, "NT", 2, (7, 18, 19)),
+    (torch.float32, 1, 10, 2700, "NT", 4, (2, 0, 1)),
+    (torch.float32, 1, 20, 500, "NN", 4, (1, 0)),
+    (torch.float64, 1, 40, 1331, "NT", 1, (7, 18, 19)),
     (torch.float64, 1, 40, 1331, "NN", 1, (7, 18, 19)),
+    (torch.float64, 1, 40, 2600, "NN", 2, (7, 18, 19)),
     (torch.float64, 1, 70, 333, "TN", 2, (7, 9)),
     (torch.float64, 1, 7, 33, "TT", 1, (7, 9)),
 ]
