@@ -1,5 +1,5 @@
-// Prints what each block does of the tiles that relay_shares shares out: unit tile begin end, in the order of its turns.
-// Arguments: number of tiles, k tiles of each, blocks.
+// Prints what each block does of the tiles that relay_shares shares out: unit tile begin end, in the order of its
+// turns. Arguments: number of tiles, k tiles of each, blocks.
 #include "kernels/cuda/shared/relay_shares.h"
 
 #include <cstdio>
