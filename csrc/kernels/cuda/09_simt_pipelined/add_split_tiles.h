@@ -15,7 +15,7 @@ struct SplitTiles {
 constexpr int kAddThreads = 64;  // few: small results reach more multiprocessors
 
 TILEDMM_KERNEL(kAddThreads, 16)
-add_chunks(FoldedProblem problem, SplitTiles tiles) {
+add_split_tiles(FoldedProblem problem, SplitTiles tiles) {
   wait_for_earlier_kernels();
   constexpr int kAhead = 16;  // loads on their way
   const int area = tiles.block_m * tiles.block_n, blocks_per_tile = int(ceil_div(area, kAddThreads));

@@ -6,6 +6,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
+#include "kernels/cuda/shared/few_rows_plan.h"
 
 namespace tiledmm {
 
@@ -50,20 +51,6 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
   return 256 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
 }
 
-// Few rows of C: a block's warps take chunks of k of so many columns, each with a ring of so many stages of its own
-// (few_rows.h).
-struct FewRowsPlan {
-  int rows, cols, num_stages;
-  int num_warps;
-};
-inline constexpr int kMaxFewRows = 8, kFewRowsMaxWarps = 8;
-inline constexpr int kFewCols = 32, kFewColsNarrow = 8, kFewStages = 3, kFewStagesDeep = 6, kFewStagesNarrow = 4;
-constexpr int few_rows_block_k(int cols) { return 2048 / cols; }
-constexpr int64_t few_rows_shared_bytes(int rows, int cols, int num_stages) {
-  const int block_k = few_rows_block_k(cols);
-  return 4 * (num_stages * (rows * block_k + cols * (block_k + 4)) + rows * cols);
-}
-
 // What of an operand decides the way of its copies.
 struct SimtOperand {
   bool is_k_major;
@@ -98,42 +85,11 @@ constexpr SimtTask transposed(const SimtTask& task) {
   return result;
 }
 
-constexpr FewRowsPlan plan_few_rows(const SimtTask& task) {
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
-  const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
-  const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < 2 * task.num_cus;
-  const int rows = task.m == 1 ? 1 : is_narrow || task.m == 3 || task.m == 4 ? 4 : task.m == 2 ? 2 : 8;
-  const int cols = is_narrow ? kFewColsNarrow : kFewCols;
-  const int64_t blocks = ceil_div(task.n, cols) * task.batch;
-  // One block of eight warps on a multiprocessor, or two of four; deeper rings where there is one of few warps.
-  const int64_t most = blocks <= task.num_cus ? kFewRowsMaxWarps : 4;
-  const auto num_warps = [&](int num_stages) {
-    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages);
-    return int(ceil_div(num_chunks, ceil_div(num_chunks, max_of(1, min_of(most, fitting)))));
-  };
-  if (is_narrow) return {rows, cols, kFewStagesNarrow, num_warps(kFewStagesNarrow)};
-  const bool is_deep = blocks <= task.num_cus && num_warps(kFewStagesDeep) == num_warps(kFewStages);
-  const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
-  return {rows, cols, num_stages, num_warps(num_stages)};
+constexpr FewRowsTask few_rows_task(const SimtTask& task) {
+  return {task.m, task.n, task.k, task.batch, task.chunk_k, 4, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
 }
 
 inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;
-
-inline double few_rows_microseconds(const SimtTask& task, const FewRowsPlan& plan) {
-  constexpr double kLatency = 1, kLoad = 1.15, kBytesPerUs = 3.7e6;  // cycles for each k of a fragment
-  const double elements = double(task.n) * double(task.k) * double(task.batch);
-  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
-  const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch;
-  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages) * plan.num_warps;
-  const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
-  const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * ceil_div(num_chunks, plan.num_warps);
-  const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
-  const double chain = 8 + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
-  const double work =
-      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kSimtCyclesPerUs;
-  const double memory = 4 * elements / kBytesPerUs;
-  return kSimtFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work);
-}
 
 // Microseconds by a simple model, fitted on an H200: rounds of the blocks that an SM holds at one time, of which the
 // last one is not full; or what moves the operands and C, if longer. kNever: the plan cannot be carried out.
@@ -150,7 +106,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kEdge = 0.038;  // microseconds for each element that a thread copies where k ends within a tile
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_transposed ? transposed(asked) : asked;
-  if (plan.few_rows.rows > 0) return few_rows_microseconds(task, plan.few_rows);
+  if (plan.few_rows.rows > 0) return few_rows_microseconds(few_rows_task(task), plan.few_rows);
   const double elements_c = double(task.m) * double(task.n) * double(task.batch);
   double packed = 0, fixed = kSimtFixed;
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
@@ -248,7 +204,9 @@ void for_each_simt_plan(const SimtTask& task, const Visit& visit) {
   };
   for (const bool is_transposed : {false, true}) {
     const SimtTask oriented = is_transposed ? transposed(task) : task;
-    if (oriented.m <= kMaxFewRows) consider({0, is_transposed, 0, false, false, plan_few_rows(oriented)});
+    for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {
+      consider({0, is_transposed, 0, false, false, few_rows});
+    });
     for (int shape = 0; shape < kNumSimtShapes; ++shape) {
       const int64_t tiles = num_simt_tiles(kSimtShapes[shape], oriented);
       // All tiles whole; all split; those beyond the last full wave split.

@@ -40,6 +40,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("path", "few_rows");
     fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
     fields.add("warps", own.few_rows.num_warps);
+    fields.add("split_k", own.few_rows.num_splits);
   } else {
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);

@@ -26,7 +26,7 @@ int main() {
     const TilePlan plan =
         plan_tiles({m, n, k, mma_chunk_k(n, k, false), batch, true, alignment, alignment, needs_row_sums != 0}, 132);
     std::printf("%d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n, int(plan.splits_chunks),
-                int(sums_chunks(plan.shape)), int(sums_rows(plan.shape)), int(plan.shares_tiles), int(plan.pairs_m),
-                int(plan.pairs_n), plan.microseconds, cost_us);
+                int(sums_chunks(plan.shape, needs_row_sums != 0)), int(sums_rows(plan.shape)), int(plan.shares_tiles),
+                int(plan.pairs_m), int(plan.pairs_n), plan.microseconds, cost_us);
   }
 }
