@@ -144,33 +144,6 @@ TILEDMM_PTX void cluster_sync() {
 TILEDMM_PTX void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 TILEDMM_PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// ---- memory: "Data Movement and Conversion Instructions: ld, st" ----
-
-// What was written before it, by this thread or by others that it has met at a barrier, is there for whoever sees the
-// number by an acquire.
-TILEDMM_PTX void store_release(uint64_t* to, uint64_t number) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(number) : "memory");
-}
-TILEDMM_PTX uint64_t load_acquire(const uint64_t* from) {
-  uint64_t number;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
-  return number;
-}
-
-// Four numbers from the second-level cache, or as they were. Not in a branch: ptxas has wgmma instructions wait for
-// each other where one defines their accumulators (C7515).
-TILEDMM_PTX void load_vector_if(bool is_loaded, const float4* from, float& x, float& y, float& z, float& w) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+f"(x), "+f"(y), "+f"(z), "+f"(w)
-      : "l"(from), "r"(int(is_loaded))
-      : "memory");
-}
-
 // ---- barriers, launches, registers ----
 
 // Some of the block's warps: "barrier{.cta}".

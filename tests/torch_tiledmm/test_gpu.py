@@ -251,28 +251,6 @@ def test_wgmma_chunks_of_k(layout, n, k):
         assert torch.equal(matmul(a[:m], b, algorithm="wgmma"), whole[:m]), m
 
 
-@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
-@pytest.mark.parametrize("layout", ["NT", "TN"])
-def test_wgmma_tiles_that_two_blocks_share_out_along_k(layout):
-    """A graph launches them with the same mark each time, in the same memory."""
-    m, n, k = 4577, 1000, 2056
-    a, b = operand(m, k, torch.bfloat16, layout[0] == "T"), operand(k, n, torch.bfloat16, layout[1] == "T")
-    plans = torch_tiledmm.explain(m, n, k, torch.bfloat16, layout=layout, device="cuda", plans_of="wgmma").candidates
-    relayed = [plan.algorithm for plan in plans if "last_tiles" in plan.config]
-    assert relayed
-    whole = matmul(a, b, algorithm="wgmma")
-    assert_close(whole, expect_matmul(a, b))
-    for algorithm in relayed:
-        assert torch.equal(matmul(a, b, algorithm=algorithm), whole), algorithm
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = matmul(a, b, algorithm=relayed[0])
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out, whole)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(33, 47, 29), (128, 256, 64), (200, 300, 520), (4, 64, 5000)])
 def test_an_item_of_a_batch_is_the_same_alone(dtype, m, n, k):

@@ -20,7 +20,6 @@
 #include "kernels/cuda/11_wgmma/launch_tile.h"
 #include "kernels/cuda/11_wgmma/multiply.h"
 #include "kernels/cuda/11_wgmma/produce.h"
-#include "kernels/cuda/11_wgmma/relay.h"
 #include "kernels/cuda/11_wgmma/tf32.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
@@ -52,10 +51,8 @@ struct Config {
   // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
   static constexpr bool kMovesRegisters = kConsumers > 1;
   static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
-  // Where sums of chunks or of rows fill the registers of three consumers, they take what the producer can spare.
-  static constexpr bool kIsFull = kConsumers == 3 && (BLOCK_N == 128 || SUMS_ROWS);
-  static constexpr int kProducerRegisters = kTransposesB ? 88 : kIsFull ? 32 : 56;
-  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kIsFull ? 160 : kConsumers == 3 ? 152 : 224;
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
   static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
@@ -86,7 +83,6 @@ struct Config {
   static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
-  static constexpr bool kRelays = tiledmm::relays_tiles({BLOCK_M, BLOCK_N}) && !kIsTf32 && !SUMS_ROWS;
   static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
@@ -112,20 +108,11 @@ struct Config {
   static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
 };
 
-// The tiles of one block, or its parts of some.
-template <class Cfg, class Piece, Columns COLUMNS, class Function>
-__device__ __forceinline__ void for_each_of_block(const Arguments& args, int first, int end, const Function& function) {
-  if constexpr (Cfg::kRelays && Piece::kBlockN == Cfg::kBlockN)
-    for_each_part<Cfg>(args, end, function);
-  else
-    for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, function);
-}
-
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
 __device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                         const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end,
                                         bool is_started = false) {
-  for_each_of_block<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
     produce_tile<Cfg, Piece>(map_a, map_b, args, shared, ring, at, is_started);
     is_started = false;
   });
@@ -147,24 +134,15 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
                                              Ring<Cfg::kNumStages>& ring, int consumer, const Place& at,
                                              int& num_stores) {
   using T = typename Cfg::T;
-  constexpr bool kRelays = Cfg::kRelays && Piece::kBlockN == Cfg::kBlockN;
   Accumulators<Piece> acc{};
   if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
   const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
-  if constexpr (kRelays) {
-    take_sums<Cfg>(acc.c, args, consumer, at.takes_sums);
-  }
   if constexpr (Cfg::kSumsChunks)
-    multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles,
-                                    kRelays && at.takes_sums);
+    multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
   else
-    multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, true,
-                                          kRelays && at.takes_sums);
-  if constexpr (kRelays) {
-    if (at.hands_on_sums) return hand_on_sums<Cfg>(acc.c, args, consumer);
-  }
+    multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
   if constexpr (SUMS_ROWS) {
     if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
   }
@@ -192,7 +170,7 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
                                         Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
                                         int& num_stores) {
   const StageAddress first_stage = first_stage_of<Cfg>(shared, consumer);
-  for_each_of_block<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
     consume_tile<Cfg, Piece, Cfg::kSumsRows && COLUMNS != Columns::others>(map_c, args, first_stage, shared, ring,
                                                                            consumer, at, num_stores);
   });
@@ -325,9 +303,7 @@ Arguments arguments_of(const Task& task) {
   args.num_splits = splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
-  args.relays = task.plan.relays;
-  const bool has_halves = !args.relays && splits_tail(task.plan.shape, args.num_tiles, at_once);
-  args.full_tiles = args.num_tiles - (has_halves ? remaining : 0);
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
   args.last_row = latest_start(p.m, Cfg::kBlockM, args.pair_m, args.num_k_tiles, !Cfg::kAIsMMajor);
   args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, args.pair_n, args.num_k_tiles, !Cfg::kBIsNMajor);
   args.num_batch_dims = p.num_batch_dims;
@@ -353,21 +329,13 @@ Arguments arguments_of(const Task& task) {
   args.row_sums = p.row_sums;
   args.partial = task.partial;
   args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n);
-  if (args.relays) {
-    Relay& relay = args.relay;
-    relay.shares = relay_shares(args.num_tiles, args.num_k_tiles, at_once);
-    relay.k_tiles = Divisor(args.num_k_tiles);
-    relay.sums = static_cast<float4*>(task.relay_sums);
-    relay.marks = reinterpret_cast<uint64_t*>(task.relay_sums) + relay_bytes(task.plan, task.num_sms).sums / 8;
-    relay.mark = task.relay_mark;
-  }
   return args;
 }
 
 // `num_units`: blocks, pairs or pairs of pairs.
 template <class Cfg>
 Start start_of(const Arguments& args, int64_t num_units) {
-  if (Cfg::kSumsRows || args.relays || args.full_tiles < num_units) return Start::late;
+  if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
   if (args.pair_m || args.pair_n) return Start::in_pairs;
   const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
   return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
@@ -432,7 +400,7 @@ const char* launch_config(const Task& task) {
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
   // Tiles that sum many chunks drift apart.
-  const bool stays_together = !args.relays && (args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles);
+  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
   const bool is_group_in_flight = int64_t(args.group_m) * args.tiles_n <= num_units;
   args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
   args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));

@@ -3,8 +3,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <atomic>
-
 #include "core/plan.h"
 #include "kernels/cuda/11_wgmma/launch_tile.h"
 #include "kernels/cuda/11_wgmma/plan.h"
@@ -30,38 +28,6 @@ const char* launch_chosen_tf32(const Task& task) {
   else
     return "no such tile";
 }
-
-// Memory that relayed tiles pass through, lent until the kernel is launched.
-class RelayMemory {
- public:
-  explicit RelayMemory(const Executor& executor) : executor_(executor) {}
-  ~RelayMemory() {
-    if (memory_) executor_.release(executor_.self, memory_);
-  }
-  RelayMemory(const RelayMemory&) = delete;
-
-  bool allocate(Task& task) {
-    const RelayBytes bytes = relay_bytes(task.plan, task.num_sms);
-    memory_ = executor_.allocate(executor_.self, size_t(bytes.sums + bytes.marks));
-    task.relay_sums = memory_;
-    task.relay_mark = next_mark();
-    return memory_ != nullptr;
-  }
-
- private:
-  // Another number for each launch, and none that memory is likely to hold: the steps of Steele, Lea and Flood's
-  // SplitMix ("Fast splittable pseudorandom number generators").
-  static uint64_t next_mark() {
-    static std::atomic<uint64_t> count{0};
-    uint64_t mark = ++count * 0x9e3779b97f4a7c15;
-    mark = (mark ^ mark >> 30) * 0xbf58476d1ce4e5b9;
-    mark = (mark ^ mark >> 27) * 0x94d049bb133111eb;
-    return mark ^ mark >> 31;
-  }
-
-  const Executor& executor_;
-  void* memory_ = nullptr;
-};
 
 }  // namespace
 }  // namespace tiledmm::cuda
@@ -92,8 +58,6 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
   if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   task.partial = chunk_sums.sums;
-  RelayMemory relay(executor);
-  if (task.plan.relays && !relay.allocate(task)) return Status::out_of_memory;
   const char* refused = repack.launch();
   if (!refused) refused = p.dtype == DType::f16 ? launch_chosen<__half>(task) : launch_chosen<__nv_bfloat16>(task);
   if (refused) return Status::launch_failed;

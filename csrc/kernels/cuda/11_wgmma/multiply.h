@@ -63,12 +63,12 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
   }
 }
 
-// The next k tiles of the ring, multiplied into accumulators from zero on, or from what they hold if `continues`, the
-// sums of rows if `is_first`; none is in flight at the end. `meanwhile` is called while the first is.
+// The next k tiles of the ring, multiplied into accumulators from zero on, the sums of rows if `is_first`; none is in
+// flight at the end. `meanwhile` is called while the first is.
 template <class Cfg, class Piece, bool SUMS_ROWS, class Function>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                 bool is_first, const Function& meanwhile, bool continues = false) {
+                                                 bool is_first, const Function& meanwhile) {
   int previous = -1;
   for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -77,8 +77,8 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
-      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones},
-                                 k_tile + i == 0 && !continues, is_first && k_tile + i == 0);
+      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0,
+                                 is_first && k_tile + i == 0);
     }
     wgmma_commit_group();
     if (k_tile == 0) meanwhile();
@@ -98,22 +98,21 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunk(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                               bool is_first = true, bool continues = false) {
+                                               bool is_first = true) {
   if constexpr (Cfg::kAFromRegisters)
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
-    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, is_first, [] {}, continues);
+    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, is_first, [] {});
 }
 
-// All chunks of a tile, added in their order. continues: a tile of one chunk that another block has begun. Where a
-// thread has the registers for it, two sets of accumulators take turns, so that a chunk's sums are added while the next
-// one is multiplied.
+// All chunks of a tile, added in their order. Where a thread has the registers for it, two sets of accumulators take
+// turns, so that a chunk's sums are added while the next one is multiplied.
 template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const StageAddress& first_stage,
                                                 const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                int chunk_tiles, bool continues) {
+                                                int chunk_tiles) {
   if (num_k_tiles <= chunk_tiles)
-    return multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, true, continues);
+    return multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles);
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any

@@ -35,12 +35,6 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // the second-level cache fewer requests, short ones would grow too much.
 constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
 
-// Whether blocks can hand on the sums of a tile: k is shared out evenly there where tiles do not fill their last wave.
-// Not where the sums of chunks fill the registers.
-constexpr bool relays_tiles(const TileShape& shape) {
-  return shape.block_m == 128 || (shape.block_m == 192 && shape.block_n != 128);
-}
-
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
 // sums of rows. Where a block has three consumers, a thread has fewer of them.
 constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
@@ -111,8 +105,7 @@ struct TilePlan {
   bool shares_tiles;      // each chunk of a tile is for a block of a cluster
   bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
   double microseconds;
-  int group_m;          // rows of tiles that are computed together; 0: about a square of the tiles in flight
-  bool relays = false;  // the last wave and the one before it are shared out evenly, along k
+  int group_m;  // rows of tiles that are computed together; 0: about a square of the tiles in flight
 };
 
 // How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as
@@ -121,15 +114,6 @@ constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
   const int at_once =
       plan.pairs_m && plan.pairs_n ? num_sms / 4 - num_sms / 44 : num_sms >> int(plan.pairs_m || plan.pairs_n);
   return int(max_of(at_once, 1));
-}
-
-// Memory for relayed tiles: each block's sums, and behind them a mark of eight bytes for each of its consumers.
-struct RelayBytes {
-  int64_t sums, marks;
-};
-constexpr RelayBytes relay_bytes(const TilePlan& plan, int num_sms) {
-  const int64_t blocks = int64_t(tiles_at_once(plan, num_sms)) << int(plan.pairs_m) << int(plan.pairs_n);
-  return {blocks * plan.shape.block_m * plan.shape.block_n * 4, blocks * plan.shape.block_m / 64 * 8};
 }
 
 // What decides how long it takes.
@@ -200,9 +184,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
-  if (plan.relays)
-    tiles = double(num_tiles) / at_once * wave(shape, at_once) + 1 + 8e-5 * shape.block_m * shape.block_n;
-  else if (splits_tail(shape, num_tiles, at_once))
+  if (splits_tail(shape, num_tiles, at_once))
     tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + 0.4;
   else if (rest)
     tiles += wave(shape, rest);
@@ -223,17 +205,6 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
          (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-// Whether the last tiles may be relayed: k is one chain, the last wave is not full, and there is one before it. Shorter
-// k than some stages would not be worth a cut.
-constexpr bool may_relay(const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
-  if (!relays_tiles(plan.shape) || p.chunk_k < p.k || p.needs_row_sums || p.k < 16 * kWgmmaBlockK) return false;
-  const int at_once = tiles_at_once(plan, num_sms);
-  const int64_t num_tiles = p.batch * ceil_div(p.m, plan.shape.block_m << int(plan.pairs_m)) *
-                            ceil_div(p.n, plan.shape.block_n << int(plan.pairs_n));
-  // The k tiles of the last two waves are counted in 32 bits.
-  return num_tiles > at_once && num_tiles % at_once != 0 && p.k / kWgmmaBlockK < (1 << 20);
-}
-
 // Calls visit(plan) for each way to share out a problem: those that may be the fastest, or all that the kernels can
 // carry out.
 template <class Visit>
@@ -246,10 +217,6 @@ void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, c
     if (problem.needs_row_sums && !sums_rows(shape)) continue;
     const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
       TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0, 0};
-      plan.microseconds = model_microseconds(plan, problem, num_sms);
-      visit(plan);
-      if (!is_all || splits || shares || !may_relay(plan, problem, num_sms)) return;
-      plan.relays = true;
       plan.microseconds = model_microseconds(plan, problem, num_sms);
       visit(plan);
     };

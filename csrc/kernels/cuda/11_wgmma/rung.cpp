@@ -62,7 +62,6 @@ void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields&
   if (tiles.pairs_m || tiles.pairs_n) fields.add_tile("cluster", 1 + tiles.pairs_m, 1 + tiles.pairs_n);
   if (tiles.splits_chunks) fields.add("split_k", "second kernel");
   if (tiles.shares_tiles) fields.add("split_k", "cluster");
-  if (tiles.relays) fields.add("last_tiles", "relayed");
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
 }
 

@@ -22,8 +22,6 @@ struct Task {
   int num_sms;
   cudaStream_t stream;
   bool is_transposed = false;  // of tf32: C is column-major
-  void* relay_sums = nullptr;  // memory for a plan that relays tiles, and the mark of this launch
-  uint64_t relay_mark = 0;
 };
 
 // Distance of the rows of partial sums: they are stored in pairs.

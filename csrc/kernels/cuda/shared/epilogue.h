@@ -4,7 +4,6 @@
 
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
-#include "kernels/cuda/shared/relay_shares.h"
 #include "platform/gpu.h"
 #include "platform/ptx_sm90.h"
 
@@ -49,21 +48,11 @@ enum class Start : uint8_t {
   in_pairs,  // when the cluster's barriers are set up
 };
 
-// Tiles that two blocks compute, one after the other: the first one hands its sums on.
-struct Relay {
-  RelayShares shares;
-  Divisor k_tiles;  // of a tile
-  float4* sums;     // [block][consumer][four accumulators][thread]
-  uint64_t* marks;  // [block][consumer]: `mark`, no other launch's number, when the sums are there
-  uint64_t mark;
-};
-
 struct Arguments {
   // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
   // needs.
   Start start;
   bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
-  bool relays;                          // the last tiles are shared out by `relay`
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
   int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
@@ -91,7 +80,6 @@ struct Arguments {
   float* partial;
   int64_t ld_partial;
   BatchSteps batch[kMaxGpuBatchDims];
-  Relay relay;
 };
 
 // Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
@@ -101,7 +89,6 @@ struct Place {
   int64_t batch_c;
   int slab;  // of `partial`: item and chunk
   int first_k_tile, num_k_tiles;
-  bool takes_sums, hands_on_sums;  // parts of a tile: the block before has begun it; the block behind will end it
 };
 
 // Which one of a pair along m, of a pair along n a block is; both 0 where there are none.
