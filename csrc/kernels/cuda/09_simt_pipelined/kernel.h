@@ -6,7 +6,7 @@
 // and -0 for B: their product -0 changes no sum. One chain of multiply-adds for each output, in the order of k, and at
 // the end of each chunk of k (core/summation.h) an addition to a total; where the tiles of C, or those of the last
 // wave, do not fill the chip, blocks of their own compute the chunks, and a second kernel (add_split_tiles.h) adds them
-// up. Few rows: shared/few_rows.h.
+// up. Few rows: few_rows.h.
 // Limits: fp32. Sources: sgemm.cu (Salykov): transposing copies, order of the lanes; CUTLASS: multi-stage main loop;
 // Osama et al., "Stream-K": parts of tiles for the last wave.
 #pragma once

@@ -2,10 +2,10 @@
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/09_simt_pipelined/add_split_tiles.h"
+#include "kernels/cuda/09_simt_pipelined/few_rows.h"
 #include "kernels/cuda/09_simt_pipelined/launch_shape.h"
 #include "kernels/cuda/09_simt_pipelined/pack.h"
 #include "kernels/cuda/09_simt_pipelined/plan.h"
-#include "kernels/cuda/shared/few_rows.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -43,7 +43,7 @@ Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Ex
 Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const Executor& executor) {
   const SimtPlan& plan = made.as<SimtPlan>();
   FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
-  if (plan.few_rows.rows > 0) return launch_few_rows<float>(plan.few_rows, problem, executor);
+  if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
   GemmProblem& gemm = problem.gemm;
   Pack pack(executor);
   Status status = Status::ok;

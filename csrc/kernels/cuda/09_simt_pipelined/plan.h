@@ -6,7 +6,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
-#include "kernels/cuda/shared/few_rows_plan.h"
+#include "kernels/cuda/09_simt_pipelined/few_rows_plan.h"
 
 namespace tiledmm {
 
@@ -86,7 +86,7 @@ constexpr SimtTask transposed(const SimtTask& task) {
 }
 
 constexpr FewRowsTask few_rows_task(const SimtTask& task) {
-  return {task.m, task.n, task.k, task.batch, task.chunk_k, 4, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
+  return {task.m, task.n, task.k, task.batch, task.chunk_k, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
 }
 
 inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;

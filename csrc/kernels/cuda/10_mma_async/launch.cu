@@ -21,13 +21,11 @@ Status launch_chosen(const FoldedProblem& problem, const MmaAsyncChoice& choice,
 
 }  // namespace
 
-Status launch_few_rows_f64(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor);
 Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor);
 
 Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
   FoldedProblem problem = oriented(given, plan.is_transposed);
-  if (plan.few_rows.rows > 0) return launch_few_rows_f64(plan.few_rows, problem, executor);
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
   Workspace packed_a(executor), packed_b(executor);
   GemmProblem& p = problem.gemm;

@@ -8,7 +8,6 @@
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/transposed.h"
-#include "kernels/cuda/shared/few_rows_plan.h"
 
 namespace tiledmm {
 
@@ -172,7 +171,6 @@ struct MmaAsyncPlan {
   int unaligned_shape;  // of unaligned_plan.h; -1: none, operands that are not aligned are copied first
   bool is_vectorised;
   MmaAsyncChoice choice;
-  FewRowsPlan few_rows;  // rows > 0: no tiles
 };
 
 // Few columns become few rows, for which there are tiles. Otherwise C becomes row-major.

@@ -17,18 +17,13 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return refuse_tf32(problem.gemm, chip);
 }
 
-// Measured on an H200; the host executor computes so.
-MmaAsyncChip chip_of(const Chip& chip) {
-  return {chip.num_cus, chip.max_shared_bytes, chip.arch == 90 || chip.platform == Platform::host};
-}
-
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
-  plan.as<MmaAsyncPlan>() = plan_mma_async(problem, chip_of(chip), plan.cost_us);
+  plan.as<MmaAsyncPlan>() = plan_mma_async(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
 }
 
 void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
-  for_each_mma_async_plan(problem, chip_of(chip), [&](const MmaAsyncPlan& own, double cost_us) {
+  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, [&](const MmaAsyncPlan& own, double cost_us) {
     plans.emplace_back().as<MmaAsyncPlan>() = own;
     plans.back().cost_us = cost_us;
   });
@@ -37,12 +32,7 @@ void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
-  if (own.few_rows.rows > 0) {
-    fields.add("path", "few_rows");
-    fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
-    fields.add("warps", own.few_rows.num_warps);
-    fields.add("split_k", own.few_rows.num_splits);
-  } else if (own.unaligned_shape >= 0) {
+  if (own.unaligned_shape >= 0) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[own.unaligned_shape];
     fields.add("path", "unaligned");
     fields.add_tile("block", shape.block_m, shape.block_n);

@@ -121,21 +121,11 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
   return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
 }
 
-// What the plans read of a chip. has_fma_bits: chains of its fp64 matrix instructions have the bits of multiply-adds,
-// by which one row is computed.
-struct MmaAsyncChip {
-  int num_cus;
-  int64_t max_shared_bytes;
-  bool has_fma_bits;
-};
-
 // Calls visit(plan, microseconds) for each plan of a problem on a chip. The one for operands that are not aligned comes
 // last: it is taken even if another one is as fast.
 template <class Visit>
-void for_each_mma_async_plan(const FoldedProblem& given, const MmaAsyncChip& chip, const Visit& visit) {
-  const int num_cus = chip.num_cus;
-  const int64_t max_shared_bytes = chip.max_shared_bytes;
-  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}, {}};
+void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
+  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
@@ -155,14 +145,6 @@ void for_each_mma_async_plan(const FoldedProblem& given, const MmaAsyncChip& chi
                        plan.choice = choice;
                        visit(plan, us + other_us);
                      });
-  if (p.dtype == DType::f64 && chip.has_fma_bits) {
-    const FewRowsTask task{
-        p.m, p.n, p.k, problem.batch_size, problem.chunk_k, 8, is_k_major(view_b(p)), num_cus, max_shared_bytes};
-    for_each_few_rows_plan(task, [&](const FewRowsPlan& few_rows) {
-      plan.few_rows = few_rows;
-      visit(plan, few_rows_microseconds(task, few_rows));
-    });
-  }
   if (direct.shape >= 0) {
     plan.unaligned_shape = direct.shape;
     visit(plan, direct.microseconds);
@@ -170,10 +152,11 @@ void for_each_mma_async_plan(const FoldedProblem& given, const MmaAsyncChip& chi
 }
 
 // The fastest.
-inline MmaAsyncPlan plan_mma_async(const FoldedProblem& problem, const MmaAsyncChip& chip, double& cost_us) {
+inline MmaAsyncPlan plan_mma_async(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes,
+                                   double& cost_us) {
   MmaAsyncPlan best{};
   best.choice.shape = -1;
-  for_each_mma_async_plan(problem, chip, [&](const MmaAsyncPlan& plan, double us) {
+  for_each_mma_async_plan(problem, num_cus, max_shared_bytes, [&](const MmaAsyncPlan& plan, double us) {
     if (best.choice.shape < 0 || us < cost_us || (plan.unaligned_shape >= 0 && us == cost_us)) {
       best = plan;
       cost_us = us;

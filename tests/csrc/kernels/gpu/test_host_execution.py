@@ -128,13 +128,13 @@ MUTANTS = {
         "simt_pipelined",
     ),
     "09 few rows: a stage that is still read": (
-        CUDA + "shared/few_rows.h",
+        CUDA + "09_simt_pipelined/few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
     "09 few rows: sums that are not there yet": (
-        CUDA + "shared/few_rows.h",
+        CUDA + "09_simt_pipelined/few_rows.h",
         "block_barrier();  // the chunks' sums are there",
         "if (!{on}) block_barrier();",
         "simt_pipelined",

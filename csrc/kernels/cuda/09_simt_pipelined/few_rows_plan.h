@@ -15,29 +15,26 @@ struct FewRowsPlan {
 inline constexpr int kMaxFewRows = 8, kFewRowsMaxWarps = 8;
 inline constexpr int kFewCols = 32, kFewColsNarrow = 8, kFewStages = 3, kFewStagesDeep = 6, kFewStagesNarrow = 4;
 
-// One product, or one batch of them, of elements of 4 or 8 bytes.
+// One product, or one batch of them.
 struct FewRowsTask {
   int64_t m, n, k, batch;
   int64_t chunk_k;
-  int element;  // bytes
   bool is_b_k_major;
   int num_cus;
   int64_t max_shared_bytes;  // of a block
 };
 
 // A stage has 8 KB of B, whose rows along k are an odd number of 16 bytes apart.
-constexpr int few_rows_block_k(int cols, int element) { return 8192 / element / cols; }
-constexpr int64_t few_rows_shared_bytes(int rows, int cols, int num_stages, int element) {
-  const int block_k = few_rows_block_k(cols, element), padded_k = block_k + 16 / element;
-  return element * (num_stages * (rows * block_k + cols * padded_k) + rows * cols);
+constexpr int few_rows_block_k(int cols) { return 2048 / cols; }
+constexpr int64_t few_rows_shared_bytes(int rows, int cols, int num_stages) {
+  const int block_k = few_rows_block_k(cols);
+  return 4 * (num_stages * (rows * block_k + cols * (block_k + 4)) + rows * cols);
 }
 
-// The kernels that there are: in fp64 for one row, as a chain of multiply-adds in the order of k takes as long for a
-// row as matrix instructions take for 16.
+// The kernels that there are.
 constexpr int few_rows_of_kernel(int64_t m, bool is_narrow) {
   return m == 1 ? 1 : is_narrow || m == 3 || m == 4 ? 4 : m == 2 ? 2 : 8;
 }
-constexpr int most_few_rows(int element) { return element == 8 ? 1 : kMaxFewRows; }
 
 // Chunks one after the other.
 constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
@@ -49,12 +46,11 @@ constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   // One block of eight warps on a multiprocessor, or two of four; deeper rings where all blocks find room with them.
   const int64_t most = blocks <= task.num_cus ? kFewRowsMaxWarps : 4;
   const auto num_warps = [&](int num_stages) {
-    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages, task.element);
+    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages);
     return int(ceil_div(num_chunks, ceil_div(num_chunks, max_of(1, min_of(most, fitting)))));
   };
   if (is_narrow) return {rows, cols, kFewStagesNarrow, num_warps(kFewStagesNarrow), 1};
-  const int64_t deep_bytes =
-      num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, cols, kFewStagesDeep, task.element);
+  const int64_t deep_bytes = num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, cols, kFewStagesDeep);
   const bool is_deep = num_warps(kFewStagesDeep) == num_warps(kFewStages) &&
                        ceil_div(blocks, task.num_cus) * deep_bytes <= task.max_shared_bytes;
   const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
@@ -75,37 +71,36 @@ constexpr FewRowsPlan plan_split_few_rows(const FewRowsTask& task) {
 template <class Visit>
 void for_each_few_rows_plan(const FewRowsTask& task, const Visit& visit) {
   constexpr double kMaxSums = 1 << 28;  // bytes
-  if (task.m > most_few_rows(task.element)) return;
+  if (task.m > kMaxFewRows) return;
   visit(plan_few_rows(task));
   const double num_chunks = double(ceil_div(task.k, max_of(task.chunk_k, 1)));
   const double sums = num_chunks * double(task.m) * double(task.n) * double(task.batch);
-  if (task.chunk_k < task.k && task.element * sums <= kMaxSums) visit(plan_split_few_rows(task));
+  if (task.chunk_k < task.k && 4 * sums <= kMaxSums) visit(plan_split_few_rows(task));
 }
 
 // Microseconds, fitted on an H200.
 inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& plan) {
   constexpr double kFixed = 5.2, kCyclesPerUs = 1980, kLatency = 1;
   constexpr double kAddition = 2.7, kAddedBytesPerUs = 4.5e6;  // of the chunks' sums
-  const bool is_double = task.element == 8;
-  const double load = is_double ? 1.6 : 1.15, start = is_double ? 4 : 8;  // cycles for each k
+  constexpr double kLoad = 1.15, kStart = 8;                   // cycles for each k
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
-  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages, task.element) * plan.num_warps;
+  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages) * plan.num_warps;
   const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * chunks_of_warp;
-  const double loads = load * double(per_cu * plan.num_warps) * (1 + plan.rows);
-  const double chain = start + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
+  const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
+  const double chain = kStart + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
   const double work =
       kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
   // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
   const bool has_short_rows = plan.cols == kFewColsNarrow && !task.is_b_k_major;
-  const double given = has_short_rows ? (is_double ? 1.9e6 : 1.4e6) : is_double ? 3.3e6 : 3.7e6;
+  const double given = has_short_rows ? 1.4e6 : 3.7e6;
   const double drawn = 30e3 * double(min_of(blocks, task.num_cus));
   const double bytes_per_us = given < drawn ? given : drawn;
-  const double memory = task.element * double(task.n) * double(task.k) * double(task.batch) / bytes_per_us;
+  const double memory = 4 * double(task.n) * double(task.k) * double(task.batch) / bytes_per_us;
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
-  const double addition = plan.num_splits > 1 ? kAddition + 2 * task.element * sums / kAddedBytesPerUs : 0;
+  const double addition = plan.num_splits > 1 ? kAddition + 8 * sums / kAddedBytesPerUs : 0;
   return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + addition;
 }
 

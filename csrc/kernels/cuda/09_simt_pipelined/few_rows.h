@@ -1,10 +1,10 @@
-// Up to 8 rows of C by multiply-adds, in fp32 or fp64: B streams through shared memory once. The warps of a block take
-// different chunks of k of the same columns, each with a ring of stages of its own and no barrier but a warp's; their
-// sums are added in the order of the chunks. Where that leaves multiprocessors idle, each chunk is for a block of one
-// warp, and a second kernel adds the sums. Few columns are few rows of the transposed product.
+// Up to 8 rows of C: B streams through shared memory once. The warps of a block take different chunks of k of the same
+// columns, each with a ring of stages of its own and no barrier but a warp's; their sums are added in the order of the
+// chunks. Where that leaves multiprocessors idle, each chunk is for a block of one warp, and a second kernel adds the
+// sums. Few columns are few rows of the transposed product.
 #pragma once
 
-#include "kernels/cuda/shared/few_rows_plan.h"
+#include "kernels/cuda/09_simt_pipelined/few_rows_plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 #include "platform/chunk_sums.h"
@@ -12,11 +12,10 @@
 namespace tiledmm::gpu {
 namespace {
 
-template <class T_, int ROWS, int COLS, int NUM_STAGES, bool IS_B_K_MAJOR>
+template <int ROWS, int COLS, int NUM_STAGES, bool IS_B_K_MAJOR>
 struct FewRowsConfig {
-  using T = T_;
-  static constexpr int kVector = 16 / int(sizeof(T));
-  static constexpr int kRows = ROWS, kCols = COLS, kBlockK = few_rows_block_k(COLS, sizeof(T));
+  static constexpr int kVector = 4;
+  static constexpr int kRows = ROWS, kCols = COLS, kBlockK = few_rows_block_k(COLS);
   static constexpr int kPaddedK = kBlockK + kVector, kNumStages = NUM_STAGES;
   static constexpr bool kIsKMajor = IS_B_K_MAJOR;
   // B in shared memory, as it lies in global memory. The padding keeps 8 columns' vectors apart.
@@ -31,18 +30,16 @@ struct FewRowsConfig {
 template <class Config>
 struct FewRowsShared {
   struct {
-    alignas(16) typename Config::T a[Config::kRows][Config::kBlockK];
-    alignas(16) typename Config::T b[Config::kCols * Config::kPaddedK];
+    alignas(16) float a[Config::kRows][Config::kBlockK];
+    alignas(16) float b[Config::kCols * Config::kPaddedK];
   } stages[Config::kNumStages];
-  typename Config::T sums[Config::kRows][Config::kCols];
+  float sums[Config::kRows][Config::kCols];
 };
 
 // A tile of B, WIDTH elements at a time: along B's close dimension first. Every address is a few steps from the lane's
 // first one, since a warp has time for few instructions beside its copies.
 template <class Config, int WIDTH, bool IS_WHOLE>
-TILEDMM_DEVICE void copy_b(const Operand<typename Config::T>& operand, typename Config::T* stage, int64_t col,
-                           int64_t k, int left_k) {
-  using T = typename Config::T;
+TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int64_t k, int left_k) {
   constexpr bool kIsKMajor = Config::kIsKMajor;
   constexpr int kClose = kIsKMajor ? Config::kBlockK : Config::kCols,
                 kFar = kIsKMajor ? Config::kCols : Config::kBlockK;
@@ -54,15 +51,15 @@ TILEDMM_DEVICE void copy_b(const Operand<typename Config::T>& operand, typename 
   const int left_close = (kIsKMajor ? left_k : left_n) - close, left_far = (kIsKMajor ? left_n : left_k) - far;
   const int64_t stride_close = kIsKMajor ? operand.stride_k : operand.stride_mn;
   const int64_t stride_far = kIsKMajor ? operand.stride_mn : operand.stride_k;
-  const T* from =
+  const float* from =
       operand.base + col * operand.stride_mn + k * operand.stride_k + close * stride_close + far * stride_far;
   stage += close * kSmemClose + far * kSmemFar;
   TILEDMM_UNROLL for (int f = 0; f < kFar; f += kLanesFar) {
     TILEDMM_UNROLL for (int c = 0; c < kClose; c += kLanesClose * WIDTH) {
       if (IS_WHOLE || (f < left_far && c < left_close)) {
-        copy_async_once<int(sizeof(T)) * WIDTH>(
+        copy_async_once<int(sizeof(float)) * WIDTH>(
             stage + f * kSmemFar + c * kSmemClose, from + (WIDTH > 1 ? c : c * stride_close),
-            int(sizeof(T)) * (IS_WHOLE ? WIDTH : int(min_of(left_close - c, WIDTH))));
+            int(sizeof(float)) * (IS_WHOLE ? WIDTH : int(min_of(left_close - c, WIDTH))));
       }
     }
     from += kLanesFar * stride_far;
@@ -70,15 +67,14 @@ TILEDMM_DEVICE void copy_b(const Operand<typename Config::T>& operand, typename 
 }
 
 template <class Config>
-TILEDMM_DEVICE void copy_a(const Operand<typename Config::T>& operand,
-                           typename Config::T (&stage)[Config::kRows][Config::kBlockK], int64_t k, int left_k) {
-  using T = typename Config::T;
+TILEDMM_DEVICE void copy_a(const Operand<float>& operand, float (&stage)[Config::kRows][Config::kBlockK], int64_t k,
+                           int left_k) {
   const int lane = thread_idx() % 32;
-  const T* from = operand.base + (k + lane) * operand.stride_k;
+  const float* from = operand.base + (k + lane) * operand.stride_k;
   TILEDMM_UNROLL for (int p = 0; p < Config::kBlockK; p += 32) {
     TILEDMM_UNROLL for (int row = 0; row < Config::kRows; ++row) {
       if (lane + p < left_k && row < operand.size_mn) {
-        copy_async<sizeof(T)>(&stage[row][lane + p], from + row * operand.stride_mn, sizeof(T));
+        copy_async<sizeof(float)>(&stage[row][lane + p], from + row * operand.stride_mn, sizeof(float));
       }
     }
     from += 32 * operand.stride_k;
@@ -87,11 +83,10 @@ TILEDMM_DEVICE void copy_a(const Operand<typename Config::T>& operand,
 
 // COUNT elements of k from p on.
 template <class Config, int COUNT>
-TILEDMM_DEVICE void multiply(const typename Config::T (&a)[Config::kRows][Config::kBlockK], const typename Config::T* b,
-                             int row, int col, int p, typename Config::T (&acc)[Config::kThreadM]) {
-  using T = typename Config::T;
-  struct __attribute__((may_alias, aligned(sizeof(T) * COUNT))) AlongK {
-    T elements[COUNT];
+TILEDMM_DEVICE void multiply(const float (&a)[Config::kRows][Config::kBlockK], const float* b, int row, int col, int p,
+                             float (&acc)[Config::kThreadM]) {
+  struct __attribute__((may_alias, aligned(sizeof(float) * COUNT))) AlongK {
+    float elements[COUNT];
   };
   AlongK frag_b;
   if constexpr (Config::kIsKMajor) {
@@ -119,7 +114,6 @@ struct FewRowsWork {
 template <class Config>
 TILEDMM_KERNEL(32 * kFewRowsMaxWarps, 1)
 few_rows(FewRowsWork work, FoldedProblem problem) {
-  using T = typename Config::T;
   constexpr int kBlockK = Config::kBlockK, kNumStages = Config::kNumStages, kThreadM = Config::kThreadM;
   constexpr int kVector = Config::kVector, kUnrolled = Config::kUnrolled;
   auto* all = &block_shared<FewRowsShared<Config>>();
@@ -135,14 +129,14 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of<true>(problem, batch_idx);
-    const Operand<T> a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+    const Operand<float> a = operand_a<float>(gemm), b = operand_b<float>(gemm);
     // The next tile to copy, and the ends of its chunk.
     int64_t load_begin = (split + warp) * chunk_k, load_k = load_begin, load_end = min_of(k, load_k + chunk_k);
     int write_stage = 0, read_stage = 0;
     const auto load_tile = [&] {
       if (load_k < k) {
         const int left_k = int(min_of(load_end - load_k, kBlockK));
-        T* const to = smem.stages[write_stage].b;
+        float* const to = smem.stages[write_stage].b;
         const bool is_whole = left_k == kBlockK && col + Config::kCols <= gemm.n;
         if (b.is_vectorised) {
           is_whole ? copy_b<Config, kVector, true>(b, to, col, load_k, left_k)
@@ -163,10 +157,10 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
     };
     for (int i = 0; i < kNumStages - 1; ++i) load_tile();
 
-    T total[kThreadM] = {};
+    float total[kThreadM] = {};
     for (int64_t first = 0; first < max_of(k, 1); first += step_k) {
       const int64_t begin = first + (split + warp) * chunk_k, end = min_of(k, begin + chunk_k);
-      T acc[kThreadM] = {};
+      float acc[kThreadM] = {};
       TILEDMM_NO_UNROLL for (int64_t at = begin; at < end; at += kBlockK) {
         wait_copies<kNumStages - 2>();
         warp_barrier();  // the tile is whole, and nobody reads the one before any more
@@ -184,10 +178,10 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
       }
       if (work.partial) {
         const GemmProblem sums =
-            partial_problem(gemm, static_cast<T*>(work.partial), batch_idx * work.num_splits + split);
+            partial_problem(gemm, static_cast<float*>(work.partial), batch_idx * work.num_splits + split);
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
           if (lane / Config::kCols < Config::kRows)
-            store_element<T>(sums, lane_row + i * Config::kLanesM, col + lane_col, acc[i]);
+            store_element<float>(sums, lane_row + i * Config::kLanesM, col + lane_col, acc[i]);
         }
         warp_barrier();  // nobody reads the stages any more
         continue;
@@ -200,7 +194,7 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
       block_barrier();  // the chunks' sums are there
       for (int w = 0; warp == 0 && w < num_warps && first + w * chunk_k < max_of(k, 1); ++w) {
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-          const T sum = load_shared(&all[w].sums[lane_row + i * Config::kLanesM][lane_col]);
+          const float sum = load_shared(&all[w].sums[lane_row + i * Config::kLanesM][lane_col]);
           total[i] = first + w == 0 ? sum : total[i] + sum;
         }
       }
@@ -208,7 +202,7 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
     }
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
       if (warp == 0 && !work.partial && lane / Config::kCols < Config::kRows) {
-        store_element<T>(gemm, lane_row + i * Config::kLanesM, col + lane_col, total[i]);
+        store_element<float>(gemm, lane_row + i * Config::kLanesM, col + lane_col, total[i]);
       }
     }
   }
@@ -216,43 +210,39 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
 
 template <class Config>
 Status launch_few_rows(const FoldedProblem& problem, const FewRowsPlan& plan, const Executor& executor) {
-  using T = typename Config::T;
   static_assert(sizeof(FewRowsShared<Config>) ==
-                few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages, sizeof(T)));
-  ChunkSums<T> chunk_sums(problem, problem.gemm.n, executor);
+                few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
+  ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
   if (plan.num_splits > 1 && !chunk_sums.allocate()) return Status::out_of_memory;
   const FewRowsWork work{plan.num_warps, plan.num_splits, chunk_sums.sums};
   const Status status = launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols) * plan.num_splits,
                                       num_batch_blocks(problem), 32 * plan.num_warps,
                                       plan.num_warps * sizeof(FewRowsShared<Config>), executor, work, problem);
-  return status == Status::ok && plan.num_splits > 1 ? chunk_sums.template add<T>() : status;
+  return status == Status::ok && plan.num_splits > 1 ? chunk_sums.add<float>() : status;
 }
 
-template <class T, int COLS, int NUM_STAGES>
+template <int COLS, int NUM_STAGES>
 Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     if (is_k_major(problem.gemm.stride_bn, problem.gemm.stride_bk)) {
-      return launch_few_rows<FewRowsConfig<T, kRows, COLS, NUM_STAGES, true>>(problem, plan, executor);
+      return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, true>>(problem, plan, executor);
     }
-    return launch_few_rows<FewRowsConfig<T, kRows, COLS, NUM_STAGES, false>>(problem, plan, executor);
+    return launch_few_rows<FewRowsConfig<kRows, COLS, NUM_STAGES, false>>(problem, plan, executor);
   };
   if (plan.rows == 1) return launch(std::integral_constant<int, 1>{});
-  if constexpr (most_few_rows(sizeof(T)) > 1) {
-    if (plan.rows == 4) return launch(std::integral_constant<int, 4>{});
-    if constexpr (COLS == kFewCols) {
-      if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});
-      if (plan.rows == 8) return launch(std::integral_constant<int, 8>{});
-    }
+  if (plan.rows == 4) return launch(std::integral_constant<int, 4>{});
+  if constexpr (COLS == kFewCols) {
+    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});
+    if (plan.rows == 8) return launch(std::integral_constant<int, 8>{});
   }
   return Status::unsupported;
 }
 
-template <class T>
 Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor) {
-  if (plan.cols == kFewColsNarrow) return launch_few_rows<T, kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
-  return plan.num_stages == kFewStagesDeep ? launch_few_rows<T, kFewCols, kFewStagesDeep>(plan, problem, executor)
-                                           : launch_few_rows<T, kFewCols, kFewStages>(plan, problem, executor);
+  if (plan.cols == kFewColsNarrow) return launch_few_rows<kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
+  return plan.num_stages == kFewStagesDeep ? launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)
+                                           : launch_few_rows<kFewCols, kFewStages>(plan, problem, executor);
 }
 
 }  // namespace
