@@ -3,7 +3,7 @@
 Without torch, each allocation and each launch fails once in tests/csrc/kernels; on a GPU, in test_gpu_faults.py.
 
 Planted bugs that these tests caught: a failed allocation of a workspace that is no error, one current block of the host
-executor for all threads.
+executor for all threads, a workspace that is freed after each product.
 """
 
 import os
@@ -23,11 +23,14 @@ from torch_tiledmm.dispatch import DTYPES
 ROOT = Path(__file__).parents[2]
 NUM_THREADS = 8
 
-# Workspaces are mapped, not taken from what was freed; then the address space is what it is, and no more.
+# Workspaces are mapped, not taken from what was freed; then the address space is what it is, and no more. A thread
+# keeps its last workspace, so that each product that is to fail has a thread of its own.
 WITHOUT_MEMORY = """
 import ctypes, resource
+from concurrent.futures import ThreadPoolExecutor
 
 assert ctypes.CDLL(None).mallopt(-3, 65536) == 1  # M_MMAP_THRESHOLD
+assert ctypes.CDLL(None).mallopt(-8, 1) == 1  # M_ARENA_MAX: others than the first one have room in reserve
 
 import torch, torch_tiledmm
 
@@ -56,9 +59,12 @@ for dtype in (torch.float32, torch.bfloat16):
         out = torch.full((m, n), torch.nan, dtype=dtype)
         OPS.matmul_out(a, b, out)
         expected = out.clone()
-        print(message_without_memory(lambda: OPS.matmul_out(a, b, out.fill_(torch.nan))))
-        assert out.isnan().all()
-        OPS.matmul_out(a, b, out)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(torch.ones(1000, 1000).exp).result()  # its OpenMP threads begin
+            fail = lambda: message_without_memory(lambda: OPS.matmul_out(a, b, out.fill_(torch.nan)))
+            print(pool.submit(fail).result())
+            assert out.isnan().all()
+            pool.submit(OPS.matmul_out, a, b, out).result()
         assert torch.equal(out, expected)
 
 a, b = torch.rand(1500, 4), torch.rand(4, 1500).requires_grad_()
@@ -79,6 +85,37 @@ def test_without_memory_the_reason_is_said_and_the_next_call_is_right():
     reason = "OutOfMemoryError: tiledmm: no memory for the workspace of algorithm 'register_tiled"
     assert all(line.startswith(reason) for line in of_workspaces), done.stdout
     assert of_result.startswith("RuntimeError") and "allocate" in of_result
+
+
+# What is allocated anew is new pages.
+KEPT_WORKSPACE = """
+import ctypes, resource
+
+assert ctypes.CDLL(None).mallopt(-3, 65536) == 1  # M_MMAP_THRESHOLD
+
+import torch, torch_tiledmm
+
+torch.set_num_threads(2)
+a, b, out = torch.rand(500, 600), torch.rand(600, 400), torch.empty(500, 400)
+
+def page_faults_of_products():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch_tiledmm.matmul(a, b, out=out)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+page_faults_of_products()
+print(page_faults_of_products())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc's mappings")
+def test_a_thread_keeps_its_workspace():
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KEPT_WORKSPACE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 40, done.stdout  # 400 and more where each product allocates
 
 
 def on_threads_at_once(work):
