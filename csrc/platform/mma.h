@@ -83,10 +83,8 @@ void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA], cons
     double sum = acc[e];
     for (int word = 0; word < L::kWordsK; ++word) {
       for (int half = 0; half < WordOf<T>::kElements; ++half) {
-        const auto from_a = double(element_of<T>(operands.a[L::c_row(lane, e)][word], half));
-        const auto from_b = double(element_of<T>(operands.b[L::c_col(lane, e)][word], half));
-        // In fp64 a chain of multiply-adds, as on NVIDIA's GPUs; the others' products are exact.
-        sum = sizeof(T) == 8 ? __builtin_fma(from_a, from_b, sum) : sum + from_a * from_b;
+        sum += double(element_of<T>(operands.a[L::c_row(lane, e)][word], half)) *
+               double(element_of<T>(operands.b[L::c_col(lane, e)][word], half));
       }
     }
     acc[e] = Acc<T>(sum);

@@ -674,7 +674,7 @@ def test_a_mutant_of_the_source_is_found(name, run_variant):
 
 @pytest.mark.parametrize("swizzle", ["row % 8 * 0", "row % 4 * 2"])
 def test_another_swizzle_of_turned_rows_has_conflicts(swizzle, run_variant):
-    text = "(row % 4 + row / 8 % 2 * 4) / (BLOCK >= 128 ? 1 : 2) * 2"
+    text = "(row % 4 + row / 8 % 2 * 4) / max_of(1, 128 / BLOCK) * 2"
     kernel, traces = run_variant("gfx950", "tile_copy.h", text, swizzle, [dict(m=64, n=64, k=17 * 64)])
     assert count_loop(kernel, traces).conflicts["LDS reads"] > 0
 

@@ -78,11 +78,13 @@ inline constexpr int64_t kFewColumns = 64;             // so few do not repay pa
 inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
 inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
-inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
-inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
-inline constexpr double kTaskCost = 1000;              // of a task, likewise
-inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
-inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
+inline constexpr double kMostWait = 0.85;    // tasks that threads wait for the slowest one at the end, where ...
+inline constexpr int64_t kWaitThreads = 16;  // ... they are so many; fewer threads wait less
+inline constexpr int64_t kTurns = 8;         // tasks of each thread, at most
+inline constexpr double kPackCost = 0.7;     // of a packed word, in multiply-adds of vectors
+inline constexpr double kTaskCost = 1000;    // of a task, likewise
+inline constexpr double kRegionCost = 1.1;   // adding up sums of chunks: work for all threads a second time,
+inline constexpr double kRegionTime = 2000;  // ... which takes as long as so many multiply-adds of vectors
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -139,6 +141,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     // B of a task, if it is small enough, is packed once for the tasks of a thread that follow each other with the same
     // columns.
     const int64_t kept_cols = kKeptBBytes / max_of(1, int64_t(words) * shape.word_bytes);
+    // Of few threads none is much slower than the others.
+    const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     double best = 0;
     const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {
       const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
@@ -149,7 +153,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const int64_t chunks = splits ? num_chunks : 1;
       double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
-                    turns_of(batch * tasks_m * tasks_n * chunks, threads);
+                    turns_of(batch * tasks_m * tasks_n * chunks, threads, wait);
       if (splits) cost = kRegionCost * (cost + sums_cost) + kRegionTime / words;
       if (best != 0 && cost >= best) return;
       best = cost;

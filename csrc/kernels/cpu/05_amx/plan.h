@@ -96,7 +96,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     double cycles = double(strips_m * task_strips) * (steps * 64 + kTileEndCycles) +
                     (is_a_shared ? fetch_shared_cycles : fetch_a_cycles + a_cycles) * double(strips_m) +
                     (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
-    cycles *= turns_of(batch * tasks_m * tasks_n, threads);
+    cycles *= turns_of(batch * tasks_m * tasks_n, threads, wait_of_tiles(threads));
     if (is_a_shared || is_b_shared) {
       const double share_cycles = fetch_cycles + (threads > 1 ? kShareCyclesOfThread * double(threads) * steps : 0);
       const double packing = (is_a_shared ? (a_cycles + share_cycles) * double(ceil_div(m, kAmxStrip)) : 0) +

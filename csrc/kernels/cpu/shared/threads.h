@@ -11,12 +11,13 @@ inline int64_t threads_for(double work, int64_t num_threads) {
   return work < 1 + double(num_threads) / 32 ? 1 : num_threads;
 }
 
-// The time of so many tasks alike, in tasks of a mean thread. Where cores are shared with others, the slowest thread
-// takes two to four times as long as the fastest, and at the end the others wait for it (docs/worklog/cpu.md).
-inline double turns_of(int64_t num_tasks, int64_t num_threads) {
-  const double wait = 0.9 * (1 - 1 / double(num_threads));
+// The time of so many tasks alike, in tasks of a mean thread; `wait` of them at the end for the slowest one. Where
+// cores are shared with others, it takes two to four times as long as the fastest (docs/worklog/cpu.md).
+inline double turns_of(int64_t num_tasks, int64_t num_threads, double wait) {
   return wait + (num_tasks > num_threads ? double(num_tasks) / double(num_threads) : 1);
 }
+// The wait of threads that use the tile units.
+inline double wait_of_tiles(int64_t num_threads) { return 0.9 * (1 - 1 / double(num_threads)); }
 
 // How many threads add up the sums of chunks, where k is split. They come from other cores' caches, and to wake threads
 // a second time takes 4 us.
