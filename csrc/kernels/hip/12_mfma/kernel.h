@@ -174,9 +174,7 @@ struct WarpSums {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) visit(i, j, e); }
     }
   }
-  TILEDMM_DEVICE void reset_row_sums(int i) {
-    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) row_acc[i][e] = 0;
-  }
+  TILEDMM_DEVICE void reset_row_sums(int i) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) row_acc[i][e] = 0; }
   TILEDMM_DEVICE void end_chunk() {
     if constexpr (Cfg::kSumsChunks) {
       for_each([&](int i, int j, int e) { total[i][j][e] += acc[i][j][e], acc[i][j][e] = 0; });

@@ -44,7 +44,8 @@ constexpr bool copies_odd_rows(DType dtype, int shape) { return size_of(dtype) =
 // Whether registers hold a total beside the sums of a chunk.
 constexpr bool sums_mfma_chunks(DType dtype, int shape) { return shape > (dtype == DType::f64 ? 1 : 0); }
 
-// Whether there are kernels that sum A's rows, too; they are of an m-major A and an n-major B, copied 16 bytes at a time.
+// Whether there are kernels that sum A's rows, too; they are of an m-major A and an n-major B, copied 16 bytes at a
+// time.
 constexpr bool sums_mfma_rows(DType dtype) { return size_of(dtype) == 2; }
 
 // The rule of 16 bits for every dtype: the instructions keep as many sums whatever they multiply.
