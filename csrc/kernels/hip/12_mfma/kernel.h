@@ -162,7 +162,7 @@ struct WarpSums {
       if constexpr (Cfg::kSumsChunks) total[i][j][e] = A(-0.0);  // adds nothing
     });
     if constexpr (SUMS_ROWS) {
-      first_summed = sums_rows ? warp_n : kWarpsN;
+      first_summed = uniform(sums_rows ? warp_n : kWarpsN);
       TILEDMM_UNROLL for (int i = 0; i < Cfg::kSummedFrags; ++i) row_total[i] = A(-0.0), reset_row_sums(i);
     }
   }
@@ -214,7 +214,7 @@ struct WarpSums {
   // Which fragments are a warp's is a jump around each.
   TILEDMM_DEVICE void sum_rows(int first, int last) {
     TILEDMM_UNROLL for (int i = first; i < last; ++i) {
-      if (i % kWarpsN != first_summed) continue;
+      if (i % kWarpsN != opaque_uniform(first_summed)) continue;  // else all comparisons are kept throughout
       TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
         multiply_chunks<T>(row_acc[i / kWarpsN], ones<T>(), frag_a[i], step);
       }
