@@ -194,12 +194,12 @@ CASES = [
     ("bf16", 0, dict(m=70, n=45, k=130, layouts="mk", activation="gelu", pad_c=3)),
     ("fp16", 1, dict(m=70, n=150, k=200, layouts="km", bias="m")),
     ("fp16", 1, dict(m=70, n=45, k=130, layouts="mk", pads=(2, 4), skipped=(2, 6), bias=None, activation="none")),
-    ("fp16", 2, dict(m=70, n=45, k=200, layouts="mm", batch=3, repeats_b=True)),
+    ("fp16", 2, dict(m=70, n=45, k=200, layouts="mm", pads=(8, 7), batch=3, repeats_b=True)),
     ("fp16", 2, dict(m=71, n=45, k=128, layouts="mm", pads=(0, 0))),  # whole k tiles whose last element is half a word
     ("fp16", 2, dict(m=70, n=45, k=100, layouts="kk", pads=(1, 3), skipped=(1, 0))),  # element by element
     ("fp16", 2, dict(m=5, n=130, k=70, layouts="sm", activation="silu", batch=2)),
     ("fp16", 2, dict(m=3, n=5, k=0)),
-    ("bf16", 2, dict(m=70, n=45, k=130, layouts="km")),
+    ("bf16", 2, dict(m=70, n=45, k=130, layouts="km", pads=(8, 7))),
     ("fp32", 0, dict(m=130, n=100, k=75, layouts="mk")),
     ("fp32", 1, dict(m=130, n=100, k=75, layouts="km", pads=(1, 3))),
     ("fp32", 2, dict(m=70, n=45, k=75, layouts="sm", bias="m")),
