@@ -25,7 +25,3 @@ extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::Fold
   record = recorder;
   return int(tiledmm::gpu::launch_mfma(*problem, plan, *executor));
 }
-
-extern "C" __attribute__((visibility("default"))) bool serves_row_sums(const tiledmm::FoldedProblem* problem) {
-  return serves_mfma_row_sums(*problem);
-}

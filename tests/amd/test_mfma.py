@@ -70,19 +70,16 @@ ALL = [("gfx942", "fp16"), ("gfx942", "fp64")]  # chips and dtypes of which all 
 # Of the others these: number of the tile, layouts. What differs is an instruction, on gfx950 also how 16 bits move.
 FEW = [(0, "kk"), (0, "mm"), (0, "mk"), (1, "km"), (2, "mm"), (2, "km")]
 STRAIGHT = [(0, "kk"), (0, "mm"), (1, "kk"), (1, "km"), (1, "mk"), (1, "mm"), (2, "km")]
-# The end of the names of kernels that sum A's rows (test_mfma_row_sums.py).
-SUMS_ROWS = "Lb1EEEvNS1_8MfmaWorkENS_13FoldedProblemE"
 ELEMENTS = {"fp16": "Half", "bf16": "BFloat16", "fp32": "float"}
 
 
-def instances(dtype: str, kernels: list[tuple[int, str]], sums_rows: bool = False) -> str:
+def instances(dtype: str, kernels: list[tuple[int, str]]) -> str:
     """A source with these kernels alone."""
     lines = ['#include "kernels/hip/12_mfma/kernel.h"', "namespace tiledmm::gpu {", "namespace {"]
     for shape, layouts in kernels:
         a, b = (str(layout == "k").lower() for layout in layouts)
         config = f"Config<{ELEMENTS[dtype]}, {shape}>"
-        config += f", {a}, {b}, false, {str(sums_rows).lower()}"
-        lines.append(f"template __global__ void mfma<{config}>(MfmaWork, FoldedProblem);")
+        lines.append(f"template __global__ void mfma<{config}, {a}, {b}, false>(MfmaWork, FoldedProblem);")
     return "\n".join([*lines, "}", "}", ""])
 
 
@@ -348,7 +345,6 @@ def test_the_main_loop_is_short(arch, dtype, shape, layouts, most, blocks, busy,
 def test_registers_suffice(arch, dtype, code_of):
     """With 20 to spare for other compilers; two warps on each SIMD."""
     kernels = [kernel for name, kernel in code_of(dtype, arch).kernels.items() if "4mfma" in name]
-    kernels = [kernel for kernel in kernels if not kernel.name.endswith(SUMS_ROWS)]
     few = STRAIGHT if arch == "gfx950" else FEW
     assert len(kernels) == ({"fp64": 12, "fp16": 28}[dtype] if (arch, dtype) in ALL else len(few))
     for kernel in kernels:

@@ -31,8 +31,6 @@ struct Config {
   static constexpr bool kTakesTurns = kWarps == 8;
   static constexpr bool kIsLarge = kTakesTurns || sizeof(T) == 8;  // its sums leave few registers
   static constexpr bool kSumsChunks = sums_mfma_chunks(kDType, SHAPE);
-  // Fragments of A whose rows a warp sums: the warps that have the same fragments share them out.
-  static constexpr int kSummedFrags = kFragsM / kShape.warps_n;
   // Columns of a warp that are in shared memory at a time on their way to C.
   static constexpr int kStripN = sizeof(T) == 8 ? 32 : kWarpN;
   static_assert(!kTakesTurns || kShape.warps_m == 2, "a SIMD has a warp of each row of warps");
@@ -93,14 +91,6 @@ TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const V
   M::multiply(acc, words_b, words_a);
 }
 
-// A fragment of a B of ones: its product with a fragment of A is the sums of A's rows, in C's order of summation.
-template <class T>
-TILEDMM_DEVICE Vector16 ones() {
-  static_assert(sizeof(T) == 2, "the bits of two elements fill a word");
-  constexpr uint32_t kOnes = std::is_same_v<T, Half> ? 0x3C003C00 : 0x3F803F80;
-  return {{kOnes, kOnes, kOnes, kOnes}};
-}
-
 // A warp's fragments of an operand's tiles, 16 rows each: of a slice of the k tile, a chunk of 16 bytes for each of a
 // row's four lanes.
 template <int BLOCK, int FRAGS, bool IS_ALONG_K>
@@ -132,26 +122,21 @@ struct FragmentReader {
   }
 };
 
-// The sums of one warp, and the fragments that it multiplies. SUMS_ROWS: those of A's rows, too.
-template <class Cfg, bool IS_A_ALONG_K, bool IS_B_ALONG_K, bool SUMS_ROWS>
+// The sums of one warp, and the fragments that it multiplies.
+template <class Cfg, bool IS_A_ALONG_K, bool IS_B_ALONG_K>
 struct WarpSums {
   using T = typename Cfg::T;
   using A = Acc<T>;
   static constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN, kHalf = kFragsM / 2;
-  static constexpr int kWarpsN = Cfg::kShape.warps_n;
-  static_assert(!SUMS_ROWS || Cfg::kSummedFrags * kWarpsN == kFragsM, "each warp sums as many fragments");
 
   A acc[kFragsM][kFragsN][4];
   A total[Cfg::kSumsChunks ? kFragsM : 1][kFragsN][4];
-  // Of the rows of fragments first_summed, first_summed + kWarpsN, and so on; the four are alike.
-  A row_acc[Cfg::kSummedFrags][4], row_total[Cfg::kSummedFrags];
-  int first_summed;  // kWarpsN: it sums none
   Vector16 frag_a[kFragsM], frag_b[kFragsN];
   int lane, warp_m, warp_n;
   FragmentReader<Cfg::kBlock, kFragsM, IS_A_ALONG_K> reader_a;
   FragmentReader<Cfg::kBlock, kFragsN, IS_B_ALONG_K> reader_b;
 
-  TILEDMM_DEVICE explicit WarpSums([[maybe_unused]] bool sums_rows)
+  TILEDMM_DEVICE WarpSums()
       : lane(thread_idx() % 64),
         warp_m(uniform(thread_idx() / 64) / Cfg::kShape.warps_n),
         warp_n(uniform(thread_idx() / 64) % Cfg::kShape.warps_n),
@@ -161,10 +146,6 @@ struct WarpSums {
       acc[i][j][e] = 0;
       if constexpr (Cfg::kSumsChunks) total[i][j][e] = A(-0.0);  // adds nothing
     });
-    if constexpr (SUMS_ROWS) {
-      first_summed = uniform(sums_rows ? warp_n : kWarpsN);
-      TILEDMM_UNROLL for (int i = 0; i < Cfg::kSummedFrags; ++i) row_total[i] = A(-0.0), reset_row_sums(i);
-    }
   }
 
   // Calls visit(i, j, e) for each sum of this lane.
@@ -174,21 +155,9 @@ struct WarpSums {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) visit(i, j, e); }
     }
   }
-  TILEDMM_DEVICE void reset_row_sums(int i) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) row_acc[i][e] = 0; }
   TILEDMM_DEVICE void end_chunk() {
     if constexpr (Cfg::kSumsChunks) {
       for_each([&](int i, int j, int e) { total[i][j][e] += acc[i][j][e], acc[i][j][e] = 0; });
-      if constexpr (SUMS_ROWS) {
-        TILEDMM_UNROLL for (int i = 0; i < Cfg::kSummedFrags; ++i) row_total[i] += row_acc[i][0], reset_row_sums(i);
-      }
-    }
-  }
-  TILEDMM_DEVICE void end_last_chunk() {
-    if constexpr (Cfg::kSumsChunks) {
-      for_each([&](int i, int j, int e) { acc[i][j][e] = total[i][j][e] + acc[i][j][e]; });
-    }
-    if constexpr (SUMS_ROWS) {
-      TILEDMM_UNROLL for (int i = 0; i < Cfg::kSummedFrags; ++i) row_total[i] += row_acc[i][0];
     }
   }
 
@@ -205,18 +174,6 @@ struct WarpSums {
         TILEDMM_UNROLL for (int j = first_b; j < last_b; ++j) {
           multiply_chunks<T>(acc[i][j], frag_b[j], frag_a[i], step);
         }
-      }
-    }
-    if constexpr (SUMS_ROWS) {
-      if (first_b == 0) sum_rows(first, last);
-    }
-  }
-  // Which fragments are a warp's is a jump around each.
-  TILEDMM_DEVICE void sum_rows(int first, int last) {
-    TILEDMM_UNROLL for (int i = first; i < last; ++i) {
-      if (i % kWarpsN != opaque_uniform(first_summed)) continue;  // else all comparisons are kept throughout
-      TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
-        multiply_chunks<T>(row_acc[i / kWarpsN], ones<T>(), frag_a[i], step);
       }
     }
   }
@@ -248,17 +205,6 @@ struct WarpSums {
     }
     load_fragments_a(smem_a, 1, kHalf, kFragsM);
     schedule_barrier();
-  }
-
-  // Stores the sums of the tile's rows, of which the first is `row` of A.
-  template <class Out>
-  TILEDMM_DEVICE void store_row_sums(Out* row_sums, int64_t row, int64_t num_rows) const {
-    using L = typename Mma<T>::L;
-    if (first_summed == kWarpsN) return;
-    TILEDMM_UNROLL for (int i = 0; i < Cfg::kSummedFrags; ++i) {
-      const int64_t at = row + warp_m * Cfg::kWarpM + (i * kWarpsN + first_summed) * 16 + L::c_col(lane, 0);
-      if (L::c_row(lane, 0) == 0 && at < num_rows) store_global(row_sums + at, rounded_to<Out>(row_total[i]));
-    }
   }
 
   using Strip = CStrip<A, Cfg::kStripN>;
@@ -406,15 +352,13 @@ TILEDMM_DEVICE void multiply_k_tiles(Sums& sums, CopyA& copy_a, CopyB& copy_b, i
 
 #endif
 
-// SUMS_ROWS: the blocks of C's first column of tiles store problem.gemm.row_sums, too. Of chunks that have blocks of
-// their own there is one such vector each, of sums that are not rounded.
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool ARE_ROWS_ODD, bool SUMS_ROWS = false>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool ARE_ROWS_ODD>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
 #if defined(TILEDMM_IS_CDNA)
   using T = typename Cfg::T;
   constexpr bool kIsStraight = kHasStraightCopies && sizeof(T) == 2 && !ARE_ROWS_ODD;
-  using Sums = WarpSums<Cfg, IS_A_K_MAJOR || !kIsStraight, IS_B_K_MAJOR || !kIsStraight, SUMS_ROWS>;
+  using Sums = WarpSums<Cfg, IS_A_K_MAJOR || !kIsStraight, IS_B_K_MAJOR || !kIsStraight>;
   constexpr int kBuffers = kIsStraight ? 2 : 1;
   union Shared {
     Tiles<Cfg, kBuffers> tiles;
@@ -430,7 +374,7 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR, kIsStraight> copy_a(operand_a<T>(item), row, first_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR, kIsStraight> copy_b(operand_b<T>(item), col, first_k);
-  Sums sums(tile.n == 0);
+  Sums sums;
   const int num_k_tiles = int(ceil_div(size_k, Cfg::kBlockK));
   const int num_wide = work.is_wide ? int((size_k - work.leaves_last) / Cfg::kBlockK) : 0;
   int k_tile = 0, end_of_chunk = Cfg::kSumsChunks ? work.chunk_tiles : num_k_tiles;
@@ -480,7 +424,9 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
       if (k_tile + 2 < num_wide) copy(buffer);
     }
   }
-  sums.end_last_chunk();
+  if constexpr (Cfg::kSumsChunks) {
+    sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e] + sums.acc[i][j][e]; });
+  }
 
   block_barrier();  // nobody reads the last tiles any more
   auto& strip = smem.strips[thread_idx() / 64];
@@ -489,10 +435,8 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   if (work.partial) {
     gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
     sums.template store<Acc<T>>(gemm, row, col, strip);
-    if constexpr (SUMS_ROWS) sums.store_row_sums(static_cast<Acc<T>*>(gemm.row_sums) + split * gemm.m, row, gemm.m);
   } else {
     sums.template store<T>(gemm, row, col, strip);
-    if constexpr (SUMS_ROWS) sums.store_row_sums(static_cast<T*>(gemm.row_sums), row, gemm.m);
   }
 #endif
 }
@@ -501,21 +445,9 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
 
 // ---- Launch
 
-// The sums of A's rows as a product of a single column.
-inline FoldedProblem row_sums_problem(const FoldedProblem& problem) {
-  FoldedProblem sums = problem;
-  sums.gemm.n = 1;
-  sums.gemm.c = problem.gemm.row_sums;
-  sums.gemm.stride_cm = sums.gemm.stride_cn = 1;
-  sums.gemm.bias = nullptr;
-  sums.gemm.activation = Activation::none;
-  return sums;
-}
-
 template <class T, int SHAPE>
-Status launch_mfma_shape(const FoldedProblem& given, const MfmaPlan& plan, const Executor& executor) {
+Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, const Executor& executor) {
   using Cfg = Config<T, SHAPE>;
-  FoldedProblem problem = given;
   const GemmProblem& gemm = problem.gemm;
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlock), tiles_n = ceil_div(gemm.n, Cfg::kBlock);
   const bool splits = plan.num_splits > 1;
@@ -529,27 +461,14 @@ Status launch_mfma_shape(const FoldedProblem& given, const MfmaPlan& plan, const
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
-  const FoldedProblem sums_of_rows = row_sums_problem(problem);
-  ChunkSums<Acc<T>> chunk_row_sums(sums_of_rows, 1, executor);
-  if (splits && gemm.row_sums) {
-    if (!chunk_row_sums.allocate()) return Status::out_of_memory;
-    problem.gemm.row_sums = chunk_row_sums.sums;
-  }
-  const auto launch_items = [&](auto is_a_k_major, auto is_b_k_major, auto are_rows_odd, auto... sums_rows) {
+  const auto launch_items = [&](auto is_a_k_major, auto is_b_k_major, auto are_rows_odd) {
     constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
-    return launch_kernel(mfma<Cfg, kA, kB, decltype(are_rows_odd)::value, decltype(sums_rows)::value...>,
-                         tiles_m * tiles_n * plan.num_splits,
+    return launch_kernel(mfma<Cfg, kA, kB, decltype(are_rows_odd)::value>, tiles_m * tiles_n * plan.num_splits,
                          min_of(problem.batch_size - work.first_item, kMaxMfmaItems), Cfg::kThreads, 0, executor, work,
                          problem);
   };
   Status status = Status::ok;
   for (; status == Status::ok && work.first_item < problem.batch_size; work.first_item += kMaxMfmaItems) {
-    if constexpr (sums_mfma_rows(Cfg::kDType)) {
-      if (gemm.row_sums) {
-        status = launch_items(std::false_type{}, std::false_type{}, std::false_type{}, std::true_type{});
-        continue;
-      }
-    }
     status = visit_layouts(gemm, [&](auto is_a_k_major, auto is_b_k_major) {
       if constexpr (copies_odd_rows(Cfg::kDType, SHAPE)) {
         if (plan.copies == MfmaCopies::of_odd_rows) return launch_items(is_a_k_major, is_b_k_major, std::true_type{});
@@ -557,8 +476,7 @@ Status launch_mfma_shape(const FoldedProblem& given, const MfmaPlan& plan, const
       return launch_items(is_a_k_major, is_b_k_major, std::false_type{});
     });
   }
-  if (status == Status::ok && splits) status = chunk_sums.template add<T>();
-  return status == Status::ok && chunk_row_sums.sums ? chunk_row_sums.template add<T>() : status;
+  return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
 }  // namespace tiledmm::gpu

@@ -44,10 +44,6 @@ constexpr bool copies_odd_rows(DType dtype, int shape) { return size_of(dtype) =
 // Whether registers hold a total beside the sums of a chunk.
 constexpr bool sums_mfma_chunks(DType dtype, int shape) { return shape > (dtype == DType::f64 ? 1 : 0); }
 
-// Whether there are kernels that sum A's rows, too; they are of an m-major A and an n-major B, copied 16 bytes at a
-// time.
-constexpr bool sums_mfma_rows(DType dtype) { return size_of(dtype) == 2; }
-
 // The rule of 16 bits for every dtype: the instructions keep as many sums whatever they multiply.
 inline int64_t mfma_chunk_k(const FoldedProblem& problem) {
   return mma_chunk_k(problem.asked_n, problem.gemm.k, false);
@@ -87,15 +83,6 @@ inline MfmaCopies mfma_copies(const OperandView& view, const FoldedProblem& prob
 // the hardware would prevent that, too, but for a load that is partly outside the manuals do not agree.)
 inline bool overhangs_operand(const OperandView& view, MfmaCopies copies, DType dtype) {
   return copies == MfmaCopies::of_odd_rows || overhangs_rows(view, dtype);
-}
-
-// The product that a linear layer's weight gradient is.
-inline bool serves_mfma_row_sums(const FoldedProblem& problem) {
-  const GemmProblem& p = problem.gemm;
-  const OperandView view_of_a = view_a(p), view_of_b = view_b(p);
-  return sums_mfma_rows(p.dtype) && p.num_batch_dims == 0 && p.stride_cn == 1 && !is_k_major(view_of_a) &&
-         !is_k_major(view_of_b) && mfma_copies(view_of_a, problem) == MfmaCopies::wide &&
-         mfma_copies(view_of_b, problem) == MfmaCopies::wide;
 }
 
 struct MfmaPlan {

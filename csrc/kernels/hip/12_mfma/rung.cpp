@@ -13,7 +13,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   if (chip.platform != Platform::hip || chip.warp_size != 64) return "the chip has no MFMA instruction";
   if (p.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
-  if (p.row_sums && !serves_mfma_row_sums(problem)) return "it sums rows of aligned 16-bit operands across k only";
+  if (p.row_sums) return "it does not sum rows";
   for (const OperandView& view : {view_a(p), view_b(p)}) {
     if (tile_span(view, p.dtype) >= double(kMaxMfmaTileBytes)) return "a tile's rows are spread over 2 GiB or more";
   }
