@@ -74,16 +74,21 @@ assert torch.equal(torch_tiledmm.matmul(a, b), expected)
 """
 
 
+def output_of(code: str) -> str:
+    """What a Python of its own prints."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space as Linux does")
 def test_without_memory_the_reason_is_said_and_the_next_call_is_right():
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", WITHOUT_MEMORY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    *of_workspaces, of_result = done.stdout.splitlines()
+    output = output_of(WITHOUT_MEMORY)
+    *of_workspaces, of_result = output.splitlines()
     assert len(of_workspaces) == 4
     reason = "OutOfMemoryError: tiledmm: no memory for the workspace of algorithm 'register_tiled"
-    assert all(line.startswith(reason) for line in of_workspaces), done.stdout
+    assert all(line.startswith(reason) for line in of_workspaces), output
     assert of_result.startswith("RuntimeError") and "allocate" in of_result
 
 
@@ -111,11 +116,7 @@ print(page_faults_of_products())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc's mappings")
 def test_a_thread_keeps_its_workspace():
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", KEPT_WORKSPACE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 40, done.stdout  # 400 and more where each product allocates
+    assert int(output_of(KEPT_WORKSPACE)) < 40  # 400 and more where each product allocates
 
 
 def on_threads_at_once(work):

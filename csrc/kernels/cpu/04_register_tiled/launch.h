@@ -472,11 +472,14 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
       const GemmProblem item = batch_item(problem, idx / (config.tasks_m * config.tasks_n));
       const int64_t tile_idx = idx % (config.tasks_m * config.tasks_n);
       Tile tile = make_tile(item, worker_idx);
-      tile.row = (config.keeps_b ? tile_idx % config.tasks_m : tile_idx / config.tasks_n) * config.task_m;
-      tile.col = (config.keeps_b ? tile_idx / config.tasks_m : tile_idx % config.tasks_n) * config.task_n;
       if (config.keeps_b) {
+        tile.row = tile_idx % config.tasks_m * config.task_m;
+        tile.col = tile_idx / config.tasks_m * config.task_n;
         tile.is_b_packed = packed_cols(worker_idx) == idx / config.tasks_m;
         packed_cols(worker_idx) = idx / config.tasks_m;
+      } else {
+        tile.row = tile_idx / config.tasks_n * config.task_m;
+        tile.col = tile_idx % config.tasks_n * config.task_n;
       }
       tile.rows = min_of(config.task_m, item.m - tile.row);
       tile.cols = min_of(config.task_n, item.n - tile.col);

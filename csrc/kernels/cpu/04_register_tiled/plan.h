@@ -78,13 +78,13 @@ inline constexpr int64_t kFewColumns = 64;             // so few do not repay pa
 inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
 inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
-inline constexpr double kMostWait = 0.85;    // tasks that threads wait for the slowest one at the end, where ...
-inline constexpr int64_t kWaitThreads = 16;  // ... they are so many; fewer threads wait less
-inline constexpr int64_t kTurns = 8;         // tasks of each thread, at most
-inline constexpr double kPackCost = 0.7;     // of a packed word, in multiply-adds of vectors
-inline constexpr double kTaskCost = 1000;    // of a task, likewise
-inline constexpr double kRegionCost = 1.1;   // adding up sums of chunks: work for all threads a second time,
-inline constexpr double kRegionTime = 2000;  // ... which takes as long as so many multiply-adds of vectors
+inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
+inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
+inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
+inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
+inline constexpr double kTaskCost = 1000;              // of a task, likewise
+inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
+inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 struct CpuConfig {
@@ -124,13 +124,15 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
   // strips of rows on, packing whole lines is as fast as streaming, and steady.
   const int64_t stream_rows = shape.k_per_word == 2 ? kMaxPairStreamRows : kMaxStreamRows;
-  // Where columns are not packed, a task need not have whole micro-tiles of them.
-  const int64_t grain_n = is_b_k_major && m <= kMaxDotRows ? thread_n / 2 : thread_n;
+  // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
+  // them.
+  const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
+  const int64_t grain_n = is_dotted ? thread_n / 2 : thread_n;
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
     // each row, and short runs cost more, where they come from memory.
     const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
-    const bool is_few = is_streamed || (is_b_k_major && m <= kMaxDotRows);
+    const bool is_few = is_streamed || is_dotted;
     const double words = double(ceil_div(max_of(1, k), shape.k_per_word));
     const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
     // Chunks of k side by side, of a single product: each chunk's sums are written and read once.
@@ -141,7 +143,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     // B of a task, if it is small enough, is packed once for the tasks of a thread that follow each other with the same
     // columns.
     const int64_t kept_cols = kKeptBBytes / max_of(1, int64_t(words) * shape.word_bytes);
-    // Of few threads none is much slower than the others.
+    // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
     const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     double best = 0;
     const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {

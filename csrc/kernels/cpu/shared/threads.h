@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/math.h"
+
 namespace tiledmm {
 
 // `work` is counted in what one thread does while two are woken. All threads are woken for any number of them, which
@@ -16,6 +18,7 @@ inline int64_t threads_for(double work, int64_t num_threads) {
 inline double turns_of(int64_t num_tasks, int64_t num_threads, double wait) {
   return wait + (num_tasks > num_threads ? double(num_tasks) / double(num_threads) : 1);
 }
+
 // The wait of threads that use the tile units.
 inline double wait_of_tiles(int64_t num_threads) { return 0.9 * (1 - 1 / double(num_threads)); }
 
@@ -24,7 +27,7 @@ inline double wait_of_tiles(int64_t num_threads) { return 0.9 * (1 - 1 / double(
 inline int64_t threads_for_sums(int64_t num_sums, int64_t num_threads) {
   constexpr int64_t kSumsOfThread = 2 << 10;
   const int64_t threads = num_sums / kSumsOfThread;
-  return threads < 4 ? 1 : threads < num_threads ? threads : num_threads;
+  return threads < 4 ? 1 : min_of(threads, num_threads);
 }
 
 }  // namespace tiledmm

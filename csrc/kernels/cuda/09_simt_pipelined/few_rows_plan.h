@@ -31,12 +31,12 @@ constexpr int64_t few_rows_shared_bytes(int rows, int cols, int num_stages) {
   return 4 * (num_stages * (rows * block_k + cols * (block_k + 4)) + rows * cols);
 }
 
-// The kernels that there are.
+// The rows of the kernel that serves m rows.
 constexpr int few_rows_of_kernel(int64_t m, bool is_narrow) {
   return m == 1 ? 1 : is_narrow || m == 3 || m == 4 ? 4 : m == 2 ? 2 : 8;
 }
 
-// Chunks one after the other.
+// The plan whose warps take chunks one after the other.
 constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
@@ -57,7 +57,7 @@ constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   return {rows, cols, num_stages, num_warps(num_stages), 1};
 }
 
-// With a block for each chunk; deeper rings where four blocks or fewer come to a multiprocessor.
+// The plan that has a block for each chunk. Rings are deeper where four blocks or fewer come to a multiprocessor.
 constexpr FewRowsPlan plan_split_few_rows(const FewRowsTask& task) {
   const int64_t num_chunks = ceil_div(task.k, task.chunk_k), blocks = ceil_div(task.n, kFewCols) * task.batch;
   const bool is_narrow = task.m <= 4 && blocks * num_chunks < task.num_cus;

@@ -9,6 +9,7 @@
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/summation.h"
+#include "kernels/hip/shared/overlapped_us.h"
 
 namespace tiledmm {
 
@@ -114,9 +115,7 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
   const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
   const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype)) / per_us;
   const double sums = splits > 1 ? kStartUs + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
-  const double most = multiply > move ? multiply : move, least = multiply > move ? move : multiply;
-  // A little of the lesser of the two: where memory decides, the tile that multiplies less that is empty.
-  return kStartUs + most + 0.01 * least + sums;
+  return kStartUs + overlapped_us(multiply, move) + sums;
 }
 
 // The fastest tile.

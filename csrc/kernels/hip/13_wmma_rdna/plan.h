@@ -8,6 +8,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "kernels/hip/shared/overlapped_us.h"
 #include "kernels/hip/shared/whole_tiles.h"
 
 namespace tiledmm {
@@ -61,9 +62,7 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   const double latencies = (rounds > 1 ? rounds : 1) * k / kWmmaBlockK * latency_us;
   double busy = memory > cache ? memory : cache;
   if (latencies > busy) busy = latencies;
-  // A little of the lesser of the two: where memory decides, the tile that multiplies less that is empty.
-  const double most_us = multiply > busy ? multiply : busy, least_us = multiply > busy ? busy : multiply;
-  return 4 + most_us + 0.01 * least_us + (plan.num_splits > 1 ? 4 : 0);
+  return 4 + overlapped_us(multiply, busy) + (plan.num_splits > 1 ? 4 : 0);
 }
 
 inline WmmaPlan choose_wmma(const FoldedProblem& problem, const Chip& chip, double& best_us) {
