@@ -121,8 +121,8 @@ struct BlockTile {
   TILEDMM_INLINE void run_packed() const {
     const bool in_place = config.is_a_in_place;
     // Rows that are used where they lie come while the rows before them are multiplied for the first time.
-    const bool fetches_a =
-        in_place && cols > kLanes / 2 && rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
+    const bool fetches_a = in_place && problem.stride_ak == 1 && cols > kLanes / 2 &&
+                           rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
     // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
     Ahead ahead;
@@ -199,7 +199,8 @@ struct BlockTile {
   }
 
   RowsA rows_in_place(int64_t i, int64_t pc) const {
-    return {reinterpret_cast<const char*>(rows_a(i, pc)), problem.stride_am * int64_t(sizeof(T)), sizeof(Word)};
+    return {reinterpret_cast<const char*>(rows_a(i, pc)), problem.stride_am * int64_t(sizeof(T)),
+            problem.stride_ak * int64_t(sizeof(Word))};
   }
   static RowsA rows_packed(const Word* strip, int64_t places) {
     return {reinterpret_cast<const char*>(strip), sizeof(Word), places * int64_t(sizeof(Word))};

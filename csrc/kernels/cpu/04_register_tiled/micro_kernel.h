@@ -35,7 +35,7 @@ struct Config {
   static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
 };
 
-// Where a micro-tile's rows of A are: packed, or where they lie if k is contiguous there and no conversion is needed.
+// Where a micro-tile's rows of A are: packed, or where they lie if no conversion is needed.
 // Passed by reference: as a value g++ copies it with loads that wait for its stores to leave the core, and with them
 // for every multiply-add before (50 cycles a micro-tile).
 struct RowsA {

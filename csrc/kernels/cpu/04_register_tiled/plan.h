@@ -74,7 +74,8 @@ inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes fr
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
-inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing A
+inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing an A whose lines are in one set,
+inline constexpr int64_t kTurnColumns = 192;           // ... and so few one whose rows are not contiguous along k
 inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
 inline constexpr double kMinTask = 1.0 / 16;           // of that work: what is worth a task of its own
@@ -107,7 +108,7 @@ struct CpuConfig {
 
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
-CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t stride_am, bool is_a_k_major,
+CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a, bool is_a_k_major,
                             bool is_b_n_major, bool is_b_k_major, bool sums_in_c, int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   CpuConfig config;
@@ -175,13 +176,14 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  // A stays where it lies if k is contiguous there and consists of whole words that need no conversion. Where its rows
-  // begin in one set of the nearest cache, that holds few of them, and many columns repay packing.
-  const bool is_one_set = stride_am * size_of(DTYPE) % kSetBytes == 0;
-  config.is_a_in_place = is_a_k_major && shape.k_per_word * size_of(DTYPE) == shape.word_bytes &&
-                         k % shape.k_per_word == 0 && !(is_one_set && config.task_n > kFewColumns);
+  // A stays where it lies if it consists of whole words that need no conversion. Where k is not contiguous, or where
+  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing.
+  const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
+  const bool is_few_columns = config.task_n <= (is_one_set ? kFewColumns : is_a_k_major ? config.task_n : kTurnColumns);
+  config.is_a_in_place = (is_a_k_major || shape.k_per_word == 1) && is_few_columns &&
+                         shape.k_per_word * size_of(DTYPE) == shape.word_bytes && k % shape.k_per_word == 0;
   const int64_t max_thread_m =
-      config.is_a_in_place && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
+      config.is_a_in_place && is_a_k_major && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
   config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, max_thread_m));
   config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
@@ -222,14 +224,13 @@ struct CpuPlan {
   bool is_exchanged;  // C^T = B^T A^T is computed; `config` is of that product
 };
 
-// The cost of a word of k for all of C, in multiply-adds of vectors, with what comes before them: an A along m is
-// turned as it is packed, a B for more than few rows is packed. Fitted to both ways of random products on one thread of
-// a Zen 4, by 256- and 512-bit vectors.
+// The cost of a word of k for all of C, in multiply-adds of vectors, with what comes before them: packing an A along m
+// and a B for more than few rows. Fitted to both ways of random products on one thread of a Zen 4, by 256- and 512-bit
+// vectors.
 [[maybe_unused]] double word_cost(int64_t m, int64_t n, bool is_a_k_major, const CpuKernelShape& shape) {
-  constexpr double kTurnCost = 1, kPackBCost = 0.25;  // of a row of A, of a column of B
-  const double turning = is_a_k_major ? 0 : kTurnCost * double(m);
-  const double packing = m <= kMaxStreamRows ? 0 : kPackBCost * double(n);
-  return double(m) * columns_cost(n, shape) + turning + packing;
+  constexpr double kPackACost = 1, kPackBCost = 0.25;  // of a row, of a column
+  const bool packs_a = !is_a_k_major && !(shape.sums_in_c && n <= kTurnColumns), packs_b = m > kMaxStreamRows;
+  return double(m) * columns_cost(n, shape) + packs_a * kPackACost * double(m) + packs_b * kPackBCost * double(n);
 }
 
 // The operands exchange their roles where that costs less. Products commute, so no bit depends on it.
@@ -255,10 +256,12 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
     return plan;
   }
   const bool is_exchanged = plan.is_exchanged;
+  const int64_t row_stride = is_exchanged ? p.stride_bn : p.stride_am;
+  const int64_t k_stride = is_exchanged ? p.stride_bk : p.stride_ak;
   plan.config = choose_cpu_config<ISA, DTYPE>(
       is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
-      is_exchanged ? p.stride_bn : p.stride_am, (is_exchanged ? p.stride_bk : p.stride_ak) == 1,
-      (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
+      k_stride == 1 ? row_stride : k_stride, k_stride == 1, (is_exchanged ? p.stride_am : p.stride_bn) == 1,
+      (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
       shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
   return plan;
 }
