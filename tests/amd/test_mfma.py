@@ -38,6 +38,8 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/12_mfma"
+SHARED = FOLDER.parent / "shared"
+OF_MFMA = [*FOLDER.glob("*.h"), *(SHARED / f"{name}.h" for name in ("block_order", "c_strip", "tile_copy", "warp_sums"))]
 SOURCES = {"fp16": "mfma_f16.cu", "bf16": "mfma_bf16.cu", "fp32": "mfma_f32.cu", "fp64": "mfma_f64.cu"}
 DTYPE_NUMBERS = {"fp32": 0, "fp64": 1, "fp16": 2, "bf16": 3}  # csrc/core/problem.h
 BLOCK_K = {"fp16": 64, "bf16": 64, "fp32": 32, "fp64": 16}
@@ -497,7 +499,7 @@ ORDER_MUTANTS = {
 @pytest.mark.parametrize("name", ORDER_MUTANTS)
 def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
     text, mutant = ORDER_MUTANTS[name]
-    source = (FOLDER / "block_order.h").read_text()
+    source = (SHARED / "block_order.h").read_text()
     assert source.count(text) == 1 or not text
     (tmp_path / "block_order.h").write_text(source.replace(text, mutant))
     (tmp_path / "check.cpp").write_text(BLOCK_ORDER.replace("@HEADER@", str(tmp_path / "block_order.h")))
@@ -511,7 +513,7 @@ def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
 MUTANTS = {
     "the swizzle of the fragments is not that of the copies": (
         "gfx942",
-        "kernel.h",
+        "warp_sums.h",
         "from[slice] = Places::place_of(first_row + lane % 16, slice * 4 + lane / 16)",
         "from[slice] = (first_row + lane % 16) * kMfmaRowBytes + (slice * 4 + lane / 16) * 16",
         dict(m=64, n=64, k=64),
@@ -553,7 +555,7 @@ MUTANTS = {
     ),
     "the sums of a chunk are forgotten": (
         "gfx942",
-        "kernel.h",
+        "warp_sums.h",
         "total[i][j][e] += acc[i][j][e]",
         "total[i][j][e] = acc[i][j][e]",
         dict(m=64, n=64, k=768),
@@ -581,7 +583,7 @@ MUTANTS = {
     ),
     "a load that turns takes the same four rows twice": (
         "gfx950",
-        "kernel.h",
+        "warp_sums.h",
         "load_turned(place + 4 * Places::kRowBytes)",
         "load_turned(place)",
         dict(m=64, n=64, k=64),
@@ -623,7 +625,7 @@ MUTANTS = {
     ),
     "a copy of the tile that is read next may be outstanding": (
         "gfx950",
-        "kernel.h",
+        "warp_sums.h",
         "CopyA::kChunks + CopyB::kChunks",
         "CopyA::kChunks + CopyB::kChunks + 1",
         dict(m=64, n=64, k=320),
@@ -638,8 +640,8 @@ def run_variant(launcher, tmp_path_factory):
 
     def run_cases(arch: str, file: str, text: str, mutant: str, cases: list[dict]):
         folder = tmp_path_factory.mktemp("variant")
-        for path in FOLDER.glob("*.h"):
-            source = path.read_text().replace('#include "kernels/hip/12_mfma/', '#include "')
+        for path in OF_MFMA:
+            source = re.sub(r'#include "kernels/hip/(12_mfma|shared)/(?!mfma_tile|overlapped_us)', '#include "', path.read_text())
             if path.name == file:
                 assert source.count(text) == 1, f"the mutant needs a new place in {file}"
                 source = source.replace(text, mutant)
