@@ -23,8 +23,8 @@ struct FixUpArguments {
   int num_chunks, padded_m, padded_n;  // of the flags
   int64_t chunk_k;                     // of the sums
   int tiles_m, tiles_n, num_tiles;
-  int num_blocks;                                                    // that share out the tiles
-  int item_step_a[kMaxGpuBatchDims], item_step_b[kMaxGpuBatchDims];  // flags' items by dimension of the batch
+  int num_blocks;  // that share out the tiles
+  SplitSteps steps;
 };
 
 // One operand of a tile: how a thread reads it, neighbouring threads along memory.
@@ -63,16 +63,9 @@ struct FixUpTile {
     idx /= args.tiles_n;
     item = idx / args.tiles_m;
     first_row = (idx - item * args.tiles_m) * kSplitBlock;
-    int64_t item_a = 0, item_b = 0;
-    int rest = item;
-    TILEDMM_NO_UNROLL for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
-      const int size = int(args.problem.batch_dims[d].size), outer = rest / size;
-      item_a += (rest - outer * size) * args.item_step_a[d];
-      item_b += (rest - outer * size) * args.item_step_b[d];
-      rest = outer;
-    }
-    flags_a = args.flags_a + item_a * args.num_chunks * args.padded_m + first_row;
-    flags_b = args.flags_b + item_b * args.num_chunks * args.padded_n + first_col;
+    const SplitItem place = args.steps.item_of(args.problem, item);
+    flags_a = args.flags_a + place.a * args.num_chunks * args.padded_m + first_row;
+    flags_b = args.flags_b + place.b * args.num_chunks * args.padded_n + first_col;
   }
 };
 
@@ -208,10 +201,7 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
   args.num_chunks = int(split->of[0].layout.num_chunks());
   args.padded_m = int(split->of[0].layout.padded_rows());
   args.padded_n = int(split->of[1].layout.padded_rows());
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    args.item_step_a[d] = int(items.batch_dims[d].stride_a);
-    args.item_step_b[d] = int(items.batch_dims[d].stride_b);
-  }
+  args.steps = SplitSteps(problem, items);
   return args;
 }
 

@@ -18,7 +18,8 @@ TILEDMM_DEVICE uint32_t lane_xor(uint32_t value, int mask) {
 // Bit i: what lane i says.
 TILEDMM_DEVICE uint64_t warp_ballot(bool pred) {
 #if defined(__HIP__)
-  return __builtin_amdgcn_ballot_w64(pred);
+  if constexpr (kWarpSize == 64) return __builtin_amdgcn_ballot_w64(pred);
+  return __builtin_amdgcn_ballot_w32(pred);
 #else
   return __ballot_sync(~0u, pred);
 #endif

@@ -34,6 +34,36 @@ struct SplitOperands {
   SplitOperand of[2];
 };
 
+// The items of both operands that a product of the batch takes.
+struct SplitItem {
+  int64_t a, b;
+};
+
+// The steps between them, by dimension of the batch.
+struct SplitSteps {
+  int a[kMaxGpuBatchDims], b[kMaxGpuBatchDims];
+
+  SplitSteps() = default;
+  // `items`: as split_operand() leaves it.
+  SplitSteps(const FoldedProblem& problem, const FoldedProblem& items) : a{}, b{} {
+    for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+      a[d] = int(items.batch_dims[d].stride_a);
+      b[d] = int(items.batch_dims[d].stride_b);
+    }
+  }
+
+  TILEDMM_DEVICE SplitItem item_of(const FoldedProblem& problem, int batch_idx) const {
+    SplitItem item{};
+    TILEDMM_NO_UNROLL for (int d = problem.gemm.num_batch_dims - 1; d >= 0; --d) {
+      const int size = int(problem.batch_dims[d].size), outer = batch_idx / size;
+      item.a += (batch_idx - outer * size) * a[d];
+      item.b += (batch_idx - outer * size) * b[d];
+      batch_idx = outer;
+    }
+    return item;
+  }
+};
+
 struct alignas(8) TermPair {  // four terms
   uint32_t words[2];
 };
