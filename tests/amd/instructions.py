@@ -745,9 +745,11 @@ SOP2 |= {
         **{f"s_lshl{count}_add_u32": shifted_add(count) for count in (1, 2, 3, 4)},
     }.items()
 }
-# With a constant of 16 bits, signed, which the destination is combined with.
-SOPK = {"s_addk_i32", "s_mulk_i32"}
+# With one source, which the destination is combined with: a signed constant of 16 bits, or the number of a bit.
+SOPK = {"s_addk_i32", "s_mulk_i32", "s_bitset0_b32", "s_bitset1_b32"}
 SOP2 |= {
+    "s_bitset0_b32": (32, lambda a, b, scc: (a & ~(1 << (b & 31)), None)),
+    "s_bitset1_b32": (32, lambda a, b, scc: (a | 1 << (b & 31), None)),
     "s_addk_i32": (32, lambda a, b, scc: scalar_add_signed(a, signed(b & 0xFFFF, 16) & 0xFFFFFFFF, scc)),
     "s_mulk_i32": (32, lambda a, b, scc: (a * signed(b & 0xFFFF, 16), None)),
 }

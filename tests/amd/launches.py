@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
-_Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
+Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
 # csrc/core/problem.h; numpy has no bf16: its bits.
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
@@ -46,6 +46,40 @@ def has_sources(rung: str) -> bool:
         return bool(sources_of(rung))
     except ValueError:
         return False
+
+
+def host_side(folder: Path, source: Path) -> None:
+    """launch.so: a rung's host code, with a function that launches it, for this machine."""
+    nothing = folder / "no_device_code"  # the registration of kernels refers to their code, which is elsewhere
+    nothing.touch()
+    command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "-O1", "-w", "-no-hip-rt"]
+    command += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
+    command += [f"-I{gpu_objects.CSRC}", "-shared", str(source), "-o", str(folder / "launch.so")]
+    gpu_objects.run_compiler(command)
+
+
+def launches_of(start, kernels: dict, memory: Memory, num_cus: int) -> list[tuple]:
+    """What start(executor, recorder) launches, as interpreter.run() takes it; `kernels`: by name."""
+    launches, spaces = [], []
+
+    def allocate(_, num_bytes):
+        spaces.append(np.full(num_bytes, 0xFF, np.uint8))
+        return memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+
+    def record(name, blocks, blocks_y, threads, arguments):
+        kernel = kernels[name.decode()]
+        launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values_of(kernel, arguments)))
+        return 0
+
+    executor = Executor(num_threads=1, num_cus=num_cus, warp_size=64)
+    executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
+    assert start(ctypes.byref(executor), Record(record)) == 0
+    return launches
+
+
+def values_of(kernel, arguments) -> list[bytes]:
+    sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
+    return [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
 
 
 class Launcher:
@@ -122,8 +156,7 @@ class Launcher:
 
         def record(name, blocks, blocks_y, threads, arguments):
             kernel = self.kernel(name.decode())
-            sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
-            values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
+            values = values_of(kernel, arguments)
             is_first = not self.launched
             self.launched.append((kernel, threads))
             grid, block = (blocks, blocks_y, 1), (threads, 1, 1)
@@ -150,7 +183,7 @@ class Launcher:
             num_cus,
             lanes,
             kib << 10,
-            _Record(record),
+            Record(record),
             reason,
             ctypes.c_size_t(len(reason)),
         )

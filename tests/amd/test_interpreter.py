@@ -337,6 +337,8 @@ ONLY_RDNA = {
 }
 CDNA_CASES = [
     ("s_addk_i32 s0, 0xfffe", {"s0": 5}, {"s0": 3, "scc": 0}),
+    ("s_bitset1_b32 s2, 7", {"s2": 5, "scc": 1}, {"s2": 133, "scc": 1}),
+    ("s_bitset0_b32 s2, 34", {"s2": 5, "scc": 1}, {"s2": 1, "scc": 1}),
     ("s_mulk_i32 s0, 0xfffe", {"s0": 5}, {"s0": -10}),
 ]
 ALL_CASES = [("gfx942", *case) for case in CASES + CDNA_CASES]

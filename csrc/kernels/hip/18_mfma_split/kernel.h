@@ -88,6 +88,7 @@ TILEDMM_DEVICE void multiply_terms(Sums& sums, const char* smem_a, const char* s
         sums.total[i][j][e] = multiply_add(acc[j][e] * scales.of_rows[i], of_col, sums.total[i][j][e]);
       }
     }
+    schedule_barrier();  // else all fragments are loaded first, for which there are no registers
   }
 }
 
