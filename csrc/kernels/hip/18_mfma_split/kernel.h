@@ -26,7 +26,7 @@ struct SplitConfig {
   static constexpr int kWarps = kShape.warps_m * kShape.warps_n, kThreads = kWarps * 64;
   static constexpr int kWarpM = kBlock / kShape.warps_m, kWarpN = kBlock / kShape.warps_n;
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 16;
-  static constexpr bool kSumsChunks = true;  // sums of a k tile, and the total
+  static constexpr bool kSumsChunks = false;  // the total lies here, beside WarpSums
   static constexpr int kStripN = kWarpN;
   static constexpr int kTileK = kSplitBlockK / 2;  // of k, both terms
   static_assert(kTileK == kSplitSumK && 2 * kTileK * 2 == kMfmaRowBytes, "a row of a tile");
@@ -45,51 +45,67 @@ struct MfmaSplitWork {
 #if defined(__gfx942__) || defined(__gfx950__)
 #define TILEDMM_SPLITS_FP32
 
+using Floats = ClangVector<float, 4>;  // a lane's sums of one instruction
+
 // Scales of this lane's sums in a block of k: of its row in each row of fragments, of its four columns in each column.
 template <class Cfg>
 struct WarpScales {
   float of_rows[Cfg::kFragsM];
-  Vector16 of_cols[Cfg::kFragsN];
+  Floats of_cols[Cfg::kFragsN];
 
   TILEDMM_DEVICE void load(const float* rows, const float* cols) {
     TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) of_rows[i] = load_global(rows + i * 16);
     TILEDMM_UNROLL for (int j = 0; j < Cfg::kFragsN; ++j) {
-      of_cols[j] = load_global(reinterpret_cast<const Vector16*>(cols + j * 16));
+      of_cols[j] = bits_as<Floats>(load_global(reinterpret_cast<const Vector16*>(cols + j * 16)));
     }
   }
 };
 
-// sums.total += products of a k tile, scaled.
+// total += products of a k tile, scaled. While a row of fragments is multiplied, the sums of the one before it are added.
 template <class Cfg, class Sums>
-TILEDMM_DEVICE void multiply_terms(Sums& sums, const char* smem_a, const char* smem_b, const WarpScales<Cfg>& scales) {
-  constexpr int kFragsN = Cfg::kFragsN, kSteps = kStepsOfChunk<Half>;
+TILEDMM_DEVICE void multiply_terms(Floats (&total)[Cfg::kFragsM][Cfg::kFragsN], const Sums& sums, const char* smem_a,
+                                   const char* smem_b, const WarpScales<Cfg>& scales) {
+  constexpr int kFragsM = Cfg::kFragsM, kFragsN = Cfg::kFragsN;
   Vector16 first_b[kFragsN], second_b[kFragsN];
   TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
     first_b[j] = sums.reader_b.load(smem_b, 0, j);
     second_b[j] = sums.reader_b.load(smem_b, 1, j);
   }
-  TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) {
-    const Vector16 first_a = sums.reader_a.load(smem_a, 0, i), second_a = sums.reader_a.load(smem_a, 1, i);
-    float acc[kFragsN][4] = {};
-    const auto multiply = [&](const Vector16(&b)[kFragsN], const Vector16& a) {
-      TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
-        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<Half>(acc[j], b[j], a, step);
-      }
-    };
-    multiply(first_b, second_a);
-    multiply(second_b, first_a);
-    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) acc[j][e] *= 1.0f / 2048;
+  float acc[2][kFragsN][4];
+  const auto multiply = [&](int i, const Vector16(&b)[kFragsN], const Vector16& a) {
+    TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<Half>; ++step) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<Half>(acc[i % 2][j], b[j], a, step);
     }
-    multiply(first_b, first_a);
+  };
+  const auto add_row = [&](int i) {
     TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) {
-        const auto of_col = __builtin_bit_cast(float, scales.of_cols[j].words[e]);
-        sums.total[i][j][e] = multiply_add(acc[j][e] * scales.of_rows[i], of_col, sums.total[i][j][e]);
-      }
+      const Floats scaled = bits_as<Floats>(acc[i % 2][j]) * scales.of_rows[i];
+      // opaque: else it is computed later, and more sums wait.
+      total[i][j] = opaque(__builtin_elementwise_fma(scaled, scales.of_cols[j], total[i][j]));
     }
+  };
+  Vector16 first_a = sums.reader_a.load(smem_a, 0, 0), second_a = sums.reader_a.load(smem_a, 1, 0);
+  schedule_barrier();
+  TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
+    const Vector16 first = first_a, second = second_a;
+    if (i + 1 < kFragsM) {
+      first_a = sums.reader_a.load(smem_a, 0, i + 1);
+      second_a = sums.reader_a.load(smem_a, 1, i + 1);
+    }
+    TILEDMM_UNROLL for (auto& sum : acc[i % 2]) {
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) sum[e] = 0;
+    }
+    multiply(i, first_b, second);
+    multiply(i, second_b, first);
+    if (i > 0) add_row(i - 1);
+    TILEDMM_UNROLL for (auto& sum : acc[i % 2]) {
+      const Floats corrections = bits_as<Floats>(sum) * (1.0f / 2048);
+      __builtin_memcpy(sum, &corrections, sizeof sum);
+    }
+    multiply(i, first_b, first);
     schedule_barrier();  // else all fragments are loaded first, for which there are no registers
   }
+  add_row(kFragsM - 1);
 }
 
 #endif
@@ -116,6 +132,10 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
   Copy copy_a(Operand<Half>(work.terms_a + item.a * m * row_terms, row_terms, 1, m, row_terms), row, 0);
   Copy copy_b(Operand<Half>(work.terms_b + item.b * n * row_terms, row_terms, 1, n, row_terms), col, 0);
   Sums sums;
+  Floats total[Cfg::kFragsM][Cfg::kFragsN];
+  TILEDMM_UNROLL for (auto& row_of_sums : total) {
+    TILEDMM_UNROLL for (auto& sum : row_of_sums) sum = Floats(-0.0f);  // adds nothing
+  }
   const TileMoves<false, Copy, Copy> moves{copy_a, copy_b};
   const float* scales_a = work.scales_a + item.a * work.num_blocks * work.padded_m + row + sums.warp_m * Cfg::kWarpM;
   const float* scales_b = work.scales_b + item.b * work.num_blocks * work.padded_n + col + sums.warp_n * Cfg::kWarpN;
@@ -139,7 +159,7 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
       const bool has_next = half == 0 || left > 0;
       if (has_next) moves.before(copy_a), moves.before(copy_b);
       set_priority<1>();
-      multiply_terms<Cfg>(sums, tiles_a[buffer], tiles_b[buffer], scales);
+      multiply_terms<Cfg>(total, sums, tiles_a[buffer], tiles_b[buffer], scales);
       set_priority<0>();
       block_barrier();  // nobody reads the tile any more
       if (kHasStraightCopies ? left > 0 : has_next) {
@@ -151,7 +171,7 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
       block_barrier();  // the next tile is whole
     }
   }
-  sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = sums.total[i][j][e]; });
+  sums.for_each([&](int i, int j, int e) { sums.acc[i][j][e] = total[i][j][e]; });
 
   // Anew, so that the main loop need not keep it in registers.
   const GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
