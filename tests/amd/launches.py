@@ -8,6 +8,7 @@ under build/.
 """
 
 import ctypes
+import re
 import shutil
 import sys
 from functools import cached_property
@@ -28,6 +29,7 @@ Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, c
 # csrc/core/problem.h; numpy has no bf16: its bits.
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
+PREPARES = "split_operands"  # in the name of a kernel
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
 
@@ -134,8 +136,8 @@ class Launcher:
         raise KeyError(name)
 
     def matmul(self, a: np.ndarray, b: np.ndarray, traces: list | None = None, most_blocks=None) -> np.ndarray:
-        """a @ b; `traces` and `most_blocks` as in interpreter.run, traces of the first launch. `launched` has (kernel,
-        threads) of each launch.
+        """a @ b; `traces` and `most_blocks` as in interpreter.run, traces of the first launch. What PREPARES operands
+        does not count, and runs whole. `launched` has (kernel, threads) of each other launch.
 
         Raises NotImplementedError where the rung cannot serve.
         """
@@ -157,13 +159,14 @@ class Launcher:
         def record(name, blocks, blocks_y, threads, arguments):
             kernel = self.kernel(name.decode())
             values = values_of(kernel, arguments)
-            is_first = not self.launched
-            self.launched.append((kernel, threads))
             grid, block = (blocks, blocks_y, 1), (threads, 1, 1)
+            how = {}
+            if not re.search(PREPARES, kernel.name):
+                how = dict(traces=None if self.launched else traces, most_blocks=most_blocks)
+                self.launched.append((kernel, threads))
             failures.append(None)
             try:
-                of_first = traces if is_first else None
-                run(kernel, grid, block, values, memory, traces=of_first, most_blocks=most_blocks)
+                run(kernel, grid, block, values, memory, **how)
             except Exception as error:
                 failures[-1] = error
                 return 1
