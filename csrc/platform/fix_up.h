@@ -74,6 +74,7 @@ TILEDMM_DEVICE bool has_flags(const FixUpArguments& args, const FixUpTile& tile)
   static_assert(kSplitBlock <= 4 * kWarpSize, "a lane takes four flags at a time");
   const int lane = thread_idx() % (kSplitBlock / 4);
   uint32_t any = 0;
+#pragma unroll 4
   for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
     any |= reinterpret_cast<const uint32_t*>(tile.flags_a + chunk * args.padded_m)[lane];
     any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];
