@@ -225,7 +225,7 @@ def bit_operation(table: int):
     """v_bitop3 (CDNA4): bit 4 a + 2 b + c of the table, for each bit of the three sources."""
 
     def run(a, b, c):
-        result = U32(0)
+        result = a & 0
         for i in range(8):
             if table >> i & 1:
                 result = result | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
@@ -532,6 +532,7 @@ define(
     min_u16=np.minimum,
     max_u16=np.maximum,
 )
+define("u16 = u16 u16 u16", bitop3_b16=bit_operation(0))
 define("i16 = i16 i16", ashrrev_i16=lambda a, b: b >> (a & 15), min_i16=np.minimum, max_i16=np.maximum)
 define("u16 = u16 u16 u16", mad_u16=lambda a, b, c: a * b + c, mad_legacy_u16=lambda a, b, c: a * b + c)
 
