@@ -5,15 +5,12 @@ Results are compared with the reference's bounds, terms and flags with the model
 operands, a missing wait and a race in shared memory are errors of the interpreter. Workspaces start as nan.
 
 Planted bugs that these tests caught, each as a mutant below: products of terms that are left out or have no factor;
-scales of another block, of rows or of columns that are left out; a k tile that is read twice; barriers and waits that
-hand tiles over; flags that are not set, of one chunk or one operand alone; the same terms for each item of a batch.
+scales of another block, or that are left out; barriers and a wait that hand tiles over; flags that are not set, of one
+chunk or one operand alone, of other rows; the same terms for each item of a batch.
 """
 
 import ctypes
 import functools
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,9 +24,6 @@ from instructions import fma_f32
 from interpreter import Fault, run
 from launches import Record, host_side, launches_of
 from products import Product, compile_mutant, gpu_objects, need_compiler
-
-import torch_tiledmm
-from torch_tiledmm.testing.reference import assert_close, expect_linear
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "torch_tiledmm"))
 from test_split import joined, split_rows  # noqa: E402
@@ -178,15 +172,22 @@ def test_bits_do_not_depend_on_m_tiles_layouts_or_the_batch(kernels_of, launcher
 
 
 def flagged_product(**how):
-    """Rows and columns that break a condition of the scheme, among others; the last chunk of k has one, too. Where the
-    column's large elements are zero, the row's small ones are all that there is."""
-    m, n, k = 9, 6, 530
+    """Rows and columns that break a condition of the scheme, among others. Where the row's large elements meet zeros,
+    its small ones are all that there is."""
+    m, n, k = 9, 6, 130
     a, b = wide(m, k, seed=7), wide(n, k, seed=8)
-    a[1, 529], a[2, 3], a[3, :60] = torch.inf, torch.nan, 2.0**100
-    a[4] *= 2.0**-50
-    a[4, :64], b[0, :64] = 1, 0
-    b[5, 528], b[3, 100] = 3e38, 2.0**-100
+    a[1, 129], a[2, 3], a[3, :60] = torch.inf, torch.nan, 2.0**100
+    a[4] = 2.0**-45
+    a[4, ::64], b[0, ::64] = 1, 0
+    b[5, 128], b[3, 100] = 3e38, 2.0**-100
     return Product("fp32", m, n, k, a=a[None], b=b[None], **how)
+
+
+def late_product():
+    """A row that is flagged in the last chunk of k alone."""
+    a, b = wide(5, 515, seed=11), wide(2, 515, seed=12)
+    a[3, 514] = 2.0**70
+    return Product("fp32", 5, 2, 515, a=a[None], b=b[None])
 
 
 @pytest.mark.parametrize("arch, how", [("gfx942", {}), ("gfx950", dict(a_close="m", b_close="n", has_bias=True))])
@@ -196,9 +197,9 @@ def test_flagged_rows_and_columns_are_right_and_leave_the_others_unchanged(arch,
     product.check()
     clean_a, clean_b = product.a[0].clone(), product.b[0].clone()
     rows, cols = ~split_rows(clean_a)[3], ~split_rows(clean_b)[3]
-    assert (~rows).sum() == 4 and (~cols).sum() == 2
+    assert (~rows).nonzero()[:, 0].tolist() == [1, 2, 3, 4] and (~cols).nonzero()[:, 0].tolist() == [3, 5]
     clean_a[~rows], clean_b[~cols] = 1, 1
-    clean = Product("fp32", 9, 6, 530, a=clean_a[None], b=clean_b[None], **how)
+    clean = Product("fp32", 9, 6, 130, a=clean_a[None], b=clean_b[None], **how)
     multiply(kernels_of(arch), launcher, clean)
     assert torch.equal(product.result()[0][rows][:, cols], clean.result()[0][rows][:, cols])
 
@@ -206,7 +207,7 @@ def test_flagged_rows_and_columns_are_right_and_leave_the_others_unchanged(arch,
 # ---- What the loop asks of a compute unit
 
 
-@pytest.mark.parametrize("arch, most, busy", [("gfx942", 3.3, 0.85), ("gfx950", 5.6, 0.75)])
+@pytest.mark.parametrize("arch, most, busy", [("gfx942", 3.3, 0.85), ("gfx950", 5.6, 0.7)])
 def test_what_the_main_loop_takes(arch, most, busy, kernels_of, launcher):
     """Of a block of 64 of k: the products of both terms, by the model with two blocks on a unit."""
     product = Product("fp32", 128, 128, 9 * 64)
@@ -235,38 +236,66 @@ def test_registers_suffice(arch, kernels_of):
 MAIN = ("kernels/hip/18_mfma_split/kernel.h", "mfma_split<SplitConfig<1>>")
 PASS = ("platform/split_operands.h", "split_operands<SplitPlaces::side_by_side>")
 FIX_UP = ("platform/fix_up.h", "fix_up")
-# Chip, header and kernel, text, what it becomes; and whether the product is the flagged one.
-MUTANTS = {
-    "second by first is left out": ("gfx942", MAIN, "multiply(i, first_b, second);", "", False),
-    "first by second is left out": ("gfx942", MAIN, "multiply(i, second_b, first);", "", False),
-    "corrections without their factor": ("gfx942", MAIN, "* (1.0f / 2048)", "* 1.0f", False),
-    "rows' scales of the first block": ("gfx942", MAIN, "scales_a += work.padded_m, scales_b", "scales_b", False),
-    "columns without scales": ("gfx942", MAIN, "scales.of_cols[j], total", "Floats(1.0f), total", False),
-    "a tile that is overwritten": ("gfx942", MAIN, "block_barrier();  // nobody reads the tile any more", "", False),
-    "a tile that is not whole": ("gfx942", MAIN, "block_barrier();  // the next tile is whole", "", False),
-    "copies that are not waited for": ("gfx950", MAIN, "moves.wait();\n      } else", "} else", False),
-    "the last copy is not waited for": ("gfx950", MAIN, "wait_for_copies();", "", False),
-    "the last tile is copied twice": ("gfx950", MAIN, "kHasStraightCopies ? left > 0 : has_next", "has_next", False),
-    "items that have the first one's terms": ("gfx942", MAIN, "work.terms_b + item.b *", "work.terms_b + 0 *", False),
-    "small elements are not flagged": ("gfx942", PASS, "is_flagged |= is_too_small(x[i]);", "", True),
-    "blocks are not flagged": ("gfx942", PASS, "is_flagged |= block.is_flagged;", "", True),
-    "a row is flagged for all of its warp's": ("gfx942", PASS, "(thread_idx() % kWarpSize - lane)", "0", True),
-    "flags of the first chunk": ("gfx942", FIX_UP, "any |=\n", "if (chunk == 0) any |=\n", True),
-    "flags of rows alone": ("gfx942", FIX_UP, "uint8_t* flags = is_row ?", "uint8_t* flags = true ?", True),
-}
 
 
-def product_of(is_flagged: bool):
-    if is_flagged:
-        return flagged_product()
+def batch_product():
     a, b = wide(2 * 20, 192, seed=9), wide(2 * 34, 192, seed=10)
     return Product("fp32", 20, 34, 192, a=a.view(2, 20, 192), b=b.view(2, 34, 192), batch=2)
 
 
-def is_wrong(kernels, launcher, is_flagged: bool) -> bool:
+# Chip, header and kernel, text, what it becomes; and a product that shows it.
+MUTANTS = {
+    "second by first is left out": ("gfx942", MAIN, "multiply(i, first_b, second);", "", batch_product),
+    "first by second is left out": ("gfx942", MAIN, "multiply(i, second_b, first);", "", batch_product),
+    "corrections without their factor": ("gfx942", MAIN, "* (1.0f / 2048)", "* 1.0f", batch_product),
+    "rows' scales of the first block": (
+        "gfx942",
+        MAIN,
+        "scales_a += work.padded_m, scales_b",
+        "scales_b",
+        batch_product,
+    ),
+    "columns without scales": ("gfx942", MAIN, "scales.of_cols[j], total", "Floats(1.0f), total", batch_product),
+    "a tile that is overwritten": (
+        "gfx942",
+        MAIN,
+        "block_barrier();  // nobody reads the tile any more",
+        "",
+        batch_product,
+    ),
+    "a tile that is not whole": ("gfx942", MAIN, "block_barrier();  // the next tile is whole", "", batch_product),
+    "copies that are not waited for": ("gfx950", MAIN, "moves.wait();\n      } else", "} else", batch_product),
+    "items that have the first one's terms": (
+        "gfx942",
+        MAIN,
+        "work.terms_b + item.b *",
+        "work.terms_b + 0 *",
+        batch_product,
+    ),
+    "small elements are not flagged": ("gfx942", PASS, "is_flagged |= is_too_small(x[i]);", "", flagged_product),
+    "blocks are not flagged": ("gfx942", PASS, "is_flagged |= block.is_flagged;", "", flagged_product),
+    "a row is flagged for all of its warp's": (
+        "gfx942",
+        PASS,
+        "(thread_idx() % kWarpSize - lane)",
+        "0",
+        flagged_product,
+    ),
+    "flags of the first chunk": ("gfx942", FIX_UP, "any |=\n", "if (chunk == 0) any |=\n", late_product),
+    "flags of rows alone": (
+        "gfx942",
+        FIX_UP,
+        "if (flags[thread_row + i] | flags[kSplitBlock + col_of(j)])",
+        "if (flags[thread_row + i])",
+        flagged_product,
+    ),
+}
+
+
+def is_wrong(kernels, launcher, make_product) -> bool:
     """Whether the interpreter or the reference finds a mistake, in one of a few orders of the waves."""
     for seed in range(3):
-        product = product_of(is_flagged)
+        product = make_product()
         try:
             multiply(kernels, launcher, product, seed=seed)
             product.check()
@@ -275,14 +304,16 @@ def is_wrong(kernels, launcher, is_flagged: bool) -> bool:
     return False
 
 
-@pytest.mark.parametrize("arch, is_flagged", [("gfx942", False), ("gfx942", True), ("gfx950", False)])
-def test_the_products_of_the_mutants_are_right(arch, is_flagged, kernels_of, launcher):
-    assert not is_wrong(kernels_of(arch), launcher, is_flagged)
+@pytest.mark.parametrize(
+    "arch, make_product", [("gfx942", batch_product), ("gfx942", late_product), ("gfx950", batch_product)]
+)
+def test_the_products_of_the_mutants_are_right(arch, make_product, kernels_of, launcher):
+    assert not is_wrong(kernels_of(arch), launcher, make_product)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_found(name, kernels_of, launcher, tmp_path):
-    arch, (header, kernel), old, new, is_flagged = MUTANTS[name]
+    arch, (header, kernel), old, new, make_product = MUTANTS[name]
     mutant = load(compile_mutant(tmp_path, arch, header, kernel, header, old, new)).kernels
     assert len(mutant) == 1 and set(mutant) < set(kernels_of(arch))
-    assert is_wrong({**kernels_of(arch), **mutant}, launcher, is_flagged)
+    assert is_wrong({**kernels_of(arch), **mutant}, launcher, make_product)
