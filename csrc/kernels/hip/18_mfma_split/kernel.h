@@ -61,7 +61,8 @@ struct WarpScales {
   }
 };
 
-// total += products of a k tile, scaled. While a row of fragments is multiplied, the sums of the one before it are added.
+// total += products of a k tile, scaled. While a row of fragments is multiplied, the sums of the one before it are
+// added.
 template <class Cfg, class Sums>
 TILEDMM_DEVICE void multiply_terms(Floats (&total)[Cfg::kFragsM][Cfg::kFragsN], const Sums& sums, const char* smem_a,
                                    const char* smem_b, const WarpScales<Cfg>& scales) {
@@ -92,9 +93,7 @@ TILEDMM_DEVICE void multiply_terms(Floats (&total)[Cfg::kFragsM][Cfg::kFragsN], 
       first_a = sums.reader_a.load(smem_a, 0, i + 1);
       second_a = sums.reader_a.load(smem_a, 1, i + 1);
     }
-    TILEDMM_UNROLL for (auto& sum : acc[i % 2]) {
-      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) sum[e] = 0;
-    }
+    TILEDMM_UNROLL for (auto& sum : acc[i % 2]) { TILEDMM_UNROLL for (int e = 0; e < 4; ++e) sum[e] = 0; }
     multiply(i, first_b, second);
     multiply(i, second_b, first);
     if (i > 0) add_row(i - 1);
