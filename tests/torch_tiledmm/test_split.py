@@ -148,7 +148,9 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
     assert own.cost_us < plain.cost_us
     assert candidate(3, 5, 63, "fp32", device=device, name="mfma_split")[0].config["path"] == "multiply-adds"
     assert "2^21" in candidate(3, 5, 2**21 + 1, "fp32", device=device, name="mfma_split")[0].reason
-    assert "2^23 tiles" in candidate(2**18, 2**18, 64, "fp32", device=device, name="mfma_split")[0].reason
+    for m, n, batch in ((2**18, 2**18, 1), (1, 1, 2**21)):
+        own = candidate(m, n, 64, "fp32", device=device, batch=batch, name="mfma_split")[0]
+        assert own.reason == "it has 2^23 tiles or more"
 
 
 def test_a_size_beyond_the_counters_is_refused():

@@ -11,7 +11,8 @@ TILEDMM_IF_LINKED Status launch_mfma_split(const FoldedProblem& problem, const P
 namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  // A tile's rows of terms lie within 2 GiB; tiles, and HIP's threads, are counted in 32 bits.
+  // A tile's rows of terms lie within 2 GiB; HIP counts threads in 32 bits, and so are tiles counted, those of the
+  // split, 32 rows by a chunk of k, too.
   constexpr int64_t kMaxK = int64_t(1) << 21;
   constexpr double kMaxTiles = double(1 << 23);
   const GemmProblem& p = problem.gemm;
@@ -22,7 +23,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.k > kMaxK) return "k is more than 2^21";
   const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
   const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
-  if (batch * tiles_m * tiles_n >= kMaxTiles || 2 * batch * (tiles_m + tiles_n) * chunks >= kMaxTiles) {
+  if (batch * tiles_m * tiles_n >= kMaxTiles || 4 * batch * (tiles_m + tiles_n) * chunks >= kMaxTiles) {
     return "it has 2^23 tiles or more";
   }
   return nullptr;
