@@ -28,10 +28,11 @@ enum class Order : int32_t {
   mfma_chunks,       // CDNA: matrix instructions that take k in an order of their own, chunks of k
   split_chunks,      // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
   amx_split_chunks,  // CPU: fp32 by six products of bf16 terms, by AMX, chunks of k
+  mfma_split_sums,   // CDNA: fp32 by matrix instructions in 16 bits: short sums, added up
 };
-inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",    "chunks_unfused",  "chunks",
-                                              "chunks_of_pairs", "amx_chunks",   "simt_chunks",     "mma_chunks",
-                                              "mfma_chunks",     "split_chunks", "amx_split_chunks"};
+inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",    "chunks_unfused",   "chunks",
+                                              "chunks_of_pairs", "amx_chunks",   "simt_chunks",      "mma_chunks",
+                                              "mfma_chunks",     "split_chunks", "amx_split_chunks", "mfma_split_sums"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.

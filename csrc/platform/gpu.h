@@ -43,18 +43,21 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #include "platform/device.h"
 #include "platform/element.h"
 
+// TILEDMM_IN_PLACE: of a kernel's parameter that is read where it is, by a variable index, too.
 #if defined(TILEDMM_HOST_GPU)
 #define TILEDMM_DEVICE inline
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) void
 #define TILEDMM_UNROLL
 #define TILEDMM_NO_UNROLL
 #define TILEDMM_OUT_OF_LINE
+#define TILEDMM_IN_PLACE
 #elif defined(__CUDACC__) && !defined(__HIP__)
 #define TILEDMM_DEVICE __device__ __forceinline__
 #define TILEDMM_KERNEL(num_threads, blocks_per_cu) __global__ void __launch_bounds__(num_threads, blocks_per_cu)
 #define TILEDMM_UNROLL _Pragma("unroll")
 #define TILEDMM_NO_UNROLL _Pragma("unroll 1")
 #define TILEDMM_OUT_OF_LINE __device__ __noinline__
+#define TILEDMM_IN_PLACE const __grid_constant__
 #else
 #define TILEDMM_DEVICE __device__ inline __attribute__((always_inline))
 // Without the first, clang assumes 1024 threads, which is a quarter of the registers. The second counts warps of one of
@@ -64,6 +67,7 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
                  amdgpu_waves_per_eu(::tiledmm::gpu::warps_per_simd(num_threads, blocks_per_cu)))) __global__ void
 #define TILEDMM_UNROLL _Pragma("unroll")
 #define TILEDMM_NO_UNROLL _Pragma("unroll 1")
+#define TILEDMM_IN_PLACE const
 #endif
 
 #if defined(TILEDMM_HOST_GPU)

@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--chips", nargs="+", choices=UNITS, default=list(UNITS))
     parser.add_argument("--rungs", nargs="+", default=["mma_output_cached"])
     parser.add_argument("--shape", type=int, nargs=3, default=(256, 256, 576), metavar=("M", "N", "K"))
+    parser.add_argument("--dtype", choices=("fp16", "fp32"), default="fp16")
     parser.add_argument("--layout", choices=("NN", "NT", "TN", "TT"), default="NT")
     parser.add_argument("--triton", type=Path, metavar="FOLDER", help="what triton_peer.py wrote, instead of rungs")
     args = parser.parse_args()
@@ -123,7 +124,8 @@ def main() -> None:
     for name in () if args.triton else args.rungs:
         for chip in args.chips:
             try:
-                rows[f"{name} {chip}"] = rung(chip, name, *args.shape, layout=args.layout)
+                dtype = {"fp16": np.float16, "fp32": np.float32}[args.dtype]
+                rows[f"{name} {chip}"] = rung(chip, name, *args.shape, dtype, args.layout)
             except NotImplementedError as error:
                 print(f"{name} on {chip}: {error}")
     print(f"busy: matrix units, % of the clocks, at (latency, bytes a clock) {', '.join(map(str, MEMORIES))}\n")

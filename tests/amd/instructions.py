@@ -225,7 +225,7 @@ def bit_operation(table: int):
     """v_bitop3 (CDNA4): bit 4 a + 2 b + c of the table, for each bit of the three sources."""
 
     def run(a, b, c):
-        result = U32(0)
+        result = a & 0
         for i in range(8):
             if table >> i & 1:
                 result = result | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
@@ -532,6 +532,7 @@ define(
     min_u16=np.minimum,
     max_u16=np.maximum,
 )
+define("u16 = u16 u16 u16", bitop3_b16=bit_operation(0))
 define("i16 = i16 i16", ashrrev_i16=lambda a, b: b >> (a & 15), min_i16=np.minimum, max_i16=np.maximum)
 define("u16 = u16 u16 u16", mad_u16=lambda a, b, c: a * b + c, mad_legacy_u16=lambda a, b, c: a * b + c)
 
@@ -745,9 +746,11 @@ SOP2 |= {
         **{f"s_lshl{count}_add_u32": shifted_add(count) for count in (1, 2, 3, 4)},
     }.items()
 }
-# With a constant of 16 bits, signed, which the destination is combined with.
-SOPK = {"s_addk_i32", "s_mulk_i32"}
+# With one source, which the destination is combined with: a signed constant of 16 bits, or the number of a bit.
+SOPK = {"s_addk_i32", "s_mulk_i32", "s_bitset0_b32", "s_bitset1_b32"}
 SOP2 |= {
+    "s_bitset0_b32": (32, lambda a, b, scc: (a & ~(1 << (b & 31)), None)),
+    "s_bitset1_b32": (32, lambda a, b, scc: (a | 1 << (b & 31), None)),
     "s_addk_i32": (32, lambda a, b, scc: scalar_add_signed(a, signed(b & 0xFFFF, 16) & 0xFFFFFFFF, scc)),
     "s_mulk_i32": (32, lambda a, b, scc: (a * signed(b & 0xFFFF, 16), None)),
 }

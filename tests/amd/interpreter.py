@@ -514,7 +514,7 @@ class Machine:
         if "bound_ctrl" in modifiers:
             raise UnknownInstruction("dpp")
         destination_kinds, source_kinds, function = isa.VALU[name]
-        if name == "v_bitop3_b32":
+        if name in ("v_bitop3_b32", "v_bitop3_b16"):
             function = isa.bit_operation(int(modifiers.get("bitop3", "0"), 0))
         if name.startswith("v_cmpx_") and self.chip.is_rdna:
             texts = ["exec" if self.mask_size == 2 else "exec_lo", *texts]

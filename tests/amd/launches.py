@@ -8,6 +8,7 @@ under build/.
 """
 
 import ctypes
+import re
 import shutil
 import sys
 from functools import cached_property
@@ -24,10 +25,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
-_Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
+Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
 # csrc/core/problem.h; numpy has no bf16: its bits.
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
+PREPARES = "split_operands"  # in the name of a kernel
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
 
@@ -46,6 +48,40 @@ def has_sources(rung: str) -> bool:
         return bool(sources_of(rung))
     except ValueError:
         return False
+
+
+def host_side(folder: Path, source: Path) -> None:
+    """launch.so: a rung's host code, with a function that launches it, for this machine."""
+    nothing = folder / "no_device_code"  # the registration of kernels refers to their code, which is elsewhere
+    nothing.touch()
+    command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "-O1", "-w", "-no-hip-rt"]
+    command += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
+    command += [f"-I{gpu_objects.CSRC}", "-shared", str(source), "-o", str(folder / "launch.so")]
+    gpu_objects.run_compiler(command)
+
+
+def launches_of(start, kernels: dict, memory: Memory, num_cus: int) -> list[tuple]:
+    """What start(executor, recorder) launches, as interpreter.run() takes it; `kernels`: by name."""
+    launches, spaces = [], []
+
+    def allocate(_, num_bytes):
+        spaces.append(np.full(num_bytes, 0xFF, np.uint8))
+        return memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+
+    def record(name, blocks, blocks_y, threads, arguments):
+        kernel = kernels[name.decode()]
+        launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values_of(kernel, arguments)))
+        return 0
+
+    executor = Executor(num_threads=1, num_cus=num_cus, warp_size=64)
+    executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
+    assert start(ctypes.byref(executor), Record(record)) == 0
+    return launches
+
+
+def values_of(kernel, arguments) -> list[bytes]:
+    sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
+    return [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
 
 
 class Launcher:
@@ -100,8 +136,8 @@ class Launcher:
         raise KeyError(name)
 
     def matmul(self, a: np.ndarray, b: np.ndarray, traces: list | None = None, most_blocks=None) -> np.ndarray:
-        """a @ b; `traces` and `most_blocks` as in interpreter.run, traces of the first launch. `launched` has (kernel,
-        threads) of each launch.
+        """a @ b; `traces` and `most_blocks` as in interpreter.run, traces of the first launch. What PREPARES operands
+        does not count, and runs whole. `launched` has (kernel, threads) of each other launch.
 
         Raises NotImplementedError where the rung cannot serve.
         """
@@ -122,15 +158,15 @@ class Launcher:
 
         def record(name, blocks, blocks_y, threads, arguments):
             kernel = self.kernel(name.decode())
-            sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
-            values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
-            is_first = not self.launched
-            self.launched.append((kernel, threads))
+            values = values_of(kernel, arguments)
             grid, block = (blocks, blocks_y, 1), (threads, 1, 1)
+            how = {}
+            if not re.search(PREPARES, kernel.name):
+                how = dict(traces=None if self.launched else traces, most_blocks=most_blocks)
+                self.launched.append((kernel, threads))
             failures.append(None)
             try:
-                of_first = traces if is_first else None
-                run(kernel, grid, block, values, memory, traces=of_first, most_blocks=most_blocks)
+                run(kernel, grid, block, values, memory, **how)
             except Exception as error:
                 failures[-1] = error
                 return 1
@@ -150,7 +186,7 @@ class Launcher:
             num_cus,
             lanes,
             kib << 10,
-            _Record(record),
+            Record(record),
             reason,
             ctypes.c_size_t(len(reason)),
         )

@@ -337,6 +337,8 @@ ONLY_RDNA = {
 }
 CDNA_CASES = [
     ("s_addk_i32 s0, 0xfffe", {"s0": 5}, {"s0": 3, "scc": 0}),
+    ("s_bitset1_b32 s2, 7", {"s2": 5, "scc": 1}, {"s2": 133, "scc": 1}),
+    ("s_bitset0_b32 s2, 34", {"s2": 5, "scc": 1}, {"s2": 1, "scc": 1}),
     ("s_mulk_i32 s0, 0xfffe", {"s0": 5}, {"s0": -10}),
 ]
 ALL_CASES = [("gfx942", *case) for case in CASES + CDNA_CASES]
@@ -344,6 +346,7 @@ ALL_CASES += [(arch, *case) for arch in RDNA for case in RDNA_CASES + ONLY_RDNA[
 ALL_CASES += [
     ("gfx950", "v_cvt_pk_f16_f32 v0, v1, v2", {"v1": 2049.0, "v2": 2051.0}, {"v0": 0x68026800}),
     ("gfx950", "v_bitop3_b32 v0, v1, v2, v3 bitop3:0x36", {"v1": 0xF0, "v2": 0xCC, "v3": 0xAA}, {"v0": 0x36}),
+    ("gfx950", "v_bitop3_b16 v0, v1, v2, v3 bitop3:0xfe", {"v1": 0x10F0, "v2": 0x1200C, "v3": 3}, {"v0": 0x30FF}),
     ("gfx950", "v_cvt_pk_bf16_f32 v0, v1, v2", {"v1": 1 + 2.0**-8, "v2": 1 + 3 * 2.0**-8}, {"v0": 0x3F823F80}),
 ]
 

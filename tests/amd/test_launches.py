@@ -46,13 +46,14 @@ def test_what_a_rung_cannot_serve():
 
 
 def test_the_table_of_ladder(monkeypatch):
-    """Rungs that are quickly compiled, of them one that cannot serve."""
+    """Rungs that are quickly compiled, of them two that cannot serve, one of them AMD's own."""
     import launches
 
-    monkeypatch.setattr(launches, "has_sources", lambda name: name in ("block_tiled", "mma"))
+    monkeypatch.setattr(launches, "has_sources", lambda name: name in ("block_tiled", "mma", "mfma_split"))
     results = count_loops("hip:gfx1100", 32, 32, 96, "fp32", "NT")
-    assert [entry["algorithm"] for entry in results] == ["block_tiled", "mma"]
+    assert [entry["algorithm"] for entry in results] == ["block_tiled", "mma", "mfma_split"]
     assert results[0]["barriers"] == 2 and results[0]["vector"] >= 16 and "gfx1100" in results[1]["reason"]
+    assert "MFMA" in results[2]["reason"]
     text = format_loops(results, 32, 32, 96, "hip:gfx1100")
     assert "mma: algorithm 'mma' cannot serve" in text and "LDS reads" in text
     # bf16, which numpy does not have.

@@ -28,7 +28,8 @@ import torch
 from count import count_loop, resources
 from cycles import UNITS, matrix_busy
 from interpreter import Fault, Memory, load, run
-from structs import Allocate, Executor, FoldedProblem, Release
+from launches import Record, host_side, launches_of
+from structs import FoldedProblem
 
 from torch_tiledmm.dispatch import ACTIVATIONS, DTYPES
 from torch_tiledmm.testing.reference import assert_close, expect_linear
@@ -38,12 +39,15 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/12_mfma"
+SHARED = FOLDER.parent / "shared"
+OF_MFMA = [
+    *FOLDER.glob("*.h"),
+    *(SHARED / f"{name}.h" for name in ("block_order", "c_strip", "tile_copy", "warp_sums")),
+]
 SOURCES = {"fp16": "mfma_f16.cu", "bf16": "mfma_bf16.cu", "fp32": "mfma_f32.cu", "fp64": "mfma_f64.cu"}
 DTYPE_NUMBERS = {"fp32": 0, "fp64": 1, "fp16": 2, "bf16": 3}  # csrc/core/problem.h
 BLOCK_K = {"fp16": 64, "bf16": 64, "fp32": 32, "fp64": 16}
 TILES = (256, 128, 64)  # by number of the shape, plan.h
-
-_Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +58,11 @@ def launcher(built_once):
         pytest.skip("there is no clang++-22")
 
     def build(folder: Path) -> None:
-        (folder / "no_device_code").touch()
-        command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "-O1", "-w", "-no-hip-rt"]
-        command += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", folder / "no_device_code"]
-        command += [f"-I{gpu_objects.CSRC}", "-shared", Path(__file__).with_name("launch.cpp")]
-        subprocess.run([*command, "-o", folder / "launch.so"], check=True, timeout=120)
+        host_side(folder, Path(__file__).with_name("launch.cpp"))
 
     library = ctypes.CDLL(str(built_once("launch_mfma", build) / "launch.so"))
     numbers = (ctypes.c_int, ctypes.c_int64, ctypes.c_bool, ctypes.c_int)
-    library.launch.argtypes = [ctypes.c_void_p, *numbers, ctypes.c_void_p, _Record]
+    library.launch.argtypes = [ctypes.c_void_p, *numbers, ctypes.c_void_p, Record]
     return library.launch
 
 
@@ -151,24 +151,11 @@ class Product:
 
     def run(self, code, launcher, shape=-1, chunk_k=-1, splits=False, num_cus=64, seed=None, traces=None):
         """What was executed, by mnemonic, and the kernel; `shape`, `chunk_k`: -1 for the planned ones."""
-        launches, spaces = [], []
 
-        def allocate(_, num_bytes):
-            spaces.append(np.full(num_bytes, 0xFF, np.uint8))
-            return self.memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+        def start(executor, record):
+            return launcher(ctypes.byref(self.problem), shape, chunk_k, splits, num_cus, executor, record)
 
-        def record(name, blocks, blocks_y, threads, arguments):
-            kernel = code.kernels[name.decode()]
-            sizes = [each[".size"] for each in kernel.metadata[".args"] if not each[".value_kind"].startswith("hidden")]
-            values = [ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)]
-            launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values))
-            return 0
-
-        executor = Executor(num_threads=1, num_cus=num_cus, warp_size=64)
-        executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
-        problem = ctypes.byref(self.problem)
-        status = launcher(problem, shape, chunk_k, splits, num_cus, ctypes.byref(executor), _Record(record))
-        assert status == 0
+        launches = launches_of(start, code.kernels, self.memory, num_cus)
         counts = [run(*launch, self.memory, seed, traces=traces) for launch in launches]
         return sum(counts[1:], counts[0]), launches[0][0]
 
@@ -497,7 +484,7 @@ ORDER_MUTANTS = {
 @pytest.mark.parametrize("name", ORDER_MUTANTS)
 def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
     text, mutant = ORDER_MUTANTS[name]
-    source = (FOLDER / "block_order.h").read_text()
+    source = (SHARED / "block_order.h").read_text()
     assert source.count(text) == 1 or not text
     (tmp_path / "block_order.h").write_text(source.replace(text, mutant))
     (tmp_path / "check.cpp").write_text(BLOCK_ORDER.replace("@HEADER@", str(tmp_path / "block_order.h")))
@@ -511,7 +498,7 @@ def test_each_tile_has_a_block_and_each_die_its_runs(name, tmp_path):
 MUTANTS = {
     "the swizzle of the fragments is not that of the copies": (
         "gfx942",
-        "kernel.h",
+        "warp_sums.h",
         "from[slice] = Places::place_of(first_row + lane % 16, slice * 4 + lane / 16)",
         "from[slice] = (first_row + lane % 16) * kMfmaRowBytes + (slice * 4 + lane / 16) * 16",
         dict(m=64, n=64, k=64),
@@ -553,7 +540,7 @@ MUTANTS = {
     ),
     "the sums of a chunk are forgotten": (
         "gfx942",
-        "kernel.h",
+        "warp_sums.h",
         "total[i][j][e] += acc[i][j][e]",
         "total[i][j][e] = acc[i][j][e]",
         dict(m=64, n=64, k=768),
@@ -581,7 +568,7 @@ MUTANTS = {
     ),
     "a load that turns takes the same four rows twice": (
         "gfx950",
-        "kernel.h",
+        "warp_sums.h",
         "load_turned(place + 4 * Places::kRowBytes)",
         "load_turned(place)",
         dict(m=64, n=64, k=64),
@@ -623,7 +610,7 @@ MUTANTS = {
     ),
     "a copy of the tile that is read next may be outstanding": (
         "gfx950",
-        "kernel.h",
+        "warp_sums.h",
         "CopyA::kChunks + CopyB::kChunks",
         "CopyA::kChunks + CopyB::kChunks + 1",
         dict(m=64, n=64, k=320),
@@ -638,8 +625,10 @@ def run_variant(launcher, tmp_path_factory):
 
     def run_cases(arch: str, file: str, text: str, mutant: str, cases: list[dict]):
         folder = tmp_path_factory.mktemp("variant")
-        for path in FOLDER.glob("*.h"):
-            source = path.read_text().replace('#include "kernels/hip/12_mfma/', '#include "')
+        for path in OF_MFMA:
+            source = re.sub(
+                r'#include "kernels/hip/(12_mfma|shared)/(?!mfma_tile|overlapped_us)', '#include "', path.read_text()
+            )
             if path.name == file:
                 assert source.count(text) == 1, f"the mutant needs a new place in {file}"
                 source = source.replace(text, mutant)

@@ -1,6 +1,6 @@
 """algorithm="split": who serves it and who refuses, its terms and flags by a model, and on Hopper the products.
 
-The model is what csrc/kernels/cuda/15_wgmma_split/split_operands.h says, in torch: terms, scales and flags in every
+The model is what csrc/platform/split_operands.h says, in torch: terms, scales and flags in every
 bit. A product with the identity shows the kernel's terms, since first + 2^-11 second is a number of fp32.
 """
 
@@ -87,9 +87,9 @@ DATA = {
 # ---- everywhere
 
 
-def candidate(*args, **kwargs):
+def candidate(*args, name="wgmma_split", **kwargs):
     found = torch_tiledmm.explain(*args, **kwargs)
-    return next(c for c in found.candidates if c.algorithm == "wgmma_split"), found.choice
+    return next(c for c in found.candidates if c.algorithm == name), found.choice
 
 
 def test_split_is_a_group_that_nobody_gets_without_asking():
@@ -118,6 +118,39 @@ def test_split_is_a_group_that_nobody_gets_without_asking():
 def test_refusals_have_reasons(dtype, device, reason):
     own, choice = candidate(64, 64, 64, dtype, device=device)
     assert not own.legal and own.reason == reason and choice != "wgmma_split"
+
+
+@pytest.mark.parametrize(
+    "dtype, device, reason",
+    [
+        ("fp16", "hip:gfx942", "it serves fp32"),
+        ("fp32", "hip:gfx90a", "the chip's MFMA instructions read denormal fp16 as zero"),
+        ("fp32", "hip:gfx1201", "the chip has no MFMA instruction"),
+        ("fp32", "cuda:sm_90", "it is for AMD's chips"),
+    ],
+)
+def test_refusals_of_amd_s_kernel_have_reasons(dtype, device, reason):
+    own, choice = candidate(64, 64, 64, dtype, device=device, name="mfma_split")
+    assert not own.legal and own.reason == reason and choice != "mfma_split"
+
+
+@pytest.mark.parametrize("device", ["hip:gfx942", "hip:gfx950"])
+def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
+    entries = {entry.name: entry for entry in torch_tiledmm.algorithms("hip")}
+    assert entries["split"].rung == 0 and entries["split"].dtypes == ("fp32",)
+    own = entries["mfma_split"]
+    assert own.rung == 18 and own.order == "mfma_split_sums" and not own.is_native
+    for size, block in ((64, "64x64"), (512, "64x64"), (8192, "128x128")):
+        own, choice = candidate(size, size, size, "fp32", device=device, name="mfma_split")
+        assert own.legal and own.cost_us > 0 and choice != "mfma_split" and own.config["block"] == block
+    assert own.config["workspace"] < 2.1 * 4 * 8192**2
+    plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
+    assert own.cost_us < plain.cost_us
+    assert candidate(3, 5, 63, "fp32", device=device, name="mfma_split")[0].config["path"] == "multiply-adds"
+    assert "2^21" in candidate(3, 5, 2**21 + 1, "fp32", device=device, name="mfma_split")[0].reason
+    for m, n, batch in ((2**18, 2**18, 1), (1, 1, 2**21)):
+        own = candidate(m, n, 64, "fp32", device=device, batch=batch, name="mfma_split")[0]
+        assert own.reason == "it has 2^23 tiles or more"
 
 
 def test_a_size_beyond_the_counters_is_refused():

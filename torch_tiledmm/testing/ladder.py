@@ -152,7 +152,7 @@ def count_loops(device: str, m: int, n: int, k: int, dtype: str, layout: str) ->
     if chip not in launches.CHIPS or device == chip:
         raise ValueError(f"device: got {device!r}, expected one of hip:{', hip:'.join(launches.CHIPS)}")
     results = []
-    for entry in algorithms("cuda"):
+    for entry in algorithms("hip"):
         if "." in entry.name or not launches.has_sources(entry.name):
             continue
         result: dict = {"algorithm": entry.name}

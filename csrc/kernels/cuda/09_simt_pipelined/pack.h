@@ -2,7 +2,7 @@
 // copied into memory lent by the caller: m (n) close, aligned, rows padded with zeros. A and B in one launch.
 #pragma once
 
-#include "kernels/cuda/shared/copied_batch.h"
+#include "platform/copied_batch.h"
 #include "platform/block_tile.h"
 
 namespace tiledmm::gpu {

@@ -3,7 +3,7 @@
 // it is copied once.
 #pragma once
 
-#include "kernels/cuda/shared/copied_batch.h"
+#include "platform/copied_batch.h"
 #include "platform/block_tile.h"
 
 namespace tiledmm::gpu {

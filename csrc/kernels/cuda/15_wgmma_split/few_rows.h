@@ -12,11 +12,12 @@
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
-#include "kernels/cuda/15_wgmma_split/terms.h"
+#include "kernels/cuda/15_wgmma_split/plan.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ring.h"
 #include "platform/ptx_sm90.h"
+#include "platform/split_terms.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -197,19 +198,19 @@ __device__ __forceinline__ void split_values(FewFragments& to, const FewValues& 
   for (int h = 0; h < 2; ++h) {
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < kSplitBlockK / 4; ++i) largest = max(largest, magnitude(values[h][i]));
+    for (int i = 0; i < kSplitBlockK / 4; ++i) largest = max(largest, gpu::magnitude(values[h][i]));
     // Four threads have all of the two rows.
     largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-    const BlockScale block(largest);
+    const gpu::BlockScale block(largest);
     to.scale[h] = block.scale;
     to.is_flagged[h] = block.is_flagged;
 #pragma unroll
     for (int i = 0; i < kSplitBlockK / 4; i += 2) {
       // Whatever comes of infinities: the row is flagged.
       const float x = values[h][i] * block.factor, y = values[h][i + 1] * block.factor;
-      to.is_flagged[h] |= is_too_small(x) || is_too_small(y);
-      split_pair(x, y, to.first[i / 4][h + i % 4], to.second[i / 4][h + i % 4]);
+      to.is_flagged[h] |= gpu::is_too_small(x) || gpu::is_too_small(y);
+      gpu::split_pair(x, y, to.first[i / 4][h + i % 4], to.second[i / 4][h + i % 4]);
     }
   }
 }

@@ -4,38 +4,15 @@
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
-#include "kernels/cuda/15_wgmma_split/fix_up.h"
 #include "kernels/cuda/15_wgmma_split/kernel.h"
-#include "kernels/cuda/15_wgmma_split/split_operands.h"
 #include "kernels/cuda/shared/tensor_map.h"
+#include "platform/fix_up.h"
 
 namespace tiledmm::cuda {
 namespace {
 
-// An operand's part of the workspace and its tiles; flags alone if it is split late. `items` is the problem whose
-// strides of the batch become places among the operand's items.
-SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
-                           FoldedProblem& items, char* memory, bool is_late) {
-  SplitOperand operand{};
-  operand.from = static_cast<const float*>(view.data);
-  operand.stride_row = view.stride_row;
-  operand.stride_k = view.stride_k;
-  operand.layout = layout;
-  operand.batch = gpu::plan_copied_batch(items, view.batch_stride, 1);
-  operand.flags = reinterpret_cast<uint8_t*>(memory);
-  if (is_late) return operand;
-  operand.terms = reinterpret_cast<__half*>(memory);
-  operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
-  operand.flags += layout.term_bytes() + layout.scale_bytes();
-  operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
-  operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.num_chunks = int(layout.num_chunks());
-  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.num_chunks);
-  return operand;
-}
-
 template <class Loader>
-bool encode_terms(CUtensorMap& map, Boxes& boxes, const SplitOperand& operand) {
+bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& operand) {
   const SplitLayout& layout = operand.layout;
   const int64_t k = layout.padded_k();
   const TensorMapView view{true, k, layout.rows, k, layout.terms_of_item(), 2 * layout.num_items};
@@ -83,35 +60,19 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   return args;
 }
 
-const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, const SplitOperands* split,
-                          const FoldedProblem& items, int num_sms, cudaStream_t stream) {
-  FixUpArguments args{};
-  args.problem = problem;
-  args.chunk_k = simt_chunk_k(1, problem.gemm.k);
-  args.tiles_m = int(plan.tiles_m);
-  args.tiles_n = int(plan.tiles_n);
-  args.num_tiles = int(plan.num_tiles);
-  if (split) {
-    args.flags_a = split->of[0].flags;
-    args.flags_b = split->of[1].flags;
-    args.num_chunks = int(plan.a.num_chunks());
-    args.padded_m = int(plan.a.padded_rows());
-    args.padded_n = int(plan.b.padded_rows());
-    for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-      args.item_step_a[d] = int(items.batch_dims[d].stride_a);
-      args.item_step_b[d] = int(items.batch_dims[d].stride_b);
-    }
-  }
-  return launch_overlapped<&fix_up>(min_of(plan.num_tiles, num_sms), kFixThreads, 0, stream, args);
+const char* launch_fix_up(const FoldedProblem& problem, const gpu::SplitOperands* split, const FoldedProblem& items,
+                          int num_sms, cudaStream_t stream) {
+  const gpu::FixUpArguments args = gpu::fix_up_arguments(problem, split, items, num_sms);
+  return launch_overlapped<&gpu::fix_up>(args.num_blocks, gpu::kFixThreads, 0, stream, args);
 }
 
 // The split of what is not split late: of one operand or both.
-const char* launch_split_operands(const SplitOperands& split, cudaStream_t stream) {
-  return launch_overlapped<&split_operands>(split.of[0].num_tiles + split.of[1].num_tiles, kSplitThreads, 0, stream,
-                                            split);
+const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t stream) {
+  return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart>>(gpu::num_tiles(split), gpu::kSplitThreads, 0,
+                                                                          stream, split);
 }
 
-const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, const SplitOperands& split,
+const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
                          const FoldedProblem& items, int num_sms, cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
   const int64_t num_blocks = min_of(plan.num_tiles, num_sms);
@@ -134,7 +95,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, co
                                                 map_b, args);
 }
 
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const SplitOperands& split,
+const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
                         const FoldedProblem& items, cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
@@ -142,7 +103,7 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, con
   task.is_a = plan.late == SplitLate::a;
   args.problem = task.is_a ? transposed(problem) : problem;
   const FoldedProblem places = task.is_a ? transposed(items) : items;
-  const SplitOperand &few = split.of[task.is_a], &large = split.of[!task.is_a];
+  const gpu::SplitOperand &few = split.of[task.is_a], &large = split.of[!task.is_a];
   TensorMapView view;
   const bool is_described = describe_operand(view_b(args.problem.gemm), args.problem, view);
   task.source = !is_described     ? FewSource::memory
@@ -178,14 +139,14 @@ const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, ch
                          cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
   FoldedProblem items = problem;
-  SplitOperands split{
-      {split_operand(view_a(p), problem, plan.a, items, memory, plan.late == SplitLate::a),
-       split_operand(view_b(p), problem, plan.b, items, memory + plan.bytes_a(), plan.late == SplitLate::b)}};
+  gpu::SplitOperands split{
+      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, plan.late == SplitLate::a),
+       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.bytes_a(), plan.late == SplitLate::b)}};
   const char* refused = launch_split_operands(split, stream);
   if (!refused)
     refused = plan.late == SplitLate::none ? launch_tiles(problem, plan, split, items, num_sms, stream)
                                            : launch_late(problem, plan, split, items, stream);
-  return refused ? refused : launch_fix_up(problem, plan, &split, items, num_sms, stream);
+  return refused ? refused : launch_fix_up(problem, &split, items, num_sms, stream);
 }
 
 }  // namespace
@@ -197,7 +158,7 @@ Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const 
   const SplitPlan& plan = made.as<SplitPlan>();
   const auto stream = static_cast<cudaStream_t>(executor.stream);
   if (plan.is_plain) {
-    const char* refused = cuda::launch_fix_up(problem, plan, nullptr, problem, executor.num_cus, stream);
+    const char* refused = cuda::launch_fix_up(problem, nullptr, problem, executor.num_cus, stream);
     return refused ? Status::launch_failed : Status::ok;
   }
   void* memory = executor.allocate(executor.self, size_t(plan.bytes_a() + plan.bytes_b()));

@@ -2,43 +2,15 @@
 // result: the order of summation is a function of k alone.
 #pragma once
 
-#include "core/math.h"
-#include "core/problem.h"
+#include "core/split_layout.h"
 
 namespace tiledmm {
-
-inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
-// k is multiplied in blocks of so many elements, each with scales of its own; their sums are added up in chunks.
-inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
-// So many of k the matrix unit sums at most before its sums are scaled and added to the chunk's.
-inline constexpr int kSplitSumK = 32;
-// Shorter k is left to the plain multiply-adds of the last kernel: the split's own error, 12 units of 2^-24 times the
-// sum of the products' magnitudes, would exceed theirs.
-inline constexpr int kSplitMinK = kSplitBlockK;
-// The exponents that the largest of a block may have, and how far below it others may lie, nonzero ones.
-inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
 
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
-
-// The terms of one operand of `rows` x k, in each item of a batch: first terms, then second ones, of rows along k; a
-// scale for each row and block of k; a flag for each row and chunk.
-struct SplitLayout {
-  int64_t num_items, rows, k;
-
-  constexpr int64_t padded_k() const { return round_up(k, kSplitBlockK); }
-  constexpr int64_t padded_rows() const { return round_up(rows, kSplitBlock); }
-  constexpr int64_t num_blocks() const { return ceil_div(k, kSplitBlockK); }
-  constexpr int64_t num_chunks() const { return ceil_div(k, kSplitChunkK); }
-  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of either kind
-  constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * 2 * 2, 256); }
-  constexpr int64_t scale_bytes() const { return num_items * num_blocks() * padded_rows() * 4; }
-  constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
-  constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
-};
 
 // The operand that is split after the load.
 enum class SplitLate : int8_t { none, a, b };
@@ -54,15 +26,6 @@ struct SplitPlan {
   constexpr int64_t bytes_a() const { return late == SplitLate::a ? a.flag_bytes() : a.bytes(); }
   constexpr int64_t bytes_b() const { return late == SplitLate::b ? b.flag_bytes() : b.bytes(); }
 };
-
-// Items of an operand that a batch does not repeat.
-inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {
-  int64_t items = 1;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
-  }
-  return items;
-}
 
 // The larger operand where the other one has few rows.
 constexpr SplitLate split_late(const GemmProblem& p) {

@@ -9,6 +9,7 @@
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/summation.h"
+#include "kernels/hip/shared/mfma_tile.h"
 #include "kernels/hip/shared/overlapped_us.h"
 
 namespace tiledmm {
@@ -33,10 +34,6 @@ inline constexpr MfmaShape kMfmaShapes[] = {
     {32, 1, 1, 8, 0.05, 0.05, 0.30, 0.10},
 };
 inline constexpr int kNumMfmaShapes = int(sizeof kMfmaShapes / sizeof *kMfmaShapes);
-
-// A tile is staged 128 bytes of k at a time.
-inline constexpr int kMfmaRowBytes = 128;
-constexpr int mfma_block_k(DType dtype) { return kMfmaRowBytes / int(size_of(dtype)); }
 
 // The sums of the large tile in fp64 would fill all registers.
 constexpr bool has_mfma_shape(DType dtype, int shape) { return dtype != DType::f64 || shape > 0; }

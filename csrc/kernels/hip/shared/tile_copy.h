@@ -1,10 +1,10 @@
-// Moves block tiles of the mfma kernel: global memory -> registers -> shared memory, on gfx950 in 16 bits straight.
+// Moves block tiles of the mfma kernels: global memory -> registers -> shared memory, on gfx950 in 16 bits straight.
 //
 // By way of registers a row of a tile is 128 bytes along k in shared memory, whatever the operand's layout. Straight
 // copies leave rows along m or n as they are: the loads of the fragments turn them.
 #pragma once
 
-#include "kernels/hip/12_mfma/plan.h"
+#include "kernels/hip/shared/mfma_tile.h"
 #include "platform/block_tile.h"
 #include "platform/cdna.h"
 

@@ -1,5 +1,5 @@
-// An fp32 number as two fp16 terms: what the pass over an operand (split_operands.h) and the kernel that splits after
-// the load (few_rows.h) have in common, so that both meet a number in the same bits.
+// An fp32 number as two fp16 terms: what the pass over an operand (split_operands.h) and kernels that split after the
+// load have in common, so that all meet a number in the same bits.
 //
 // Each row of A, column of B, and block of 64 of k has a scale: x = scale * (first + 2^-11 second). It is a power of
 // two such that the largest of the block lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even,
@@ -11,50 +11,45 @@
 // Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
 #pragma once
 
-#include <cuda_fp16.h>
+#include "core/split_layout.h"
+#include "platform/lanes.h"
 
-#include <cstdint>
-
-#include "kernels/cuda/15_wgmma_split/plan.h"
-
-namespace tiledmm::cuda {
+namespace tiledmm::gpu {
 namespace {
 
 // Magnitudes are ordered as their bits are.
-__device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
+TILEDMM_DEVICE uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffff; }
 
 // What the largest magnitude of a row's block makes of the block.
 struct BlockScale {
   bool is_in_range, is_flagged;
   float factor, scale;  // of x, 0 where it is not in range; of the terms
 
-  __device__ __forceinline__ explicit BlockScale(uint32_t largest) {
+  TILEDMM_DEVICE explicit BlockScale(uint32_t largest) {
     constexpr int kBias = 127, kTopExponent = 14;
     const int exponent = int(largest >> 23) - kBias;
     is_in_range = exponent >= kSplitMinExponent && exponent <= kSplitMaxExponent;
     is_flagged = !is_in_range && largest != 0;
-    factor = is_in_range ? __uint_as_float(uint32_t(kBias + kTopExponent - exponent) << 23) : 0;
-    scale = is_in_range ? __uint_as_float(uint32_t(kBias - kTopExponent + exponent) << 23) : 1;
+    factor = is_in_range ? float_of(uint32_t(kBias + kTopExponent - exponent) << 23) : 0;
+    scale = is_in_range ? float_of(uint32_t(kBias - kTopExponent + exponent) << 23) : 1;
   }
 };
 
 // Whether a scaled number lies too far below the largest to be met. Twice the bits, less one, are the largest of all
 // for zeros of either sign.
-__device__ __forceinline__ bool is_too_small(float x) {
+TILEDMM_DEVICE bool is_too_small(float x) {
   constexpr uint32_t kLimit = 127 + 14 - kSplitRange;  // the exponent
-  return 2 * __float_as_uint(x) - 1 < 2 * (kLimit << 23) - 1;
+  return 2 * bits_of(x) - 1 < 2 * (kLimit << 23) - 1;
 }
 
-__device__ __forceinline__ uint32_t bits_of(__half2 pair) { return reinterpret_cast<const uint32_t&>(pair); }
-
 // The terms of two scaled numbers.
-__device__ __forceinline__ void split_pair(float x, float y, uint32_t& first, uint32_t& second) {
+TILEDMM_DEVICE void split_pair(float x, float y, uint32_t& first, uint32_t& second) {
   constexpr float kFactor = 2048;
-  const __half2 pair = __floats2half2_rn(x, y);
-  const float2 met = __half22float2(pair);
-  first = bits_of(pair);
-  second = bits_of(__floats2half2_rn((x - met.x) * kFactor, (y - met.y) * kFactor));
+  first = rounded_to_halves(x, y);
+  float met_x, met_y;
+  floats_of_halves(first, met_x, met_y);
+  second = rounded_to_halves((x - met_x) * kFactor, (y - met_y) * kFactor);
 }
 
 }  // namespace
-}  // namespace tiledmm::cuda
+}  // namespace tiledmm::gpu

@@ -1,0 +1,45 @@
+// fp32 operands as two fp16 terms each: their blocks, and the place that terms, scales and flags take in a workspace.
+#pragma once
+
+#include "core/math.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
+// k is multiplied in blocks of so many elements, each with scales of its own; the pass that splits takes chunks.
+inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
+// So many of k a matrix unit sums at most before its sums are scaled and added to others.
+inline constexpr int kSplitSumK = 32;
+// Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
+// magnitudes, would exceed theirs.
+inline constexpr int kSplitMinK = kSplitBlockK;
+// The exponents that the largest of a block may have, and how far below it others may lie, nonzero ones.
+inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+
+// The terms of one operand of `rows` x k, in each item of a batch, rows along k; a scale for each row and block of k; a
+// flag for each row and chunk.
+struct SplitLayout {
+  int64_t num_items, rows, k;
+
+  constexpr int64_t padded_k() const { return round_up(k, kSplitBlockK); }
+  constexpr int64_t padded_rows() const { return round_up(rows, kSplitBlock); }
+  constexpr int64_t num_blocks() const { return ceil_div(k, kSplitBlockK); }
+  constexpr int64_t num_chunks() const { return ceil_div(k, kSplitChunkK); }
+  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of either kind
+  constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * 2 * 2, 256); }
+  constexpr int64_t scale_bytes() const { return num_items * num_blocks() * padded_rows() * 4; }
+  constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
+  constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
+};
+
+// Items of an operand that a batch does not repeat.
+inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {
+  int64_t items = 1;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
+  }
+  return items;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,68 @@
+// The block tiles of the mfma_split kernel, and the pure function that chooses one. None of them changes a bit of the
+// result: the order of summation is a function of k alone.
+#pragma once
+
+#include "core/chip.h"
+#include "core/split_layout.h"
+#include "kernels/hip/shared/overlapped_us.h"
+
+namespace tiledmm {
+
+struct MfmaSplitShape {
+  int block;  // rows and columns of a tile
+  int warps_m, warps_n, blocks_per_cu;
+  double busy, alone;  // share of the peak rate of a CU with blocks_per_cu blocks, and of one with a single block
+};
+
+// Rates: those that rung 12 assumes of its tiles of these sizes in 16 bits, less a fifth for the vector instructions
+// that scale and add sums. Nobody has run these kernels.
+inline constexpr MfmaSplitShape kMfmaSplitShapes[] = {{128, 2, 2, 2, 0.40, 0.24}, {64, 1, 2, 4, 0.12, 0.08}};
+inline constexpr int kNumMfmaSplitShapes = int(sizeof kMfmaSplitShapes / sizeof *kMfmaSplitShapes);
+
+struct MfmaSplitPlan {
+  bool is_plain;  // k is short: one kernel of multiply-adds
+  int32_t shape, num_dies;
+  SplitLayout a, b;
+};
+
+// The predicted time of the tiles: CUs take blocks_per_cu blocks at a time, in rounds; each multiplies three times.
+inline double mfma_split_tiles_us(const MfmaSplitShape& shape, const FoldedProblem& problem, const Chip& chip) {
+  const GemmProblem& p = problem.gemm;
+  const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size;
+  const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
+  const auto left = double(ceil_div(blocks - rounds * at_once, chip.num_cus));  // of a CU in the last round
+  const double rate = chip.mma_tflops[int(DType::f16)] * 1e6 / chip.num_cus;
+  const double block_us = 3 * 2.0 * shape.block * shape.block * double(round_up(p.k, kSplitBlockK)) / rate;
+  const double last = left / shape.busy > 1 / shape.alone ? left / shape.busy : 1 / shape.alone;
+  return block_us * (double(rounds * shape.blocks_per_cu) / shape.busy + (left > 0 ? last : 0));
+}
+
+// The fastest tile, and the microseconds of a whole call: the split reads fp32 and writes as many bytes, which the
+// tiles read; flags are looked at. Short k goes by multiply-adds, at half of their rate in blocks of 128.
+inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
+  // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
+  constexpr double kStartUs = 5.8, kBandwidth = 0.69;
+  const GemmProblem& p = problem.gemm;
+  MfmaSplitPlan plan{};
+  plan.is_plain = p.k < kSplitMinK;
+  plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
+  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
+  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
+  if (plan.is_plain) {
+    const int64_t tiles = ceil_div(p.m, kSplitBlock) * ceil_div(p.n, kSplitBlock) * problem.batch_size;
+    const double rate = chip.simt_tflops[int(DType::f32)] * 1e6 / chip.num_cus / 2;
+    cost_us = kStartUs + double(ceil_div(tiles, chip.num_cus)) * 2.0 * kSplitBlock * kSplitBlock * double(p.k) / rate;
+    return plan;
+  }
+  const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
+  const double terms = double(plan.a.bytes() + plan.b.bytes());
+  const double result = 4.0 * double(problem.batch_size) * double(p.m) * double(p.n);
+  for (int shape = 0; shape < kNumMfmaSplitShapes; ++shape) {
+    const double tiles = mfma_split_tiles_us(kMfmaSplitShapes[shape], problem, chip);
+    const double us = 3 * kStartUs + 2 * terms / per_us + overlapped_us(tiles, (terms + result) / per_us);
+    if (shape == 0 || us < cost_us) cost_us = us, plan.shape = shape;
+  }
+  return plan;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,210 @@
+// The last kernel of a product by split operands: rows of A and columns of B that were flagged, by plain multiply-adds
+// in fp32, in the order of `simt_chunks` for an n of 1024 at most (summation.h). Everything where there are no flags, k
+// being short.
+#pragma once
+
+#include "core/operand.h"
+#include "core/split_layout.h"
+#include "core/summation.h"
+#include "platform/split_operands.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+constexpr int kFixThreads = 256;
+constexpr int kFixK = 16;                   // of a tile in shared memory
+constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different banks
+constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
+static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
+
+struct FixUpArguments {
+  FoldedProblem problem;
+  const uint8_t *flags_a, *flags_b;    // of [item][chunk][row]; null: everything is computed
+  int num_chunks, padded_m, padded_n;  // of the flags
+  int64_t chunk_k;                     // of the sums
+  int tiles_m, tiles_n, num_tiles;
+  int num_blocks;  // that share out the tiles
+  SplitSteps steps;
+};
+
+// One operand of a tile: how a thread reads it, neighbouring threads along memory.
+struct FixUpSource {
+  const float* from;
+  int64_t stride_row, stride_k;
+  int rows, k;  // inside, from there on
+  bool is_along_k;
+
+  TILEDMM_DEVICE int row(int i) const {
+    return is_along_k ? thread_idx() / kFixK + i * (kFixThreads / kFixK) : thread_idx() % kSplitBlock;
+  }
+  TILEDMM_DEVICE int k_of(int i) const {
+    return is_along_k ? thread_idx() % kFixK : thread_idx() / kSplitBlock + i * (kFixThreads / kSplitBlock);
+  }
+  TILEDMM_DEVICE void load(float (&values)[kFixValues], int first_k) const {
+    const float* at = from + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
+    const int64_t step = is_along_k ? (row(1) - row(0)) * stride_row : (k_of(1) - k_of(0)) * stride_k;
+    TILEDMM_UNROLL for (int i = 0; i < kFixValues; ++i) {
+      values[i] = row(i) < rows && first_k + k_of(i) < k ? *at : 0;
+      at += step;
+    }
+  }
+  TILEDMM_DEVICE void store(float (&tile)[kFixK][kFixPitch], const float (&values)[kFixValues]) const {
+    TILEDMM_UNROLL for (int i = 0; i < kFixValues; ++i) tile[k_of(i)][row(i)] = values[i];
+  }
+};
+
+// Where a tile's flags lie.
+struct FixUpTile {
+  int item, first_row, first_col;
+  const uint8_t *flags_a, *flags_b;  // of the tile's first row and column, in the first chunk
+
+  TILEDMM_DEVICE FixUpTile(const FixUpArguments& args, int idx) {
+    first_col = idx % args.tiles_n * kSplitBlock;
+    idx /= args.tiles_n;
+    item = idx / args.tiles_m;
+    first_row = (idx - item * args.tiles_m) * kSplitBlock;
+    const SplitItem place = args.steps.item_of(args.problem, item);
+    flags_a = args.flags_a + place.a * args.num_chunks * args.padded_m + first_row;
+    flags_b = args.flags_b + place.b * args.num_chunks * args.padded_n + first_col;
+  }
+};
+
+// Whether anything is flagged in a tile: by one warp.
+TILEDMM_DEVICE bool has_flags(const FixUpArguments& args, const FixUpTile& tile) {
+  static_assert(kSplitBlock <= 4 * kWarpSize, "a lane takes four flags at a time");
+  const int lane = thread_idx() % (kSplitBlock / 4);
+  uint32_t any = 0;
+#pragma unroll 4
+  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
+    any |= reinterpret_cast<const uint32_t*>(tile.flags_a + chunk * args.padded_m)[lane];
+    any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];
+  }
+  return warp_ballot(any != 0) != 0;
+}
+
+// Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
+TILEDMM_DEVICE bool is_flagged(const FixUpArguments& args, const FixUpTile& tile) {
+  const bool is_row = thread_idx() < kSplitBlock;
+  const uint8_t* flags = is_row ? tile.flags_a + thread_idx() : tile.flags_b + thread_idx() - kSplitBlock;
+  uint32_t any = 0;
+  TILEDMM_NO_UNROLL for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) any |=
+      flags[chunk * (is_row ? args.padded_m : args.padded_n)];
+  return any != 0;
+}
+
+// Shared memory of a block.
+struct FixUpShared {
+  float a[kFixK][kFixPitch], b[kFixK][kFixPitch];
+  uint8_t flags[2 * kSplitBlock];  // of rows, of columns
+};
+
+// A tile by the block, 8 x 8 outputs a thread: 8 neighbouring rows, two times 4 neighbouring columns.
+TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, int idx) {
+  auto& [tile_a, tile_b, flags] = shared;
+  static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
+  const FixUpTile tile(args, idx);
+  const int first_row = tile.first_row, first_col = tile.first_col;
+  flags[thread_idx()] = !args.flags_a || is_flagged(args, tile);
+  block_barrier();
+  const GemmProblem p = item_of<true>(args.problem, tile.item);
+  const int thread_row = thread_idx() / 16 * 8, thread_col = thread_idx() % 16 * 4;
+  const auto col_of = [&](int j) { return thread_col + j / 4 * (kSplitBlock / 2) + j % 4; };
+  bool has_work = false;
+  TILEDMM_UNROLL for (int i = 0; i < 8; ++i) has_work |= flags[thread_row + i] | flags[kSplitBlock + col_of(i)];
+  const FixUpSource a{static_cast<const float*>(p.a) + first_row * p.stride_am,
+                      p.stride_am,
+                      p.stride_ak,
+                      int(p.m) - first_row,
+                      int(p.k),
+                      is_k_major(p.stride_am, p.stride_ak)};
+  const FixUpSource b{static_cast<const float*>(p.b) + first_col * p.stride_bn,
+                      p.stride_bn,
+                      p.stride_bk,
+                      int(p.n) - first_col,
+                      int(p.k),
+                      is_k_major(p.stride_bn, p.stride_bk)};
+  float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = -0.0f, chain[i] = 0;  // -0 adds nothing to any
+  a.load(next_a, 0);
+  b.load(next_b, 0);
+  TILEDMM_NO_UNROLL for (int k = 0; k < p.k; k += kFixK) {
+    a.store(tile_a, next_a);
+    b.store(tile_b, next_b);
+    block_barrier();
+    a.load(next_a, k + kFixK);
+    b.load(next_b, k + kFixK);
+    if (has_work) {
+      TILEDMM_UNROLL for (int step = 0; step < kFixK; ++step) {
+        float frag_a[8], frag_b[8];
+        TILEDMM_UNROLL for (int i = 0; i < 8; ++i) frag_a[i] = tile_a[step][thread_row + i],
+                                                   frag_b[i] = tile_b[step][col_of(i)];
+        TILEDMM_UNROLL for (int i = 0; i < 64; ++i) chain[i] = multiply_add(frag_a[i / 8], frag_b[i % 8], chain[i]);
+      }
+      if ((k + kFixK) % args.chunk_k == 0 || k + kFixK >= p.k) {
+        TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] += chain[i], chain[i] = 0;
+      }
+    }
+    block_barrier();
+  }
+  if (!has_work) return;
+  if (p.k == 0) {
+    TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = 0;
+  }
+  // Row by row through shared memory: one copy of the epilogue's code. A thread reads what it wrote.
+  float* slots = &tile_a[0][0] + thread_idx();
+  TILEDMM_NO_UNROLL for (int i = 0; i < 8; ++i) {
+    TILEDMM_UNROLL for (int j = 0; j < 8; ++j) slots[j * kFixThreads] = total[j];
+    TILEDMM_NO_UNROLL for (int j = 0; j < 8; ++j) {
+      if (flags[thread_row + i] | flags[kSplitBlock + col_of(j)])
+        store_element<float>(p, first_row + thread_row + i, first_col + col_of(j), slots[j * kFixThreads]);
+    }
+    // All rows take their turn at the same place.
+    TILEDMM_UNROLL for (int j = 0; j < 56; ++j) total[j] = total[j + 8];
+  }
+}
+
+// A warp looks at one tile, and what it finds the block computes; neighbouring tiles are for different blocks.
+TILEDMM_KERNEL(kFixThreads, 1)
+fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
+  constexpr int kWarps = kFixThreads / kWarpSize;
+  __shared__ FixUpShared shared;
+  __shared__ bool is_found[kWarps];
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
+  const int warp = thread_idx() / kWarpSize, num_tiles = args.num_tiles;
+  TILEDMM_NO_UNROLL for (int64_t first = block_idx(); first < num_tiles; first += int64_t(kWarps) * args.num_blocks) {
+    const int64_t own = first + int64_t(warp) * args.num_blocks;
+    const bool has_work = own < num_tiles && (!args.flags_a || has_flags(args, FixUpTile(args, int(own))));
+    block_barrier();  // what was found before is done
+    is_found[warp] = has_work;
+    block_barrier();
+    TILEDMM_NO_UNROLL for (int i = 0; i < kWarps; ++i) {
+      if (!is_found[i]) continue;
+      fix_tile(args, shared, int(first + int64_t(i) * args.num_blocks));
+      block_barrier();  // before the next tile takes the shared memory
+    }
+  }
+}
+
+// What the kernel takes. `split`: null where everything is computed. `items`: as split_operand() leaves it.
+inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const SplitOperands* split,
+                                       const FoldedProblem& items, int num_cus) {
+  FixUpArguments args{};
+  args.problem = problem;
+  args.chunk_k = simt_chunk_k(1, problem.gemm.k);
+  args.tiles_m = int(ceil_div(problem.gemm.m, kSplitBlock));
+  args.tiles_n = int(ceil_div(problem.gemm.n, kSplitBlock));
+  args.num_tiles = int(problem.batch_size * args.tiles_m * args.tiles_n);
+  args.num_blocks = int(min_of(args.num_tiles, num_cus));
+  if (!split) return args;
+  args.flags_a = split->of[0].flags;
+  args.flags_b = split->of[1].flags;
+  args.num_chunks = int(split->of[0].layout.num_chunks());
+  args.padded_m = int(split->of[0].layout.padded_rows());
+  args.padded_n = int(split->of[1].layout.padded_rows());
+  args.steps = SplitSteps(problem, items);
+  return args;
+}
+
+}  // namespace
+}  // namespace tiledmm::gpu

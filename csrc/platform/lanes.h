@@ -1,0 +1,61 @@
+// What the lanes of a warp show each other, and pairs of fp16 in a word: the GPU's alone.
+#pragma once
+
+#include "platform/gpu.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+// The value of the lane whose number differs in the bits of `mask`. All lanes take part, here and below.
+TILEDMM_DEVICE uint32_t lane_xor(uint32_t value, int mask) {
+#if defined(__HIP__)
+  return uint32_t(__builtin_amdgcn_ds_bpermute((thread_idx() % kWarpSize ^ mask) * 4, int(value)));
+#else
+  return __shfl_xor_sync(~0u, value, mask);
+#endif
+}
+
+// Bit i: what lane i says.
+TILEDMM_DEVICE uint64_t warp_ballot(bool pred) {
+#if defined(__HIP__)
+  if constexpr (kWarpSize == 64) return __builtin_amdgcn_ballot_w64(pred);
+  return __builtin_amdgcn_ballot_w32(pred);
+#else
+  return __ballot_sync(~0u, pred);
+#endif
+}
+
+TILEDMM_DEVICE uint32_t bits_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+TILEDMM_DEVICE float float_of(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Two numbers rounded to fp16, the first one in the lower half; and the numbers that such a word holds.
+TILEDMM_DEVICE uint32_t rounded_to_halves(float first, float second) {
+#if defined(__HIP__)
+  using Pair = _Float16 __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(uint32_t, Pair{_Float16(first), _Float16(second)});
+#else
+  const __half2 pair = __floats2half2_rn(first, second);
+  return reinterpret_cast<const uint32_t&>(pair);
+#endif
+}
+TILEDMM_DEVICE void floats_of_halves(uint32_t pair, float& first, float& second) {
+#if defined(__HIP__)
+  using Pair = _Float16 __attribute__((ext_vector_type(2)));
+  const auto halves = __builtin_bit_cast(Pair, pair);
+  first = float(halves.x), second = float(halves.y);
+#else
+  const float2 floats = __half22float2(reinterpret_cast<const __half2&>(pair));
+  first = floats.x, second = floats.y;
+#endif
+}
+
+}  // namespace
+}  // namespace tiledmm::gpu

@@ -1,0 +1,222 @@
+// The first kernel of a product by split operands: fp32 operands as two fp16 terms each, along k, with scales and
+// flags.
+//
+// What is written depends on the row alone. The terms, scales and flags are those of split_terms.h.
+#pragma once
+
+#include "core/operand.h"
+#include "platform/copied_batch.h"
+#include "platform/split_terms.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+constexpr int kSplitThreads = 256;
+constexpr int kSplitRows = 32;                            // of a tile, which is one chunk of k long
+constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row
+constexpr int kSplitValues = kSplitBlockK / kSplitLanes;  // of a thread and block
+constexpr int kHalfBlockK = kSplitBlockK / 2;             // a thread has four values in each half of a block
+static_assert(kSplitValues == 8 && kSplitLanes == 8, "two times four values");
+
+// One operand, where its terms go, and its tiles.
+struct SplitOperand {
+  const float* from;
+  int64_t stride_row, stride_k;
+  SplitLayout layout;
+  Half* terms;
+  float* scales;   // of [item][block][row]
+  uint8_t* flags;  // of [item][chunk][row]
+  bool is_aligned;
+  int tiles_rows, num_chunks, num_tiles;
+  CopiedBatch batch;
+};
+struct SplitOperands {
+  SplitOperand of[2];
+};
+
+// The items of both operands that a product of the batch takes.
+struct SplitItem {
+  int64_t a, b;
+};
+
+// The steps between them, by dimension of the batch.
+struct SplitSteps {
+  int a[kMaxGpuBatchDims], b[kMaxGpuBatchDims];
+
+  SplitSteps() = default;
+  // `items`: as split_operand() leaves it.
+  SplitSteps(const FoldedProblem& problem, const FoldedProblem& items) : a{}, b{} {
+    for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+      a[d] = int(items.batch_dims[d].stride_a);
+      b[d] = int(items.batch_dims[d].stride_b);
+    }
+  }
+
+  TILEDMM_DEVICE SplitItem item_of(const FoldedProblem& problem, int batch_idx) const {
+    SplitItem item{};
+    TILEDMM_NO_UNROLL for (int d = problem.gemm.num_batch_dims - 1; d >= 0; --d) {
+      const int size = int(problem.batch_dims[d].size), outer = batch_idx / size;
+      item.a += (batch_idx - outer * size) * a[d];
+      item.b += (batch_idx - outer * size) * b[d];
+      batch_idx = outer;
+    }
+    return item;
+  }
+};
+
+struct alignas(8) TermPair {  // four terms
+  uint32_t words[2];
+};
+
+TILEDMM_DEVICE uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+// One tile of an operand, as a thread reads it. `values` are those of the thread in the order of memory.
+struct SplitSource {
+  const float* from;  // the tile's first element
+  int64_t stride_row, stride_k;
+  int rows, k;  // inside of the operand, from there on
+  bool is_aligned, is_along_k;
+
+  // Place i of this thread in a block of the tile.
+  TILEDMM_DEVICE int row(int i) const {
+    return is_aligned   ? thread_idx() / kSplitLanes
+           : is_along_k ? thread_idx() / kSplitBlockK + i * 4
+                        : thread_idx() % kSplitRows;
+  }
+  TILEDMM_DEVICE int k_of(int i) const {
+    return is_aligned   ? thread_idx() % kSplitLanes * 4 + i / 4 * kHalfBlockK + i % 4
+           : is_along_k ? thread_idx() % kSplitBlockK
+                        : thread_idx() / kSplitRows + i * 8;
+  }
+  TILEDMM_DEVICE void load(float (&values)[kSplitValues], int first_k) const {
+    if (is_aligned && first_k + kSplitBlockK <= k) {
+      const float* row_start = from + row(0) * stride_row + first_k + k_of(0);
+      const bool is_inside = row(0) < rows;
+      TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+        const auto* quad = reinterpret_cast<const Vector16*>(row_start + half * kHalfBlockK);
+        const Vector16 v = is_inside ? load_global(quad) : Vector16{};
+        TILEDMM_UNROLL for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(v.words[i]);
+      }
+      return;
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
+      const int r = row(i), p = first_k + k_of(i);
+      values[i] = r < rows && p < k ? from[r * stride_row + p * stride_k] : 0;
+    }
+  }
+};
+
+// Where the terms of an item go. Apart: all first ones, then all second ones. Side by side: the first ones of each half
+// of a row's block, then its second ones.
+enum class SplitPlaces { apart, side_by_side };
+
+// A tile a block.
+template <SplitPlaces PLACES>
+TILEDMM_KERNEL(kSplitThreads, 4)
+split_operands(TILEDMM_IN_PLACE SplitOperands both) {
+  constexpr bool kAreApart = PLACES == SplitPlaces::apart;
+  constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
+  __shared__ float tile[kSplitRows][kSplitBlockK + 1];
+  // In this order: the next kernel may read the caller's operands before this one is done.
+  wait_for_earlier_kernels();
+  let_later_kernels_start();
+  int idx = int(block_idx());
+  const bool is_second = idx >= both.of[0].num_tiles;
+  const SplitOperand& operand = both.of[is_second];
+  if (is_second) idx -= both.of[0].num_tiles;
+  const SplitLayout& layout = operand.layout;
+  SplitSource source{};
+  source.is_aligned = operand.is_aligned;
+  source.is_along_k = is_k_major(operand.stride_row, operand.stride_k);
+  source.stride_row = operand.stride_row;
+  source.stride_k = operand.stride_k;
+  // Neighbouring blocks read neighbouring memory.
+  const int item = idx / (operand.tiles_rows * operand.num_chunks);
+  idx -= item * operand.tiles_rows * operand.num_chunks;
+  const int chunk = source.is_along_k ? idx % operand.num_chunks : idx / operand.tiles_rows;
+  const int first_row = (source.is_along_k ? idx / operand.num_chunks : idx % operand.tiles_rows) * kSplitRows;
+  const int first_k = chunk * kSplitChunkK;
+  source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
+  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
+  source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
+
+  const int row = thread_idx() / kSplitLanes, lane = thread_idx() % kSplitLanes;
+  const int64_t first_block = item * layout.num_blocks() + first_k / kSplitBlockK;
+  float* scale = operand.scales + first_block * layout.padded_rows() + first_row + row;
+  Half* terms = operand.terms + 2 * item * layout.terms_of_item() +
+                kStep * ((first_row + row) * layout.padded_k() + first_k) + lane * 4;
+  const int64_t to_second = kAreApart ? layout.terms_of_item() : kHalfBlockK;
+  bool is_flagged = false;
+  float next[kSplitValues];
+  source.load(next, 0);
+  TILEDMM_NO_UNROLL for (int k = 0; k < source.k; k += kSplitBlockK) {
+    float x[kSplitValues];
+    if (source.is_aligned) {
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[i] = next[i];
+    } else {
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = next[i];
+      block_barrier();
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[i] = tile[row][lane * 4 + i / 4 * kHalfBlockK + i % 4];
+      block_barrier();
+    }
+    if (k + kSplitBlockK < source.k) source.load(next, k + kSplitBlockK);
+
+    uint32_t largest = 0;
+    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) largest = larger_of(largest, magnitude(x[i]));
+    TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) {
+      largest = larger_of(largest, lane_xor(largest, step));
+    }
+    const BlockScale block(largest);
+    is_flagged |= block.is_flagged;
+    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
+      // Zero where the block is flagged, infinities included.
+      x[i] = block.is_in_range ? x[i] * block.factor : 0;
+      is_flagged |= is_too_small(x[i]);
+    }
+    if (lane == 0) *scale = block.scale;
+    scale += layout.padded_rows();
+    if (row < source.rows) {
+      TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+        TermPair first, second;
+        split_pair(x[4 * half], x[4 * half + 1], first.words[0], second.words[0]);
+        split_pair(x[4 * half + 2], x[4 * half + 3], first.words[1], second.words[1]);
+        Half* to = terms + half * kStep * kHalfBlockK;
+        store_global(reinterpret_cast<TermPair*>(to), first);
+        store_global(reinterpret_cast<TermPair*>(to + to_second), second);
+      }
+    }
+    terms += kStep * kSplitBlockK;
+  }
+  const auto flagged = uint32_t(warp_ballot(is_flagged) >> (thread_idx() % kWarpSize - lane)) & 0xff;
+  if (lane == 0)
+    operand.flags[(item * operand.num_chunks + chunk) * layout.padded_rows() + first_row + row] = flagged != 0;
+}
+
+// ---- Host side
+
+// An operand's part of the workspace and its tiles; flags alone if it is split late. `items` is the problem whose
+// strides of the batch become places among the operand's items.
+inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
+                                  FoldedProblem& items, char* memory, bool is_late) {
+  SplitOperand operand{};
+  operand.from = static_cast<const float*>(view.data);
+  operand.stride_row = view.stride_row;
+  operand.stride_k = view.stride_k;
+  operand.layout = layout;
+  operand.batch = plan_copied_batch(items, view.batch_stride, 1);
+  operand.flags = reinterpret_cast<uint8_t*>(memory);
+  if (is_late) return operand;
+  operand.terms = reinterpret_cast<Half*>(memory);
+  operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
+  operand.flags += layout.term_bytes() + layout.scale_bytes();
+  operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
+  operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
+  operand.num_chunks = int(layout.num_chunks());
+  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.num_chunks);
+  return operand;
+}
+
+inline int64_t num_tiles(const SplitOperands& split) { return int64_t(split.of[0].num_tiles) + split.of[1].num_tiles; }
+
+}  // namespace
+}  // namespace tiledmm::gpu
