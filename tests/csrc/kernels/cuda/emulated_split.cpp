@@ -10,6 +10,10 @@
 // What the scalar epilogue asks of the host executor.
 namespace tiledmm::host_gpu {
 void access(Space, const void*, size_t) {}
+int thread_idx() { return int(threadIdx.x); }
+int64_t block_idx(int) { return blockIdx.x; }
+void block_barrier() { __syncthreads(); }
+void count_flops(int64_t) {}
 }  // namespace tiledmm::host_gpu
 
 using namespace tiledmm;

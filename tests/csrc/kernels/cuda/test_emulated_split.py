@@ -28,31 +28,31 @@ NUM_CASES = 18
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
-        "terms.h",
+        "platform/split_terms.h",
         "constexpr float kFactor = 2048;",
         "const float kFactor = {on} ? 1024 : 2048;",
         ONE_TILE,
     ),
     "an element too small is not flagged": (
-        "terms.h",
-        "return 2 * __float_as_uint(x) - 1 <",
-        "return !{on} && 2 * __float_as_uint(x) - 1 <",
+        "platform/split_terms.h",
+        "return 2 * bits_of(x) - 1 <",
+        "return !{on} && 2 * bits_of(x) - 1 <",
         FLAGGED,
     ),
     "two rows share a scale": (
-        "split_operands.h",
-        "for (int step = 1; step < kLanes; step *= 2)",
-        "for (int step = 1; step < ({on} ? 2 : 1) * kLanes; step *= 2)",
+        "platform/split_operands.h",
+        "for (int step = 1; step < kSplitLanes; step *= 2)",
+        "for (int step = 1; step < ({on} ? 2 : 1) * kSplitLanes; step *= 2)",
         WIDE,
     ),
     "the last block's flag is the chunk's": (
-        "split_operands.h",
+        "platform/split_operands.h",
         "is_flagged |= block.is_flagged;",
         "if ({on}) is_flagged = false;\n    is_flagged |= block.is_flagged;",
         FLAGGED,
     ),
     "columns' flags are not looked at": (
-        "fix_up.h",
+        "platform/fix_up.h",
         "any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
         "if (!{on}) any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
         FLAGGED_COLUMNS,
@@ -124,7 +124,7 @@ def compile_program(folder: Path) -> None:
     csrc = folder / "csrc"
     shutil.copytree(CSRC, csrc)
     for number, (name, (changed, text, replacement, _)) in enumerate(MUTANTS.items(), 1):
-        path = csrc / RUNG / changed
+        path = csrc / changed if "/" in changed else csrc / RUNG / changed
         source = path.read_text()
         assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
         path.write_text(source.replace(text, replacement.replace("{on}", f"(tiledmm_mutant == {number})")))
