@@ -134,7 +134,9 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
     a.load(next_a, k + kFixK);
     b.load(next_b, k + kFixK);
     if (has_work) {
-      TILEDMM_UNROLL for (int step = 0; step < kFixK; ++step) {
+// Not all at once: clang loads the operands of all steps first, for which there are no registers.
+#pragma unroll 4
+      for (int step = 0; step < kFixK; ++step) {
         float frag_a[8], frag_b[8];
         TILEDMM_UNROLL for (int i = 0; i < 8; ++i) frag_a[i] = tile_a[step][thread_row + i],
                                                    frag_b[i] = tile_b[step][col_of(i)];
