@@ -71,6 +71,7 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks f
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
@@ -224,13 +225,17 @@ struct CpuPlan {
   bool is_exchanged;  // C^T = B^T A^T is computed; `config` is of that product
 };
 
-// The cost of a word of k for all of C, in multiply-adds of vectors, with what comes before them: packing an A along m
-// and a B for more than few rows. Fitted to both ways of random products on one thread of a Zen 4, by 256- and 512-bit
-// vectors.
-[[maybe_unused]] double word_cost(int64_t m, int64_t n, bool is_a_k_major, const CpuKernelShape& shape) {
+// The cost of `words` of k for all of C, in multiply-adds of vectors, with what comes before them: packing an A along m
+// and a B for more than few rows. An A along m that comes from memory costs as if it were packed, used in place or not.
+// Fitted to both ways of random products on one thread of a Zen 4, by 256- and 512-bit vectors.
+[[maybe_unused]] double operands_cost(int64_t m, int64_t n, double words, bool is_a_k_major,
+                                      const CpuKernelShape& shape) {
   constexpr double kPackACost = 1, kPackBCost = 0.25;  // of a row, of a column
-  const bool packs_a = !is_a_k_major && !(shape.sums_in_c && n <= kTurnColumns), packs_b = m > kMaxStreamRows;
-  return double(m) * columns_cost(n, shape) + packs_a * kPackACost * double(m) + packs_b * kPackBCost * double(n);
+  const bool is_far = double(m) * words * shape.word_bytes >= double(kFarTurnBytes);
+  const bool packs_a = !is_a_k_major && !(shape.sums_in_c && n <= kTurnColumns && !is_far);
+  const bool packs_b = m > kMaxStreamRows;
+  const double of_word = double(m) * columns_cost(n, shape) + packs_a * kPackACost * double(m);
+  return words * (of_word + packs_b * kPackBCost * double(n));
 }
 
 // The operands exchange their roles where that costs less. Products commute, so no bit depends on it.
@@ -238,8 +243,8 @@ struct CpuPlan {
   const double words = double(ceil_div(p.k, shape.k_per_word));
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
-  const double cost = word_cost(p.m, p.n, p.stride_ak == 1, shape) * words + (p.stride_cn != 1) * stores;
-  const double cost_exchanged = word_cost(p.n, p.m, p.stride_bk == 1, shape) * words + (p.stride_cm != 1) * stores;
+  const double cost = operands_cost(p.m, p.n, words, p.stride_ak == 1, shape) + (p.stride_cn != 1) * stores;
+  const double cost_exchanged = operands_cost(p.n, p.m, words, p.stride_bk == 1, shape) + (p.stride_cm != 1) * stores;
   return cost > cost_exchanged;
 }
 
