@@ -29,6 +29,7 @@ from torch_tiledmm.testing.timing import gpu_name
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "build" / "check_amd"
 LAST_LINES = 20  # of a failed step's output
+GPU_TESTS = ("gpu", "gpu_faults", "split", "processes", "dispatch", "main")
 
 
 class Step(NamedTuple):
@@ -48,11 +49,13 @@ class Outcome(NamedTuple):
         return "not run" if self.exit_code is None else "ok" if self.exit_code == 0 else f"failed ({self.exit_code})"
 
 
-def steps_of(results: Path, num_cases: int) -> list[Step]:
+def steps_of(results: Path, num_cases: int, has_split: bool) -> list[Step]:
+    """``has_split``: whether the chip has a kernel of algorithm="split"."""
     python = sys.executable
-    tests = [f"tests/torch_tiledmm/test_{name}.py" for name in ("gpu", "gpu_faults", "processes", "dispatch", "main")]
+    tests = [f"tests/torch_tiledmm/test_{name}.py" for name in GPU_TESTS]
     fuzz = ["-m", "torch_tiledmm.testing.fuzz", "--device", "cuda", "--cases", str(num_cases), "--processes", "1"]
     precisions = ["bf16", "fp16", "fp32", "fp64"]  # AMD's matrix instructions multiply fp32 without rounding to tf32
+    split = [Step("split", [python, "benchmarks/bench_split.py", "--json", str(results / "split.json")], False)]
     return [
         Step("build", [python, "benchmarks/check_amd.py", "--build"], True),
         Step("info", [python, "-m", "torch_tiledmm", "info"], True),
@@ -68,6 +71,7 @@ def steps_of(results: Path, num_cases: int) -> list[Step]:
             [python, "-m", "torch_tiledmm", "ladder", "--dtype", *precisions, "--json", str(results / "ladder.json")],
             False,
         ),
+        *(split if has_split else []),
         Step("pages", [python, "benchmarks/readme_table.py"], False),
     ]
 
@@ -89,6 +93,11 @@ def check_build() -> None:
                 if not bool((result == 64).all()):
                     sys.exit(f"{candidate.algorithm} in {name}: ones times ones are {result.flatten()[:8].tolist()}")
                 print(candidate.algorithm, name, "ok", flush=True)
+
+
+def serves_split() -> bool:
+    candidates = torch_tiledmm.explain(512, 512, 512, "fp32", device=gpu_name()).candidates
+    return any(candidate.legal for candidate in candidates if candidate.algorithm == "mfma_split")
 
 
 def folder_name(gpu: str) -> str:
@@ -157,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"torch {torch.__version__} sees no AMD GPU; --dry-run needs none")
     gpu = torch.cuda.get_device_properties().name if has_gpu else "gpu"
     results = ROOT / "benchmarks" / "results" / (args.machine or folder_name(gpu))
-    steps = steps_of(results, args.cases)
+    steps = steps_of(results, args.cases, not has_gpu or serves_split())
     if args.dry_run:
         print("\n".join(shlex.join(step.command) for step in steps))
         return 0

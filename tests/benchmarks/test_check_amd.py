@@ -20,7 +20,7 @@ import torch_tiledmm.__main__
 from torch_tiledmm.testing import fuzz
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["build", "info", "tests", "random cases", "products, layers, training", "ladder", "pages"]
+NAMES = ["build", "info", "tests", "random cases", "products, layers, training", "ladder", "split", "pages"]
 
 
 @pytest.fixture
@@ -65,10 +65,11 @@ def test_all_steps_run_in_their_order(on_amd, tmp_path, capsys):
     assert table_of(text) == dict.fromkeys(NAMES, "ok")
     assert "HIP 7.1.25424" in text and str(tmp_path) not in text
     assert len(commands) == len(NAMES) and "--cases 7 " in commands[3]
-    assert [f"--json {folder / name}" in commands[i] for i, name in ((4, "gpu.json"), (5, "ladder.json"))] == [True] * 2
+    for i, name in ((4, "gpu.json"), (5, "ladder.json"), (6, "split.json")):
+        assert f"--json {folder / name}" in commands[i]
 
 
-@pytest.mark.parametrize("failing, first_not_run", [("--build", 1), ("pytest", 3), ("fuzz", 4), ("bench_gpu", 7)])
+@pytest.mark.parametrize("failing, first_not_run", [("--build", 1), ("pytest", 3), ("fuzz", 4), ("bench_gpu", 8)])
 def test_nothing_is_measured_after_a_check_that_fails(failing, first_not_run, on_amd, tmp_path):
     check_amd, commands, fails = on_amd
     fails.add(failing)
@@ -129,7 +130,7 @@ def test_each_command_is_one(check_amd, tmp_path, monkeypatch, capsys):
     """Parsed by what it calls, which then misses a GPU."""
     assert check_amd.main(["--dry-run", "--machine", "nvidia_h200"]) == 0  # a folder that is there
     commands = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
-    _, info, tests, cases, products, ladder, pages = commands
+    _, info, tests, cases, products, ladder, split, pages = commands
     assert info == ["-m", "torch_tiledmm", "info"]
     assert all((ROOT / word).exists() for word in tests if word.endswith(".py"))
     calls = []
@@ -137,13 +138,21 @@ def test_each_command_is_one(check_amd, tmp_path, monkeypatch, capsys):
     fuzz.main(cases[2:])
     assert calls[0][0] == 5000 and calls[0][2:] == ("cuda", 1)
     import bench_gpu
+    import bench_split
     import readme_table
 
-    assert [pages, products[0]] == [["benchmarks/readme_table.py"], "benchmarks/bench_gpu.py"]
+    scripts = [pages, products[:1], split[:1]]
+    assert scripts == [[f"benchmarks/{name}.py"] for name in ("readme_table", "bench_gpu", "bench_split")]
     assert callable(readme_table.main)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", products)
-    for main, arguments in ((bench_gpu.main, []), (torch_tiledmm.__main__.main, [ladder[2:]])):
+
+    def refuse(*_):
+        raise ValueError("there is no GPU")
+
+    monkeypatch.setattr(bench_split, "describe_run", refuse)  # it measures on a CPU, too
+    runs = ((bench_gpu.main, products, []), (bench_split.main, split, []))
+    for main, argv, arguments in (*runs, (torch_tiledmm.__main__.main, [], [ladder[2:]])):
+        monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit):
             main(*arguments)
         assert "there is no GPU" in capsys.readouterr().err
