@@ -225,26 +225,27 @@ struct CpuPlan {
   bool is_exchanged;  // C^T = B^T A^T is computed; `config` is of that product
 };
 
-// The cost of `words` of k for all of C, in multiply-adds of vectors, with what comes before them: packing an A along m
-// and a B for more than few rows. An A along m that comes from memory costs as if it were packed, used in place or not.
-// Fitted to both ways of random products on one thread of a Zen 4, by 256- and 512-bit vectors.
-[[maybe_unused]] double operands_cost(int64_t m, int64_t n, double words, bool is_a_k_major,
-                                      const CpuKernelShape& shape) {
-  constexpr double kPackACost = 1, kPackBCost = 0.25;  // of a row, of a column
-  const bool is_far = double(m) * words * shape.word_bytes >= double(kFarTurnBytes);
-  const bool packs_a = !is_a_k_major && !(shape.sums_in_c && n <= kTurnColumns && !is_far);
-  const bool packs_b = m > kMaxStreamRows;
-  const double of_word = double(m) * columns_cost(n, shape) + packs_a * kPackACost * double(m);
-  return words * (of_word + packs_b * kPackBCost * double(n));
+// The cost of all of C, in multiply-adds of vectors, with what comes before them: packing A, where it is not used in
+// place, and B for more than few rows. An A along m that comes from memory costs as if it were packed. Fitted to both
+// ways of random products on one thread of a Zen 4, by 256- and 512-bit vectors.
+[[maybe_unused]] double operands_cost(int64_t m, int64_t n, int64_t k, bool is_a_k_major, const CpuKernelShape& shape) {
+  constexpr double kPackACost = 0.5, kTurnACost = 1, kPackBCost = 0.25;  // of a word of a row, of a column
+  const auto words = double(ceil_div(k, shape.k_per_word));
+  const bool is_far = double(m) * words * double(shape.word_bytes) >= double(kFarTurnBytes);
+  const bool is_in_place = !is_a_k_major           ? shape.sums_in_c && n <= kTurnColumns && !is_far
+                           : shape.k_per_word == 1 ? shape.sums_in_c
+                                                   : k % shape.k_per_word == 0;
+  const double packing_a = is_in_place ? 0 : is_a_k_major ? kPackACost : kTurnACost;
+  const double packing_b = m <= kMaxStreamRows ? 0 : kPackBCost;
+  return words * (double(m) * (columns_cost(n, shape) + packing_a) + double(n) * packing_b);
 }
 
 // The operands exchange their roles where that costs less. Products commute, so no bit depends on it.
 [[maybe_unused]] bool exchanges_operands(const GemmProblem& p, const CpuKernelShape& shape) {
-  const double words = double(ceil_div(p.k, shape.k_per_word));
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
-  const double cost = operands_cost(p.m, p.n, words, p.stride_ak == 1, shape) + (p.stride_cn != 1) * stores;
-  const double cost_exchanged = operands_cost(p.n, p.m, words, p.stride_bk == 1, shape) + (p.stride_cm != 1) * stores;
+  const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, shape) + (p.stride_cn != 1) * stores;
+  const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, shape) + (p.stride_cm != 1) * stores;
   return cost > cost_exchanged;
 }
 
