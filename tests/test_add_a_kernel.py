@@ -11,12 +11,14 @@ the property test; a null peak that bench called; a toy that leaves out the last
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compilers
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -155,10 +157,12 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     spec = importlib.util.spec_from_file_location("gpu_objects_of_the_copy", root / "gpu_objects.py")
     objects = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(objects)
-    cxx, csrc, tests = os.environ.get("CXX", "g++"), root / "csrc", root / "tests/csrc/kernels"
-    plain = [*cxx.split(), "-std=c++17", "-x", "c++", "-O0", "-fPIC", "-Dtiledmm_mutant=0"]
-    strict = [*plain[:-1], *SANITIZERS, "-include", tests / "mutant.h"]
-    host = [*objects.host_command(cxx, 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
+    csrc, tests = root / "csrc", root / "tests/csrc/kernels"
+    flags = ["-std=c++17", "-x", "c++", "-O0", "-fPIC"]
+    plain = [*compilers.CXX, *flags, "-Dtiledmm_mutant=0"]
+    sanitizing = compilers.sanitizing_command()
+    strict = [*sanitizing, *flags, *SANITIZERS, "-include", tests / "mutant.h"]
+    host = [*objects.host_command(shlex.join(sanitizing), 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
     kernels = csrc / "kernels"
 
     def of_copy(sources: list[Path]) -> list[Path]:
@@ -194,7 +198,7 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     links = [["-shared", *of["library"], "-o", root / "torch_tiledmm/_kernels.so"]]
     links += [[*SANITIZERS, "-pthread", *of[program], "-o", root / f"sanitize_{program}"] for program in ("cpu", "gpu")]
     for link in links:
-        subprocess.run([*cxx.split(), *link], check=True, timeout=120)
+        subprocess.run([*compilers.CXX, *link], check=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
