@@ -257,6 +257,7 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
     assert len(rows) < 3 * 7, "no row was computed twice"
 
 
+@pytest.mark.takes_long  # compiling does, while nobody waits for it
 def test_no_row_s_bits_depend_on_m(code_of, launcher):
     """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to two tiles of 32 rows,
     and of the others each seventh and what fills whole tiles or has one more row."""
