@@ -1,4 +1,4 @@
-"""Which clang is here; what compiles the GPU's kernels with sanitizers for the host executor.
+"""Which clang is here; what compiles entries, dispatch and the GPU's kernels for the host executor with sanitizers.
 
 That is clang: it takes a third of the time of g++. CXX links its objects, with the runtime of its own sanitizers, as
 Debian's clang comes without one. Both compilers have the names and versions of that runtime's functions in common.

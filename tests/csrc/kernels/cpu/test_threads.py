@@ -22,7 +22,10 @@ import torch_tiledmm  # noqa: E402
 CXX = os.environ.get("CXX", "g++").split()
 # The same sources as AVX2's, with other vectors: compiling them would take more than half of the time.
 LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}
-LEFT_OUT |= {"portable.cpp"} if torch_tiledmm.build_info().isa["cpu"] != "portable" else set()
+# What this machine does not run.
+ISA = torch_tiledmm.build_info().isa["cpu"]
+LEFT_OUT |= {"portable.cpp"} if ISA != "portable" else set()
+LEFT_OUT |= {"amx.cpp", "amx_split.cpp"} if not ISA.startswith("amx") else set()
 # What spends most of the time in loops without vectors, and is compiled fast.
 OPTIMISED = {"01_naive.cpp", "02_block_tiled.cpp", "threads.cpp"}
 TILE, DEVICE = "kernels/cpu/04_register_tiled/launch.h", "kernels/gpu/device.cu"
