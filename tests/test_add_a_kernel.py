@@ -222,15 +222,21 @@ def sanitize(copy: Path, device: str, *arguments: str, mutant: int = 0) -> subpr
 
 
 ASK = """
-import json, random
+import contextlib, io, json, random
 import test_property
 import torch, torch_tiledmm
+from torch_tiledmm.__main__ import main
 from torch_tiledmm.testing.cases import draw_case, run_case
 from torch_tiledmm.testing.ladder import ladder_rungs
 
 def candidate(name, device):
     answer = torch_tiledmm.explain(30, 40, 50, "fp32", device=device)
     return next(vars(c) for c in answer.candidates if c.algorithm == name)
+
+def printed(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(list(arguments))
+    return out.getvalue()
 
 cases = [draw_case(1, number, modes=("values",)) for number in range(600)]
 swept = [number for number in range(600) if test_property.draw(number).algorithm == "toy"]
@@ -245,6 +251,8 @@ print(json.dumps({
     "swept": len(swept),
     "fuzzed": [run_case(case).check for case in fuzzed],
     "ladder": ladder_rungs(),
+    "info": printed("info"),
+    "bench": printed("bench", *"--algorithm toy --rows 8x8x8:NN --seconds 0.01 --threads 1".split()),
 }))
 """
 
@@ -263,9 +271,7 @@ def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     assert "toy" in found["property"] and found["swept"] >= 5
     assert len(found["fuzzed"]) >= 5 and not any(found["fuzzed"])
     assert "toy_gpu" in found["ladder"]
-    assert "toy " in python(copy, "-m", "torch_tiledmm", "info")
-    bench = ["-m", "torch_tiledmm", "bench", "--algorithm", "toy", "--rows", "8x8x8:NN", "--seconds", "0.01"]
-    assert "algorithm toy" in python(copy, *bench, "--threads", "1")
+    assert "toy " in found["info"] and "algorithm toy" in found["bench"]
 
 
 @pytest.mark.takes_long("with_toys")
