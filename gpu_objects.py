@@ -244,10 +244,14 @@ def host_library(warp_size: int) -> Path:
             f"there is no C++ compiler '{cxx}', and the GPU kernels on the CPU are compiled when they are first asked "
             "for: install g++ 12 or later (Debian: apt install g++), or set CXX"
         )
-    folder, command = host_cache() / f"wave{warp_size}", host_command(cxx, warp_size)
-    executor, *others = sorted(host_sources(warp_size), key=lambda path: path.name != "executor.cpp")
-    groups = [Sources(others, command, folder), Sources([executor], [*command, "-O2"], folder)]
-    with locked(folder):
+    cache, command = host_cache(), host_command(cxx, warp_size)
+    folder = cache / f"wave{warp_size}"
+    kernels = [path for path in host_sources(warp_size) if path.suffix == ".cu"]
+    *entries, executor = [path for path in host_sources(warp_size) if path.suffix == ".cpp"]
+    groups = [Sources(kernels, command, folder), Sources([executor], [*command, "-O2"], folder)]
+    # Entries do not know the warp size.
+    groups.append(Sources(entries, host_command(cxx, WARP_SIZES[0]), cache / "entries"))
+    with locked(cache):
         target = folder / f"_host_gpu_wave{warp_size}.so"
         if not target.exists():
             print("torch_tiledmm: compiling the GPU kernels for the CPU, half a minute, once", file=sys.stderr)

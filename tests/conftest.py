@@ -15,6 +15,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+import compilers  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from filelock import FileLock  # noqa: E402
@@ -84,7 +85,7 @@ def csrc_of_devices(built_once):
 @pytest.fixture(scope="session")
 def amd_object(built_once, csrc_of_devices):
     """compile(arch, source) -> the device code that clang makes of a rung, and its resource report."""
-    clang = next((found for name in ("clang++-22", "clang++-21", "clang++-20") if (found := shutil.which(name))), None)
+    clang = compilers.find_clang()
     if clang is None or not shutil.which(Path(clang).name.replace("clang++", "llvm-objdump")):
         assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
         pytest.skip("there is no clang 20 or later with llvm-objdump")

@@ -11,12 +11,14 @@ the property test; a null peak that bench called; a toy that leaves out the last
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compilers
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -155,10 +157,12 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     spec = importlib.util.spec_from_file_location("gpu_objects_of_the_copy", root / "gpu_objects.py")
     objects = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(objects)
-    cxx, csrc, tests = os.environ.get("CXX", "g++"), root / "csrc", root / "tests/csrc/kernels"
-    plain = [*cxx.split(), "-std=c++17", "-x", "c++", "-O0", "-fPIC", "-Dtiledmm_mutant=0"]
-    strict = [*plain[:-1], *SANITIZERS, "-include", tests / "mutant.h"]
-    host = [*objects.host_command(cxx, 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
+    csrc, tests = root / "csrc", root / "tests/csrc/kernels"
+    flags = ["-std=c++17", "-x", "c++", "-O0", "-fPIC"]
+    plain = [*compilers.CXX, *flags, "-Dtiledmm_mutant=0"]
+    sanitizing = compilers.sanitizing_command()
+    strict = [*sanitizing, *flags, *SANITIZERS, "-include", tests / "mutant.h"]
+    host = [*objects.host_command(shlex.join(sanitizing), 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
     kernels = csrc / "kernels"
 
     def of_copy(sources: list[Path]) -> list[Path]:
@@ -194,7 +198,7 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     links = [["-shared", *of["library"], "-o", root / "torch_tiledmm/_kernels.so"]]
     links += [[*SANITIZERS, "-pthread", *of[program], "-o", root / f"sanitize_{program}"] for program in ("cpu", "gpu")]
     for link in links:
-        subprocess.run([*cxx.split(), *link], check=True, timeout=120)
+        subprocess.run([*compilers.CXX, *link], check=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -218,15 +222,21 @@ def sanitize(copy: Path, device: str, *arguments: str, mutant: int = 0) -> subpr
 
 
 ASK = """
-import json, random
+import contextlib, io, json, random
 import test_property
 import torch, torch_tiledmm
+from torch_tiledmm.__main__ import main
 from torch_tiledmm.testing.cases import draw_case, run_case
 from torch_tiledmm.testing.ladder import ladder_rungs
 
 def candidate(name, device):
     answer = torch_tiledmm.explain(30, 40, 50, "fp32", device=device)
     return next(vars(c) for c in answer.candidates if c.algorithm == name)
+
+def printed(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(list(arguments))
+    return out.getvalue()
 
 cases = [draw_case(1, number, modes=("values",)) for number in range(600)]
 swept = [number for number in range(600) if test_property.draw(number).algorithm == "toy"]
@@ -241,6 +251,8 @@ print(json.dumps({
     "swept": len(swept),
     "fuzzed": [run_case(case).check for case in fuzzed],
     "ladder": ladder_rungs(),
+    "info": printed("info"),
+    "bench": printed("bench", *"--algorithm toy --rows 8x8x8:NN --seconds 0.01 --threads 1".split()),
 }))
 """
 
@@ -259,9 +271,7 @@ def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     assert "toy" in found["property"] and found["swept"] >= 5
     assert len(found["fuzzed"]) >= 5 and not any(found["fuzzed"])
     assert "toy_gpu" in found["ladder"]
-    assert "toy " in python(copy, "-m", "torch_tiledmm", "info")
-    bench = ["-m", "torch_tiledmm", "bench", "--algorithm", "toy", "--rows", "8x8x8:NN", "--seconds", "0.01"]
-    assert "algorithm toy" in python(copy, *bench, "--threads", "1")
+    assert "toy " in found["info"] and "algorithm toy" in found["bench"]
 
 
 @pytest.mark.takes_long("with_toys")

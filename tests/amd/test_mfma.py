@@ -244,19 +244,28 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
     assert len(rows) < 3 * 7, "no row was computed twice"
 
 
-@pytest.mark.takes_long
+@pytest.mark.takes_long  # compiling does, while nobody waits for it
 def test_no_row_s_bits_depend_on_m(code_of, launcher):
-    """Of every product of 1 to 300 rows, as it is planned, each row is as in that of 300."""
-    n, k = 64, 128
-    largest = Product(300, n, k, seed=4)
+    """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to two tiles of 32 rows,
+    and of the others each seventh and what fills whole tiles or has one more row."""
+    n, k = 32, 128
+    how = dict(n=n, k=k, bias=None, activation="none")
+    largest = Product(300, **how)
+    # Products that cancel each other: what is left over depends on the order of summation.
+    half = torch.randperm(k // 2)
+    largest.a[:, :, k // 2 :] = largest.a[:, :, half]
+    largest.b[:, :, k // 2 :] = -largest.b[:, :, half]
+    for operand in (largest.a, largest.b):
+        operand *= 64
     largest.run(code_of("fp16"), launcher)
     largest.check()
     expected = as_array(largest.out.view(torch.int16))
     for m in range(1, 300):
-        product = Product(m, n, k, seed=4)
-        for name in ("a", "b", "bias"):
-            values = getattr(largest, name)
-            getattr(product, name).copy_(values[:, :m] if name == "a" else values)
+        if m > 64 and m % 7 != 0 and m % 32 > 1:
+            continue
+        product = Product(m, **how)
+        product.a.copy_(largest.a[:, :m])
+        product.b.copy_(largest.b)
         product.run(code_of("fp16"), launcher)
         assert np.array_equal(as_array(product.out.view(torch.int16)), expected[:, :m]), m
 

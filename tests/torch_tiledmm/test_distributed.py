@@ -199,6 +199,7 @@ def outcomes(built_once):
     return [dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {} for file in files]
 
 
+@pytest.mark.takes_long("gloo")
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_compute_what_one_computes(outcomes, name):
     for outcome in outcomes:

@@ -4,7 +4,7 @@ Planted bugs that these tests caught: the batch stride of a broadcast operand no
 check of the fake kernel removed, matmul_out without its overlap check, with one that knows no views with gaps, with one
 that takes beside each other for overlapping, with one that skips solutions, and with one that sees whole elements only,
 a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed, denormals that
-stores by columns keep and stores by rows do not.
+stores by columns keep and stores by rows do not, 31 bits for k or for the place of a chunk of A or of B.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import math
 import platform
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -403,8 +404,10 @@ def test_too_large_a_result_is_an_exception():
         matmul(randn(1, 1).expand(1 << 30, 1), randn(1, 1).expand(1, 1 << 30))
 
 
-def test_more_than_two_to_the_31_elements():
-    """More elements than 31 bits count, without the memory: one element repeated through a stride of 0."""
+@pytest.mark.parametrize("m, n", [(1, 1), (9, 9)])  # chunks of dot products side by side; packed operands
+def test_more_than_two_to_the_31_elements(m, n):
+    """More elements than 31 bits count, without the memory: numpy's zeros take none until they are written."""
     k = (1 << 31) + 8
-    one = torch.ones(1, dtype=torch.bfloat16)  # the dtype that takes least time
-    assert matmul(one.expand(1, k), one.expand(k, 1)).item() == 1 << 31
+    row = torch.from_numpy(np.zeros(k, np.int16)).view(torch.bfloat16)  # the dtype that takes least time
+    row[0] = row[k // 2] = row[k - 1] = 1
+    assert torch.equal(matmul(row.expand(m, k), row.expand(n, k).mT), torch.full((m, n), 3, dtype=row.dtype))

@@ -195,6 +195,7 @@ def plant_a_crash(error=""):
     OPERATORS.matmul = die
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("error", ["", "HIP error: invalid device function"])
 def test_a_process_that_dies_is_found_and_another_goes_on(error):
     first = next(i for i in range(99) if dies(draw_case(1, i)))

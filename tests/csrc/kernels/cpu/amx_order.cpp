@@ -133,13 +133,19 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
     std::printf("WRONG: %s\n", reason);
     std::exit(1);
   }
-  std::vector<float> row(static_cast<size_t>(k)), column(static_cast<size_t>(k));
+  const auto values = [&](const Matrix& matrix, int64_t lane, bool is_row) {
+    std::vector<float> found;
+    for (int64_t p = 0; p < k; ++p) {
+      found.push_back(value_of(dtype, is_row ? matrix.at(lane, p) : matrix.at(p, lane)));
+    }
+    return found;
+  };
+  std::vector<std::vector<float>> columns;
+  for (int64_t j = 0; j < n; ++j) columns.push_back(values(b, j, false));
   for (int64_t i = 0; i < m; ++i) {
+    const std::vector<float> row = values(a, i, true);
     for (int64_t j = 0; j < n; ++j) {
-      for (int64_t p = 0; p < k; ++p) {
-        row[size_t(p)] = value_of(dtype, a.at(i, p)), column[size_t(p)] = value_of(dtype, b.at(p, j));
-      }
-      const float sum = model_of_row(dtype, row, column);
+      const float sum = model_of_row(dtype, row, columns[size_t(j)]);
       const uint16_t expected = dtype == DType::bf16 ? from_acc<BFloat16>(sum).bits : from_acc<Half>(sum).bits;
       const uint16_t actual = compared(dtype, c.at(i, j));
       hash = (hash ^ actual) * 1099511628211u;

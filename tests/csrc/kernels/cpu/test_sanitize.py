@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compilers
 import pytest
 
 import torch_tiledmm
@@ -37,6 +38,7 @@ SANITIZE_OF = {
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 AMX = ("05_amx", "06_amx_split")
+HAS_AMX = torch_tiledmm.build_info().isa["cpu"].startswith("amx")
 TILE, EPILOGUE = "kernels/cpu/04_register_tiled/launch.h", "platform/epilogue.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
@@ -78,14 +80,16 @@ def compile_sources(
 ) -> None:
     """Objects of sources of csrc, with the mutants in it, and of programs."""
     csrc = mutable_sources(folder, mutants)
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    command = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     command += [f"-I{csrc}", "-include", str(HERE.parent / "mutant.h"), *flags]
 
     def compile_source(source: Path) -> None:
         is_of_csrc = source.is_relative_to(CSRC)
         path = csrc / source.relative_to(CSRC) if is_of_csrc else source
         sanitize = SANITIZE_OF.get(source.name, SANITIZE) if is_of_csrc else RUNNER_FLAGS
-        compile_it = [*command, *sanitize, "-c", path]
+        is_entry = is_of_csrc and (source.name.startswith("rung") or source.parent.name in ("api", "dispatch"))
+        cxx = compilers.sanitizing_command() if is_entry else compilers.CXX
+        compile_it = [*cxx, *command, *sanitize, "-c", path]
         compile_it += ["-o", folder / gpu_objects.object_name(source)]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
@@ -96,12 +100,18 @@ def compile_sources(
 
 def link_program(objects: Iterable[Path], main: Path, program: Path) -> None:
     """The program's own object is the last one: of inline functions that it shares with others, theirs are checked."""
-    link = [os.environ.get("CXX", "g++"), "-fsanitize=address,undefined", "-pthread", *objects, main, "-o", program]
+    link = [*compilers.CXX, "-fsanitize=address,undefined", "-pthread", *objects, main, "-o", program]
     subprocess.run(link, check=True, timeout=120)
 
 
 def is_of_amx(source: Path) -> bool:
     return source.parent.name in AMX or source.name == "chips.cpp"
+
+
+def can_run(source: Path) -> bool:
+    """Whether this machine has the instructions, if these are kernels of AMX: launchers are weak, others can be left
+    out."""
+    return HAS_AMX or source.parent.name not in AMX or source.name == "rung.cpp"
 
 
 def shared_objects(built_once, num_jobs: int) -> Path:
@@ -125,7 +135,7 @@ def program(built_once, num_jobs):
     shared = shared_objects(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        sources = [path for path in gpu_objects.cpp_sources() if is_of_amx(path)]
+        sources = [path for path in gpu_objects.cpp_sources() if is_of_amx(path) and can_run(path)]
         compile_sources(folder, num_jobs, MUTANTS, sources)
         link_program([*shared.glob("*.o"), *folder.glob("*.o")], main_object(built_once), folder / "sanitize")
 

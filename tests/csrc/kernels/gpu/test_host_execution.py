@@ -9,12 +9,14 @@ Harrold 1993). More of them forget a failed allocation or launch, or what is to 
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compilers
 import pytest
 
 import torch_tiledmm
@@ -25,7 +27,6 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 CSRC = ROOT / "csrc"
-CXX = os.environ.get("CXX", "g++")
 # -O0: compiling takes longer than running. Undefined behaviour shows at one warp size, in one dtype of 16 bits, in one
 # or two tiles of a kernel: the sources are the same.
 # Pointers out of bounds are errors of addresses where they are used.
@@ -35,7 +36,8 @@ SANITIZE = {
     64: ["-O0", "-g0", "-fsanitize=address"],
 }
 LIKE_OTHERS = ("_f16.cu", "_middle.cu", "_small.cu", "_smallest.cu")
-# What runs and compares the kernels, which takes most of the time. Its errors of memory are left to fail elsewhere.
+# What runs and compares the kernels, which takes most of the time; its fibers are for g++. Its errors of memory are
+# left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 NUM_CASES, NUM_FAULT_CASES = 12, {32: 3, 64: 2}  # of each algorithm
@@ -263,14 +265,16 @@ def mutable_sources(folder: Path) -> Path:
 
 def compile_sources(folder: Path, csrc: Path, sources: list[Path], warp_size: int, num_jobs: int) -> None:
     """Objects in the folder. Of csrc, a copy of the sources is compiled."""
-    command = [*gpu_objects.host_command(CXX, warp_size, werror=True), f"-I{csrc}"]
-    command += ["-include", str(HERE.parent / "mutant.h")]
+    sanitizing = compilers.sanitizing_command()
 
     def compile_source(source: Path) -> None:
         own = csrc / source.relative_to(CSRC) if source.is_relative_to(CSRC) else source
-        flags = SANITIZE[64 if source.name.endswith(LIKE_OTHERS) else warp_size]
-        flags = RUNNER_FLAGS if source.name in RUNNER else flags
-        compile_it = [*command, *flags, "-c", own, "-o", folder / gpu_objects.object_name(source)]
+        cxx, flags = sanitizing, SANITIZE[64 if source.name.endswith(LIKE_OTHERS) else warp_size]
+        if source.name in RUNNER:
+            cxx, flags = compilers.CXX, RUNNER_FLAGS
+        command = gpu_objects.host_command(shlex.join(cxx), warp_size, werror=True)
+        compile_it = [*command, f"-I{csrc}", "-include", HERE.parent / "mutant.h", *flags]
+        compile_it += ["-c", own, "-o", folder / gpu_objects.object_name(source)]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
 
@@ -315,7 +319,7 @@ def program(built_once, num_jobs):
                 runner_objects(built_once, warp_size, num_jobs),
             )
             objects = [*folder.glob("*.o"), *entries.glob("*.o"), *runner.glob("*.o")]
-            link = [CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
+            link = [*compilers.CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
             subprocess.run(link, check=True, timeout=120)
 
         return built_once(f"host_execution_{warp_size}", build) / "sanitize"
