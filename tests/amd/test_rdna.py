@@ -150,7 +150,7 @@ def test_the_main_loop_is_short(arch, layouts, permutes, compiled):
 def test_registers_suffice(arch, amd_object):
     report = amd_object(arch, FOLDER / ("wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu"))[1]
     assert report.count("ScratchSize") == report.count("ScratchSize [bytes/lane]: 0") >= 12
-    assert max(int(count) for count in re.findall(r" VGPRs: (\d+)", report)) <= {"gfx1100": 248, "gfx1201": 236}[arch]
+    assert max(int(count) for count in re.findall(r" VGPRs: (\d+)", report)) <= 236
 
 
 def test_fragments_have_no_bank_conflicts(compiled, monkeypatch):
@@ -189,12 +189,15 @@ def test_missing_waits_and_barriers_are_found(arch, compiled):
     pattern = re.compile(r"s_wait(cnt (?!depctr)|_\w+cnt)|s_barrier(_wait)?\b")
     places = [place for place in removable(kernel.lines, pattern) if place in executed]
     assert sum("barrier" in kernel.lines[place][1] for place in places) == 6 and len(places) >= 60
+    texts, uses = [text for _, text in kernel.lines], r"ds_|s_barrier"
     for place in places:
         code = without(kernel, place)
         if not is_wrong(multiply, compiled, arch, (dtype,), product, dict(how, code=code)):
-            before, line, after = (kernel.lines[i][1] for i in (place - 1, place, place + 1))
-            is_of_shared = line in ("s_waitcnt lgkmcnt(0)", "s_wait_dscnt 0x0")
-            assert is_of_shared and (after.startswith("ds_load_b32") or before.startswith("s_barrier_wait")), line
+            before = next(text for text in reversed(texts[:place]) if re.match(uses, text))
+            after = next(text for text in texts[place + 1 :] if re.match(uses, text))
+            is_own = before.startswith("ds_store") and after.startswith("ds_load_b32")
+            is_of_shared = texts[place] in ("s_waitcnt lgkmcnt(0)", "s_wait_dscnt 0x0")
+            assert is_of_shared and (is_own or before.startswith("s_barrier")), texts[place]
 
 
 WHOLE_KM = dict(m=70, n=50, k=204, b_close="n", pads=(6, 2, 3))
