@@ -6,7 +6,8 @@ conflicts, registers.
 
 Planted bugs that these tests caught: each barrier and each wait removed, one at a time; a swizzle of the loads that is
 not that of the stores; a k tile that begins too early; the end of k and of the rows taken for later ones; garbage
-beyond k; a total that forgets its chunks; a last group of tiles that is taken for a whole one.
+beyond k; a total that forgets its chunks; gathered rows that all lie where the first round's do; a last group of tiles
+that is taken for a whole one.
 """
 
 import functools
@@ -78,6 +79,7 @@ CASES = {
     ),
     "one_row_of_any_stride": (dict(m=1, n=50, k=96, pads=(0, 0, 0)), {}),
     "gather_kk": (dict(m=70, n=45, k=75, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
+    "gather_large_kn": (dict(m=130, n=40, k=75, b_close="n", pads=(1, 1, 3)), dict(shape=LARGE, is_whole=False)),
     "gather_mn_chunks": (
         dict(m=35, n=67, k=290, a_close="m", b_close="n", pads=(0, 2, 0), chunk_k=256, batch=2),
         dict(is_whole=False),
@@ -147,9 +149,24 @@ def test_the_main_loop_is_short(arch, layouts, permutes, compiled):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_gathered_elements_are_on_their_way_together(arch, compiled):
+    """Eight at a time, one wait for all of them; at most 21 instructions for each, or 24 on gfx1201, which waits for
+    masks, too."""
+    code = compiled(arch, "wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu")
+    kernels = [kernel for name, kernel in code.kernels.items() if "9wmma_rdnaI" in name and "ELb0EEELb" in name]
+    assert len(kernels) == 8  # two tiles, four layouts
+    for kernel in kernels:
+        loops = [loop for loop in loops_of(kernel) if sum(text.startswith("ds_store_b16") for text in loop) == 8]
+        assert len(loops) == 10  # of A and B: before the main loop, and in it in two copies of two stages
+        for loop in loops:
+            assert len(loop) <= {"gfx1100": 168, "gfx1201": 192}[arch]
+            assert sum(bool(re.match(r"s_wait(cnt vmcnt\(0\)|_loadcnt 0x0)", text)) for text in loop) == 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_registers_suffice(arch, amd_object):
     report = amd_object(arch, FOLDER / ("wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu"))[1]
-    assert report.count("ScratchSize") == report.count("ScratchSize [bytes/lane]: 0") >= 12
+    assert report.count("ScratchSize") == report.count("ScratchSize [bytes/lane]: 0") >= 20
     assert max(int(count) for count in re.findall(r" VGPRs: (\d+)", report)) <= 236
 
 
@@ -213,6 +230,12 @@ MUTANTS = {
         "acc[i][j][e]",
         dict(WHOLE_KM, k=600, chunk_k=256),
     ),
+    "the rounds of gathered rows": (
+        "tile.h",
+        "round * kRowBytes + swizzled",
+        "swizzled",
+        dict(WHOLE_KM, pads=(1, 2, 3)),
+    ),
     "the last group of tiles": (
         "launch_tile.h",
         "min_of(work.tiles_m - int64_t(group) * kGroup, kGroup)",
@@ -226,7 +249,8 @@ MUTANTS = {
 def test_mutants_are_found(mutant, compiled, tmp_path):
     file, old, new, product = MUTANTS[mutant]
     folder = "kernels/hip/13_wmma_rdna/"
-    kernel = "wmma_rdna<WmmaConfig<Half, 1, true>, true, false>"
+    is_whole = "gathered" not in mutant
+    kernel = f"wmma_rdna<WmmaConfig<Half, 1, {str(is_whole).lower()}>, true, false>"
     code = load(compile_mutant(tmp_path, "gfx1100", folder + "kernel.h", kernel, folder + file, old, new))
 
-    assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(code=code))
+    assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(code=code, is_whole=is_whole))

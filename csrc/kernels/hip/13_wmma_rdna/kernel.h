@@ -194,12 +194,13 @@ Status launch_config(const FoldedProblem& problem, WmmaWork work, const Executor
 template <class T>
 Status launch_wmma_tile(const FoldedProblem& problem, const WmmaPlan& plan, const WmmaWork& work,
                         const Executor& executor) {
-  if (!plan.is_whole) return launch_config<WmmaConfig<T, kGatherWmmaShape, false>>(problem, work, executor);
   switch (plan.shape) {
     case 0:
-      return launch_config<WmmaConfig<T, 0, true>>(problem, work, executor);
+      return plan.is_whole ? launch_config<WmmaConfig<T, 0, true>>(problem, work, executor)
+                           : launch_config<WmmaConfig<T, 0, false>>(problem, work, executor);
     case 1:
-      return launch_config<WmmaConfig<T, 1, true>>(problem, work, executor);
+      return plan.is_whole ? launch_config<WmmaConfig<T, 1, true>>(problem, work, executor)
+                           : launch_config<WmmaConfig<T, 1, false>>(problem, work, executor);
     default:
       return launch_config<WmmaConfig<T, 2, true>>(problem, work, executor);
   }
