@@ -7,7 +7,8 @@ conflicts, registers.
 Planted bugs that these tests caught: each barrier and each wait removed, one at a time; a swizzle of the loads that is
 not that of the stores; a k tile that begins too early; the end of k and of the rows taken for later ones; garbage
 beyond k; a total that forgets its chunks; gathered rows that all lie where the first round's do; a last group of tiles
-that is taken for a whole one; an order of summation that differs for 129 rows, and for 17 in the last tile.
+that is taken for a whole one; an order of summation that differs for 129 rows, and for 17 in the last tile; the
+smallest tile planned for rows that it has no kernel for.
 """
 
 import functools
@@ -22,6 +23,8 @@ import torch
 from interpreter import load, run
 from memory import SharedMemory
 from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, need_compiler, removable, without
+
+from torch_tiledmm.dispatch import explain
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
 ARCHS = ("gfx1100", "gfx1201")
@@ -139,6 +142,15 @@ def test_the_bits_of_chunks_depend_neither_on_m_nor_on_who_adds_them(arch, compi
 
 
 # ---- What decides the speed
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_odd_rows_have_the_tiles_that_gather(arch):
+    """Planned by the library's own code: the large tile where it fills the chip, and never the smallest."""
+    for m, n, k, block in ((4095, 4095, 4095, "128x128"), (65, 65, 65, "64x64"), (33, 257, 75, "64x64")):
+        found = explain(m, n, k, "fp16", device=f"hip:{arch}")
+        config = next(one for one in found.candidates if one.algorithm == "wmma_rdna").config
+        assert (config["block"], config["copies"]) == (block, "elements"), (m, n, k)
 
 
 @pytest.mark.parametrize("layouts, permutes", [((True, True), 0), ((True, False), 16), ((False, False), 32)])
