@@ -102,8 +102,6 @@ TILEDMM_DEVICE void phase_barrier() {
   __builtin_amdgcn_s_barrier();
   schedule_barrier();
 }
-// A number that all lanes have in common, known to the compiler as such.
-TILEDMM_DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
 
 }  // namespace tiledmm::gpu
 

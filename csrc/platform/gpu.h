@@ -177,6 +177,15 @@ TILEDMM_DEVICE V opaque_uniform(V value) {
 #endif
 }
 
+// A number that all lanes of a warp have in common, known to the compiler as such.
+TILEDMM_DEVICE int uniform(int value) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return __builtin_amdgcn_readfirstlane(value);
+#else
+  return value;
+#endif
+}
+
 // ---- Shared memory (LDS): one struct per block. Contents are undefined at the start.
 #if defined(TILEDMM_HOST_GPU)
 template <class Shared>

@@ -808,7 +808,11 @@ SOPC = {"s_cmp_eq_u64": (64, SCALAR_COMPARISONS["eq"]), "s_cmp_lg_u64": (64, SCA
 for _name, _function in SCALAR_COMPARISONS.items():
     for _k in ("", "k"):
         SOPC[f"s_cmp{_k}_{_name}_u32"] = (32, _function)
-        SOPC[f"s_cmp{_k}_{_name}_i32"] = (32, lambda a, b, f=_function: f(signed(a), signed(b)))
+        _bits = 16 if _k else 32  # of the second operand: s_cmpk has a constant of 16
+        SOPC[f"s_cmp{_k}_{_name}_i32"] = (
+            32,
+            lambda a, b, f=_function, n=_bits: f(signed(a), signed(b & (1 << n) - 1, n)),
+        )
 for _bits in (32, 64):
     SOPC[f"s_bitcmp0_b{_bits}"] = (_bits, lambda a, b, n=_bits: not a >> (b & (n - 1)) & 1)
     SOPC[f"s_bitcmp1_b{_bits}"] = (_bits, lambda a, b, n=_bits: bool(a >> (b & (n - 1)) & 1))

@@ -3,12 +3,13 @@ those of the rungs with tiles, whose order of summation it follows.
 
 Planted bugs that these tests caught: each barrier removed, one at a time; a step that takes the next one's few rows;
 garbage beyond k; columns that change places; a part of k that is read twice; without matrix instructions, a last odd
-row that is left out, and k from its end on.
+row that is left out, and k from its end on; a warp's number that the compiler takes for each lane's own.
 """
 
 import functools
 import re
 import struct
+from collections import Counter
 from math import ceil
 
 import numpy as np
@@ -37,7 +38,16 @@ def compiled(amd_object):
 
 
 def multiply(
-    compiled, arch, product, are_columns_few=False, is_whole=True, splits=1, seed=None, code=None, blocks_y=None
+    compiled,
+    arch,
+    product,
+    are_columns_few=False,
+    is_whole=True,
+    splits=1,
+    seed=None,
+    code=None,
+    blocks_y=None,
+    traces=None,
 ):
     """C by the kernel's machine code, as launch_few.cu starts it."""
     code = code or compiled(arch, "few_" + product.dtype.replace("fp", "f") + ".cu")
@@ -53,7 +63,7 @@ def multiply(
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<qqqQ", tiles, splits, chunk_k if splits > 1 else product.k, address)
     grid = (tiles * splits, blocks_y or product.batch, 1)
-    run(kernel, grid, (256, 1, 1), product.args(work), product.memory, seed)
+    run(kernel, grid, (256, 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
         adder = compiled(arch, "launch_few.cu").find(f"10add_chunksI{mangled(product.dtype)}Li128ELi16E")
         args = product.args(address, product.n, splits)
@@ -75,7 +85,7 @@ CASES = {
         dict(are_columns_few=True, splits=3),
     ),
     "split": (dict(m=1, n=130, k=700, chunk_k=256, has_bias=True, pads=(0, 2, 0)), dict(splits=3)),
-    "elements": (dict(m=6, n=35, k=75, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
+    "elements": (dict(m=6, n=35, k=275, pads=(1, 0, 3), offset=1, has_bias=True), dict(is_whole=False)),
     "elements_columns": (
         dict(m=33, n=5, k=55, a_close="m", b_close="n", batch=2),
         dict(is_whole=False, are_columns_few=True),
@@ -167,6 +177,36 @@ def test_the_bits_are_those_of_mfma(compiled, code_of, launcher):
     few = Product("fp64", 9, 50, 75, a=tile.a.clone(), b=tile.b.clone())
     multiply(compiled, "gfx942", few)
     assert torch.equal(few.result(), tile.out[:, :, :50])
+
+
+# ---- What decides the speed
+
+# Chip, dtype, which dimension of B is contiguous, elements of a part of k; loads of 8 or 16 bytes of a part by a warp,
+# and the most other instructions.
+PARTS = [
+    ("gfx1100", "fp16", "k", 256, 32, 220),
+    ("gfx1100", "fp16", "n", 256, 256, 1110),
+    ("gfx942", "fp16", "k", 512, 16, 280),
+    ("gfx942", "fp16", "n", 512, 128, 940),
+]
+
+
+@pytest.mark.parametrize("arch, dtype, b_close, part, loads, others", PARTS)
+def test_the_main_loop_is_short(arch, dtype, b_close, part, loads, others, compiled):
+    """What a warp executes for one more part of k: each load once (it is in a loop over the lanes where the compiler
+    takes the warp's rows for each lane's own), and no scalar register comes out of a lane."""
+    executed = []
+    for parts in (3, 4):
+        traces = []
+        multiply(compiled, arch, Product(dtype, 1, 16, parts * part, b_close=b_close), traces=traces)
+        stream = f"StreamE{int(b_close == 'n')}ELb0E"
+        kernel = compiled(arch, "few_" + dtype.replace("fp", "f") + ".cu").find("8few_rowsI", stream)
+        executed.append(Counter(kernel.lines[place][1].split()[0] for place, _ in traces[0]))
+    more = executed[1] - executed[0]
+    found = sum(count for name, count in more.items() if name.startswith("buffer_load"))
+    assert found == loads
+    assert more.total() - found <= others, more
+    assert not {name for name in more if re.match("v_(read|write)", name)}
 
 
 # ---- Mutants

@@ -255,6 +255,8 @@ CASES = [
     ("s_flbit_i32_b32 s0, s1", {"s1": 0}, {"s0": 0xFFFFFFFF}),
     ("s_cmp_gt_i32 s0, s1", {"s0": 0, "s1": -1}, {"scc": 1}),
     ("s_cmp_gt_u32 s0, s1", {"s0": 0, "s1": -1}, {"scc": 0}),
+    ("s_cmpk_lg_i32 s0, 0xff00", {"s0": -256}, {"scc": 0}),
+    ("s_cmpk_lg_u32 s0, 0xff00", {"s0": 0xFF00}, {"scc": 0}),
     ("s_cmp_lg_u64 s[0:1], 0", {"s0": 0, "s1": 1}, {"scc": 1}),
     ("s_bitcmp1_b32 s0, 3", {"s0": 8}, {"scc": 1}),
     ("s_and_saveexec_b64 s[0:1], vcc", {"vcc": 6, "exec": 12}, {"s0": 12, "exec": 4, "scc": 1}),

@@ -38,14 +38,15 @@ struct WmmaSums {
 
   float acc[kFragsM][kFragsN][M::kAccs];
   float total[Config::kSumsChunks ? kFragsM : 1][Config::kSumsChunks ? kFragsN : 1][M::kAccs];
-  int warp_row, warp_col;
   FragmentPlaces<M> places_a, places_b;
 
   TILEDMM_DEVICE WmmaSums()
-      : warp_row(thread_idx() / kWarpSize / Config::kWarpsN * Config::kWarpM),
-        warp_col(thread_idx() / kWarpSize % Config::kWarpsN * Config::kWarpN),
-        places_a(warp_row * kRowBytes),
-        places_b((Config::kBlockM + warp_col) * kRowBytes) {}
+      : places_a(warp_row(thread_idx()) * kRowBytes),
+        places_b((Config::kBlockM + warp_col(thread_idx())) * kRowBytes) {}
+
+  // Of a thread's warp, within the block tile.
+  static TILEDMM_DEVICE int warp_row(int thread) { return thread / kWarpSize / Config::kWarpsN * Config::kWarpM; }
+  static TILEDMM_DEVICE int warp_col(int thread) { return thread / kWarpSize % Config::kWarpsN * Config::kWarpN; }
 
   template <class Visit>
   TILEDMM_DEVICE void for_each(const Visit& visit) {
@@ -90,15 +91,17 @@ struct WmmaSums {
   // To C, or as they are to the partial sums.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& gemm, int64_t row, int64_t col,
-                            WarpStage<Out, 16, Config::kWarpN>& stage) {
-    const int lane = thread_idx() % kWarpSize;
+                            WarpStage<Out, 16, Config::kWarpN> (&stages)[Config::kThreads / kWarpSize]) {
+    // Else the places of sums take registers in the main loop.
+    const int thread = opaque(thread_idx()), lane = thread % kWarpSize;
+    auto& stage = stages[thread / kWarpSize];
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
         TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
           store_shared(&stage.acc[M::c_row(lane, e)][j * 16 + M::c_col(lane, e)], acc[i][j][e]);
         }
       }
-      stage.store(gemm, row + warp_row + i * 16, 1, col + warp_col);
+      stage.store(gemm, row + warp_row(thread) + i * 16, 1, col + warp_col(thread));
     }
   }
 };
@@ -165,14 +168,13 @@ wmma_rdna([[maybe_unused]] WmmaWork work, [[maybe_unused]] FoldedProblem problem
       for (; k_tile < end; k_tile += 2) multiply_pair(std::true_type{});
       if (chunk_tiles < num_k_tiles) sums.end_chunk(begin == 0, end == num_k_tiles);
     }
-    const int warp = thread_idx() / kWarpSize;
     // Anew, so that the main loop need not keep it in registers.
     const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
     if (work.partials) {
       const int64_t slab = batch_idx * work.num_splits + place.split;
-      sums.template store<float>(partial_problem(gemm, work.partials, slab), row, col, smem.partials[warp]);
+      sums.template store<float>(partial_problem(gemm, work.partials, slab), row, col, smem.partials);
     } else {
-      sums.template store<T>(gemm, row, col, smem.outputs[warp]);
+      sums.template store<T>(gemm, row, col, smem.outputs);
     }
   }
 #endif
@@ -192,12 +194,13 @@ Status launch_config(const FoldedProblem& problem, WmmaWork work, const Executor
 template <class T>
 Status launch_wmma_tile(const FoldedProblem& problem, const WmmaPlan& plan, const WmmaWork& work,
                         const Executor& executor) {
-  if (!plan.is_whole) return launch_config<WmmaConfig<T, kGatherWmmaShape, false>>(problem, work, executor);
   switch (plan.shape) {
     case 0:
-      return launch_config<WmmaConfig<T, 0, true>>(problem, work, executor);
+      return plan.is_whole ? launch_config<WmmaConfig<T, 0, true>>(problem, work, executor)
+                           : launch_config<WmmaConfig<T, 0, false>>(problem, work, executor);
     case 1:
-      return launch_config<WmmaConfig<T, 1, true>>(problem, work, executor);
+      return plan.is_whole ? launch_config<WmmaConfig<T, 1, true>>(problem, work, executor)
+                           : launch_config<WmmaConfig<T, 1, false>>(problem, work, executor);
     default:
       return launch_config<WmmaConfig<T, 2, true>>(problem, work, executor);
   }

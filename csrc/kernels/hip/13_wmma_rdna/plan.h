@@ -18,18 +18,20 @@ struct WmmaShape {
   bool sums_chunks;   // whether a block can add up chunks of k itself
   double efficiency;  // share of the peak rate that a work group processor reaches with two blocks or more
   double alone;       // share of that which one block reaches
+  double gather;      // share of all that where tiles are loaded element by element; 0: such a kernel is not there
 };
 // 0.86 of the peak is what adelj88/rocm_wmma_gemm reports for tiles like the first (RX 7900 GRE, fp16, 4096 and 8192).
-// The others are estimates such that many choices are near those of AMD's model Origami (docs/amd_evidence.md).
+// The others are estimates such that many choices are near those of AMD's model Origami; those of gathered tiles follow
+// the model of a work group processor (docs/amd_evidence.md).
 inline constexpr WmmaShape kWmmaShapes[] = {
-    {128, 128, 2, 2, false, 0.86, 0.6}, {64, 64, 2, 2, true, 0.8, 0.5}, {32, 64, 1, 2, true, 0.42, 0.55}};
-inline constexpr int kNumWmmaShapes = 3, kGatherWmmaShape = 1;
+    {128, 128, 2, 2, false, 0.86, 0.6, 0.35}, {64, 64, 2, 2, true, 0.8, 0.5, 0.2}, {32, 64, 1, 2, true, 0.42, 0.55, 0}};
+inline constexpr int kNumWmmaShapes = 3;
 
 inline constexpr int kWmmaBlockK = 32;
 
 // How rung 13 computes a problem.
 struct WmmaPlan {
-  bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself, with one tile
+  bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself
   int shape;
   int64_t num_splits;  // blocks that share out the k of a tile, each a chunk
 };
@@ -44,7 +46,7 @@ inline constexpr int64_t kMaxWmmaPartialBytes = 256 << 20;
 inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   const WmmaShape& shape = kWmmaShapes[plan.shape];
-  const double gather = 0.35, cached = 5, latency_us = 0.4, per_us = chip.tbytes_per_second * 1e6 * 0.8;
+  const double cached = 5, latency_us = 0.4, per_us = chip.tbytes_per_second * 1e6 * 0.8;
   const int64_t processors = max_of(chip.num_cus / 2, 1);
   const double tiles = double(ceil_div(p.m, shape.block_m)) * double(ceil_div(p.n, shape.block_n));
   const double blocks = tiles * double(problem.batch_size) * double(plan.num_splits);
@@ -53,7 +55,7 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   const double block_us = 2.0 * shape.block_m * shape.block_n * k * double(processors) /
                           (chip.mma_tflops[int(p.dtype)] * 1e6 * shape.efficiency);
   double multiply = most < 2 ? block_us / shape.alone : most * block_us;
-  if (!plan.is_whole) multiply /= gather;
+  if (!plan.is_whole) multiply /= shape.gather;
   const double m = double(p.m), n = double(p.n), batch = double(problem.batch_size);
   const double output = m * n * batch * (plan.num_splits > 1 ? 8.0 * double(plan.num_splits) + 2 : 2);
   const double memory = (2 * (m + n) * double(p.k) * batch + output) / per_us;
@@ -73,7 +75,7 @@ inline WmmaPlan choose_wmma(const FoldedProblem& problem, const Chip& chip, doub
   WmmaPlan best{};
   best_us = 0;
   for (int shape = 0; shape < kNumWmmaShapes; ++shape) {
-    if (!is_whole && shape != kGatherWmmaShape) continue;
+    if (!is_whole && kWmmaShapes[shape].gather == 0) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !kWmmaShapes[shape].sums_chunks : partial_bytes > double(kMaxWmmaPartialBytes)) {
         continue;

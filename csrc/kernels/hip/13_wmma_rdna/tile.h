@@ -93,19 +93,27 @@ struct WmmaTile {
   // Copies the next tile to shared memory element by element, whatever the operand's strides are; zeros beyond k and
   // beyond the operand's rows.
   TILEDMM_DEVICE void gather(char* smem) {
-    constexpr int kClose = IS_K_MAJOR ? kWmmaBlockK : BLOCK_MN, kStep = NUM_THREADS / kClose, kAtOnce = 8;
-    constexpr int kElements = BLOCK_MN * kWmmaBlockK / NUM_THREADS;
-    const int close = thread_idx() % kClose, far = thread_idx() / kClose;
+    constexpr int kClose = IS_K_MAJOR ? kWmmaBlockK : BLOCK_MN, kStep = NUM_THREADS / kClose;
+    constexpr int kAtOnce = 8, kElements = BLOCK_MN * kWmmaBlockK / NUM_THREADS;
+    static_assert(!IS_K_MAJOR || kAtOnce * kStep % 32 == 0, "a round's rows are swizzled like those of the first");
+    const int thread = opaque(thread_idx()), close = thread % kClose, far = thread / kClose;
+    const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
+    int64_t offset = close * (IS_K_MAJOR ? operand.stride_k : operand.stride_mn) + far * stride_far;
+    const int left_close = IS_K_MAJOR ? left_k : left_mn, left_far = IS_K_MAJOR ? left_mn : left_k;
     TILEDMM_NO_UNROLL for (int begin = 0; begin < kElements; begin += kAtOnce) {
       uint16_t elements[kAtOnce];
       TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        const int at = far + (begin + i) * kStep, at_mn = IS_K_MAJOR ? at : close, at_k = IS_K_MAJOR ? close : at;
-        const bool pred = at_mn < left_mn && at_k < left_k;
-        elements[i] = pred ? load_global(next + at_mn * operand.stride_mn + at_k * operand.stride_k).bits : 0;
+        const bool pred = close < left_close && far + (begin + i) * kStep < left_far;
+        offset = opaque(offset);  // else there is one for each element
+        elements[i] = pred ? load_global(next + offset).bits : 0;
+        offset += kStep * stride_far;
       }
       TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-        const int at = far + (begin + i) * kStep, at_mn = IS_K_MAJOR ? at : close, at_k = IS_K_MAJOR ? close : at;
-        store_shared(reinterpret_cast<uint16_t*>(smem + swizzled(at_mn, at_k / 8) + at_k % 8 * 2), elements[i]);
+        // The swizzle is computed for the first round's rows: it would take instructions in each.
+        const int round = begin * kStep, at = far + i * kStep;
+        const int place = IS_K_MAJOR ? round * kRowBytes + swizzled(at, close / 8) + close % 8 * 2
+                                     : swizzled(close, round / 8 + at / 8) + at % 8 * 2;
+        store_shared(reinterpret_cast<uint16_t*>(smem + place), elements[i]);
       }
     }
     advance();

@@ -113,8 +113,9 @@ struct Streamed {
   static constexpr bool kIsKMajor = Config::kStream == Stream::k_major;
 
   const Operand<T>& operand;
-  const T* next;  // the warp's first row, at the first k of the next step
+  const T* next;  // the warp's first row, at the first k of the next window
   int left_mn, left_k;
+  Buffer window;
   uint32_t offsets[kIsKMajor ? 1 : kLaneK];  // of this lane, in bytes
   // A chunk along k, or mn-major two words for each k.
   struct Slot {
@@ -136,21 +137,26 @@ struct Streamed {
     }
   }
 
-  // Starts the loads of the next step into a slot. Nothing is read beyond k or beyond the operand's rows.
-  TILEDMM_DEVICE void load(Slot& slot) {
-    const int inside_k = left_k < Step::kK ? left_k : Step::kK;
-    const int64_t size =
-        kIsKMajor ? (left_mn - 1) * operand.stride_mn + inside_k : (inside_k - 1) * operand.stride_k + left_mn;
-    const Buffer buffer{next, inside_k > 0 && left_mn > 0 ? uint32_t(size) * kSize : 0};
+  // Starts the loads of the next step into slot `idx`; steps come in the order of the slots. Nothing is read beyond the
+  // operand's last row, nor beyond its k.
+  TILEDMM_DEVICE void load(int idx) {
+    // Steps of a window.
+    constexpr int kAtOnce = kIsKMajor ? Config::kRing : 1, kAtOnceK = kAtOnce * Step::kK;
+    if (idx % kAtOnce == 0) {
+      const int inside_k = left_k < kAtOnceK ? left_k : kAtOnceK;
+      const int64_t size =
+          kIsKMajor ? (left_mn - 1) * operand.stride_mn + inside_k : (inside_k - 1) * operand.stride_k + left_mn;
+      window = {next, inside_k > 0 && left_mn > 0 ? uint32_t(size) * kSize : 0};
+      next += kAtOnceK * operand.stride_k;
+      left_k -= kAtOnceK;
+    }
     if constexpr (kIsKMajor) {
       TILEDMM_UNROLL for (int w = 0; w < Step::kWords; w += 4) {
-        buffer.load<4>(offsets[0] + 4 * uint32_t(w), &slot.words[w]);
+        window.load<4>(offsets[0] + uint32_t(idx * Step::kK * kSize + 4 * w), &slots[idx].words[w]);
       }
     } else {
-      TILEDMM_UNROLL for (int p = 0; p < kLaneK; ++p) buffer.load<2>(offsets[p], &slot.words[2 * p]);
+      TILEDMM_UNROLL for (int p = 0; p < kLaneK; ++p) window.load<2>(offsets[p], &slots[idx].words[2 * p]);
     }
-    next += Step::kK * operand.stride_k;
-    left_k -= Step::kK;
   }
 
   // Zeros beyond k, of which left_k elements are left at the slot's first; in whole words.
@@ -207,19 +213,24 @@ struct FewRows {
   // left_k elements from `from` on.
   TILEDMM_DEVICE void load(const Operand<T>& few, const T* from, int left_k) {
     const int row = thread_idx() / kThreadsK, k = thread_idx() % kThreadsK;
-    const int64_t offset = opaque(row * few.stride_mn + k * few.stride_k);  // else there is one for each element
+    // Opaque: else each row has its offset and its condition in registers throughout the main loop.
+    const int64_t offset = opaque(row * few.stride_mn + k * few.stride_k);
+    const int num_rows = opaque_uniform(int(few.size_mn));
+    int64_t of_row = 0;
     TILEDMM_UNROLL for (int i = 0; i < kRows * kTimes; ++i) {
       const int at_row = i / kTimes * kRowsAtOnce, at_k = i % kTimes * kThreadsK;
-      if (at_row >= few.size_mn) continue;  // no thread has one
-      const bool pred = at_row + row < few.size_mn && at_k + k < left_k;
-      elements[i] = pred ? load_global(from + at_row * few.stride_mn + at_k * few.stride_k + offset) : T{};
+      if (at_k == 0 && i > 0) of_row = opaque_uniform(of_row + kRowsAtOnce * few.stride_mn);
+      if (at_row >= num_rows) continue;  // no thread has one
+      const bool pred = at_row + row < num_rows && at_k + k < left_k;
+      elements[i] = pred ? load_global(from + of_row + at_k * few.stride_k + offset) : T{};
     }
   }
   TILEDMM_DEVICE void store(const Operand<T>& few, char* smem) const {
     T* to = reinterpret_cast<T*>(smem + thread_idx() / kThreadsK * Config::kRowBytes) + thread_idx() % kThreadsK;
+    const int num_rows = opaque_uniform(int(few.size_mn));
     TILEDMM_UNROLL for (int i = 0; i < kRows * kTimes; ++i) {
       const int at_row = i / kTimes * kRowsAtOnce, at_k = i % kTimes * kThreadsK;
-      if (at_row < few.size_mn) store_shared(to + at_row * (Config::kRowBytes / int(sizeof(T))) + at_k, elements[i]);
+      if (at_row < num_rows) store_shared(to + at_row * (Config::kRowBytes / int(sizeof(T))) + at_k, elements[i]);
     }
   }
   // This lane's part of a step, of its own row or of `row`. Rows beyond the few hold garbage, which stays in their own
@@ -273,7 +284,7 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
       PartialStage partials[Config::kWarps];
     };
     auto& smem = block_shared<Shared>();
-    const int warp = thread_idx() / kWarpSize, lane = thread_idx() % kWarpSize;
+    const int warp = uniform(thread_idx() / kWarpSize), lane = thread_idx() % kWarpSize;
     const int64_t tile = block_idx() % work.tiles, split = block_idx() / work.tiles;
     const int64_t mn = (tile * Config::kWarps + warp) * kTile;
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -315,7 +326,7 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
             }
             // Else the products are moved behind all loads, whose registers they need.
             TILEDMM_UNROLL for (int f = 0; f < kFrags; ++f) acc[f][0] = opaque(acc[f][0]);
-            if constexpr (Config::kStream != Stream::elements) streamed.load(slot);
+            if constexpr (Config::kStream != Stream::elements) streamed.load(i);
             keep_order();  // else all loads from shared memory come first
           }
         }
@@ -323,7 +334,7 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
 
       block_barrier();  // nobody reads the last item's sums any more
       if (Config::kStream != Stream::elements) {
-        TILEDMM_UNROLL for (int i = 0; i < Config::kRing; ++i) streamed.load(streamed.slots[i]);
+        TILEDMM_UNROLL for (int i = 0; i < Config::kRing; ++i) streamed.load(i);
       }
       few_part.load(few, next_few, left_few);
       few_part.store(few, smem.few[0]);
@@ -351,11 +362,13 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
         }
         stage.store(gemm, kAreColumnsFew ? mn : 0, 1, kAreColumnsFew ? 0 : mn);
       };
+      // Anew, so that the main loop need not keep it in registers.
+      const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
       if (work.partials) {
         const int64_t slab = batch_idx * work.num_splits + split;
-        store(smem.partials[warp], partial_problem(item, static_cast<Acc<T>*>(work.partials), slab));
+        store(smem.partials[warp], partial_problem(gemm, static_cast<Acc<T>*>(work.partials), slab));
       } else {
-        store(smem.outputs[warp], item);
+        store(smem.outputs[warp], gemm);
       }
     }
   }
