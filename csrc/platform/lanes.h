@@ -2,6 +2,7 @@
 #pragma once
 
 #include "platform/gpu.h"
+#include "platform/vector_math.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -23,17 +24,6 @@ TILEDMM_DEVICE uint64_t warp_ballot(bool pred) {
 #else
   return __ballot_sync(~0u, pred);
 #endif
-}
-
-TILEDMM_DEVICE uint32_t bits_of(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-TILEDMM_DEVICE float float_of(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof x);
-  return x;
 }
 
 // Two numbers rounded to fp16, the first one in the lower half; and the numbers that such a word holds.
