@@ -1,14 +1,14 @@
 // Launches rung 18 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
 // the host alone (launches.py).
-#include "kernels/hip/18_mfma_split/launch.cu"
 #include "fake_runtime.h"
+#include "kernels/hip/18_mfma_split/launch.cu"
 
 // The plan of a chip with `num_cus` CUs, eight of them on a die; its tile is that of `shape`. Returns the status.
 extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::FoldedProblem* problem, int shape,
                                                              int num_cus, const tiledmm::Executor* executor,
                                                              Record recorder) {
-  const tiledmm::Chip chip{"",           tiledmm::Platform::hip, 0x942, num_cus, 64, 64 << 10, 1,
-                           {1, 1, 1, 1}, {1, 1, 1, 1},           false, 8};
+  const tiledmm::Chip chip{"", tiledmm::Platform::hip, 0x942,        num_cus, 64, 64 << 10,
+                           1,  {1, 1, 1, 1},           {1, 1, 1, 1}, false,   8};
   tiledmm::Plan plan;
   auto& own = plan.as<tiledmm::MfmaSplitPlan>();
   own = plan_mfma_split(*problem, chip, plan.cost_us);

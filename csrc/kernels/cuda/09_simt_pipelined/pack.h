@@ -2,8 +2,8 @@
 // copied into memory lent by the caller: m (n) close, aligned, rows padded with zeros. A and B in one launch.
 #pragma once
 
-#include "platform/copied_batch.h"
 #include "platform/block_tile.h"
+#include "platform/copied_batch.h"
 
 namespace tiledmm::gpu {
 namespace {

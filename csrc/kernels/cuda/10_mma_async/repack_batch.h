@@ -3,8 +3,8 @@
 // it is copied once.
 #pragma once
 
-#include "platform/copied_batch.h"
 #include "platform/block_tile.h"
+#include "platform/copied_batch.h"
 
 namespace tiledmm::gpu {
 namespace {
