@@ -9,6 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
 sys.path.insert(0, str(CSRC.parent))
+import pytest  # noqa: E402
+
 import gpu_objects  # noqa: E402
 
 NVCC = gpu_objects.find_nvcc()
@@ -43,3 +45,26 @@ def compile_program(folder: Path, source: str, rung: str, mutants: dict, edits: 
 def run(program: Path, *cases: int, mutant: int = 0, timeout: int = 300) -> subprocess.CompletedProcess:
     env = os.environ | {"TILEDMM_MUTANT": str(mutant)}
     return subprocess.run([program, *map(str, cases)], capture_output=True, text=True, timeout=timeout, env=env)
+
+
+def program_fixture(source: str, rung: str, mutants: dict, edits: tuple = ()):
+    @pytest.fixture(scope="module")
+    def program(built_once):
+        def build(folder):
+            compile_program(folder, source, rung, mutants, edits)
+
+        return built_once(Path(source).stem, build) / "program"
+
+    return program
+
+
+def check_cases(program: Path, num_cases: int) -> None:
+    done = run(program)
+    assert done.returncode == 0 and done.stdout.count("right") == num_cases, done.stdout + done.stderr
+
+
+def check_mutant(program: Path, mutants: dict, name: str) -> None:
+    """The mutant's case, the last of its fields, finds it."""
+    done = run(program, mutants[name][3], mutant=list(mutants).index(name) + 1)
+    assert done.returncode == 1, done.stdout + done.stderr
+    print(done.stdout)

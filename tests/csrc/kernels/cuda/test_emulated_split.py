@@ -109,22 +109,14 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def program(built_once):
-    def build(folder):
-        emulation.compile_program(folder, "emulated_split.cpp", RUNG, MUTANTS)
-
-    return built_once("emulated_split", build) / "program"
+program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS)
 
 
 @pytest.mark.takes_long
 def test_every_bit_is_that_of_the_model(program):
-    done = emulation.run(program)
-    assert done.returncode == 0 and done.stdout.count("right") == NUM_CASES, done.stdout + done.stderr
+    emulation.check_cases(program, NUM_CASES)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    done = emulation.run(program, MUTANTS[mutant][3], mutant=list(MUTANTS).index(mutant) + 1)
-    assert done.returncode == 1, done.stdout + done.stderr
-    print(done.stdout)
+    emulation.check_mutant(program, MUTANTS, mutant)

@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG = "kernels/cuda/11_wgmma/"
+TILES = range(14) if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else ()  # numbers in kTileShapes
 
 
 def compiled_if_chosen(launcher: str, shares: str) -> tuple[str, str, str]:
@@ -442,30 +443,21 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def program(built_once):
-    def build(folder):
-        emulation.compile_program(folder, "emulated_wgmma.cpp", RUNG, MUTANTS, EDITS)
-
-    return built_once("emulated_wgmma", build) / "program"
+program = emulation.program_fixture("emulated_wgmma.cpp", RUNG, MUTANTS, EDITS)
 
 
 @pytest.mark.takes_long
 def test_every_bit_is_that_of_the_model(program):
-    done = emulation.run(program)
-    assert done.returncode == 0 and done.stdout.count("right") == NUM_CASES, done.stdout + done.stderr
+    emulation.check_cases(program, NUM_CASES)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    done = emulation.run(program, MUTANTS[mutant][3], mutant=list(MUTANTS).index(mutant) + 1)
-    assert done.returncode == 1, done.stdout + done.stderr
-    print(done.stdout)
+    emulation.check_mutant(program, MUTANTS, mutant)
 
 
-@pytest.mark.skipif(os.environ.get("TILEDMM_EVERY_PLAN") != "1", reason="takes minutes: TILEDMM_EVERY_PLAN=1")
 @pytest.mark.parametrize("is_bf16", (0, 1))
-@pytest.mark.parametrize("tile", range(14))
+@pytest.mark.parametrize("tile", TILES)
 def test_every_plan_of_a_tile(tile, is_bf16, tmp_path):
     flags = (f"-DTILEDMM_TILE={tile}", f"-DTILEDMM_IS_BF16={is_bf16}")
     program = emulation.compile_program(tmp_path, "emulated_wgmma.cpp", RUNG, {}, EDITS, flags)
