@@ -1,8 +1,9 @@
-// Rung 11, wgmma, in 16 bits, by the emulated Hopper, against a model of its order of summation: every bit of C, of the
+// Rung 11, wgmma, by the emulated Hopper, against a model of its order of summation: every bit of C, of the
 // sums of A's rows, and of what lies around them. Arguments: the numbers of the cases, all without.
 //
-// Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes, all kernels of that
-// tile are, and problems about its edges are computed by every plan that the launcher takes.
+// Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes, and
+// TILEDMM_DTYPE, all kernels of that tile are, and problems about its edges are computed by every plan that the
+// launcher takes.
 #include <array>
 #include <cstdio>
 #include <random>
@@ -12,6 +13,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "kernels/cuda/11_wgmma/plan.h"
+#include "kernels/cuda/11_wgmma/tf32_plan.h"
 
 namespace {
 
@@ -93,24 +95,71 @@ constexpr Case kCases[] = {
     {.tile = {64, 96}, .m = 100, .n = 90, .k = 1000, .chunk_k = 256, .margin_c = 2},
     {.tile = {64, 96}, .m = 50, .n = 130, .k = 500, .chunk_k = 256},
     // The next tile is there before the last one is stored.
-    {.tile = {128, 168}, .m = 300, .n = 400, .k = 40, .activation = Activation::gelu, .num_sms = 2},
+    {.tile = {128, 168}, .m = 600, .n = 400, .k = 40, .activation = Activation::gelu, .num_sms = 2},
+    // fp32. A from registers, C by the threads.
+    {.tile = {64, 32}, .m = 100, .n = 90, .k = 330, .is_a_along_m = true, .dtype = DType::f32, .margin_c = 3},
+    // Of the transposed problem, a B that is transposed; its chunks by one block, and side by side.
+    {.tile = {128, 64},
+     .m = 132,
+     .n = 560,
+     .k = 300,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .dtype = DType::f32,
+     .bias = 'n',
+     .activation = Activation::relu,
+     .num_sms = 2},
+    {.tile = {128, 64},
+     .m = 131,
+     .n = 130,
+     .k = 300,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .dtype = DType::f32},
+    // Operands that are copied along k.
+    {.tile = {64, 64},
+     .m = 200,
+     .n = 200,
+     .k = 35,
+     .is_a_along_m = true,
+     .dtype = DType::f32,
+     .margin = 1,
+     .num_sms = 1},
 };
+
+template <class T>
+constexpr DType dtype_of() {
+  return sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
+}
+
+// Whether a kernel has the operands' layouts of a case; fp32 is copied along k, or the transposed problem is computed.
+template <class Cfg>
+constexpr bool serves_layouts(const Case& c) {
+  const bool a = c.is_a_along_m, b = c.is_b_along_n;
+  if (c.dtype != DType::f32)
+    return Cfg::kAIsMMajor == (c.is_c_along_m ? b : a) && Cfg::kBIsNMajor == (c.is_c_along_m ? a : b);
+  const bool is_copied = c.margin % 2;
+  return Cfg::kAIsMMajor == (!is_copied && (a || b)) && Cfg::kBIsNMajor == (!is_copied && a && b) &&
+         Cfg::kCIsMMajor == (!is_copied && b);
+}
 
 // Whether there is a case that runs the kernel.
 template <class Cfg, bool SHARES>
 constexpr bool is_compiled() {
-  if (sizeof(typename Cfg::T) != 2) return false;
-  constexpr bool kIsBf16 = std::is_same_v<typename Cfg::T, __nv_bfloat16>;
+  constexpr DType kDType = dtype_of<typename Cfg::T>();
 #ifdef TILEDMM_TILE
-  constexpr TileShape kShape = kTileShapes[TILEDMM_TILE];
-  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kIsBf16 == bool(TILEDMM_IS_BF16);
+  constexpr TileShape kShape =
+      kDType == DType::f32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
+  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kDType == DType(TILEDMM_DTYPE);
 #else
   for (const Case& c : kCases) {
-    const bool is_built = always_built_with_pairs(c.tile) || Cfg::kPairs == (c.pairs_m || c.pairs_n);
-    if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built &&
-        kIsBf16 == (c.dtype == DType::bf16) && Cfg::kSumsRows == c.sums_rows && SHARES == c.shares_tiles &&
-        Cfg::kAIsMMajor == (c.is_c_along_m ? c.is_b_along_n : c.is_a_along_m) &&
-        Cfg::kBIsNMajor == (c.is_c_along_m ? c.is_a_along_m : c.is_b_along_n))
+    const bool is_built =
+        kDType == DType::f32 || always_built_with_pairs(c.tile) || Cfg::kPairs == (c.pairs_m || c.pairs_n);
+    if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
+        Cfg::kSumsRows == c.sums_rows && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
       return true;
   }
   return false;
@@ -125,18 +174,23 @@ constexpr bool is_compiled() {
 
 namespace {
 
-constexpr uint16_t kNaN = 0xffff;
+float to_float(DType dtype, uint32_t bits) {
+  if (dtype == DType::f32) return emulator::float_of_bits(bits);
+  return dtype == DType::f16 ? half_to_float(uint16_t(bits)) : bf16_to_float(uint16_t(bits));
+}
+uint32_t rounded(DType dtype, float x) {
+  return dtype == DType::f32 ? __float_as_uint(x) : dtype == DType::f16 ? float_to_half(x) : float_to_bf16(x);
+}
+bool is_nan(DType dtype, uint32_t bits) { return to_float(dtype, bits) != to_float(dtype, bits); }
 
-float to_float(DType dtype, uint16_t bits) { return dtype == DType::f16 ? half_to_float(bits) : bf16_to_float(bits); }
-uint16_t rounded(DType dtype, float x) { return dtype == DType::f16 ? float_to_half(x) : float_to_bf16(x); }
-bool is_nan(DType dtype, uint16_t bits) { return to_float(dtype, bits) != to_float(dtype, bits); }
-
-// A matrix for each item of a batch, in memory full of NaNs.
+// A matrix for each item of a batch, in memory full of NaNs. W: as wide as an element.
+template <class W>
 struct Matrix {
   static constexpr int64_t kGuard = 1 << 14;  // elements before and behind
   static constexpr int kGap = 64;             // between items
+  static constexpr size_t kAlignment = 128;
   int64_t stride_row, stride_col, stride_item, size;
-  std::vector<uint16_t> memory;
+  std::vector<W> memory;
 
   Matrix(int rows, int cols, bool is_along_rows, int margin, int num_items) {
     const int inner = is_along_rows ? rows : cols, outer = is_along_rows ? cols : rows;
@@ -145,31 +199,33 @@ struct Matrix {
     stride_col = is_along_rows ? ld : 1;
     stride_item = ld * outer + (margin % 2 ? kGap - 1 : kGap + 8 - ld * outer % 8);
     size = stride_item * num_items + 2 * kGuard;
-    memory.assign(size_t(size) + 64, kNaN);
+    memory.assign(size_t(size) + kAlignment / sizeof(W), W(-1));
   }
-  uint16_t* begin() { return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 127) / 2; }
-  uint16_t* data() { return begin() + kGuard; }
-  uint16_t& at(int item, int row, int col) { return data()[item * stride_item + row * stride_row + col * stride_col]; }
+  W* begin() { return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kAlignment - 1)) / sizeof(W); }
+  W* data() { return begin() + kGuard; }
+  W& at(int item, int row, int col) { return data()[item * stride_item + row * stride_row + col * stride_col]; }
 };
 
 // Random numbers. The products of A's odd rows cancel those of the first half of k, which leaves what rounding does:
 // that shows every change of order.
+template <class W>
 struct Numbers {
   DType dtype;
   int num_items;
   std::mt19937 random;
   std::normal_distribution<float> normal;
 
-  uint16_t next() { return rounded(dtype, normal(random) * (dtype == DType::f16 ? 8 : 1)); }
-  void fill_a(Matrix& a, int m, int k) {
+  W next() { return W(rounded(dtype, normal(random) * (dtype == DType::f16 ? 8 : 1))); }
+  void fill_a(Matrix<W>& a, int m, int k) {
+    constexpr W kSign = W(1) << (8 * sizeof(W) - 1);
     for (int item = 0; item < num_items; ++item) {
       for (int row = 0; row < m; ++row) {
         for (int i = 0; i < k; ++i)
-          a.at(item, row, i) = row % 2 && i >= k / 2 && i < k / 2 * 2 ? a.at(item, row, i - k / 2) ^ 0x8000 : next();
+          a.at(item, row, i) = row % 2 && i >= k / 2 && i < k / 2 * 2 ? a.at(item, row, i - k / 2) ^ kSign : next();
       }
     }
   }
-  void fill_b(Matrix& b, int n, int k, int batch) {
+  void fill_b(Matrix<W>& b, int n, int k, int batch) {
     for (int item = 0; item < batch; ++item) {
       for (int i = 0; i < k; ++i) {
         for (int col = 0; col < n; ++col)
@@ -177,12 +233,12 @@ struct Numbers {
       }
     }
   }
-  void fill_bias(Matrix& bias, int size) {
+  void fill_bias(Matrix<W>& bias, int size) {
     for (int i = 0; i < size; ++i) bias.at(0, 0, i) = i % 2 ? next() : 0;
   }
 };
 
-// The products of 16 after 16 from zero on, in chunks whose sums are added in their order.
+// The products of 16 after 16, as instructions take them, from zero on, in chunks whose sums are added in their order.
 float sum_products(const std::vector<float>& a, const std::vector<float>& b, int chunk_k) {
   float total = -0.0f;
   for (size_t chunk = 0; chunk < a.size(); chunk += size_t(chunk_k)) {
@@ -194,22 +250,23 @@ float sum_products(const std::vector<float>& a, const std::vector<float>& b, int
   return total;
 }
 
+template <class W>
 struct Run {
+  static constexpr int kStep = sizeof(W) == 2 ? 16 : 8;  // of k, of one instruction
   const Case& c;
-  int num_items, chunk_k;
-  Matrix a, b, c_memory, bias, row_sums;
+  int num_items;
+  Matrix<W> a, b, c_memory, bias, row_sums;
   FoldedProblem problem{};
 
   explicit Run(const Case& c)
       : c(c),
         num_items(c.batch * c.repeats_of_b),
-        chunk_k(c.chunk_k ? c.chunk_k : int(round_up(c.k, 16))),
         a(c.m, c.k, c.is_a_along_m, c.margin, num_items),
         b(c.k, c.n, !c.is_b_along_n, c.margin, c.batch),
         c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, num_items),
         bias(1, std::max(c.m, c.n), false, 0, 1),
         row_sums(1, c.m, false, 0, 1) {
-    Numbers numbers{c.dtype, num_items, std::mt19937(unsigned(c.m * c.n * c.k)), {}};
+    Numbers<W> numbers{c.dtype, num_items, std::mt19937(unsigned(c.m * c.n * c.k)), {}};
     numbers.fill_a(a, c.m, c.k);
     numbers.fill_b(b, c.n, c.k, c.batch);
     numbers.fill_bias(bias, std::max(c.m, c.n));
@@ -230,23 +287,29 @@ struct Run {
     if (c.batch > 1) problem.batch_dims[p.num_batch_dims++] = inner;
   }
 
+  // A row of A or a column of B, zeros between what instructions take.
+  template <class At>
+  std::vector<float> spread(const At& at) {
+    std::vector<float> spread(size_t(ceil_div(c.k, kStep)) * 16);
+    for (int i = 0; i < c.k; ++i) {
+      const uint32_t bits = sizeof(W) == 4 ? emulator::rounded_to_tf32(at(i)) : at(i);
+      spread[size_t(i / kStep * 16 + i % kStep)] = to_float(c.dtype, bits);
+    }
+    return spread;
+  }
   // What is to be in memory: outside of C what was there.
   void compute() {
-    const auto padded_k = size_t(round_up(c.k, 16));
-    const std::vector<float> ones(padded_k, 1);
-    std::vector<std::vector<float>> cols(size_t(c.n), std::vector<float>(padded_k));
+    const int chunk = (c.chunk_k ? c.chunk_k : int(round_up(c.k, kStep))) / kStep * 16;
     for (int item = 0; item < num_items; ++item) {
-      for (int j = 0; j < c.n; ++j) {
-        for (int i = 0; i < c.k; ++i) cols[size_t(j)][size_t(i)] = to_float(c.dtype, b.at(item % c.batch, i, j));
-      }
+      std::vector<std::vector<float>> cols;
+      for (int j = 0; j < c.n; ++j) cols.push_back(spread([&](int i) { return b.at(item % c.batch, i, j); }));
       for (int row = 0; row < c.m; ++row) {
-        std::vector<float> own(padded_k);
-        for (int i = 0; i < c.k; ++i) own[size_t(i)] = to_float(c.dtype, a.at(item, row, i));
-        if (c.sums_rows) row_sums.at(0, 0, row) = rounded(c.dtype, sum_products(own, ones, int(padded_k)));
+        const std::vector<float> own = spread([&](int i) { return a.at(item, row, i); }), ones(own.size(), 1);
+        if (c.sums_rows) row_sums.at(0, 0, row) = W(rounded(c.dtype, sum_products(own, ones, int(own.size()))));
         for (int col = 0; col < c.n; ++col) {
-          float x = sum_products(own, cols[size_t(col)], chunk_k);
+          float x = sum_products(own, cols[size_t(col)], chunk);
           if (c.bias != ' ') x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
-          c_memory.at(item, row, col) = rounded(c.dtype, activate_as(c.activation, x));
+          c_memory.at(item, row, col) = W(rounded(c.dtype, activate_as(c.activation, x)));
         }
       }
     }
@@ -254,12 +317,12 @@ struct Run {
 
   // `expected` was computed, the own matrices were given to the kernel.
   bool is_like(Run& expected) {
-    const auto count_wrong = [&](const char* name, Matrix& found, Matrix& wanted) {
+    const auto count_wrong = [&](const char* name, Matrix<W>& found, Matrix<W>& wanted) {
       int64_t num_wrong = 0;
       for (int64_t i = 0; i < found.size; ++i) {
-        const uint16_t x = found.begin()[i], y = wanted.begin()[i];
+        const W x = found.begin()[i], y = wanted.begin()[i];
         if (x == y || (is_nan(c.dtype, x) && is_nan(c.dtype, y)) || num_wrong++ > 0) continue;
-        std::printf("%s[%d] is %g instead of %g; ", name, int(i - Matrix::kGuard), double(to_float(c.dtype, x)),
+        std::printf("%s[%d] is %g instead of %g; ", name, int(i - Matrix<W>::kGuard), double(to_float(c.dtype, x)),
                     double(to_float(c.dtype, y)));
       }
       return num_wrong;
@@ -270,13 +333,40 @@ struct Run {
            0;
   }
 
-  bool multiply(const WgmmaPlan& plan) {
+  template <class OwnPlan>
+  bool multiply(const OwnPlan& plan) {
     Plan made;
-    made.as<WgmmaPlan>() = plan;
+    made.as<OwnPlan>() = plan;
     Workspaces workspaces;
     return gpu::launch_wgmma(problem, made, executor_of(workspaces, c.num_sms)) == Status::ok;
   }
 };
+
+// Calls visit for all that the launcher takes of fp32.
+template <class Visit>
+void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& visit) {
+  double cost_us;
+  const FoldedProblem problem = row_major(given);
+  const GemmProblem& p = problem.gemm;
+  const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
+  Tf32Plan plan = plan_wgmma_tf32(problem, num_sms, cost_us);
+  plan.copies_a = describe_tf32(view_a(p), problem).layout == Tf32Layout::unreadable;
+  plan.copies_b = describe_tf32(view_b(p), problem).layout == Tf32Layout::unreadable;
+  const bool is_a_across = !plan.copies_a && describe_tf32(view_a(p), problem).layout == Tf32Layout::across_k;
+  plan.is_transposed = !plan.copies_b && describe_tf32(view_b(p), problem).layout == Tf32Layout::across_k;
+  plan.path = is_a_across && plan.is_transposed   ? Tf32Path::b_transposed
+              : is_a_across || plan.is_transposed ? Tf32Path::a_from_registers
+                                                  : Tf32Path::both_in_place;
+  for (int i = 0; i < kNumTf32TileShapes; ++i) {
+    const TileShape& shape = kTf32TileShapes[i];
+    for (const bool splits : {false, true}) {
+      if (!serves_path(shape, plan.path) || (problem.chunk_k < p.k && !sums_chunks(shape)) || (splits && !may_split))
+        continue;
+      plan.tiles = {i, shape, splits, false, false, false, 0, 0};
+      visit(plan, cost_us);
+    }
+  }
+}
 
 bool is_plan_of(const Case& c, const TilePlan& plan) {
   return plan.shape.block_m == c.tile.block_m && plan.shape.block_n == c.tile.block_n &&
@@ -285,14 +375,14 @@ bool is_plan_of(const Case& c, const TilePlan& plan) {
 }
 
 // By those of the launcher's plans that are chosen.
-template <class IsChosen>
-bool run_plans(const Case& c, const IsChosen& is_chosen) {
-  Run expected(c);
+template <class W, class IsChosen>
+bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
+  Run<W> expected(c);
   int num_plans = 0, num_wrong = 0;
-  for_each_wgmma_plan(expected.problem, c.num_sms, [&](const WgmmaPlan& plan, double) {
+  const auto visit = [&](const auto& plan, double) {
     const TilePlan& tiles = plan.tiles;
     if (!is_chosen(tiles)) return;
-    Run own(c);
+    Run<W> own(c);
     const bool is_launched = own.multiply(plan);
     if (num_plans++ == 0) expected.compute();
     const bool is_right = is_launched && own.is_like(expected);
@@ -302,8 +392,16 @@ bool run_plans(const Case& c, const IsChosen& is_chosen) {
                 tiles.shares_tiles ? ", shares tiles" : "", tiles.pairs_m ? ", pairs along m" : "",
                 tiles.pairs_n ? ", pairs along n" : "", tiles.group_m, c.m, c.n, c.k, is_right ? "right" : "wrong");
     std::fflush(stdout);
-  });
+  };
+  if constexpr (sizeof(W) == 4)
+    for_each_tf32_plan(expected.problem, c.num_sms, visit);
+  else
+    for_each_wgmma_plan(expected.problem, c.num_sms, visit);
   return num_wrong == 0;
+}
+template <class IsChosen>
+bool run_plans(const Case& c, const IsChosen& is_chosen) {
+  return c.dtype == DType::f32 ? run_plans_of<uint32_t>(c, is_chosen) : run_plans_of<uint16_t>(c, is_chosen);
 }
 
 [[maybe_unused]] bool run(const Case& c) {
@@ -319,7 +417,9 @@ bool run_plans(const Case& c, const IsChosen& is_chosen) {
 
 // Problems about the edges of a tile, in all layouts of the operands.
 bool run_every_plan() {
-  constexpr TileShape kShape = kTileShapes[TILEDMM_TILE];
+  constexpr DType kDType = DType(TILEDMM_DTYPE);
+  constexpr bool kIsF32 = kDType == DType::f32;
+  constexpr TileShape kShape = kIsF32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   std::vector<Case> cases;
   for (const int layout : {0, 1, 2, 3}) {
@@ -327,7 +427,7 @@ bool run_every_plan() {
     const auto add = [&](Case c) {
       c.is_a_along_m = is_a_along_m;
       c.is_b_along_n = is_b_along_n;
-      c.dtype = TILEDMM_IS_BF16 ? DType::bf16 : DType::f16;
+      c.dtype = kDType;
       cases.push_back(c);
     };
     add({.m = 2 * M + 9, .n = 2 * N + 24, .k = 200, .bias = 'n', .activation = Activation::relu});
@@ -342,7 +442,7 @@ bool run_every_plan() {
     add({.m = N + 7, .n = M + 9, .k = 330, .bias = 'n', .is_c_along_m = true});
     add({.m = M / 2, .n = 5 * N + 24, .k = 130, .bias = 'n', .num_sms = 3});
     add({.m = 5 * M + 2, .n = 2 * N, .k = 130, .batch = 1, .num_sms = 5});
-    if (layout < 3) continue;
+    if (layout < 3 || kIsF32) continue;
     add({.m = 2 * M + 7, .n = 2 * N + 8, .k = 300, .sums_rows = true});
     add({.m = M + 7, .n = 2 * N + 8, .k = 600, .chunk_k = 256, .bias = 'n', .sums_rows = true, .num_sms = 6});
   }

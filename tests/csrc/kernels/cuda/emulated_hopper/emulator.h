@@ -67,18 +67,32 @@ inline float add_products(float c, const float* a, const float* b) {
   return std::fabs(double(near)) > std::fabs(sum) ? std::nextafterf(near, 0) : near;
 }
 
-using Convert = float (*)(uint16_t);
-inline float float_of_half(uint16_t bits) {
-  __half_raw raw;
-  raw.x = bits;
-  return __half2float(__half(raw));
-}
-inline float float_of_bf16(uint16_t bits) {
-  const uint32_t wide = uint32_t(bits) << 16;
+inline float float_of_bits(uint32_t bits) {
   float x;
-  std::memcpy(&x, &wide, 4);
+  std::memcpy(&x, &bits, 4);
   return x;
 }
+constexpr uint32_t kTf32Rest = 0x1fff;  // what tf32 has not of fp32
+inline uint32_t rounded_to_tf32(uint32_t bits) {
+  const bool is_finite = (bits >> 23 & 0xff) != 0xff;
+  return (is_finite ? bits + kTf32Rest / 2 + (bits >> 13 & 1) : bits) & ~kTf32Rest;
+}
+
+// Elements that the matrix unit multiplies, kBytesOfK of each row at a time.
+constexpr int kBytesOfK = 32;
+struct Element {
+  int bytes;
+  float (*convert)(uint32_t bits);
+
+  int k() const { return kBytesOfK / bytes; }
+};
+inline constexpr Element kHalf{2, [](uint32_t bits) {
+                                 __half_raw raw;
+                                 raw.x = uint16_t(bits);
+                                 return __half2float(__half(raw));
+                               }};
+inline constexpr Element kBFloat16{2, [](uint32_t bits) { return float_of_bits(bits << 16); }};
+inline constexpr Element kTf32{4, [](uint32_t bits) { return float_of_bits(bits & ~kTf32Rest); }};
 
 // mbarrier
 struct Barrier {
@@ -104,9 +118,10 @@ struct MatrixInstruction {
   float* acc;
   int width;
   bool adds, has_fragment;
-  Convert convert;
+  Element element;
   MatrixOperand a, b;
-  uint32_t fragment[4];       // of A
+  const uint32_t* registers;  // of A's fragment
+  uint32_t fragment[4];
   std::vector<float> values;  // of the accumulators, before and after
 };
 
@@ -185,8 +200,8 @@ struct Cluster {
   bool chance() { return random() % 2 != 0; }
   void pass_turn();
   void copy_later(std::function<void()> act) {
-    constexpr unsigned kOnceIn = 4, kMaxDelay = 64;
-    copies.push_back({std::move(act), turns + (random() % kOnceIn ? 0 : random() % kMaxDelay)});
+    constexpr unsigned kOnceIn = 4, kDelays = 9;
+    copies.push_back({std::move(act), turns + (random() % kOnceIn ? 0 : 1 << random() % kDelays)});
   }
 };
 
@@ -275,6 +290,7 @@ struct TensorMap {
   int64_t sizes[3], pitches[2];
   int box_inner, box_outer, element_bytes;
   int smem_pitch;  // of a box's rows, which are swizzled over it
+  bool rounds_to_tf32;
 
   int box_bytes() const { return box_inner * box_outer * element_bytes; }
 };
@@ -333,10 +349,25 @@ inline void copy_box(uint32_t smem, const void* map_data, int inner, int outer, 
           std::memcpy(memory_at(*target, to),
                       map.data + item * map.pitches[1] + y * map.pitches[0] + x * map.element_bytes,
                       size_t(std::min<int64_t>(left, kUnit)));
+        for (int byte = 0; map.rounds_to_tf32 && byte < kUnit; byte += 4) {
+          uint32_t bits;
+          std::memcpy(&bits, memory_at(*target, to) + byte, 4);
+          bits = rounded_to_tf32(bits);
+          std::memcpy(memory_at(*target, to) + byte, &bits, 4);
+        }
       });
       copied(*target, barrier, map.box_bytes());
     }
   });
+}
+
+// That no thread of the block has written there since its last fence.
+inline void check_fences(const Block& own, uint32_t begin, uint32_t end) {
+  for (const Fiber& fiber : own.fibers) {
+    for (const auto& [first, behind] : fiber.written) {
+      if (first < end && behind > begin) fail("shared memory is read by the engines before a fence");
+    }
+  }
 }
 
 // A box from shared memory. Whole units are written, beyond the end of a row, too.
@@ -345,12 +376,7 @@ inline void store_box(const void* map_data, int inner, int outer, int item, uint
   TensorMap map;
   std::memcpy(&map, map_data, sizeof map);
   Block* own = &block();
-  const auto end = smem + uint32_t(map.box_outer * map.smem_pitch);
-  for (const Fiber& fiber : own->fibers) {
-    for (const auto& [first, behind] : fiber.written) {
-      if (first < end && behind > smem) fail("a store of what the copy engine may not see yet");
-    }
-  }
+  check_fences(*own, smem, smem + uint32_t(map.box_outer * map.smem_pitch));
   int& num_reading = current->store_groups.back();
   ++num_reading;
   cluster().copy_later([=, &num_reading] {
@@ -377,42 +403,62 @@ inline void copy_bytes(uint32_t smem, const void* from, uint32_t bytes, uint32_t
 // ---- the matrix unit
 
 // A thread's part of an instruction. A: in shared memory or, not null, a fragment.
-inline void issue(float* acc, int width, Convert convert, MatrixOperand a, const uint32_t* fragment, MatrixOperand b,
+inline void issue(float* acc, int width, Element element, MatrixOperand a, const uint32_t* fragment, MatrixOperand b,
                   bool adds) {
   Fiber& own = *current;
   if (!own.is_fenced) fail("a matrix instruction without a fence before it");
-  MatrixInstruction made{acc, width, adds, fragment != nullptr, convert, a, b, {}, {acc, acc + width / 2}};
+  MatrixInstruction made{acc, width, adds, fragment != nullptr, element, a, b, fragment, {}, {acc, acc + width / 2}};
   if (fragment) std::memcpy(made.fragment, fragment, sizeof made.fragment);
   std::fill(acc, acc + width / 2, kGarbage);  // what an earlier one makes of them, it hands on
   own.waiting.push_back(std::move(made));
   ++own.num_issued;
 }
 
-// Where an element of 16 bits lies. Swizzled, along k: groups of eight rows; else groups of eight of k, and of as many
-// rows as the swizzle is wide. Without a swizzle, along k: matrices of 8 x 8.
-inline uint32_t element_address(const MatrixOperand& operand, int row, int k) {
+// Where an element lies. Swizzled, along k: groups of eight rows; else groups of eight of k, and of as many rows as the
+// swizzle is wide. Without a swizzle, along k: matrices of 8 rows of 16 bytes. 32-bit elements lie along k alone.
+inline uint32_t element_address(const MatrixOperand& operand, int bytes, int row, int k) {
   const auto field = [&](int shift) { return uint32_t(operand.desc >> shift & 0x3fff) << 4; };
   const uint32_t first = field(0), leading = field(16), stride = field(32);
   const auto mode = int(operand.desc >> 62);
-  if (mode != 1 && mode != 2 && (mode != 0 || !operand.is_along_k)) fail("an operand's layout that is not emulated");
+  if (mode > 2 || (!operand.is_along_k && (mode == 0 || bytes != 2))) fail("an operand's layout that is not emulated");
+  const int byte = k * bytes, width = 128 / std::max(mode, 1), rows = width / 2;
   if (mode == 0)
-    return first + uint32_t(k / 8) * leading + uint32_t(row / 8) * stride + uint32_t(row % 8 * 16 + k % 8 * 2);
-  const int width = 128 / mode, rows = width / 2;
-  const uint32_t address = operand.is_along_k ? first + uint32_t(row / 8) * stride + uint32_t(row % 8 * width + k * 2)
+    return first + uint32_t(byte / 16) * leading + uint32_t(row / 8) * stride + uint32_t(row % 8 * 16 + byte % 16);
+  const uint32_t address = operand.is_along_k ? first + uint32_t(row / 8) * stride + uint32_t(row % 8 * width + byte)
                                               : first + uint32_t(row / rows) * leading + uint32_t(k / 8) * stride +
                                                     uint32_t(k % 8 * width + row % rows * 2);
   return swizzled(address, width);
 }
 
-// Row by row of an operand of 16 along k.
-inline std::vector<float> rows_at(Block& from, const MatrixOperand& operand, int first, int num_rows, Convert convert) {
-  std::vector<float> rows;
-  rows.reserve(size_t(num_rows * 16));
-  for (int row = first; row < first + num_rows; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      uint16_t bits;
-      std::memcpy(&bits, memory_at(from, element_address(operand, row, k)), 2);
-      rows.push_back(convert(bits));
+// Row by row of an operand, 16 along k: zeros behind what an instruction takes.
+inline std::vector<float> rows_at(Block& from, const MatrixOperand& operand, int first, int num_rows,
+                                  const Element& element) {
+  std::vector<float> rows(size_t(num_rows) * 16);
+  uint32_t begin = ~0u, end = 0;
+  for (int row = 0; row < num_rows; ++row) {
+    for (int k = 0; k < element.k(); ++k) {
+      const uint32_t address = element_address(operand, element.bytes, first + row, k);
+      uint32_t bits = 0;
+      std::memcpy(&bits, memory_at(from, address), size_t(element.bytes));
+      rows[size_t(row * 16 + k)] = element.convert(bits);
+      begin = std::min(begin, address);
+      end = std::max(end, address + uint32_t(element.bytes));
+    }
+  }
+  check_fences(from, begin, end);
+  return rows;
+}
+
+// A warp's fragments as rows. Who changes the registers while an instruction reads them spoils it.
+inline std::vector<float> rows_of_fragments(const Fiber* fibers, const Element& element) {
+  std::vector<float> rows(size_t(kRowsOfWarp) * 16);
+  const int pairs = 4 / element.bytes, half_k = element.k() / 2;  // elements in a register; of k from one to the next
+  for (int row = 0; row < kRowsOfWarp; ++row) {
+    for (int k = 0; k < element.k(); ++k) {
+      const MatrixInstruction& own = fibers[row % 8 * 4 + k % half_k / pairs].waiting.front();
+      const uint32_t bits = own.fragment[row / 8 + k / half_k * 2] >> k % pairs * 16;
+      const bool is_spoilt = std::memcmp(own.fragment, own.registers, sizeof own.fragment) != 0;
+      rows[size_t(row * 16 + k)] = is_spoilt ? kGarbage : element.convert(element.bytes == 2 ? bits & 0xffff : bits);
     }
   }
   return rows;
@@ -425,15 +471,10 @@ inline bool execute(Block& from, size_t warp) {
   if (std::any_of(fibers, fibers + kWarp, [](const Fiber& fiber) { return fiber.waiting.empty(); })) return false;
   const MatrixInstruction& first = fibers[0].waiting.front();
   const MatrixOperand operand_a = first.a, operand_b = first.b;
-  std::vector<float> a(kRowsOfWarp * 16);
-  if (!first.has_fragment) a = rows_at(from, operand_a, int(warp % 4) * kRowsOfWarp, kRowsOfWarp, first.convert);
-  for (int row = 0; first.has_fragment && row < kRowsOfWarp; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t* fragment = fibers[row % 8 * 4 + k % 8 / 2].waiting.front().fragment;
-      a[size_t(row * 16 + k)] = first.convert(uint16_t(fragment[row / 8 + k / 8 * 2] >> k % 2 * 16));
-    }
-  }
-  const std::vector<float> b = rows_at(from, operand_b, 0, first.width, first.convert);
+  const std::vector<float> a = first.has_fragment
+                                   ? rows_of_fragments(fibers, first.element)
+                                   : rows_at(from, operand_a, int(warp % 4) * kRowsOfWarp, kRowsOfWarp, first.element);
+  const std::vector<float> b = rows_at(from, operand_b, 0, first.width, first.element);
   for (int lane = 0; lane < kWarp; ++lane) {
     Fiber& fiber = fibers[lane];
     MatrixInstruction own = std::move(fiber.waiting.front());
@@ -470,10 +511,13 @@ inline void start_fiber() {
 
 // One turn of every fiber that can go on, then some of what the GPU does by itself. Returns whether all are done.
 inline bool step(Block& own, Cluster& all) {
+  // One behind the other or far apart: numbers that have no divisor in common with the number of threads.
+  constexpr size_t kStrides[] = {1, 7, 77};
   const size_t num_threads = own.fibers.size(), first = all.random() % num_threads, late = all.random() % num_threads;
+  const size_t stride = kStrides[all.random() % std::size(kStrides)];
   bool is_done = true;
   for (size_t i = 0; i < num_threads; ++i) {
-    Fiber& fiber = own.fibers[(first + i) % num_threads];
+    Fiber& fiber = own.fibers[(first + i * stride) % num_threads];
     if (fiber.is_done) continue;
     is_done = false;
     if (size_t(fiber.thread) / kWarp == late / kWarp || !fiber.can_go_on()) continue;
@@ -507,7 +551,7 @@ inline void check_stores(const Block& ended) {
 
 inline void run_block(Block& own, const std::function<void()>& kernel) {
   constexpr size_t kStackBytes = 96 << 10;
-  constexpr int kPatience = 200;
+  constexpr int kPatience = 600;
   current_kernel = &kernel;
   for (size_t thread = 0; thread < own.fibers.size(); ++thread) {
     Fiber& fiber = own.fibers[thread];

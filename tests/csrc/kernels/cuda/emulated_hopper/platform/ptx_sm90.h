@@ -1,4 +1,4 @@
-// The instructions of csrc/platform/ptx_sm90.h that rungs 11 (in 16 bits) and 15 use, emulated.
+// The instructions of csrc/platform/ptx_sm90.h that rungs 11 and 15 use, emulated.
 #pragma once
 
 #include "emulator.h"
@@ -130,12 +130,20 @@ void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
 }
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
-  constexpr auto kConvert = std::is_same_v<T, __half> ? emulator::float_of_half : emulator::float_of_bf16;
-  emulator::issue(acc, MMA_N, kConvert, {desc_a, !A_IS_M_MAJOR}, nullptr, {desc_b, !B_IS_N_MAJOR}, adds_to_acc);
+  constexpr emulator::Element kElement = std::is_same_v<T, __half> ? emulator::kHalf : emulator::kBFloat16;
+  emulator::issue(acc, MMA_N, kElement, {desc_a, !A_IS_M_MAJOR}, nullptr, {desc_b, !B_IS_N_MAJOR}, adds_to_acc);
 }
 template <int MMA_N>
 void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
-  emulator::issue(acc, MMA_N, emulator::float_of_half, {}, a, {desc_b, true}, adds_to_acc);
+  emulator::issue(acc, MMA_N, emulator::kHalf, {}, a, {desc_b, true}, adds_to_acc);
+}
+template <int MMA_N>
+void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  emulator::issue(acc, MMA_N, emulator::kTf32, {desc_a, true}, nullptr, {desc_b, true}, adds_to_acc);
+}
+template <int MMA_N>
+void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
+  emulator::issue(acc, MMA_N, emulator::kTf32, {}, a, {desc_b, true}, adds_to_acc);
 }
 
 }  // namespace

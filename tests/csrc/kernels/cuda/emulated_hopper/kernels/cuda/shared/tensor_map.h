@@ -10,7 +10,7 @@ namespace {
 
 // False where the driver refuses (CUDA driver API, cuTensorMapEncodeTiled).
 bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const TensorMapView& operand, int box_inner,
-                       int box_outer, int pitch, bool) {
+                       int box_outer, int pitch, bool rounds_to_tf32) {
   const int64_t bytes = size_of(dtype);
   const emulator::TensorMap made{static_cast<char*>(const_cast<void*>(data)),
                                  {operand.inner, operand.outer, operand.batch_count},
@@ -18,7 +18,8 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
                                  box_inner,
                                  box_outer,
                                  int(bytes),
-                                 pitch};
+                                 pitch,
+                                 rounds_to_tf32 && dtype == DType::f32};
   const auto is_even = [](int64_t number) { return number % emulator::kUnit == 0; };
   constexpr int kMaxBox = 256;
   if (!is_even(int64_t(reinterpret_cast<uintptr_t>(data))) || !is_even(box_inner * bytes) ||
