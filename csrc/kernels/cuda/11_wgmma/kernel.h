@@ -250,9 +250,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
     if constexpr (Cfg::kTransposesB) {
       if (warp > kProducerWarp) {
-        int turn = warp - kProducerWarp - 1;
-        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles,
-                                 [&](const Place& at) { transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, turn); });
+        const int transposer = warp - kProducerWarp - 1;
+        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
+          transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
+        });
       }
     }
     if (warp == kProducerWarp && elect_sync()) {

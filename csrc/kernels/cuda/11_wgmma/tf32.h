@@ -67,13 +67,13 @@ __device__ __forceinline__ void transpose_box(uint32_t smem) {
   }
 }
 
-// What the producer's other warps do where B lies along n: they take turns to transpose its k tiles in the ring.
-// turn: k tiles until this warp's next one.
+// What the producer's other warps do where B lies along n: they share out its stages, in which they transpose its k
+// tiles. A stage is always the same warp's: a wait tells even fills of a stage from odd ones alone, so a warp that had
+// not waited for the fill before its own, which may arrive later than those behind it, could take it for its own.
 template <class Cfg, class Shared, class Ring>
-__device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ring, int num_k_tiles, int& turn) {
+__device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ring, int num_k_tiles, int transposer) {
   for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
-    if (turn == 0) {
-      turn = kTransposers;
+    if (ring.stage % kTransposers == transposer) {
       mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
       const uint32_t smem_b = shared.stages + ring.stage * Cfg::kStageBytes + Cfg::kABytes;
 #pragma unroll 1
@@ -82,7 +82,6 @@ __device__ __forceinline__ void transpose_k_tiles(const Shared& shared, Ring& ri
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.transposed + ring.stage * 8);
     }
-    --turn;
     ring.advance();
   }
 }

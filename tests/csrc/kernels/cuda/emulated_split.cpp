@@ -6,15 +6,7 @@
 
 #include "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu"
 #include "kernels/cuda/15_wgmma_split/launch_sm90a.cu"
-
-// What the scalar epilogue asks of the host executor.
-namespace tiledmm::host_gpu {
-void access(Space, const void*, size_t) {}
-int thread_idx() { return int(threadIdx.x); }
-int64_t block_idx(int) { return blockIdx.x; }
-void block_barrier() { __syncthreads(); }
-void count_flops(int64_t) {}
-}  // namespace tiledmm::host_gpu
+#include "run_cases.h"
 
 using namespace tiledmm;
 
@@ -163,14 +155,6 @@ struct Operand {
   }
 };
 
-void* allocate(void* self, size_t bytes) {
-  // Aligned as memory of a GPU is; what is read before it is written is garbage.
-  auto& memory = *static_cast<std::vector<char>*>(self);
-  memory.assign(bytes + 256, char(0xff));
-  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 255);
-}
-void release(void*, void*) {}
-
 bool is_same(float x, float y) { return (x != x && y != y) || __float_as_uint(x) == __float_as_uint(y); }
 
 bool run(const Case& c) {
@@ -207,12 +191,8 @@ bool run(const Case& c) {
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
   Plan plan;
   plan.as<SplitPlan>() = plan_split(problem, c.num_sms, plan.cost_us);
-  std::vector<char> memory;
-  Executor executor{};
-  executor.self = &memory;
-  executor.allocate = allocate;
-  executor.release = release;
-  executor.num_cus = c.num_sms;
+  Workspaces workspaces;
+  const Executor executor = executor_of(workspaces, c.num_sms);
   if (gpu::launch_wgmma_split(problem, plan, executor) != Status::ok) return false;
   int64_t num_wrong = 0;
   for (int item = 0; item < c.batch; ++item) {
@@ -236,10 +216,6 @@ bool run(const Case& c) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool is_right = true;
-  if (argc == 1) {
-    for (const Case& c : kCases) is_right = run(c) && is_right;
-  }
-  for (int i = 1; i < argc; ++i) is_right = run(kCases[std::atoi(argv[i])]) && is_right;
-  return is_right ? 0 : 1;
+  emulator::may_copy_early = true;  // few rows: the caller's operand, for which the split before has waited
+  return run_chosen(argc, argv, kCases, run);
 }

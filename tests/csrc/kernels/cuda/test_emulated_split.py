@@ -5,21 +5,10 @@ The mutants say that it can fail: terms, scales and flags, the order of sums, wa
 the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
 """
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
+import emulation
 import pytest
 
-HERE = Path(__file__).parent
-CSRC = HERE.parents[3] / "csrc"
-sys.path.insert(0, str(CSRC.parent))
-import gpu_objects  # noqa: E402
-
-NVCC = gpu_objects.find_nvcc()
-pytestmark = pytest.mark.skipif(NVCC is None, reason="CUDA's headers come with nvcc")
+pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
@@ -120,41 +109,14 @@ MUTANTS = {
 }
 
 
-def compile_program(folder: Path) -> None:
-    csrc = folder / "csrc"
-    shutil.copytree(CSRC, csrc)
-    for number, (name, (changed, text, replacement, _)) in enumerate(MUTANTS.items(), 1):
-        path = csrc / changed if "/" in changed else csrc / RUNG / changed
-        source = path.read_text()
-        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
-        path.write_text(source.replace(text, replacement.replace("{on}", f"(tiledmm_mutant == {number})")))
-    # g++ takes the extern declaration of a thread's memory for one that is initialised elsewhere.
-    host = "-fno-extern-tls-init,-ffp-contract=off,-pthread,-Wall,-Wextra,-Werror,-Wno-unknown-pragmas"
-    command = [NVCC, "-x", "c++", "-std=c++20", "-O1", "-ccbin", os.environ.get("CXX", "g++"), "-Xcompiler", host]
-    command += ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32", f"-I{HERE / 'emulated_hopper'}", f"-I{csrc}"]
-    command += ["-include", HERE.parent / "mutant.h", "-include", "emulator.h", HERE / "emulated_split.cpp"]
-    done = subprocess.run([*command, "-o", folder / "split"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def program(built_once):
-    return built_once("emulated_split", compile_program) / "split"
-
-
-def run(program: Path, *cases: int, mutant: int = 0) -> subprocess.CompletedProcess:
-    env = os.environ | {"TILEDMM_MUTANT": str(mutant)}
-    return subprocess.run([program, *map(str, cases)], capture_output=True, text=True, timeout=300, env=env)
+program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS)
 
 
 @pytest.mark.takes_long
 def test_every_bit_is_that_of_the_model(program):
-    done = run(program)
-    assert done.returncode == 0 and done.stdout.count("right") == NUM_CASES, done.stdout + done.stderr
+    emulation.check_cases(program, NUM_CASES)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    done = run(program, MUTANTS[mutant][3], mutant=list(MUTANTS).index(mutant) + 1)
-    assert done.returncode == 1, done.stdout + done.stderr
-    print(done.stdout)
+    emulation.check_mutant(program, MUTANTS, mutant)

@@ -1,9 +1,16 @@
 // Runs Hopper's kernels on a CPU, to check them; included before all else. The threads of a block are fibers, a block
-// is a thread of the system, and the blocks of a cluster run side by side, one fiber at a time.
+// is a thread of the system. The blocks of a cluster take turns, in an order drawn from the seed: a run is the same
+// each time.
 //
 // What a GPU does by itself happens late, in an order drawn from the seed. The target of a copy is garbage from the
 // moment it is asked for, and so are accumulators while instructions work on them. So what is read too early, or
-// overwritten too early, becomes NaN. Where nothing can go on, the program ends and says so.
+// overwritten too early, becomes NaN. Where nothing can go on, the program ends and says so. So it does where a fence
+// is missing, where a copy starts before the kernels before are done, and where a block's shared memory is used when it
+// has ended. What each instruction does is told by the PTX ISA manual, in the sections that csrc/platform/ptx_sm90.h
+// names.
+//
+// Not emulated: caches, policies and prefetches, registers that move between warpgroups, kernels that overlap, and
+// fences between what a thread writes through a pointer and what the matrix unit or the copy engine reads of it.
 //
 // The matrix instruction is not the unit's own sum: 16 products and C are added in fp64 and truncated to fp32, which
 // shows every change of order all the same.
@@ -17,6 +24,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -47,8 +55,8 @@
 namespace emulator {
 
 constexpr float kGarbage = std::numeric_limits<float>::quiet_NaN();
-constexpr int kMaxSmem = 232448, kWarp = 32, kGroup = 128;
-constexpr uint32_t kFirstAddress = 1024;  // of a block's shared memory; upper bits name another block of the cluster
+constexpr int kMaxSmem = 232448, kWarp = 32, kRowsOfWarp = 16;
+constexpr uint32_t kFirstAddress = 1040;  // of a block's shared memory; upper bits name another block of the cluster
 constexpr int kBlockShift = 24;
 
 // c + the products of 16 pairs.
@@ -59,11 +67,32 @@ inline float add_products(float c, const float* a, const float* b) {
   return std::fabs(double(near)) > std::fabs(sum) ? std::nextafterf(near, 0) : near;
 }
 
-inline float float_of_half(uint16_t bits) {
-  __half_raw raw;
-  raw.x = bits;
-  return __half2float(__half(raw));
+inline float float_of_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
 }
+constexpr uint32_t kTf32Rest = 0x1fff;  // what tf32 has not of fp32
+inline uint32_t rounded_to_tf32(uint32_t bits) {
+  const bool is_finite = (bits >> 23 & 0xff) != 0xff;
+  return (is_finite ? bits + kTf32Rest / 2 + (bits >> 13 & 1) : bits) & ~kTf32Rest;
+}
+
+// Elements that the matrix unit multiplies, kBytesOfK of each row at a time.
+constexpr int kBytesOfK = 32;
+struct Element {
+  int bytes;
+  float (*convert)(uint32_t bits);
+
+  int k() const { return kBytesOfK / bytes; }
+};
+inline constexpr Element kHalf{2, [](uint32_t bits) {
+                                 __half_raw raw;
+                                 raw.x = uint16_t(bits);
+                                 return __half2float(__half(raw));
+                               }};
+inline constexpr Element kBFloat16{2, [](uint32_t bits) { return float_of_bits(bits << 16); }};
+inline constexpr Element kTf32{4, [](uint32_t bits) { return float_of_bits(bits & ~kTf32Rest); }};
 
 // mbarrier
 struct Barrier {
@@ -78,12 +107,21 @@ struct Barrier {
   }
 };
 
+// An operand of the matrix unit in shared memory.
+struct MatrixOperand {
+  uint64_t desc;
+  bool is_along_k;
+
+  bool operator==(const MatrixOperand&) const = default;
+};
 struct MatrixInstruction {
   float* acc;
   int width;
   bool adds, has_fragment;
-  uint64_t desc_a, desc_b;
-  uint32_t fragment[4];       // of A
+  Element element;
+  MatrixOperand a, b;
+  const uint32_t* registers;  // of A's fragment
+  uint32_t fragment[4];
   std::vector<float> values;  // of the accumulators, before and after
 };
 
@@ -95,19 +133,26 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   std::function<bool()> can_go_on;
   bool is_done = false;
+  bool knows_of_earlier_kernels = false;  // that they are done
+  bool is_fenced = false;                 // its accumulators, before the next matrix instruction
   std::deque<MatrixInstruction> waiting;
   uint64_t num_issued = 0, cluster_turn = 0;
-  std::vector<uint64_t> groups;  // num_issued where each was committed
+  std::vector<uint64_t> groups;                        // num_issued where each was committed
+  std::deque<int> store_groups{0};                     // stores of each that have not read their source; the last: open
+  std::vector<std::pair<uint32_t, uint32_t>> written;  // shared memory, since the last fence: first, end
 };
 
 // Something that a number of threads comes to, again and again.
 struct Meeting {
   int arrived = 0;
   uint64_t turn = 0;
-  bool arrive(int num_threads) {
-    if (++arrived < num_threads) return false;
+  void complete() {
     arrived = 0;
     ++turn;
+  }
+  bool arrive(int num_threads) {
+    if (++arrived < num_threads) return false;
+    complete();
     return true;
   }
 };
@@ -116,17 +161,25 @@ struct Warp {
   uint32_t given[kWarp], seen[kWarp];
 };
 
+// Some take longer than what a block does meanwhile.
+struct Copy {
+  std::function<void()> act;
+  uint64_t first_turn;
+};
+
 struct Cluster;
 struct Block {
   Cluster* cluster;
   dim3 index;
+  unsigned rank = 0;  // in the cluster
   char* smem = nullptr;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<uint64_t> executed;  // instructions of each warpgroup
+  std::vector<uint64_t> executed;  // matrix instructions of each warp
   std::map<uint32_t, Barrier> barriers;
   Meeting named[16];
   ucontext_t scheduler;
+  std::condition_variable may_go_on;
   bool is_done = false;
   uint64_t steps_seen = 0;
   int idle = 0;  // turns since then
@@ -134,15 +187,35 @@ struct Block {
 
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::function<void()>> copies;
+  std::vector<Copy> copies;
   Meeting meeting;
+  int num_threads = 0;  // that have not ended
+  int smem_bytes = 0;   // of a block
+  unsigned turn = 0;    // of the block of this rank
   std::mutex mutex;
   std::mt19937 random;
-  uint64_t steps = 0;
+  uint64_t steps = 0, turns = 0;
   dim3 grid;
 
   bool chance() { return random() % 2 != 0; }
+  void pass_turn();
+  void copy_later(std::function<void()> act) {
+    constexpr unsigned kOnceIn = 4, kDelays = 9;
+    copies.push_back({std::move(act), turns + (random() % kOnceIn ? 0 : 1 << random() % kDelays)});
+  }
 };
+
+// To a block that has something left to do.
+inline void Cluster::pass_turn() {
+  std::vector<Block*> others;
+  for (const auto& own : blocks) {
+    if (!own->is_done) others.push_back(own.get());
+  }
+  if (others.empty()) return;
+  Block& next = *others[random() % others.size()];
+  turn = next.rank;
+  next.may_go_on.notify_one();
+}
 
 inline thread_local Fiber* current = nullptr;
 inline thread_local dim3 thread_index;
@@ -168,11 +241,14 @@ inline void meet(Meeting& meeting, int num_threads) {
 
 inline Block& owner_of(Block& from, uint32_t address) {
   const uint32_t other = address >> kBlockShift;
-  return other ? *from.cluster->blocks[other - 1] : from;
+  if (other > from.cluster->blocks.size()) fail("a block outside of the cluster");
+  Block& owner = other ? *from.cluster->blocks[other - 1] : from;
+  if (owner.is_done) fail("shared memory of a block that has ended");
+  return owner;
 }
 inline char* memory_at(Block& from, uint32_t address) {
   const uint32_t offset = (address & ((1u << kBlockShift) - 1)) - kFirstAddress;
-  if (offset >= kMaxSmem) fail("an address outside of shared memory");
+  if (offset >= uint32_t(from.cluster->smem_bytes)) fail("an address outside of shared memory");
   return owner_of(from, address).smem + offset;
 }
 inline Barrier& barrier_at(Block& from, uint32_t address) {
@@ -186,6 +262,13 @@ V load(uint32_t address) {
   V v;
   std::memcpy(&v, memory_at(block(), address), sizeof v);
   return v;
+}
+
+// By a thread's own instructions: the copy engine does not see it before a fence.
+template <class V>
+void store(uint32_t address, const V& v) {
+  std::memcpy(memory_at(block(), address), &v, sizeof v);
+  current->written.emplace_back(address, address + uint32_t(sizeof v));
 }
 
 // What the lanes of a warp give, in all of them.
@@ -203,13 +286,39 @@ inline std::vector<uint32_t> exchange(uint32_t value) {
 // ---- the copy engine
 
 struct TensorMap {
-  const char* data;
+  char* data;
   int64_t sizes[3], pitches[2];
   int box_inner, box_outer, element_bytes;
-};
+  int smem_pitch;  // of a box's rows, which are swizzled over it
+  bool rounds_to_tf32;
 
-// Rows of 128 bytes are swizzled: the place of 16 bytes in a row changes with the row's number.
-inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+  int box_bytes() const { return box_inner * box_outer * element_bytes; }
+};
+constexpr int kUnit = 16;  // bytes that the copy engine moves at a time
+
+// The place of 16 bytes in 128, or in 64, changes with the number of 128 bytes.
+inline uint32_t swizzled(uint32_t address, int width) {
+  return address ^ (address >> 7 & uint32_t(width / kUnit - 1)) << 4;
+}
+
+// Calls visit(address in shared memory, x, y) for each unit of a box.
+template <class Visit>
+void for_each_unit(const TensorMap& map, uint32_t smem, const Visit& visit) {
+  for (int row = 0; row < map.box_outer; ++row) {
+    for (int byte = 0; byte < map.box_inner * map.element_bytes; byte += kUnit)
+      visit(swizzled(smem + uint32_t(row * map.smem_pitch + byte), map.smem_pitch), byte / map.element_bytes, row);
+  }
+}
+
+// Whether a kernel may begin to copy before it knows that those before it are done.
+inline bool may_copy_early = false;
+inline void check_start() {
+  if (!may_copy_early && !current->knows_of_earlier_kernels) fail("a copy before earlier kernels are done");
+}
+inline void check_copy(uint32_t smem) {
+  check_start();
+  if (smem % 128) fail("a box at an address that is no multiple of 128 bytes");
+}
 
 inline void copied(Block& to, uint32_t barrier, int64_t bytes) {
   Barrier& counting = barrier_at(to, barrier);
@@ -220,34 +329,72 @@ inline void copied(Block& to, uint32_t barrier, int64_t bytes) {
 // `blocks`: of the cluster, one bit each.
 inline void copy_box(uint32_t smem, const void* map_data, int inner, int outer, int item, uint32_t barrier,
                      uint32_t blocks) {
+  check_copy(smem);
   TensorMap map;
   std::memcpy(&map, map_data, sizeof map);
   std::vector<Block*> targets;
   for (size_t rank = 0; rank < cluster().blocks.size(); ++rank) {
     if (blocks >> rank & 1) targets.push_back(cluster().blocks[rank].get());
   }
-  const int bytes = map.box_inner * map.box_outer * map.element_bytes;
-  for (Block* target : targets) std::memset(memory_at(*target, smem), 0xff, size_t(bytes));
-  cluster().copies.push_back([=] {
+  for (Block* target : targets)
+    for_each_unit(map, smem, [&](uint32_t to, int, int) { std::memset(memory_at(*target, to), 0xff, kUnit); });
+  cluster().copy_later([=] {
     for (Block* target : targets) {
-      for (int row = 0; row < map.box_outer; ++row) {
-        for (int i = 0; i < map.box_inner; ++i) {
-          char* to = memory_at(*target, swizzled(smem + uint32_t(row * 128 + i * map.element_bytes)));
-          const int64_t x = inner + i, y = outer + row;
-          const bool is_inside = x < map.sizes[0] && y < map.sizes[1] && item < map.sizes[2];
-          const char* from = map.data + item * map.pitches[1] + y * map.pitches[0] + x * map.element_bytes;
-          for (int byte = 0; byte < map.element_bytes; ++byte) to[byte] = is_inside ? from[byte] : 0;
+      for_each_unit(map, smem, [&](uint32_t to, int first, int row) {
+        const int64_t x = inner + first, y = outer + row;
+        const bool is_inside = y >= 0 && y < map.sizes[1] && item >= 0 && item < map.sizes[2];
+        const int64_t left = is_inside ? (map.sizes[0] - x) * map.element_bytes : 0;
+        std::memset(memory_at(*target, to), 0, kUnit);
+        if (left > 0)
+          std::memcpy(memory_at(*target, to),
+                      map.data + item * map.pitches[1] + y * map.pitches[0] + x * map.element_bytes,
+                      size_t(std::min<int64_t>(left, kUnit)));
+        for (int byte = 0; map.rounds_to_tf32 && byte < kUnit; byte += 4) {
+          uint32_t bits;
+          std::memcpy(&bits, memory_at(*target, to) + byte, 4);
+          bits = rounded_to_tf32(bits);
+          std::memcpy(memory_at(*target, to) + byte, &bits, 4);
         }
-      }
-      copied(*target, barrier, bytes);
+      });
+      copied(*target, barrier, map.box_bytes());
     }
   });
 }
 
+// That no thread of the block has written there since its last fence.
+inline void check_fences(const Block& own, uint32_t begin, uint32_t end) {
+  for (const Fiber& fiber : own.fibers) {
+    for (const auto& [first, behind] : fiber.written) {
+      if (first < end && behind > begin) fail("shared memory is read by the engines before a fence");
+    }
+  }
+}
+
+// A box from shared memory. Whole units are written, beyond the end of a row, too.
+inline void store_box(const void* map_data, int inner, int outer, int item, uint32_t smem) {
+  check_copy(smem);
+  TensorMap map;
+  std::memcpy(&map, map_data, sizeof map);
+  Block* own = &block();
+  check_fences(*own, smem, smem + uint32_t(map.box_outer * map.smem_pitch));
+  int& num_reading = current->store_groups.back();
+  ++num_reading;
+  cluster().copy_later([=, &num_reading] {
+    for_each_unit(map, smem, [&](uint32_t from, int first, int row) {
+      const int64_t x = inner + first, y = outer + row;
+      if (x < map.sizes[0] && y < map.sizes[1] && item < map.sizes[2])
+        std::memcpy(map.data + item * map.pitches[1] + y * map.pitches[0] + x * map.element_bytes,
+                    memory_at(*own, from), kUnit);
+    });
+    --num_reading;
+  });
+}
+
 inline void copy_bytes(uint32_t smem, const void* from, uint32_t bytes, uint32_t barrier) {
+  check_start();
   Block* own = &block();
   std::memset(memory_at(*own, smem), 0xff, bytes);
-  cluster().copies.push_back([=] {
+  cluster().copy_later([=] {
     std::memcpy(memory_at(*own, smem), from, bytes);
     copied(*own, barrier, bytes);
   });
@@ -255,53 +402,86 @@ inline void copy_bytes(uint32_t smem, const void* from, uint32_t bytes, uint32_t
 
 // ---- the matrix unit
 
-// A thread's part of an instruction. A: a descriptor or, not null, a fragment.
-inline void issue(float* acc, int width, uint64_t desc_a, const uint32_t* fragment, uint64_t desc_b, bool adds) {
+// A thread's part of an instruction. A: in shared memory or, not null, a fragment.
+inline void issue(float* acc, int width, Element element, MatrixOperand a, const uint32_t* fragment, MatrixOperand b,
+                  bool adds) {
   Fiber& own = *current;
-  MatrixInstruction made{acc, width, adds, fragment != nullptr, desc_a, desc_b, {}, {acc, acc + width / 2}};
+  if (!own.is_fenced) fail("a matrix instruction without a fence before it");
+  MatrixInstruction made{acc, width, adds, fragment != nullptr, element, a, b, fragment, {}, {acc, acc + width / 2}};
   if (fragment) std::memcpy(made.fragment, fragment, sizeof made.fragment);
   std::fill(acc, acc + width / 2, kGarbage);  // what an earlier one makes of them, it hands on
   own.waiting.push_back(std::move(made));
   ++own.num_issued;
 }
 
-// Row by row of an operand of 16 along k, as a descriptor has it.
-inline std::vector<float> rows_at(Block& from, uint64_t desc, int num_rows) {
-  std::vector<float> rows;
-  const uint32_t first = uint32_t(desc & 0x3fff) << 4, eight_rows = uint32_t(desc >> 32 & 0x3fff) << 4;
+// Where an element lies. Swizzled, along k: groups of eight rows; else groups of eight of k, and of as many rows as the
+// swizzle is wide. Without a swizzle, along k: matrices of 8 rows of 16 bytes. 32-bit elements lie along k alone.
+inline uint32_t element_address(const MatrixOperand& operand, int bytes, int row, int k) {
+  const auto field = [&](int shift) { return uint32_t(operand.desc >> shift & 0x3fff) << 4; };
+  const uint32_t first = field(0), leading = field(16), stride = field(32);
+  const auto mode = int(operand.desc >> 62);
+  if (mode > 2 || (!operand.is_along_k && (mode == 0 || bytes != 2))) fail("an operand's layout that is not emulated");
+  const int byte = k * bytes, width = 128 / std::max(mode, 1), rows = width / 2;
+  if (mode == 0)
+    return first + uint32_t(byte / 16) * leading + uint32_t(row / 8) * stride + uint32_t(row % 8 * 16 + byte % 16);
+  const uint32_t address = operand.is_along_k ? first + uint32_t(row / 8) * stride + uint32_t(row % 8 * width + byte)
+                                              : first + uint32_t(row / rows) * leading + uint32_t(k / 8) * stride +
+                                                    uint32_t(k % 8 * width + row % rows * 2);
+  return swizzled(address, width);
+}
+
+// Row by row of an operand, 16 along k: zeros behind what an instruction takes.
+inline std::vector<float> rows_at(Block& from, const MatrixOperand& operand, int first, int num_rows,
+                                  const Element& element) {
+  std::vector<float> rows(size_t(num_rows) * 16);
+  uint32_t begin = ~0u, end = 0;
   for (int row = 0; row < num_rows; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      uint16_t bits;
-      const uint32_t address = first + uint32_t(row / 8) * eight_rows + uint32_t(row % 8 * 128 + k * 2);
-      std::memcpy(&bits, memory_at(from, swizzled(address)), 2);
-      rows.push_back(float_of_half(bits));
+    for (int k = 0; k < element.k(); ++k) {
+      const uint32_t address = element_address(operand, element.bytes, first + row, k);
+      uint32_t bits = 0;
+      std::memcpy(&bits, memory_at(from, address), size_t(element.bytes));
+      rows[size_t(row * 16 + k)] = element.convert(bits);
+      begin = std::min(begin, address);
+      end = std::max(end, address + uint32_t(element.bytes));
+    }
+  }
+  check_fences(from, begin, end);
+  return rows;
+}
+
+// A warp's fragments as rows. Who changes the registers while an instruction reads them spoils it.
+inline std::vector<float> rows_of_fragments(const Fiber* fibers, const Element& element) {
+  std::vector<float> rows(size_t(kRowsOfWarp) * 16);
+  const int pairs = 4 / element.bytes, half_k = element.k() / 2;  // elements in a register; of k from one to the next
+  for (int row = 0; row < kRowsOfWarp; ++row) {
+    for (int k = 0; k < element.k(); ++k) {
+      const MatrixInstruction& own = fibers[row % 8 * 4 + k % half_k / pairs].waiting.front();
+      const uint32_t bits = own.fragment[row / 8 + k / half_k * 2] >> k % pairs * 16;
+      const bool is_spoilt = std::memcmp(own.fragment, own.registers, sizeof own.fragment) != 0;
+      rows[size_t(row * 16 + k)] = is_spoilt ? kGarbage : element.convert(element.bytes == 2 ? bits & 0xffff : bits);
     }
   }
   return rows;
 }
 
-// The next instruction that all threads of a warpgroup have issued.
-inline bool execute(Block& from, size_t group) {
-  Fiber* fibers = &from.fibers[group * kGroup];
-  if (std::any_of(fibers, fibers + kGroup, [](const Fiber& fiber) { return fiber.waiting.empty(); })) return false;
+// A warp's rows of the next instruction that all of its threads have issued: warps of a warpgroup do not wait for each
+// other.
+inline bool execute(Block& from, size_t warp) {
+  Fiber* fibers = &from.fibers[warp * kWarp];
+  if (std::any_of(fibers, fibers + kWarp, [](const Fiber& fiber) { return fiber.waiting.empty(); })) return false;
   const MatrixInstruction& first = fibers[0].waiting.front();
-  std::vector<float> a(64 * 16);
-  if (!first.has_fragment) a = rows_at(from, first.desc_a, 64);
-  for (int row = 0; first.has_fragment && row < 64; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t* fragment = fibers[row / 16 * 32 + row % 8 * 4 + k % 8 / 2].waiting.front().fragment;
-      a[size_t(row * 16 + k)] = float_of_half(uint16_t(fragment[row % 16 / 8 + k / 8 * 2] >> k % 2 * 16));
-    }
-  }
-  const std::vector<float> b = rows_at(from, first.desc_b, first.width);
-  const uint64_t desc_b = first.desc_b;
-  for (int thread = 0; thread < kGroup; ++thread) {
-    Fiber& fiber = fibers[thread];
+  const MatrixOperand operand_a = first.a, operand_b = first.b;
+  const std::vector<float> a = first.has_fragment
+                                   ? rows_of_fragments(fibers, first.element)
+                                   : rows_at(from, operand_a, int(warp % 4) * kRowsOfWarp, kRowsOfWarp, first.element);
+  const std::vector<float> b = rows_at(from, operand_b, 0, first.width, first.element);
+  for (int lane = 0; lane < kWarp; ++lane) {
+    Fiber& fiber = fibers[lane];
     MatrixInstruction own = std::move(fiber.waiting.front());
     fiber.waiting.pop_front();
-    if (own.desc_b != desc_b) fail("the threads of a warpgroup differ");
+    if (own.a != operand_a || own.b != operand_b) fail("the threads of a warp differ");
     for (int i = 0; i < own.width / 2; ++i) {
-      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * (i / 2 % 2), col = i / 4 * 8 + thread % 4 * 2 + i % 2;
+      const int row = lane / 4 + 8 * (i / 2 % 2), col = i / 4 * 8 + lane % 4 * 2 + i % 2;
       own.values[size_t(i)] =
           add_products(own.adds ? own.values[size_t(i)] : 0, &a[size_t(row * 16)], &b[size_t(col * 16)]);
     }
@@ -312,7 +492,7 @@ inline bool execute(Block& from, size_t group) {
     else
       next->values = own.values;
   }
-  ++from.executed[group];
+  ++from.executed[warp];
   return true;
 }
 
@@ -320,18 +500,24 @@ inline bool execute(Block& from, size_t group) {
 
 inline thread_local const std::function<void()>* current_kernel = nullptr;
 
+// Those that have ended are not waited for at the cluster's barrier.
 inline void start_fiber() {
   (*current_kernel)();
   current->is_done = true;
+  Cluster& all = cluster();
+  if (--all.num_threads == all.meeting.arrived && all.meeting.arrived > 0) all.meeting.complete();
   wait_until([] { return false; });
 }
 
 // One turn of every fiber that can go on, then some of what the GPU does by itself. Returns whether all are done.
 inline bool step(Block& own, Cluster& all) {
+  // One behind the other or far apart: numbers that have no divisor in common with the number of threads.
+  constexpr size_t kStrides[] = {1, 7, 77};
   const size_t num_threads = own.fibers.size(), first = all.random() % num_threads, late = all.random() % num_threads;
+  const size_t stride = kStrides[all.random() % std::size(kStrides)];
   bool is_done = true;
   for (size_t i = 0; i < num_threads; ++i) {
-    Fiber& fiber = own.fibers[(first + i) % num_threads];
+    Fiber& fiber = own.fibers[(first + i * stride) % num_threads];
     if (fiber.is_done) continue;
     is_done = false;
     if (size_t(fiber.thread) / kWarp == late / kWarp || !fiber.can_go_on()) continue;
@@ -340,22 +526,32 @@ inline bool step(Block& own, Cluster& all) {
     swapcontext(&own.scheduler, &fiber.context);
     ++all.steps;
   }
-  for (size_t group = 0; group < own.executed.size(); ++group) {
-    while (all.chance() && execute(own, group)) ++all.steps;
+  ++all.turns;
+  for (size_t warp = 0; warp < own.executed.size(); ++warp) {
+    while (all.chance() && execute(own, warp)) ++all.steps;
   }
-  while (!all.copies.empty() && all.chance()) {
+  while (!is_done && !all.copies.empty() && all.chance()) {
     std::swap(all.copies[all.random() % all.copies.size()], all.copies.back());
-    const auto copy = std::move(all.copies.back());
+    if (all.copies.back().first_turn > all.turns) continue;
+    const Copy copy = std::move(all.copies.back());
     all.copies.pop_back();
-    copy();
+    copy.act();
     ++all.steps;
   }
   return is_done;
 }
 
+inline void check_stores(const Block& ended) {
+  for (const Fiber& fiber : ended.fibers) {
+    for (const int num_reading : fiber.store_groups) {
+      if (num_reading) fail("stores of shared memory whose block has ended");
+    }
+  }
+}
+
 inline void run_block(Block& own, const std::function<void()>& kernel) {
   constexpr size_t kStackBytes = 96 << 10;
-  constexpr int kPatience = 200;
+  constexpr int kPatience = 600;
   current_kernel = &kernel;
   for (size_t thread = 0; thread < own.fibers.size(); ++thread) {
     Fiber& fiber = own.fibers[thread];
@@ -370,54 +566,82 @@ inline void run_block(Block& own, const std::function<void()>& kernel) {
     makecontext(&fiber.context, start_fiber, 0);
   }
   Cluster& all = *own.cluster;
-  for (; !own.is_done; std::this_thread::yield()) {
-    std::lock_guard lock(all.mutex);
+  std::unique_lock lock(all.mutex);
+  while (!own.is_done) {
+    own.may_go_on.wait(lock, [&] { return all.turn == own.rank; });
     own.is_done = step(own, all);
+    if (own.is_done) check_stores(own);
     own.idle = all.steps == own.steps_seen ? own.idle + 1 : 0;
     own.steps_seen = all.steps;
     const auto is_idle = [&](const auto& other) {
       return other->is_done || (other->idle >= kPatience && other->steps_seen == all.steps);
     };
     if (!own.is_done && std::all_of(all.blocks.begin(), all.blocks.end(), is_idle)) fail("a deadlock");
+    all.pass_turn();
   }
 }
 
-// `find_smem`: the shared memory of the thread of the system that asks.
-inline void launch(unsigned cluster_size, unsigned num_blocks, int num_threads, char* (*find_smem)(),
+// `find_smem`: the shared memory of the thread of the system that asks. One cluster after the other.
+inline void launch(dim3 cluster_size, dim3 grid, int num_threads, int smem_bytes, char* (*find_smem)(),
                    const std::function<void()>& kernel) {
   static unsigned seed = 0;
-  for (unsigned first = 0; first < num_blocks; first += cluster_size) {
+  const dim3 size = cluster_size;
+  const unsigned num_blocks = size.x * size.y * size.z, num_clusters = grid.x * grid.y * grid.z / num_blocks;
+  if (grid.x % size.x || grid.y % size.y || grid.z % size.z) fail("a grid that is not made of whole clusters");
+  for (unsigned number = 0; number < num_clusters; ++number) {
     Cluster all;
     all.random.seed(seed++);
-    all.grid = dim3(num_blocks);
-    for (unsigned rank = 0; rank < cluster_size; ++rank) {
+    all.grid = grid;
+    all.smem_bytes = smem_bytes;
+    all.num_threads = int(num_blocks) * num_threads;
+    const unsigned along_x = grid.x / size.x, along_y = grid.y / size.y;
+    for (unsigned rank = 0; rank < num_blocks; ++rank) {
       all.blocks.push_back(std::make_unique<Block>());
       Block& own = *all.blocks.back();
       own.cluster = &all;
-      own.index = dim3(first + rank, 0, 0);
+      own.rank = rank;
+      own.index =
+          dim3(number % along_x * size.x + rank % size.x, number / along_x % along_y * size.y + rank / size.x % size.y,
+               number / along_x / along_y * size.z + rank / size.x / size.y);
       own.fibers = std::vector<Fiber>(size_t(num_threads));
       own.warps.resize(own.fibers.size() / kWarp);
-      own.executed.resize(own.fibers.size() / kGroup);
+      own.executed.resize(own.fibers.size() / kWarp);
     }
-    Meeting all_have_memory;
+    size_t num_with_memory = 0;
+    std::condition_variable all_have_memory;
     std::vector<std::thread> threads;
     for (auto& own : all.blocks) {
-      threads.emplace_back([&all, &all_have_memory, &kernel, find_smem, own = own.get()] {
+      threads.emplace_back([&, own = own.get()] {
         {
-          std::lock_guard lock(all.mutex);
+          std::unique_lock lock(all.mutex);
           own->smem = find_smem();
-          std::memset(own->smem, 0xff, kMaxSmem);
-          all_have_memory.arrive(int(all.blocks.size()));
-        }
-        for (bool is_ready = false; !is_ready; std::this_thread::yield()) {
-          std::lock_guard lock(all.mutex);
-          is_ready = all_have_memory.turn > 0;
+          std::memset(own->smem, 0xff, size_t(all.smem_bytes));
+          ++num_with_memory;
+          all_have_memory.notify_all();
+          all_have_memory.wait(lock, [&] { return num_with_memory == all.blocks.size(); });
         }
         run_block(*own, kernel);
       });
     }
     for (auto& thread : threads) thread.join();
     if (!all.copies.empty()) fail("copies that nothing waits for");
+  }
+}
+
+// Thread after thread of a kernel whose threads do not wait for each other.
+inline void run_each_thread(int64_t num_blocks, int num_threads, const std::function<void()>& kernel) {
+  Cluster alone;
+  Block block;
+  block.cluster = &alone;
+  Fiber fiber;
+  fiber.block = &block;
+  current = &fiber;
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    block.index = dim3(unsigned(i), 0, 0);
+    for (int thread = 0; thread < num_threads; ++thread) {
+      thread_index = dim3(unsigned(thread), 0, 0);
+      kernel();
+    }
   }
 }
 

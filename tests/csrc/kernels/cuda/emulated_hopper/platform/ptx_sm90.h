@@ -1,4 +1,4 @@
-// The instructions of csrc/platform/ptx_sm90.h that rung 15 uses, emulated.
+// The instructions of csrc/platform/ptx_sm90.h that rungs 11 and 15 use, emulated.
 #pragma once
 
 #include "emulator.h"
@@ -33,11 +33,10 @@ inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
 }
 inline void named_barrier_sync(int id, int threads) { emulator::meet(emulator::block().named[id], threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::block().named[id].arrive(threads); }
-inline int cluster_threads() { return int(emulator::cluster().blocks.size() * emulator::block().fibers.size()); }
-inline void cluster_sync() { emulator::meet(emulator::cluster().meeting, cluster_threads()); }
+inline void cluster_sync() { emulator::meet(emulator::cluster().meeting, emulator::cluster().num_threads); }
 inline void cluster_arrive_relaxed() {
   emulator::current->cluster_turn = emulator::cluster().meeting.turn;
-  emulator::cluster().meeting.arrive(cluster_threads());
+  emulator::cluster().meeting.arrive(emulator::cluster().num_threads);
 }
 inline void cluster_wait() {
   const uint64_t turn = emulator::current->cluster_turn;
@@ -54,16 +53,23 @@ inline void cp_async_bulk_tensor_3d_to_blocks(uint32_t smem, const CUtensorMap* 
 }
 inline void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, int inner, int outer, int item,
                                     uint32_t barrier, CachePolicy) {
-  const auto rank = emulator::block().index.x % emulator::cluster().blocks.size();
-  emulator::copy_box(smem, map, inner, outer, item, barrier, 1u << rank);
+  emulator::copy_box(smem, map, inner, outer, item, barrier, 1u << emulator::block().rank);
 }
 inline void cp_async_bulk(uint32_t smem, const void* from, uint32_t bytes, uint32_t barrier) {
   emulator::copy_bytes(smem, from, bytes, barrier);
 }
-inline void cp_async_bulk_commit_group() {}
+inline void cp_async_bulk_tensor_3d_store(const CUtensorMap* map, int inner, int outer, int item, uint32_t smem) {
+  emulator::store_box(map, inner, outer, item, smem);
+}
+inline void cp_async_bulk_commit_group() { emulator::current->store_groups.push_back(0); }
 template <int PENDING>
-void cp_async_bulk_wait_group_read() {}
-inline void fence_proxy_async() {}
+void cp_async_bulk_wait_group_read() {
+  const auto& groups = emulator::current->store_groups;
+  if (groups.size() <= PENDING + 1) return;
+  const auto end = groups.end() - 1 - PENDING;
+  emulator::wait_until([=, &groups] { return std::all_of(groups.begin(), end, [](int num) { return num == 0; }); });
+}
+inline void fence_proxy_async() { emulator::current->written.clear(); }
 
 // ---- memory
 inline uint32_t map_shared_cluster(uint32_t smem, int rank) {
@@ -74,17 +80,20 @@ inline float load_shared_float(uint32_t smem) { return emulator::load<float>(sme
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
 inline void store_shared_pair(uint32_t smem, float first, float second) {
-  const float values[2] = {first, second};
-  std::memcpy(emulator::memory_at(emulator::block(), smem), values, sizeof values);
+  emulator::store(smem, make_float2(first, second));
 }
-inline void store_shared_vector(uint32_t smem, uint4 v) {
-  std::memcpy(emulator::memory_at(emulator::block(), smem), &v, sizeof v);
+inline void store_shared_vector(uint32_t smem, uint4 v) { emulator::store(smem, v); }
+// A lane has two neighbours of row lane / 4 of each matrix.
+inline void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  const std::vector<uint32_t> rows = emulator::exchange(smem);
+  const uint32_t lane = threadIdx.x % emulator::kWarp, words[4] = {r0, r1, r2, r3};
+  for (uint32_t i = 0; i < 4; ++i) emulator::store(rows[i * 8 + lane / 4] + lane % 4 * 4, words[i]);
 }
 
 // ---- launches, registers
 inline bool elect_sync() { return threadIdx.x % emulator::kWarp == 0; }
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_wait() { emulator::current->knows_of_earlier_kernels = true; }
 template <int REGISTERS>
 void setmaxnreg_inc() {}
 template <int REGISTERS>
@@ -96,14 +105,15 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
   return (uint64_t(swizzle) << 62) | ((stride_bytes >> 4) << 32) | ((leading_bytes >> 4) << 16);
 }
 inline uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
-inline void wgmma_fence() {}
+inline void wgmma_fence() { emulator::current->is_fenced = true; }
 inline void wgmma_commit_group() { emulator::current->groups.push_back(emulator::current->num_issued); }
 template <int PENDING>
 void wgmma_wait_group() {
   const auto& groups = emulator::current->groups;
+  emulator::current->is_fenced = false;  // accumulators may be used from here on
   if (groups.size() <= PENDING) return;
   const uint64_t end = groups[groups.size() - 1 - PENDING];
-  const uint64_t* executed = &emulator::block().executed[size_t(emulator::current->thread / emulator::kGroup)];
+  const uint64_t* executed = &emulator::block().executed[size_t(emulator::current->thread / emulator::kWarp)];
   emulator::wait_until([=] { return *executed >= end; });
 }
 template <int COUNT>
@@ -120,16 +130,21 @@ void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
 }
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
-  static_assert(std::is_same_v<T, __half> && !A_IS_M_MAJOR && !B_IS_N_MAJOR);
-  emulator::issue(acc, MMA_N, desc_a, nullptr, desc_b, adds_to_acc);
+  constexpr emulator::Element kElement = std::is_same_v<T, __half> ? emulator::kHalf : emulator::kBFloat16;
+  emulator::issue(acc, MMA_N, kElement, {desc_a, !A_IS_M_MAJOR}, nullptr, {desc_b, !B_IS_N_MAJOR}, adds_to_acc);
 }
 template <int MMA_N>
 void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
-  emulator::issue(acc, MMA_N, 0, a, desc_b, adds_to_acc);
+  emulator::issue(acc, MMA_N, emulator::kHalf, {}, a, {desc_b, true}, adds_to_acc);
 }
-[[noreturn]] inline void not_emulated() { emulator::fail("an instruction that is not emulated"); }
-inline void stmatrix_x4(uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) { not_emulated(); }
-inline void cp_async_bulk_tensor_3d_store(const CUtensorMap*, int, int, int, uint32_t) { not_emulated(); }
+template <int MMA_N>
+void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  emulator::issue(acc, MMA_N, emulator::kTf32, {desc_a, true}, nullptr, {desc_b, true}, adds_to_acc);
+}
+template <int MMA_N>
+void wgmma_mma_async_tf32(float (&acc)[MMA_N / 2], const uint32_t (&a)[4], uint64_t desc_b, int adds_to_acc) {
+  emulator::issue(acc, MMA_N, emulator::kTf32, {}, a, {desc_b, true}, adds_to_acc);
+}
 
 }  // namespace
 }  // namespace tiledmm::cuda

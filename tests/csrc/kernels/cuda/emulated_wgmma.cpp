@@ -1,0 +1,461 @@
+// Rung 11, wgmma, by the emulated Hopper, against a model of its order of summation: every bit of C, of the
+// sums of A's rows, and of what lies around them. Arguments: the numbers of the cases, all without.
+//
+// Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes, and
+// TILEDMM_DTYPE, all kernels of that tile are, and problems about its edges are computed by every plan that the
+// launcher takes.
+#include <array>
+#include <cstdio>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "core/plan.h"
+#include "core/problem.h"
+#include "kernels/cuda/11_wgmma/plan.h"
+#include "kernels/cuda/11_wgmma/tf32_plan.h"
+
+namespace {
+
+using namespace tiledmm;
+
+struct Case {
+  TileShape tile{};
+  int m, n, k;
+  bool is_a_along_m = false, is_b_along_n = false;
+  int chunk_k = 0;  // 0: one chunk
+  bool splits_chunks = false, shares_tiles = false, pairs_m = false, pairs_n = false;
+  int group_m = 0;
+  DType dtype = DType::bf16;
+  int batch = 1, repeats_of_b = 1;  // inner and outer dimension of the batch
+  char bias = ' ';                  // of columns 'n', of rows 'm'
+  Activation activation = Activation::none;
+  bool sums_rows = false, is_c_along_m = false;
+  int margin = 8, margin_c = 8;  // elements between rows; odd: not for the copy engine
+  int num_sms = 4;
+};
+
+constexpr Case kCases[] = {
+    // Several tiles for a block in rows of tiles; the ring goes around; C is stored by the threads.
+    {.tile = {64, 96}, .m = 200, .n = 250, .k = 456, .bias = 'n', .activation = Activation::relu, .margin_c = 3},
+    // The last wave in halves, C by the copy engine; the last tiles begin early.
+    {.tile = {128, 256}, .m = 150, .n = 840, .k = 1032, .bias = 'm', .activation = Activation::silu, .num_sms = 6},
+    // Neither operand along k, a narrow last box; chunks one after the other; a batch of two dimensions.
+    {.tile = {128, 160},
+     .m = 130,
+     .n = 328,
+     .k = 520,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .batch = 2,
+     .repeats_of_b = 2},
+    // Pairs of pairs, three consumers, chunks side by side.
+    {.tile = {192, 96},
+     .m = 400,
+     .n = 110,
+     .k = 520,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .pairs_m = true,
+     .pairs_n = true,
+     .dtype = DType::f16,
+     .bias = 'n',
+     .num_sms = 8},
+    // A grid of tiles, of which the last begin early; a batch.
+    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1100, .is_b_along_n = true, .batch = 3, .num_sms = 12},
+    // Blocks of a cluster share a tile.
+    {.tile = {64, 64},
+     .m = 100,
+     .n = 71,
+     .k = 610,
+     .is_a_along_m = true,
+     .chunk_k = 256,
+     .shares_tiles = true,
+     .bias = 'n',
+     .activation = Activation::relu,
+     .num_sms = 40},
+    // The sums of A's rows.
+    {.tile = {128, 128},
+     .m = 300,
+     .n = 264,
+     .k = 500,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .pairs_m = true,
+     .sums_rows = true,
+     .num_sms = 6},
+    // Operands that the copy engine cannot take, C along m; pairs of small tiles.
+    {.tile = {64, 128}, .m = 260, .n = 150, .k = 99, .pairs_n = true, .is_c_along_m = true, .margin = 1, .num_sms = 4},
+    // B along k in boxes of a width that is no multiple of 16; groups of rows of tiles.
+    {.tile = {128, 168}, .m = 580, .n = 400, .k = 40, .group_m = 3, .bias = 'n'},
+    // Four chunks by one block, and two.
+    {.tile = {64, 96}, .m = 100, .n = 90, .k = 1000, .chunk_k = 256, .margin_c = 2},
+    {.tile = {64, 96}, .m = 50, .n = 130, .k = 500, .chunk_k = 256},
+    // The next tile is there before the last one is stored.
+    {.tile = {128, 168}, .m = 600, .n = 400, .k = 40, .activation = Activation::gelu, .num_sms = 2},
+    // fp32. A from registers, C by the threads.
+    {.tile = {64, 32}, .m = 100, .n = 90, .k = 330, .is_a_along_m = true, .dtype = DType::f32, .margin_c = 3},
+    // Of the transposed problem, a B that is transposed; its chunks by one block, and side by side.
+    {.tile = {128, 64},
+     .m = 132,
+     .n = 560,
+     .k = 300,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .dtype = DType::f32,
+     .bias = 'n',
+     .activation = Activation::relu,
+     .num_sms = 2},
+    {.tile = {128, 64},
+     .m = 131,
+     .n = 130,
+     .k = 300,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .dtype = DType::f32},
+    // Operands that are copied along k.
+    {.tile = {64, 64},
+     .m = 200,
+     .n = 200,
+     .k = 35,
+     .is_a_along_m = true,
+     .dtype = DType::f32,
+     .margin = 1,
+     .num_sms = 1},
+};
+
+template <class T>
+constexpr DType dtype_of() {
+  return sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
+}
+
+// Whether a kernel has the operands' layouts of a case; fp32 is copied along k, or the transposed problem is computed.
+template <class Cfg>
+constexpr bool serves_layouts(const Case& c) {
+  const bool a = c.is_a_along_m, b = c.is_b_along_n;
+  if (c.dtype != DType::f32)
+    return Cfg::kAIsMMajor == (c.is_c_along_m ? b : a) && Cfg::kBIsNMajor == (c.is_c_along_m ? a : b);
+  const bool is_copied = c.margin % 2;
+  return Cfg::kAIsMMajor == (!is_copied && (a || b)) && Cfg::kBIsNMajor == (!is_copied && a && b) &&
+         Cfg::kCIsMMajor == (!is_copied && b);
+}
+
+// Whether there is a case that runs the kernel.
+template <class Cfg, bool SHARES>
+constexpr bool is_compiled() {
+  constexpr DType kDType = dtype_of<typename Cfg::T>();
+#ifdef TILEDMM_TILE
+  constexpr TileShape kShape =
+      kDType == DType::f32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
+  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kDType == DType(TILEDMM_DTYPE);
+#else
+  for (const Case& c : kCases) {
+    const bool is_built =
+        kDType == DType::f32 || always_built_with_pairs(c.tile) || Cfg::kPairs == (c.pairs_m || c.pairs_n);
+    if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
+        Cfg::kSumsRows == c.sums_rows && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
+      return true;
+  }
+  return false;
+#endif
+}
+
+}  // namespace
+
+#include "kernels/cuda/11_wgmma/kernel.h"
+#include "kernels/cuda/11_wgmma/launch_sm90a.cu"
+#include "run_cases.h"
+
+namespace {
+
+float to_float(DType dtype, uint32_t bits) {
+  if (dtype == DType::f32) return emulator::float_of_bits(bits);
+  return dtype == DType::f16 ? half_to_float(uint16_t(bits)) : bf16_to_float(uint16_t(bits));
+}
+uint32_t rounded(DType dtype, float x) {
+  return dtype == DType::f32 ? __float_as_uint(x) : dtype == DType::f16 ? float_to_half(x) : float_to_bf16(x);
+}
+bool is_nan(DType dtype, uint32_t bits) { return to_float(dtype, bits) != to_float(dtype, bits); }
+
+// A matrix for each item of a batch, in memory full of NaNs. W: as wide as an element.
+template <class W>
+struct Matrix {
+  static constexpr int64_t kGuard = 1 << 14;  // elements before and behind
+  static constexpr int kGap = 64;             // between items
+  static constexpr size_t kAlignment = 128;
+  int64_t stride_row, stride_col, stride_item, size;
+  std::vector<W> memory;
+
+  Matrix(int rows, int cols, bool is_along_rows, int margin, int num_items) {
+    const int inner = is_along_rows ? rows : cols, outer = is_along_rows ? cols : rows;
+    const int64_t ld = (margin % 2 ? inner : round_up(inner, 8)) + margin;
+    stride_row = is_along_rows ? 1 : ld;
+    stride_col = is_along_rows ? ld : 1;
+    stride_item = ld * outer + (margin % 2 ? kGap - 1 : kGap + 8 - ld * outer % 8);
+    size = stride_item * num_items + 2 * kGuard;
+    memory.assign(size_t(size) + kAlignment / sizeof(W), W(-1));
+  }
+  W* begin() { return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kAlignment - 1)) / sizeof(W); }
+  W* data() { return begin() + kGuard; }
+  W& at(int item, int row, int col) { return data()[item * stride_item + row * stride_row + col * stride_col]; }
+};
+
+// Random numbers. The products of A's odd rows cancel those of the first half of k, which leaves what rounding does:
+// that shows every change of order.
+template <class W>
+struct Numbers {
+  DType dtype;
+  int num_items;
+  std::mt19937 random;
+  std::normal_distribution<float> normal;
+
+  W next() { return W(rounded(dtype, normal(random) * (dtype == DType::f16 ? 8 : 1))); }
+  void fill_a(Matrix<W>& a, int m, int k) {
+    constexpr W kSign = W(1) << (8 * sizeof(W) - 1);
+    for (int item = 0; item < num_items; ++item) {
+      for (int row = 0; row < m; ++row) {
+        for (int i = 0; i < k; ++i)
+          a.at(item, row, i) = row % 2 && i >= k / 2 && i < k / 2 * 2 ? a.at(item, row, i - k / 2) ^ kSign : next();
+      }
+    }
+  }
+  void fill_b(Matrix<W>& b, int n, int k, int batch) {
+    for (int item = 0; item < batch; ++item) {
+      for (int i = 0; i < k; ++i) {
+        for (int col = 0; col < n; ++col)
+          b.at(item, i, col) = i >= k / 2 && i < k / 2 * 2 ? b.at(item, i - k / 2, col) : next();
+      }
+    }
+  }
+  void fill_bias(Matrix<W>& bias, int size) {
+    for (int i = 0; i < size; ++i) bias.at(0, 0, i) = i % 2 ? next() : 0;
+  }
+};
+
+// The products of 16 after 16, as instructions take them, from zero on, in chunks whose sums are added in their order.
+float sum_products(const std::vector<float>& a, const std::vector<float>& b, int chunk_k) {
+  float total = -0.0f;
+  for (size_t chunk = 0; chunk < a.size(); chunk += size_t(chunk_k)) {
+    float sum = 0;
+    for (size_t i = chunk; i < std::min(a.size(), chunk + size_t(chunk_k)); i += 16)
+      sum = emulator::add_products(sum, &a[i], &b[i]);
+    total += sum;
+  }
+  return total;
+}
+
+template <class W>
+struct Run {
+  static constexpr int kStep = sizeof(W) == 2 ? 16 : 8;  // of k, of one instruction
+  const Case& c;
+  int num_items;
+  Matrix<W> a, b, c_memory, bias, row_sums;
+  FoldedProblem problem{};
+
+  explicit Run(const Case& c)
+      : c(c),
+        num_items(c.batch * c.repeats_of_b),
+        a(c.m, c.k, c.is_a_along_m, c.margin, num_items),
+        b(c.k, c.n, !c.is_b_along_n, c.margin, c.batch),
+        c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, num_items),
+        bias(1, std::max(c.m, c.n), false, 0, 1),
+        row_sums(1, c.m, false, 0, 1) {
+    Numbers<W> numbers{c.dtype, num_items, std::mt19937(unsigned(c.m * c.n * c.k)), {}};
+    numbers.fill_a(a, c.m, c.k);
+    numbers.fill_b(b, c.n, c.k, c.batch);
+    numbers.fill_bias(bias, std::max(c.m, c.n));
+    GemmProblem& p = problem.gemm;
+    p.m = c.m, p.n = c.n, p.k = c.k;
+    p.a = a.data(), p.stride_am = a.stride_row, p.stride_ak = a.stride_col;
+    p.b = b.data(), p.stride_bk = b.stride_row, p.stride_bn = b.stride_col;
+    p.c = c_memory.data(), p.stride_cm = c_memory.stride_row, p.stride_cn = c_memory.stride_col;
+    if (c.bias != ' ') p.bias = bias.data(), (c.bias == 'n' ? p.stride_bias_n : p.stride_bias_m) = 1;
+    if (c.sums_rows) p.row_sums = row_sums.data();
+    p.dtype = c.dtype, p.activation = c.activation;
+    problem.batch_size = num_items;
+    problem.chunk_k = c.chunk_k ? c.chunk_k : c.k;
+    problem.asked_n = c.n;
+    const BatchDim outer{c.repeats_of_b, c.batch * a.stride_item, 0, c.batch * c_memory.stride_item};
+    if (c.repeats_of_b > 1) problem.batch_dims[p.num_batch_dims++] = outer;
+    const BatchDim inner{c.batch, a.stride_item, b.stride_item, c_memory.stride_item};
+    if (c.batch > 1) problem.batch_dims[p.num_batch_dims++] = inner;
+  }
+
+  // A row of A or a column of B, zeros between what instructions take.
+  template <class At>
+  std::vector<float> spread(const At& at) {
+    std::vector<float> spread(size_t(ceil_div(c.k, kStep)) * 16);
+    for (int i = 0; i < c.k; ++i) {
+      const uint32_t bits = sizeof(W) == 4 ? emulator::rounded_to_tf32(at(i)) : at(i);
+      spread[size_t(i / kStep * 16 + i % kStep)] = to_float(c.dtype, bits);
+    }
+    return spread;
+  }
+  // What is to be in memory: outside of C what was there.
+  void compute() {
+    const int chunk = (c.chunk_k ? c.chunk_k : int(round_up(c.k, kStep))) / kStep * 16;
+    for (int item = 0; item < num_items; ++item) {
+      std::vector<std::vector<float>> cols;
+      for (int j = 0; j < c.n; ++j) cols.push_back(spread([&](int i) { return b.at(item % c.batch, i, j); }));
+      for (int row = 0; row < c.m; ++row) {
+        const std::vector<float> own = spread([&](int i) { return a.at(item, row, i); }), ones(own.size(), 1);
+        if (c.sums_rows) row_sums.at(0, 0, row) = W(rounded(c.dtype, sum_products(own, ones, int(own.size()))));
+        for (int col = 0; col < c.n; ++col) {
+          float x = sum_products(own, cols[size_t(col)], chunk);
+          if (c.bias != ' ') x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
+          c_memory.at(item, row, col) = W(rounded(c.dtype, activate_as(c.activation, x)));
+        }
+      }
+    }
+  }
+
+  // `expected` was computed, the own matrices were given to the kernel.
+  bool is_like(Run& expected) {
+    const auto count_wrong = [&](const char* name, Matrix<W>& found, Matrix<W>& wanted) {
+      int64_t num_wrong = 0;
+      for (int64_t i = 0; i < found.size; ++i) {
+        const W x = found.begin()[i], y = wanted.begin()[i];
+        if (x == y || (is_nan(c.dtype, x) && is_nan(c.dtype, y)) || num_wrong++ > 0) continue;
+        std::printf("%s[%d] is %g instead of %g; ", name, int(i - Matrix<W>::kGuard), double(to_float(c.dtype, x)),
+                    double(to_float(c.dtype, y)));
+      }
+      return num_wrong;
+    };
+    return count_wrong("A", a, expected.a) + count_wrong("B", b, expected.b) +
+               count_wrong("C", c_memory, expected.c_memory) +
+               count_wrong("sums of rows", row_sums, expected.row_sums) ==
+           0;
+  }
+
+  template <class OwnPlan>
+  bool multiply(const OwnPlan& plan) {
+    Plan made;
+    made.as<OwnPlan>() = plan;
+    Workspaces workspaces;
+    return gpu::launch_wgmma(problem, made, executor_of(workspaces, c.num_sms)) == Status::ok;
+  }
+};
+
+// Calls visit for all that the launcher takes of fp32.
+template <class Visit>
+void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& visit) {
+  double cost_us;
+  const FoldedProblem problem = row_major(given);
+  const GemmProblem& p = problem.gemm;
+  const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
+  Tf32Plan plan = plan_wgmma_tf32(problem, num_sms, cost_us);
+  plan.copies_a = describe_tf32(view_a(p), problem).layout == Tf32Layout::unreadable;
+  plan.copies_b = describe_tf32(view_b(p), problem).layout == Tf32Layout::unreadable;
+  const bool is_a_across = !plan.copies_a && describe_tf32(view_a(p), problem).layout == Tf32Layout::across_k;
+  plan.is_transposed = !plan.copies_b && describe_tf32(view_b(p), problem).layout == Tf32Layout::across_k;
+  plan.path = is_a_across && plan.is_transposed   ? Tf32Path::b_transposed
+              : is_a_across || plan.is_transposed ? Tf32Path::a_from_registers
+                                                  : Tf32Path::both_in_place;
+  for (int i = 0; i < kNumTf32TileShapes; ++i) {
+    const TileShape& shape = kTf32TileShapes[i];
+    for (const bool splits : {false, true}) {
+      if (!serves_path(shape, plan.path) || (problem.chunk_k < p.k && !sums_chunks(shape)) || (splits && !may_split))
+        continue;
+      plan.tiles = {i, shape, splits, false, false, false, 0, 0};
+      visit(plan, cost_us);
+    }
+  }
+}
+
+bool is_plan_of(const Case& c, const TilePlan& plan) {
+  return plan.shape.block_m == c.tile.block_m && plan.shape.block_n == c.tile.block_n &&
+         plan.splits_chunks == c.splits_chunks && plan.shares_tiles == c.shares_tiles && plan.pairs_m == c.pairs_m &&
+         plan.pairs_n == c.pairs_n && plan.group_m == c.group_m;
+}
+
+// By those of the launcher's plans that are chosen.
+template <class W, class IsChosen>
+bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
+  Run<W> expected(c);
+  int num_plans = 0, num_wrong = 0;
+  const auto visit = [&](const auto& plan, double) {
+    const TilePlan& tiles = plan.tiles;
+    if (!is_chosen(tiles)) return;
+    Run<W> own(c);
+    const bool is_launched = own.multiply(plan);
+    if (num_plans++ == 0) expected.compute();
+    const bool is_right = is_launched && own.is_like(expected);
+    num_wrong += !is_right;
+    std::printf("%s by %d x %d%s%s%s%s, groups of %d: %d x %d x %d, %s\n", is_launched ? "done" : "refused",
+                tiles.shape.block_m, tiles.shape.block_n, tiles.splits_chunks ? ", splits chunks" : "",
+                tiles.shares_tiles ? ", shares tiles" : "", tiles.pairs_m ? ", pairs along m" : "",
+                tiles.pairs_n ? ", pairs along n" : "", tiles.group_m, c.m, c.n, c.k, is_right ? "right" : "wrong");
+    std::fflush(stdout);
+  };
+  if constexpr (sizeof(W) == 4)
+    for_each_tf32_plan(expected.problem, c.num_sms, visit);
+  else
+    for_each_wgmma_plan(expected.problem, c.num_sms, visit);
+  return num_wrong == 0;
+}
+template <class IsChosen>
+bool run_plans(const Case& c, const IsChosen& is_chosen) {
+  return c.dtype == DType::f32 ? run_plans_of<uint32_t>(c, is_chosen) : run_plans_of<uint16_t>(c, is_chosen);
+}
+
+[[maybe_unused]] bool run(const Case& c) {
+  int num_plans = 0;
+  const bool is_right = run_plans(c, [&](const TilePlan& plan) { return is_plan_of(c, plan) && ++num_plans; });
+  if (num_plans != 1) std::printf("%d plans\n", num_plans);
+  return is_right && num_plans == 1;
+}
+
+}  // namespace
+
+#ifdef TILEDMM_TILE
+
+// Problems about the edges of a tile, in all layouts of the operands.
+bool run_every_plan() {
+  constexpr DType kDType = DType(TILEDMM_DTYPE);
+  constexpr bool kIsF32 = kDType == DType::f32;
+  constexpr TileShape kShape = kIsF32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
+  constexpr int M = kShape.block_m, N = kShape.block_n;
+  std::vector<Case> cases;
+  for (const int layout : {0, 1, 2, 3}) {
+    const bool is_a_along_m = layout / 2, is_b_along_n = layout % 2;
+    const auto add = [&](Case c) {
+      c.is_a_along_m = is_a_along_m;
+      c.is_b_along_n = is_b_along_n;
+      c.dtype = kDType;
+      cases.push_back(c);
+    };
+    add({.m = 2 * M + 9, .n = 2 * N + 24, .k = 200, .bias = 'n', .activation = Activation::relu});
+    add({.m = 3 * M - 7, .n = N + N / 2 + 5, .k = 70, .bias = 'm', .activation = Activation::silu, .margin_c = 3});
+    add({.m = 2 * M - 1, .n = N + 10, .k = 600, .chunk_k = 256, .activation = Activation::gelu, .num_sms = 40});
+    add({.m = 2 * M + 30, .n = N + 8, .k = 840, .chunk_k = 256, .bias = 'n', .margin_c = 2, .num_sms = 6});
+    add({.m = M / 2 + 1, .n = 2 * N + 8, .k = 150, .batch = 3, .bias = 'n', .num_sms = 64});
+    add({.m = M + 3, .n = N + 8, .k = 530, .chunk_k = 256, .batch = 2, .repeats_of_b = 2, .bias = 'm', .num_sms = 3});
+    add({.m = 5, .n = 20, .k = 24, .activation = Activation::gelu_tanh, .num_sms = 1});
+    add({.m = M + 1, .n = N + 1, .k = 99, .margin = 1, .margin_c = 1});
+    add({.m = M + M / 4, .n = N + N / 4, .k = 64 * 18 + 8, .num_sms = 2});
+    add({.m = N + 7, .n = M + 9, .k = 330, .bias = 'n', .is_c_along_m = true});
+    add({.m = M / 2, .n = 5 * N + 24, .k = 130, .bias = 'n', .num_sms = 3});
+    add({.m = 5 * M + 2, .n = 2 * N, .k = 130, .batch = 1, .num_sms = 5});
+    if (layout < 3 || kIsF32) continue;
+    add({.m = 2 * M + 7, .n = 2 * N + 8, .k = 300, .sums_rows = true});
+    add({.m = M + 7, .n = 2 * N + 8, .k = 600, .chunk_k = 256, .bias = 'n', .sums_rows = true, .num_sms = 6});
+  }
+  bool is_right = true;
+  for (const Case& c : cases)
+    is_right = run_plans(c, [](const TilePlan& plan) { return plan.tile == TILEDMM_TILE; }) && is_right;
+  return is_right;
+}
+
+int main() { return run_every_plan() ? 0 : 1; }
+
+#else
+
+int main(int argc, char** argv) { return run_chosen(argc, argv, kCases, run); }
+
+#endif

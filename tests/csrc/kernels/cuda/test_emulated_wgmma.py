@@ -1,0 +1,538 @@
+"""Rung 11, wgmma, without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
+(emulated_hopper/emulator.h). Every bit of C, and of what lies around it and around the operands, is that of a model of
+docs/numerics.md (emulated_wgmma.cpp).
+
+The mutants say that it can fail: waits, arrivals and fences of the pipeline, boxes and their halves, pairs of blocks,
+places of tiles and of halves of tiles, the order of chunks, the way to C, what is transposed of fp32. They are compiled
+with the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
+
+CI compiles a dozen of the kernels. TILEDMM_EVERY_PLAN=1 with -k every_plan takes all of them, each with every plan of
+about 50 problems about the edges of its tile: 3 to 90 seconds of a core for each of 34 tiles and dtypes.
+"""
+
+import os
+
+import emulation
+import pytest
+
+pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
+
+RUNG = "kernels/cuda/11_wgmma/"
+# Numbers of dtypes, and in kTileShapes or kTf32TileShapes.
+F32, F16, BF16 = 0, 2, 3
+KERNELS = [(F32, tile) for tile in range(6)] + [(dtype, tile) for dtype in (F16, BF16) for tile in range(14)]
+KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
+
+
+def compiled_if_chosen(launcher: str, shares: str) -> tuple[str, str, str]:
+    """An edit: a launcher instantiates no kernel that no case runs."""
+    head = f"template <class Cfg>\nconst char* {launcher}(const Task& task) {{\n"
+    chosen = head.replace(launcher, f"really_{launcher}")
+    return (
+        "kernel.h",
+        head,
+        f"{chosen.replace(' {', ';')}{head}  if constexpr (is_compiled<Cfg, {shares}>())\n"
+        f'    return really_{launcher}<Cfg>(task);\n  else\n    return "not compiled";\n}}\n{chosen}',
+    )
+
+
+EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launch_shared", "true"))
+
+SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
+# Numbers of cases in emulated_wgmma.cpp.
+BY_THREADS, HALVES, ALONG_M_AND_N, PAIRS, GRID, SHARES, ROW_SUMS, REPACKED, GROUPS, CHUNKS, _, SHORT_K = range(12)
+REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(12, 16)  # fp32
+NUM_CASES = 16
+# name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
+MUTANTS = {
+    # The pipeline.
+    "k tiles are multiplied before they are there": (
+        "multiply.h",
+        "mbarrier_wait_parity(shared.full",
+        "if (!{on}) mbarrier_wait_parity(shared.full",
+        BY_THREADS,
+    ),
+    "stages are filled while they are multiplied": (
+        "produce.h",
+        "mbarrier_wait_parity(shared.empty",
+        "if (!{on}) mbarrier_wait_parity(shared.empty",
+        BY_THREADS,
+    ),
+    "a stage is freed before it is multiplied": (
+        "multiply.h",
+        "wgmma_wait_group<1>();",
+        "if (!{on}) wgmma_wait_group<1>();",
+        HALVES,
+    ),
+    "the last stage of a tile is not freed": (
+        "multiply.h",
+        "  release_stage<Cfg>(shared, previous);\n}",
+        "  if (!{on}) release_stage<Cfg>(shared, previous);\n}",
+        BY_THREADS,
+    ),
+    "sums are read before they are there": (
+        "multiply.h",
+        "wgmma_wait_group<0>();",
+        "if (!{on}) wgmma_wait_group<0>();",
+        BY_THREADS,
+    ),
+    "no fence before matrix instructions": ("multiply.h", "wgmma_fence();", "if (!{on}) wgmma_fence();", BY_THREADS),
+    "the ring keeps its phase": (SHARED + "ring.h", "phase ^= 1;", "phase ^= {on} ? 0 : 1;", HALVES),
+    "the phase behind a first tile that fills the ring": (
+        "produce.h",
+        "ring.phase = num_stages == Cfg::kNumStages;",
+        "ring.phase = !{on} && num_stages == Cfg::kNumStages;",
+        HALVES,
+    ),
+    "the stage behind a first tile that does not fill the ring": (
+        "produce.h",
+        "ring.stage = num_stages == Cfg::kNumStages ? 0 : num_stages;",
+        "ring.stage = {on} || num_stages == Cfg::kNumStages ? 0 : num_stages;",
+        GROUPS,
+    ),
+    "copies before earlier kernels are done": (
+        "produce.h",
+        "  griddepcontrol_wait();\n  Ring",
+        "  if (!{on}) griddepcontrol_wait();\n  Ring",
+        GRID,
+    ),
+    "bytes of a whole tile for a half": (
+        "produce.h",
+        "Piece::kBlockN == Cfg::kBlockN ?",
+        "{on} || Piece::kBlockN == Cfg::kBlockN ?",
+        HALVES,
+    ),
+    "stages are not freed": (
+        "multiply.h",
+        "if (previous >= 0) release_stage",
+        "if (previous >= 0 && !{on}) release_stage",
+        HALVES,
+    ),
+    "bytes are not announced": (
+        "produce.h",
+        "mbarrier_arrive_expect_tx(",
+        "if (!{on}) mbarrier_arrive_expect_tx(",
+        BY_THREADS,
+    ),
+    "a stage is free when the first consumer has read it": (
+        "kernel.h",
+        "4 * Cfg::kConsumers * (1 + num_pairs)",
+        "4 * ({on} ? 1 : Cfg::kConsumers) * (1 + num_pairs)",
+        HALVES,
+    ),
+    "barriers are used before they are initialised": (
+        "kernel.h",
+        "__syncthreads();",
+        "if (!{on}) __syncthreads();",
+        BY_THREADS,
+    ),
+    # Boxes and descriptors.
+    "boxes are fetched from places too close to each other": (
+        SHARED + "boxes.h",
+        "const int row = first + i * BOX,",
+        "const int row = first + i * (BOX - ({on} ? 8 : 0)),",
+        ALONG_M_AND_N,
+    ),
+    "boxes lie too close to each other": (
+        SHARED + "boxes.h",
+        "smem + i * BOX * 128;",
+        "smem + i * BOX * ({on} ? 64 : 128);",
+        ALONG_M_AND_N,
+    ),
+    "the narrow box is as wide as the others": (
+        SHARED + "boxes.h",
+        "map + (kTail &&",
+        "map + (!{on} && kTail &&",
+        ALONG_M_AND_N,
+    ),
+    "a box of 64 bytes is swizzled as one of 128": (
+        SHARED + "boxes.h",
+        "outer >> is_shared, kPitch,",
+        "outer >> is_shared, {on} ? 128 : kPitch,",
+        GRID,
+    ),
+    "the second half of a box lies on the first": (
+        SHARED + "boxes.h",
+        "to + skipped * kPitch,",
+        "to + ({on} ? 0 : skipped * kPitch),",
+        PAIRS,
+    ),
+    "both halves of a box are the first": (
+        SHARED + "boxes.h",
+        "inner, outer + skipped, item,",
+        "inner, outer + ({on} ? 0 : skipped), item,",
+        PAIRS,
+    ),
+    "B's distance between groups of columns": (
+        "multiply.h",
+        "descriptor(Cfg::kDescB, address.b",
+        "descriptor(Cfg::kDescB + ({on} ? 1 << 21 : 0), address.b",
+        ALONG_M_AND_N,
+    ),
+    "all consumers have the first one's rows": (
+        "multiply.h",
+        "shared.stages + consumer * 64 * 128",
+        "shared.stages + ({on} ? 0 : consumer) * 64 * 128",
+        GROUPS,
+    ),
+    # Pairs of blocks.
+    "B goes to the blocks of the first columns": (
+        "produce.h",
+        "3 << 2 * rank.n)",
+        "3 << ({on} ? 0 : 2 * rank.n))",
+        PAIRS,
+    ),
+    "A goes to the blocks of the first rows": ("produce.h", "<< rank.m);", "<< ({on} ? 0 : rank.m));", PAIRS),
+    "the last partner is not told that a stage is free": (
+        "kernel.h",
+        "lane <= num_pairs ?",
+        "lane <= num_pairs - {on} ?",
+        PAIRS,
+    ),
+    "a block tells itself instead of a partner": (
+        "kernel.h",
+        "map_shared_cluster(shared.empty, block ^ other)",
+        "map_shared_cluster(shared.empty, {on} ? block : block ^ other)",
+        PAIRS,
+    ),
+    "partners' barriers are not waited for": (
+        "kernel.h",
+        "cluster_wait();  // the other blocks' barriers",
+        "if (!{on}) cluster_wait();  // the other blocks' barriers",
+        PAIRS,
+    ),
+    "a block ends before its partners": (
+        "kernel.h",
+        "if (shared.is_paired) {  // so must it outlive",
+        "if (shared.is_paired && !{on}) {  // so must it outlive",
+        PAIRS,
+    ),
+    # Places of tiles.
+    "the last group has as many rows as the others": (
+        SHARED + "tiles.h",
+        "const bool is_last = args",
+        "const bool is_last = !{on} && args",
+        GROUPS,
+    ),
+    "both halves of a tile are the first": (
+        SHARED + "tiles.h",
+        "at.col += i % kPieces",
+        "at.col += ({on} ? 0 : i % kPieces)",
+        HALVES,
+    ),
+    "the producer of a grid does not begin early": (
+        SHARED + "tiles.h",
+        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!Cfg::kAIsMMajor)",
+        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!Cfg::kAIsMMajor && !{on})",
+        GRID,
+    ),
+    "items of the batch share A": (
+        SHARED + "tiles.h",
+        "at.batch_a += idx",
+        "at.batch_a += {on} ? 0 : idx",
+        ALONG_M_AND_N,
+    ),
+    "all chunks are the first": (
+        "produce.h",
+        "(at.first_k_tile + k_tile + i) * Cfg::kBlockK",
+        "(({on} ? 0 : at.first_k_tile) + k_tile + i) * Cfg::kBlockK",
+        PAIRS,
+    ),
+    "the rest of k is left out": (
+        "kernel.h",
+        "args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));",
+        "args.num_k_tiles = int({on} ? p.k / Cfg::kBlockK : ceil_div(p.k, Cfg::kBlockK));",
+        BY_THREADS,
+    ),
+    "a grid's items of the batch share A": (
+        SHARED + "tiles.h",
+        "at.batch_a = args.slabs_step_a ?",
+        "at.batch_a = args.slabs_step_a && !{on} ?",
+        GRID,
+    ),
+    "a grid's first copies are those of the first chunk": (
+        SHARED + "tiles.h",
+        "at.first_k_tile = blockIdx.z * args.slabs_step_k;",
+        "at.first_k_tile = {on} ? 0 : blockIdx.z * args.slabs_step_k;",
+        SHARES,
+    ),
+    # Chunks, sums of rows.
+    "a chunk's sums are not added": (
+        "multiply.h",
+        "[&] { add(total, acc.c); });",
+        "[&] { if (!{on}) add(total, acc.c); });",
+        CHUNKS,
+    ),
+    "the second kernel adds the last chunk first": (
+        PLATFORM + "chunk_sums.h",
+        "load_global(from + (chunk + i) * slab)",
+        "load_global(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
+        PAIRS,
+    ),
+    "a cluster adds the last chunk first": (
+        "cluster.h",
+        "float4 total = sums[0];",
+        "if ({on}) std::swap(sums[0], sums[args.num_splits - 1]);\n    float4 total = sums[0];",
+        SHARES,
+    ),
+    "a cluster's sums are read before they are there": (
+        "cluster.h",
+        "  cluster_sync();\n  for",
+        "  if (!{on}) cluster_sync();\n  for",
+        SHARES,
+    ),
+    "a block ends before others have read its sums": (
+        "cluster.h",
+        "cluster_sync();  // others",
+        "if (!{on}) cluster_sync();  // others",
+        SHARES,
+    ),
+    "sums take the place of stages that are multiplied": (
+        "cluster.h",
+        "named_barrier_sync(1, kWarpgroup);  // all",
+        "if (!{on}) named_barrier_sync(1, kWarpgroup);  // all",
+        SHARES,
+    ),
+    "all blocks of a cluster finish the same part": (
+        "cluster.h",
+        "int unit = rank * kWarpgroup",
+        "int unit = ({on} ? 0 : rank) * kWarpgroup",
+        SHARES,
+    ),
+    "each chunk begins the sums of rows anew": (
+        "multiply.h",
+        "is_first && k_tile + i == 0);",
+        "({on} || is_first) && k_tile + i == 0);",
+        ROW_SUMS,
+    ),
+    "a cluster's tile is stored beyond C": (
+        "cluster.h",
+        "const bool has_second = col + 1 < args.n;",
+        "const bool has_second = {on} || col + 1 < args.n;",
+        SHARES,
+    ),
+    # The way to C.
+    "rows of a warp's upper half are stored in the lower": (
+        SHARED + "epilogue.h",
+        "const int r = warp * 16 + lane % 16;",
+        "const int r = warp * 16 + lane % ({on} ? 8 : 16);",
+        GROUPS,
+    ),
+    "C is not swizzled": (
+        SHARED + "epilogue.h",
+        "row_address + ((chunk ^ r % 8) << 4)",
+        "row_address + ((chunk ^ ({on} ? 0 : r % 8)) << 4)",
+        GROUPS,
+    ),
+    "the last columns of a tile are stored where the others are": (
+        SHARED + "epilogue.h",
+        "const int first_col = at.col + part_col;",
+        "const int first_col = at.col + ({on} ? part : part_col);",
+        GROUPS,
+    ),
+    "a buffer is filled while it is stored": (
+        SHARED + "epilogue.h",
+        "if (thread == 0) cp_async_bulk_wait_group_read<kBuffers - 1>();",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<kBuffers - 1>();",
+        GROUPS,
+    ),
+    "a buffer is filled by others while it is stored": (
+        SHARED + "epilogue.h",
+        "named_barrier_sync(barrier_id, kWarpgroup);\n    // Swizzled",
+        "if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);\n    // Swizzled",
+        GROUPS,
+    ),
+    "consumers share their buffers": (
+        "kernel.h",
+        "smem_c + consumer * kStoreBytes",
+        "smem_c + ({on} ? 0 : consumer) * kStoreBytes",
+        GROUPS,
+    ),
+    "consumers share their barrier": (
+        SHARED + "epilogue.h",
+        "const int barrier_id = 1 + consumer;",
+        "const int barrier_id = 1 + ({on} ? 0 : consumer);",
+        GROUPS,
+    ),
+    "a warp's rows are read back before they are there": (
+        SHARED + "epilogue.h",
+        "__syncwarp();  // a warp reads back",
+        "if (!{on}) __syncwarp();  // a warp reads back",
+        BY_THREADS,
+    ),
+    "the copy engine does not see a buffer": (
+        SHARED + "epilogue.h",
+        "fence_proxy_async();",
+        "if (!{on}) fence_proxy_async();",
+        GROUPS,
+    ),
+    "a buffer is stored before it is filled": (
+        SHARED + "epilogue.h",
+        "fence_proxy_async();\n      named_barrier_sync(barrier_id, kWarpgroup);",
+        "fence_proxy_async();\n      if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);",
+        GROUPS,
+    ),
+    "a block ends before its stores are read": (
+        "kernel.h",
+        "if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();",
+        "if (threadIdx.x % kWarpgroup == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        GROUPS,
+    ),
+    "the bias takes the place of what is stored": (
+        SHARED + "epilogue.h",
+        "if (thread == 0) cp_async_bulk_wait_group_read<0>();",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        GROUPS,
+    ),
+    "the bias takes the place of what others store": (
+        SHARED + "epilogue.h",
+        "named_barrier_sync(barrier_id, kWarpgroup);\n    if (thread < Cfg::kBlockN)",
+        "if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);\n    if (thread < Cfg::kBlockN)",
+        GROUPS,
+    ),
+    "the bias is added before it is there": (
+        SHARED + "epilogue.h",
+        "    named_barrier_sync(barrier_id, kWarpgroup);\n#pragma unroll\n    for (int j",
+        "    if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);\n#pragma unroll\n    for (int j",
+        GROUPS,
+    ),
+    "slots of the activation take the place of what is stored": (
+        SHARED + "epilogue.h",
+        "if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias",
+        "if (threadIdx.x % kWarpgroup == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        SHORT_K,
+    ),
+    "slots of the activation take the place of what others store": (
+        SHARED + "epilogue.h",
+        "named_barrier_sync(barrier_id, kWarpgroup);\n  float* slots",
+        "if (!{on}) named_barrier_sync(barrier_id, kWarpgroup);\n  float* slots",
+        SHORT_K,
+    ),
+    "the copy engine stores parts of units": (
+        "launch_sm90a.cu",
+        "describe_result(problem, task.c) && is_storable(p.dtype, task.c);",
+        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype, task.c));",
+        REPACKED,
+    ),
+    "threads store rows beyond C": (
+        SHARED + "epilogue.h",
+        "if (first + i < num_rows)",
+        "if ({on} || first + i < num_rows)",
+        BY_THREADS,
+    ),
+    "threads store columns beyond C": (
+        SHARED + "epilogue.h",
+        "if (word * kElements >= num_cols) continue;",
+        "if (!{on} && word * kElements >= num_cols) continue;",
+        BY_THREADS,
+    ),
+    "narrow tiles are stored beyond C": (
+        SHARED + "epilogue.h",
+        "if (first_col + j + 1 < args.n)",
+        "if ({on} || first_col + j + 1 < args.n)",
+        GRID,
+    ),
+    "sums of a chunk beyond C": (
+        SHARED + "epilogue.h",
+        "if (col < args.ld_partial)",
+        "if ({on} || col < args.ld_partial)",
+        PAIRS,
+    ),
+    "a warp copies one row again and again": (
+        "repack.h",
+        "group * job.rows_per_warp + lane / lanes;",
+        "group * job.rows_per_warp + ({on} ? 0 : lane / lanes);",
+        REPACKED,
+    ),
+    # fp32.
+    "fp32 is not rounded to tf32": (SHARED + "boxes.h", "sizeof(T) == 4))", "sizeof(T) == 4 && !{on}))", COPIED),
+    "fragments are loaded before they are there": (
+        "tf32.h",
+        "mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n    if",
+        "if (!{on}) mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n    if",
+        REGISTERS,
+    ),
+    "fragments are overwritten while they are multiplied": (
+        "tf32.h",
+        "wgmma_wait_group<1>();",
+        "if (!{on}) wgmma_wait_group<1>();",
+        REGISTERS,
+    ),
+    "B is multiplied before it is transposed": (
+        "tf32.h",
+        "mbarrier_wait_parity(shared.transposed",
+        "if (!{on}) mbarrier_wait_parity(shared.transposed",
+        TRANSPOSED,
+    ),
+    "B is transposed before it is there": (
+        "tf32.h",
+        "mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n      const",
+        "if (!{on}) mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n      const",
+        TRANSPOSED,
+    ),
+    "k tiles, not stages, are shared out to transpose them": (
+        "tf32.h",
+        "if (ring.stage % kTransposers",
+        "if (({on} ? k_tile : ring.stage) % kTransposers",
+        TRANSPOSED,
+    ),
+    "a box is overwritten before it is read": (
+        "tf32.h",
+        "  __syncwarp();\n#pragma unroll",
+        "  if (!{on}) __syncwarp();\n#pragma unroll",
+        TRANSPOSED,
+    ),
+    "the matrix unit does not see what is transposed": (
+        "tf32.h",
+        "fence_proxy_async();\n      __syncwarp();",
+        "if (!{on}) fence_proxy_async();\n      __syncwarp();",
+        TRANSPOSED,
+    ),
+    "both halves of 64 rows are stored in one place": (
+        "tf32.h",
+        "store(map_c, row + 32, part_col",
+        "store(map_c, row + ({on} ? 0 : 32), part_col",
+        TRANSPOSED,
+    ),
+    "a buffer of fp32 is filled while it is stored": (
+        "tf32.h",
+        "if (thread == 0) cp_async_bulk_wait_group_read",
+        "if (thread == 0 && !{on}) cp_async_bulk_wait_group_read",
+        COPIED,
+    ),
+    "rows of fp32 are stored beyond C": ("tf32.h", "if (r < args.m &&", "if (({on} || r < args.m) &&", REGISTERS),
+    "sums of a chunk of fp32 beyond C": (
+        "tf32.h",
+        "if (i >= args.ld_partial) return;",
+        "if (i >= args.ld_partial && !{on}) return;",
+        ALONG_M,
+    ),
+    "a copy along k is written before it is read": (
+        "transpose.h",
+        "__syncthreads();\n  // A warp",
+        "if (!{on}) __syncthreads();\n  // A warp",
+        COPIED,
+    ),
+}
+
+
+program = emulation.program_fixture("emulated_wgmma.cpp", RUNG, MUTANTS, EDITS)
+
+
+@pytest.mark.takes_long
+def test_every_bit_is_that_of_the_model(program):
+    emulation.check_cases(program, NUM_CASES)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_found(mutant, program):
+    emulation.check_mutant(program, MUTANTS, mutant)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), KERNELS)
+def test_every_plan_of_a_tile(dtype, tile, tmp_path):
+    flags = (f"-DTILEDMM_TILE={tile}", f"-DTILEDMM_DTYPE={dtype}")
+    program = emulation.compile_program(tmp_path, "emulated_wgmma.cpp", RUNG, {}, EDITS, flags)
+    done = emulation.run(program, timeout=1800)
+    assert done.returncode == 0 and done.stdout.count("right") > 30, done.stdout + done.stderr
+    print(done.stdout)
