@@ -1,7 +1,8 @@
 // Launches rung 18 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
 // the host alone (launches.py).
-#include "fake_runtime.h"
 #include "kernels/hip/18_mfma_split/launch.cu"
+
+#include "fake_runtime.h"
 
 // The plan of a chip with `num_cus` CUs, eight of them on a die; its tile is that of `shape`. Returns the status.
 extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::FoldedProblem* problem, int shape,
