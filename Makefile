@@ -49,7 +49,7 @@ demo: build
 	$(VENV_PYTHON) examples/train_digits.py
 
 test: build
-	$(VENV_PYTHON) -m pytest -n $(PYTEST_PROCESSES) --maxschedchunk 1 $(PYTEST_FLAGS)
+	$(VENV_PYTHON) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_FLAGS)
 
 # About 10 minutes on 2 cores. A failing case is printed as code, with the command that runs it again.
 fuzz: build
