@@ -107,6 +107,11 @@ struct CpuConfig {
   return 2 * double(round_up(cols, shape.narrow_n)) / double(shape.thread_n);
 }
 
+// Whether A consists of packed words as it lies: nothing is converted, and pairs are whole ones of neighbours.
+[[maybe_unused]] bool lies_in_words(int64_t k, bool is_a_k_major, const CpuKernelShape& shape) {
+  return shape.k_per_word == 1 ? shape.sums_in_c : is_a_k_major && k % shape.k_per_word == 0;
+}
+
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
 CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a, bool is_a_k_major,
@@ -177,12 +182,11 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  // A stays where it lies if it consists of whole words that need no conversion. Where k is not contiguous, or where
-  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing.
+  // A stays where it lies if it consists of words. Where k is not contiguous, or where its rows begin in one set of the
+  // nearest cache, which holds few of them, many columns repay packing.
   const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
-  const bool is_few_columns = config.task_n <= (is_one_set ? kFewColumns : is_a_k_major ? config.task_n : kTurnColumns);
-  config.is_a_in_place = (is_a_k_major || shape.k_per_word == 1) && is_few_columns &&
-                         shape.k_per_word * size_of(DTYPE) == shape.word_bytes && k % shape.k_per_word == 0;
+  const int64_t max_columns = is_one_set ? kFewColumns : is_a_k_major ? n : kTurnColumns;
+  config.is_a_in_place = lies_in_words(k, is_a_k_major, shape) && config.task_n <= max_columns;
   const int64_t max_thread_m =
       config.is_a_in_place && is_a_k_major && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
@@ -232,9 +236,7 @@ struct CpuPlan {
   constexpr double kPackACost = 0.5, kTurnACost = 1, kPackBCost = 0.25;  // of a word of a row, of a column
   const auto words = double(ceil_div(k, shape.k_per_word));
   const bool is_far = double(m) * words * double(shape.word_bytes) >= double(kFarTurnBytes);
-  const bool is_in_place = !is_a_k_major           ? shape.sums_in_c && n <= kTurnColumns && !is_far
-                           : shape.k_per_word == 1 ? shape.sums_in_c
-                                                   : k % shape.k_per_word == 0;
+  const bool is_in_place = lies_in_words(k, is_a_k_major, shape) && (is_a_k_major || (n <= kTurnColumns && !is_far));
   const double packing_a = is_in_place ? 0 : is_a_k_major ? kPackACost : kTurnACost;
   const double packing_b = m <= kMaxStreamRows ? 0 : kPackBCost;
   return words * (double(m) * (columns_cost(n, shape) + packing_a) + double(n) * packing_b);

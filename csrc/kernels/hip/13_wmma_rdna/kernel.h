@@ -44,7 +44,7 @@ struct WmmaSums {
       : places_a(warp_row(thread_idx()) * kRowBytes),
         places_b((Config::kBlockM + warp_col(thread_idx())) * kRowBytes) {}
 
-  // Of a thread's warp, within the block tile.
+  // The first row and column of a thread's warp, within the block tile.
   static TILEDMM_DEVICE int warp_row(int thread) { return thread / kWarpSize / Config::kWarpsN * Config::kWarpM; }
   static TILEDMM_DEVICE int warp_col(int thread) { return thread / kWarpSize % Config::kWarpsN * Config::kWarpN; }
 
