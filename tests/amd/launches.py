@@ -8,7 +8,6 @@ under build/.
 """
 
 import ctypes
-import re
 import shutil
 import sys
 from functools import cached_property
@@ -60,21 +59,29 @@ def host_side(folder: Path, source: Path) -> None:
     gpu_objects.run_compiler(command)
 
 
-def launches_of(start, kernels: dict, memory: Memory, num_cus: int) -> list[tuple]:
-    """What start(executor, recorder) launches, as interpreter.run() takes it; `kernels`: by name."""
-    launches, spaces = [], []
+def executor_in(memory: Memory, **fields) -> Executor:
+    """Its workspaces lie in `memory`; nothing is in them but nan."""
+    spaces = []
 
     def allocate(_, num_bytes):
         spaces.append(np.full(num_bytes, 0xFF, np.uint8))
         return memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
+
+    executor = Executor(num_threads=1, **fields)
+    executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
+    return executor
+
+
+def launches_of(start, kernels: dict, memory: Memory, num_cus: int) -> list[tuple]:
+    """What start(executor, recorder) launches, as interpreter.run() takes it; `kernels`: by name."""
+    launches = []
 
     def record(name, blocks, blocks_y, threads, arguments):
         kernel = kernels[name.decode()]
         launches.append((kernel, (blocks, blocks_y, 1), (threads, 1, 1), values_of(kernel, arguments)))
         return 0
 
-    executor = Executor(num_threads=1, num_cus=num_cus, warp_size=64)
-    executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
+    executor = executor_in(memory, num_cus=num_cus, warp_size=64)
     assert start(ctypes.byref(executor), Record(record)) == 0
     return launches
 
@@ -142,7 +149,7 @@ class Launcher:
         Raises NotImplementedError where the rung cannot serve.
         """
         (m, k), n = a.shape, b.shape[1]
-        c, memory, spaces = np.full((m, n), BF16_NAN if a.dtype == np.uint16 else np.nan, a.dtype), Memory(), []
+        c, memory = np.full((m, n), BF16_NAN if a.dtype == np.uint16 else np.nan, a.dtype), Memory()
         problem = _GemmProblem(m=m, n=n, k=k, dtype=DTYPES[a.dtype])
         for name, array, axes in (("a", a, "mk"), ("b", b, "kn"), ("c", c, "mn")):
             # What lies transposed is handed over as it lies.
@@ -152,16 +159,12 @@ class Launcher:
                 setattr(problem, f"stride_{name}{axis}", stride // array.itemsize)
         self.launched = []
 
-        def allocate(_, num_bytes):
-            spaces.append(np.full(num_bytes, 0xFF, np.uint8))
-            return memory.add(f"workspace {len(spaces)}", spaces[-1], writable=True)
-
         def record(name, blocks, blocks_y, threads, arguments):
             kernel = self.kernel(name.decode())
             values = values_of(kernel, arguments)
             grid, block = (blocks, blocks_y, 1), (threads, 1, 1)
             how = {}
-            if not re.search(PREPARES, kernel.name):
+            if PREPARES not in kernel.name:
                 how = dict(traces=None if self.launched else traces, most_blocks=most_blocks)
                 self.launched.append((kernel, threads))
             failures.append(None)
@@ -173,8 +176,7 @@ class Launcher:
             return 0
 
         failures: list = []
-        executor = Executor(num_threads=1)
-        executor.allocate, executor.release = Allocate(allocate), Release(lambda *_: None)
+        executor = executor_in(memory)
         num_cus, kib = CHIPS[self.arch]
         reason = ctypes.create_string_buffer(320)
         lanes = 32 if self.arch.startswith("gfx1") else 64

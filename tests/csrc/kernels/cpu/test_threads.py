@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import compilers
 import pytest
 
 HERE = Path(__file__).parent
@@ -19,7 +20,6 @@ sys.path.insert(0, str(CSRC.parent))
 import gpu_objects  # noqa: E402
 import torch_tiledmm  # noqa: E402
 
-CXX = os.environ.get("CXX", "g++").split()
 # The same sources as AVX2's, with other vectors: compiling them would take more than half of the time.
 LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}
 # What this machine does not run.
@@ -77,7 +77,7 @@ def compile_program(folder: Path, num_jobs: int) -> None:
         assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
         replacement = replacement.replace("{on}", f"(tiledmm_mutant == {number})")
         (csrc / changed).write_text(source.replace(text, replacement))
-    command = [*CXX, "-std=c++17", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
+    command = [*compilers.CXX, "-std=c++17", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{csrc}"]
     command += ["-fsanitize=thread", "-include", str(HERE.parent / "mutant.h")]
     of_gpu = ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32"]
 
@@ -92,7 +92,9 @@ def compile_program(folder: Path, num_jobs: int) -> None:
     sources = [csrc / path.relative_to(CSRC) for path in gpu_objects.cpp_sources() if path.name not in LEFT_OUT]
     with ThreadPoolExecutor(num_jobs) as pool:
         objects = list(pool.map(compile_source, [*sources, HERE / "threads.cpp"]))
-    subprocess.run([*CXX, "-fsanitize=thread", "-pthread", *objects, "-o", folder / "threads"], check=True, timeout=120)
+    subprocess.run(
+        [*compilers.CXX, "-fsanitize=thread", "-pthread", *objects, "-o", folder / "threads"], check=True, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
