@@ -49,14 +49,18 @@ def has_sources(rung: str) -> bool:
         return False
 
 
+def host_only(clang: str, arch: str, folder: Path) -> list[str]:
+    """A command for a rung's host code alone. The registration of kernels refers to their code, which is elsewhere."""
+    nothing = folder / "no_device_code"
+    nothing.touch()
+    command = [*gpu_objects.hip_command(clang, [arch], standalone=True), "-w", "-no-hip-rt", "--cuda-host-only"]
+    return [*command, "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
+
+
 def host_side(folder: Path, source: Path) -> None:
     """launch.so: a rung's host code, with a function that launches it, for this machine."""
-    nothing = folder / "no_device_code"  # the registration of kernels refers to their code, which is elsewhere
-    nothing.touch()
-    command = [*gpu_objects.hip_command("clang++-22", ["gfx942"], standalone=True), "-O1", "-w", "-no-hip-rt"]
-    command += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
-    command += [f"-I{gpu_objects.CSRC}", "-shared", str(source), "-o", str(folder / "launch.so")]
-    gpu_objects.run_compiler(command)
+    command = [*host_only("clang++-22", "gfx942", folder), "-O1", f"-I{gpu_objects.CSRC}", "-shared"]
+    gpu_objects.run_compiler([*command, str(source), "-o", str(folder / "launch.so")])
 
 
 def executor_in(memory: Memory, **fields) -> Executor:
@@ -104,12 +108,8 @@ class Launcher:
     @cached_property
     def library(self) -> ctypes.CDLL:
         folder = self.folder / f"host_{self.rung}"
-        host = [*gpu_objects.hip_command(self.clang, [self.arch], standalone=True), "-O0", "-w", "-no-hip-rt"]
-        # The registration of kernels refers to their code, which is elsewhere.
-        nothing = folder / "no_device_code"
         folder.mkdir(parents=True, exist_ok=True)
-        nothing.touch()
-        host += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(nothing)]
+        host = [*host_only(self.clang, self.arch, folder), "-O0"]
         plain = gpu_objects.host_command("g++", 64)
         own = [gpu_objects.CSRC / "api/host_gpu_api.cpp", gpu_objects.CSRC / "platform/host_gpu/executor.cpp"]
         entries = [path for path in gpu_objects.host_sources(64) if path.suffix == ".cpp" and path not in own]
