@@ -50,13 +50,8 @@ constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k
   return chunk_k < k && 4 * sums <= double(kWgmmaMaxPartialBytes);
 }
 
-// Whether its tiles begin with a line of the second-level cache, if the rows of B do.
-constexpr bool starts_in_lines(const TileShape& shape, bool is_b_k_major) {
-  return is_b_k_major || shape.block_n % 64 == 0 || shape.block_n == 32;
-}
-
-// Whether there is a kernel of this tile for a B in this layout. Along n, tiles that begin within a line cost requests,
-// those that begin within a sector too many.
+// Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of
+// one of 32.
 constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
   return is_b_k_major || shape.block_n % 32 == 0;
 }
@@ -150,9 +145,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m << int(plan.pairs_m)) *
                             ceil_div(p.n, shape.block_n << int(plan.pairs_n));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  const bool in_lines = starts_in_lines(shape, p.is_b_k_major);
-  const int b_alignment = int(min_of(p.b_alignment, in_lines ? 64 : 32));
-  const bool crosses_sectors = p.a_alignment == 16 || b_alignment == 16;
+  const bool crosses_sectors = p.a_alignment == 16 || p.b_alignment == 16;
   // A copy to two or four blocks takes longer than one to a single block.
   const double copy = num_pairs == 0    ? 1
                       : num_pairs == 1  ? (crosses_sectors ? 1.1 : 1.4)
@@ -165,17 +158,10 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     const double b_rows = double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
     double copies = copy * 1e-3 *
                     (row_nanoseconds(p.a_alignment, blocks) * a_rows / (plan.pairs_n ? 2 : 1) +
-                     row_nanoseconds(b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
+                     row_nanoseconds(p.b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
     // A single consumer's copies take less (sides of 512 to 2500, 280 plans: 0.88 of the predicted whole).
     if (shape.block_m == 64) copies *= num_pairs == 0 ? 0.8 : 0.85;
-    // Of aligned rows whose boxes begin within a line, fitted on layers' gradients of the weight: where m is larger,
-    // all that the blocks ask for counts, else B alone.
-    if (is_aligned(p)) {
-      const double rows = a_rows / (plan.pairs_n ? 2 : 1) + double(tile.block_n) / (plan.pairs_m ? 2 : 1);
-      copies = in_lines    ? 0
-               : p.m > p.n ? 1.15e-5 * (num_pairs == 0 ? 1 : 1.25) * blocks * rows
-                           : 22e-6 * tile.block_n * double(count);
-    }
+    if (is_aligned(p)) copies = 0;
     const double read = double(tile.block_m / 64) * (64 + tile.block_n);
     double k_tile = 0.105;
     for (const double bound : {area * 19.8e-6, copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})
@@ -225,7 +211,7 @@ void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, c
       if (!splits && is_chunked && !sums_chunks(shape, problem.needs_row_sums)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
       if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
-      const bool gains = is_all || !is_aligned(problem) || (!splits && !starts_in_lines(shape, problem.is_b_k_major));
+      const bool gains = is_all || !is_aligned(problem);
       const bool may_pair_m = may_pair && problem.m > shape.block_m && gains;
       const bool may_pair_n = may_pair && problem.n > shape.block_n && gains && !problem.needs_row_sums;
       consider(splits, false, false, false);

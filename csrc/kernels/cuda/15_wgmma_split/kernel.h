@@ -30,6 +30,7 @@ struct SplitConfig {
   static constexpr bool kPairs = false, kSumsRows = false;
   static constexpr bool kAIsMMajor = false, kBIsNMajor = false;  // of the terms
   using Loader = BoxLoader<__half, kSplitBlock, kSplitBlock, true>;
+  using LoaderB = Loader;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;

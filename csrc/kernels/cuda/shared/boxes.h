@@ -19,11 +19,21 @@ struct Boxes {
 
 // BLOCK rows of an operand in boxes of up to BOX rows. In shared memory, rows along k lie 128 bytes apart, and so many
 // bytes lie between steps of k in the others, of which the last box may be narrower: it has a tensor map of its own.
+// A wide box that begins within a line of the second-level cache costs it two requests for a row instead of one. So a
+// tile that begins in the middle of a box's width is turned: the narrow box holds its first rows, the wide ones, which
+// then begin with lines, those behind. In shared memory, and so among the accumulators, the narrow box stays the last.
 template <class T, int BLOCK, int BOX, bool IS_K_MAJOR>
 struct BoxLoader {
   static constexpr int kNumBoxes = (BLOCK + BOX - 1) / BOX;
   static constexpr int kTail = IS_K_MAJOR ? 0 : BLOCK % BOX, kNumMaps = kTail ? 2 : 1;
+  static_assert(kTail == 0 || 2 * kTail == BOX, "every other tile is turned");
   static constexpr int kBlockK = 128 / sizeof(T), kPitch = IS_K_MAJOR ? 128 : BOX * int(sizeof(T));
+
+  // The row of the operand that a tile beginning at row `first` has at a place of its own.
+  __device__ __forceinline__ static int row_of(int first, int place) {
+    if (kTail == 0 || first % BOX == 0) return first + place;
+    return first + (place < BLOCK - kTail ? place + kTail : place - (BLOCK - kTail));
+  }
 
   // The copies for one k tile. Shared: this block's half of each box, of its rows if they are along k, else of k, for
   // all `blocks` of the cluster.
@@ -33,7 +43,7 @@ struct BoxLoader {
     const int skipped = half * (IS_K_MAJOR ? boxes.rows : kBlockK) / 2;
 #pragma unroll
     for (int i = 0; i < kNumBoxes; ++i) {
-      const int row = first + i * BOX, inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
+      const int row = row_of(first, i * BOX), inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
       const uint32_t to = smem + i * BOX * 128;
       const CUtensorMap* own = map + (kTail && i == kNumBoxes - 1);
       if constexpr (IS_SHARED)

@@ -144,8 +144,9 @@ __device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& 
   const T* from = static_cast<const T*>(args.bias);
   if (!from) return bias;
   const bool is_of_columns = args.stride_bias_n != 0;
-  const int first = is_of_columns ? col + threadIdx.x % kWarpgroup : row;
-  const int second = first + (is_of_columns ? kWarpgroup : row_step), end = is_of_columns ? args.n : args.m;
+  const int thread = threadIdx.x % kWarpgroup, end = is_of_columns ? args.n : args.m;
+  const int first = is_of_columns ? Cfg::LoaderB::row_of(col, thread) : row;
+  const int second = is_of_columns ? Cfg::LoaderB::row_of(col, thread + kWarpgroup) : row + row_step;
   const int64_t stride = args.stride_bias_n + args.stride_bias_m;
   if (first < end) bias.first = from[first * stride];
   if (second < end) bias.second = from[second * stride];
@@ -301,10 +302,13 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
+  constexpr int kTail = Cfg::LoaderB::kTail;
+  const bool is_turned = kTail && at.col % kStoreN;
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN; part += kStoreN) {
-    // The last one may store some columns again.
-    const int part_col = part < Cfg::kBlockN - kStoreN ? part : Cfg::kBlockN - kStoreN;
+    // The last one may store some columns again: those before a tail, those behind it if the tile is turned.
+    const bool is_last = part >= Cfg::kBlockN - kStoreN;
+    const int place = is_last ? Cfg::kBlockN - kStoreN : part;
     constexpr int kBuffers = num_store_buffers(Cfg::kConsumers);
     char* buffer = smem_c + (num_stores++ % kBuffers) * Cfg::kStoreBytes;
     // The last store from this buffer has read it; only the thread that issued it can wait for that.
@@ -316,11 +320,16 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
 #pragma unroll
     for (int j = 0; j < kStoreN / 16; ++j) {
       const int chunk = 2 * j + lane / 16;
-      const float* v = acc + part_col / 2 + 8 * j;
+      float v[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int own = place / 2 + 8 * j + i, turned = (own + kTail / 2) % Cfg::kAcc;
+        v[i] = is_last && is_turned ? acc[turned] : acc[own];
+      }
       stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
                   pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
     }
-    const int first_col = at.col + part_col;
+    const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (__builtin_expect(args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
@@ -351,7 +360,7 @@ __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], con
     float* to = args.partial + (int64_t(at.slab) * args.m + i) * args.ld_partial;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
-      const int col = at.col + j * 8 + threadIdx.x % 4 * 2;
+      const int col = Cfg::LoaderB::row_of(at.col, j * 8) + threadIdx.x % 4 * 2;
       if (col < args.ld_partial)
         *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
     }

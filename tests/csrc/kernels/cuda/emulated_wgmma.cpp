@@ -49,7 +49,8 @@ constexpr Case kCases[] = {
      .is_b_along_n = true,
      .chunk_k = 256,
      .batch = 2,
-     .repeats_of_b = 2},
+     .repeats_of_b = 2,
+     .bias = 'n'},
     // Pairs of pairs, three consumers, chunks side by side.
     {.tile = {192, 96},
      .m = 400,

@@ -129,8 +129,8 @@ MUTANTS = {
     # Boxes and descriptors.
     "boxes are fetched from places too close to each other": (
         SHARED + "boxes.h",
-        "const int row = first + i * BOX,",
-        "const int row = first + i * (BOX - ({on} ? 8 : 0)),",
+        "row_of(first, i * BOX),",
+        "row_of(first, i * (BOX - ({on} ? 8 : 0))),",
         ALONG_M_AND_N,
     ),
     "boxes lie too close to each other": (
@@ -174,6 +174,43 @@ MUTANTS = {
         "shared.stages + consumer * 64 * 128",
         "shared.stages + ({on} ? 0 : consumer) * 64 * 128",
         GROUPS,
+    ),
+    # Tiles that begin in the middle of a wide box.
+    "no tile fetches its narrow box first": (
+        SHARED + "boxes.h",
+        "if (kTail == 0 || first",
+        "if (kTail == 0 || {on} || first",
+        ALONG_M_AND_N,
+    ),
+    "the last columns of a turned tile are stored last": (
+        SHARED + "epilogue.h",
+        "is_last ? at.col : at.col + kTail + place;",
+        "is_last && !{on} ? at.col : at.col + kTail + place;",
+        ALONG_M_AND_N,
+    ),
+    "the accumulators of a turned tile's first columns are not turned": (
+        SHARED + "epilogue.h",
+        "v[i] = is_last && is_turned ?",
+        "v[i] = is_last && is_turned && !{on} ?",
+        ALONG_M_AND_N,
+    ),
+    "the bias is not turned": (
+        SHARED + "epilogue.h",
+        "Cfg::LoaderB::row_of(col, thread) : row;",
+        "({on} ? col + thread : Cfg::LoaderB::row_of(col, thread)) : row;",
+        ALONG_M_AND_N,
+    ),
+    "the bias beyond a warpgroup's threads is not turned": (
+        SHARED + "epilogue.h",
+        "Cfg::LoaderB::row_of(col, thread + kWarpgroup) : row",
+        "({on} ? col + thread + kWarpgroup : Cfg::LoaderB::row_of(col, thread + kWarpgroup)) : row",
+        ALONG_M_AND_N,
+    ),
+    "the sums of a chunk are not turned": (
+        SHARED + "epilogue.h",
+        "Cfg::LoaderB::row_of(at.col, j * 8) +",
+        "({on} ? at.col + j * 8 : Cfg::LoaderB::row_of(at.col, j * 8)) +",
+        PAIRS,
     ),
     # Pairs of blocks.
     "B goes to the blocks of the first columns": (
@@ -326,8 +363,8 @@ MUTANTS = {
     ),
     "the last columns of a tile are stored where the others are": (
         SHARED + "epilogue.h",
-        "const int first_col = at.col + part_col;",
-        "const int first_col = at.col + ({on} ? part : part_col);",
+        "const int first_col = !is_turned ? at.col + place :",
+        "const int first_col = !is_turned ? at.col + ({on} ? part : place) :",
         GROUPS,
     ),
     "a buffer is filled while it is stored": (
