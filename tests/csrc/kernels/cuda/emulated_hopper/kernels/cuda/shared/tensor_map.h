@@ -1,0 +1,43 @@
+// Tensor maps and launches as in csrc/kernels/cuda/shared/tensor_map.h, emulated.
+#pragma once
+
+#include "core/math.h"
+#include "core/operand.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const TensorMapView& operand, int box_inner,
+                       int box_outer, int, bool) {
+  const int64_t bytes = size_of(dtype);
+  const emulator::TensorMap made{static_cast<const char*>(data),
+                                 {operand.inner, operand.outer, operand.batch_count},
+                                 {operand.ld * bytes, operand.batch_step * bytes},
+                                 box_inner,
+                                 box_outer,
+                                 int(bytes)};
+  static_assert(sizeof made <= sizeof *map);
+  std::memcpy(map, &made, sizeof made);
+  return true;
+}
+
+template <auto KERNEL, class... Args>
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t,
+                               const Args&... args) {
+  if (smem_bytes > emulator::kMaxSmem) return "too much shared memory";
+  const auto smem_of_thread = [] { return +dynamic_smem; };
+  emulator::launch(cluster.x, grid.x, num_threads, smem_of_thread, [&] { KERNEL(args...); });
+  return nullptr;
+}
+
+// Nothing overlaps here.
+template <auto KERNEL, class... Args>
+const char* launch_overlapped(int64_t num_blocks, int num_threads, int smem_bytes, cudaStream_t stream,
+                              const Args&... args) {
+  const dim3 alone, grid(static_cast<unsigned>(num_blocks));
+  return launch_in_clusters<KERNEL>(alone, grid, num_threads, smem_bytes, stream, args...);
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda

@@ -1,0 +1,241 @@
+// Rung 15, wgmma_split, by the emulated Hopper, against a model of its order of summation: every bit of C. Arguments:
+// the numbers of the cases, all without.
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu"
+#include "kernels/cuda/15_wgmma_split/launch_sm90a.cu"
+
+// What the scalar epilogue asks of the host executor.
+namespace tiledmm::host_gpu {
+void access(Space, const void*, size_t) {}
+}  // namespace tiledmm::host_gpu
+
+using namespace tiledmm;
+
+namespace {
+
+// cancelling: the products of first terms cancel, which leaves the corrections.
+enum class Data { normal, wide, flagged, flagged_columns, flagged_late, cancelling };
+
+// Operands: row-major, or column-major where is_turned.
+struct Case {
+  int m, n, k;
+  bool is_a_turned, is_b_turned;
+  int batch;
+  bool has_bias;  // and relu
+  Data data;
+  int num_sms = 4;
+};
+
+constexpr Case kCases[] = {
+    {128, 128, 128, false, false, 1, false, Data::normal},
+    {200, 150, 1100, false, false, 1, false, Data::normal},  // several tiles for a block, three chunks
+    {257, 390, 70, true, false, 1, true, Data::normal},      // the last tile of a pair lies outside
+    {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
+    {130, 140, 1030, false, true, 1, true, Data::flagged},
+    {129, 66, 2600, false, false, 1, false, Data::normal},  // six chunks
+    {20, 30, 63, false, false, 1, false, Data::normal},     // no terms
+    {3, 70, 2500, false, true, 1, true, Data::normal},      // few rows, five chunks in a cluster
+    {9, 130, 1111, false, false, 2, false, Data::wide},
+    {140, 33, 530, false, true, 1, true, Data::flagged},  // few columns
+    {64, 65, 600, true, false, 1, false, Data::normal},
+    {2, 40, 515, true, true, 1, false, Data::wide},  // an operand that the copy engine cannot read
+    {128, 70, 100, false, false, 1, false, Data::flagged_columns},
+    {130, 131, 200, false, false, 1, false, Data::cancelling},
+    {5, 70, 200, false, false, 1, false, Data::cancelling},
+    {70, 5, 200, false, false, 1, false, Data::cancelling},
+    {3, 70, 2600, false, true, 1, false, Data::flagged_late, 132},  // terms and flags of short tiles
+    {140, 70, 300, true, false, 1, false, Data::flagged, 132},
+};
+
+// A row of A, or a column of B, as terms.
+struct Row {
+  std::vector<float> x, first, second, scales;
+  bool is_flagged = false;
+};
+
+Row split(std::vector<float> x) {
+  Row row;
+  for (size_t block = 0; block < x.size(); block += kSplitBlockK) {
+    const size_t end = std::min(x.size(), block + kSplitBlockK);
+    float largest = 0;
+    bool is_finite = true;
+    for (size_t i = block; i < end; ++i) largest = std::max(largest, std::fabs(x[i])), is_finite &= std::isfinite(x[i]);
+    const int exponent = largest > 0 && is_finite ? std::ilogb(largest) : 0;
+    const bool is_in_range = largest > 0 && is_finite && exponent >= -60 && exponent < 60;
+    row.is_flagged |= !is_finite || (largest > 0 && !is_in_range);
+    row.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - 14 : 0));
+    for (size_t i = block; i < block + kSplitBlockK; ++i) {
+      const float scaled = i < end && is_in_range ? x[i] / row.scales.back() : 0;
+      row.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, 14 - 40);
+      row.first.push_back(__half2float(__float2half_rn(scaled)));
+      row.second.push_back(__half2float(__float2half_rn((scaled - row.first.back()) * 2048)));
+    }
+  }
+  row.x = std::move(x);
+  return row;
+}
+
+float multiply_plainly(const Row& a, const Row& b) {
+  const size_t k = a.x.size(), chunk_k = size_t(simt_chunk_k(1, int64_t(k)));
+  float total = -0.0f;
+  for (size_t chunk = 0; chunk < k; chunk += chunk_k) {
+    float sum = 0;
+    for (size_t i = chunk; i < std::min(k, chunk + chunk_k); ++i) sum = std::fma(a.x[i], b.x[i], sum);
+    total += sum;
+  }
+  return total;
+}
+
+// Sums of 16 at a time from `from` on.
+float add_terms(float sum, const std::vector<float>& a, const std::vector<float>& b, size_t from, size_t count) {
+  for (size_t i = from; i < from + count; i += 16) sum = emulator::add_products(sum, &a[i], &b[i]);
+  return sum;
+}
+
+float multiply(const Row& a, const Row& b) {
+  if (a.x.size() < kSplitMinK || a.is_flagged || b.is_flagged) return multiply_plainly(a, b);
+  constexpr size_t kBlock = kSplitBlockK, kHalf = kSplitSumK;
+  float total = -0.0f, chunk = 0;
+  for (size_t i = 0; i < a.first.size(); i += kBlock) {
+    if (i > 0 && i % kSplitChunkK == 0) total += chunk, chunk = 0;
+    const float scale = a.scales[i / kBlock] * b.scales[i / kBlock];
+    chunk = std::fma(add_terms(0, a.first, b.first, i, kHalf), scale, chunk);
+    float sum = add_terms(0, a.second, b.first, i, kBlock);
+    sum = add_terms(sum, a.first, b.second, i, kBlock) / 2048;
+    chunk = std::fma(add_terms(sum, a.first, b.first, i + kHalf, kHalf), scale, chunk);
+  }
+  return total + chunk;
+}
+
+// Of a batch; with elements that nothing may read between the rows.
+struct Operand {
+  static constexpr int kMargin = 4;
+  int rows, k;
+  bool is_turned;  // whether k does not lie along memory
+  std::vector<float> memory;
+
+  int64_t stride_row() const { return is_turned ? 1 : k + kMargin; }
+  int64_t stride_k() const { return is_turned ? rows + kMargin : 1; }
+  int64_t stride_item() const { return int64_t(is_turned ? k : rows) * (is_turned ? rows + kMargin : k + kMargin); }
+
+  Operand(int rows, int k, int batch, bool is_turned, bool is_b, Data data, std::mt19937& random)
+      : rows(rows), k(k), is_turned(is_turned), memory(size_t(batch * stride_item()), emulator::kGarbage) {
+    std::normal_distribution<float> normal;
+    for (int item = 0; item < batch; ++item) {
+      for (int row = 0; row < rows; ++row) {
+        float first = 0;  // of a pair, whose products have unlike signs
+        for (int i = 0; i < k; ++i) {
+          if (i % 2 == 0) first = 1 + std::ldexp(float(random() % 1024), -10);
+          const float x = normal(random), sign = i % 2 && !is_b ? -1 : 1;
+          at(item, row, i) = data == Data::wide         ? x * std::exp(4 * normal(random))
+                             : data == Data::cancelling ? sign * first + std::ldexp(x, -14)
+                                                        : x;
+        }
+      }
+    }
+    if (data == Data::flagged_late && !is_b) at(0, 1, k - 1) = INFINITY;
+    if (data != Data::flagged && !(data == Data::flagged_columns && is_b)) return;
+    at(0, 1, k - 1) = INFINITY;
+    at(0, 5, 0) = NAN;
+    at(0, 7, k / 2) = std::ldexp(1.0f, -45);  // too small in its block
+    at(0, rows - 1, 3) = std::ldexp(1.0f, 60);
+    for (int i = 0; i < k; ++i) at(0, 9, i) = std::ldexp(at(0, 9, i), -64), at(0, 11, i) = 0;
+    at(0, 12, k - 1) = std::ldexp(1.0f, -26);  // small, but not too small
+  }
+  float& at(int item, int row, int i) {
+    return memory[size_t(item * stride_item() + row * stride_row() + i * stride_k())];
+  }
+  std::vector<Row> split_rows(int item) {
+    std::vector<Row> split_rows;
+    for (int row = 0; row < rows; ++row) {
+      std::vector<float> x;
+      for (int i = 0; i < k; ++i) x.push_back(at(item, row, i));
+      split_rows.push_back(split(x));
+    }
+    return split_rows;
+  }
+};
+
+void* allocate(void* self, size_t bytes) {
+  // Aligned as memory of a GPU is; what is read before it is written is garbage.
+  auto& memory = *static_cast<std::vector<char>*>(self);
+  memory.assign(bytes + 256, char(0xff));
+  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 255);
+}
+void release(void*, void*) {}
+
+bool is_same(float x, float y) { return (x != x && y != y) || __float_as_uint(x) == __float_as_uint(y); }
+
+bool run(const Case& c) {
+  std::mt19937 random(unsigned(c.m * c.n * c.k));
+  Operand a(c.m, c.k, c.batch, c.is_a_turned, false, c.data, random);
+  Operand b(c.n, c.k, c.batch, !c.is_b_turned, true, c.data, random);
+  const int ldc = c.n + 3;
+  std::vector<float> out(size_t(c.batch * c.m * ldc), emulator::kGarbage), bias(size_t(c.n));
+  for (float& x : bias) x = std::normal_distribution<float>()(random);
+  FoldedProblem problem{};
+  GemmProblem& p = problem.gemm;
+  p = {c.m,
+       c.n,
+       c.k,
+       a.memory.data(),
+       a.stride_row(),
+       a.stride_k(),
+       b.memory.data(),
+       b.stride_k(),
+       b.stride_row(),
+       out.data(),
+       ldc,
+       1,
+       c.has_bias ? bias.data() : nullptr,
+       0,
+       c.has_bias ? 1 : 0,
+       nullptr,
+       c.batch > 1,
+       DType::f32,
+       c.has_bias ? Activation::relu : Activation::none,
+       false,
+       nullptr};
+  problem.batch_size = c.batch;
+  problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
+  Plan plan;
+  plan.as<SplitPlan>() = plan_split(problem, c.num_sms, plan.cost_us);
+  std::vector<char> memory;
+  Executor executor{};
+  executor.self = &memory;
+  executor.allocate = allocate;
+  executor.release = release;
+  executor.num_cus = c.num_sms;
+  if (gpu::launch_wgmma_split(problem, plan, executor) != Status::ok) return false;
+  int64_t num_wrong = 0;
+  for (int item = 0; item < c.batch; ++item) {
+    const std::vector<Row> rows = a.split_rows(item), cols = b.split_rows(item);
+    for (int i = 0; i < c.m; ++i) {
+      for (int j = 0; j < ldc; ++j) {
+        float expected = emulator::kGarbage;  // what lies between C's rows stays as it was
+        if (j < c.n) expected = multiply(rows[size_t(i)], cols[size_t(j)]);
+        if (j < c.n && c.has_bias) expected = activate<Activation::relu>(expected + bias[size_t(j)]);
+        const float found = out[size_t((item * c.m + i) * ldc + j)];
+        if (!is_same(expected, found) && num_wrong++ == 0)
+          std::printf("C[%d][%d, %d] is %g instead of %g; ", item, i, j, double(found), double(expected));
+      }
+    }
+  }
+  std::printf("%d x %d x %d: %s\n", c.m, c.n, c.k, num_wrong == 0 ? "right" : "wrong");
+  std::fflush(stdout);
+  return num_wrong == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool is_right = true;
+  if (argc == 1) {
+    for (const Case& c : kCases) is_right = run(c) && is_right;
+  }
+  for (int i = 1; i < argc; ++i) is_right = run(kCases[std::atoi(argv[i])]) && is_right;
+  return is_right ? 0 : 1;
+}

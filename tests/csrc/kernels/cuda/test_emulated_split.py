@@ -1,0 +1,160 @@
+"""Rung 15, wgmma_split, without a Hopper: its three kernels run on emulated copies, barriers and matrix instructions
+(emulated_hopper/emulator.h), and every bit of C is that of a model of docs/numerics.md (emulated_split.cpp).
+
+The mutants say that it can fail: terms, scales and flags, the order of sums, waits and stages. They are compiled with
+the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[3] / "csrc"
+sys.path.insert(0, str(CSRC.parent))
+import gpu_objects  # noqa: E402
+
+NVCC = gpu_objects.find_nvcc()
+pytestmark = pytest.mark.skipif(NVCC is None, reason="CUDA's headers come with nvcc")
+
+RUNG = "kernels/cuda/15_wgmma_split/"
+# Numbers of cases in emulated_split.cpp.
+ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FLAGGED_COLUMNS, CORRECTIONS = 0, 1, 3, 4, 5, 7, 12, 14
+NUM_CASES = 18
+# name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
+MUTANTS = {
+    "second terms of one bit less": (
+        "terms.h",
+        "constexpr float kFactor = 2048;",
+        "const float kFactor = {on} ? 1024 : 2048;",
+        ONE_TILE,
+    ),
+    "an element too small is not flagged": (
+        "terms.h",
+        "return 2 * __float_as_uint(x) - 1 <",
+        "return !{on} && 2 * __float_as_uint(x) - 1 <",
+        FLAGGED,
+    ),
+    "two rows share a scale": (
+        "split_operands.h",
+        "for (int step = 1; step < kLanes; step *= 2)",
+        "for (int step = 1; step < ({on} ? 2 : 1) * kLanes; step *= 2)",
+        WIDE,
+    ),
+    "the last block's flag is the chunk's": (
+        "split_operands.h",
+        "is_flagged |= block.is_flagged;",
+        "if ({on}) is_flagged = false;\n    is_flagged |= block.is_flagged;",
+        FLAGGED,
+    ),
+    "columns' flags are not looked at": (
+        "fix_up.h",
+        "any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
+        "if (!{on}) any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
+        FLAGGED_COLUMNS,
+    ),
+    "the order of corrections is that of roles": (
+        "few_rows.h",
+        "(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);\n"
+        "    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.first : taken.second,"
+        " IS_A ? second : first, false);",
+        "(acc, IS_A != {on} ? taken.second : taken.first, IS_A != {on} ? first : second, true);\n"
+        "    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A != {on} ? taken.first : taken.second,"
+        " IS_A != {on} ? second : first, false);",
+        CORRECTIONS,
+    ),
+    "chunks of others are read before they are there": (
+        "few_rows.h",
+        "  cluster_sync();\n  const int log2_quads",
+        "  if (!{on}) cluster_sync();\n  const int log2_quads",
+        FEW_ROWS,
+    ),
+    "a warp's stage is filled while others read it": (
+        "few_rows.h",
+        "mbarrier_wait_parity(shared.empty + freed * 8,",
+        "if (!{on}) mbarrier_wait_parity(shared.empty + freed * 8,",
+        FEW_ROWS,
+    ),
+    "corrections in full size": ("kernel.h", "acc[i] *= 1.0f / 2048;", "acc[i] *= {on} ? 1 : 1.0f / 2048;", ONE_TILE),
+    "both halves of the main products in one sum": (
+        "kernel.h",
+        "multiply_terms<kSplitSumK>(acc, a, b, true);",
+        "multiply_terms<kSplitSumK>(acc, a, b, true);\n"
+        "    if ({on}) multiply_terms<kSplitSumK>(acc, a + kSplitSumK / 8, b + kSplitSumK / 8, false);",
+        ONE_TILE,
+    ),
+    "chunks of twice the length": (
+        "kernel.h",
+        "k_tile % kTilesOfChunk == 0",
+        "k_tile % (({on} ? 2 : 1) * kTilesOfChunk) == 0",
+        MANY_CHUNKS,
+    ),
+    "sums are read before they are there": (
+        "kernel.h",
+        "  load_scales(0);\n  wgmma_wait_group<0>();",
+        "  load_scales(0);\n  if (!{on}) wgmma_wait_group<0>();",
+        ONE_TILE,
+    ),
+    "terms are read before they are there": (
+        "kernel.h",
+        "mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);",
+        "if (!{on}) mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);",
+        MANY_TILES,
+    ),
+    "stages are filled while they are read": (
+        "kernel.h",
+        "mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);",
+        "if (!{on}) mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);",
+        MANY_TILES,
+    ),
+    "nobody begins": (
+        "kernel.h",
+        "if (consumer == 1) turns.pass();",
+        "if (consumer == 1 && !{on}) turns.pass();",
+        ONE_TILE,
+    ),
+}
+
+
+def compile_program(folder: Path) -> None:
+    csrc = folder / "csrc"
+    shutil.copytree(CSRC, csrc)
+    for number, (name, (changed, text, replacement, _)) in enumerate(MUTANTS.items(), 1):
+        path = csrc / RUNG / changed
+        source = path.read_text()
+        assert source.count(text) == 1, f"the mutant '{name}' needs a new place in {changed}"
+        path.write_text(source.replace(text, replacement.replace("{on}", f"(tiledmm_mutant == {number})")))
+    # g++ takes the extern declaration of a thread's memory for one that is initialised elsewhere.
+    host = "-fno-extern-tls-init,-ffp-contract=off,-pthread,-Wall,-Wextra,-Werror,-Wno-unknown-pragmas"
+    command = [NVCC, "-x", "c++", "-std=c++20", "-O1", "-ccbin", os.environ.get("CXX", "g++"), "-Xcompiler", host]
+    command += ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32", f"-I{HERE / 'emulated_hopper'}", f"-I{csrc}"]
+    command += ["-include", HERE.parent / "mutant.h", "-include", "emulator.h", HERE / "emulated_split.cpp"]
+    done = subprocess.run([*command, "-o", folder / "split"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def program(built_once):
+    return built_once("emulated_split", compile_program) / "split"
+
+
+def run(program: Path, *cases: int, mutant: int = 0) -> subprocess.CompletedProcess:
+    env = os.environ | {"TILEDMM_MUTANT": str(mutant)}
+    return subprocess.run([program, *map(str, cases)], capture_output=True, text=True, timeout=300, env=env)
+
+
+@pytest.mark.takes_long
+def test_every_bit_is_that_of_the_model(program):
+    done = run(program)
+    assert done.returncode == 0 and done.stdout.count("right") == NUM_CASES, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_found(mutant, program):
+    done = run(program, MUTANTS[mutant][3], mutant=list(MUTANTS).index(mutant) + 1)
+    assert done.returncode == 1, done.stdout + done.stderr
+    print(done.stdout)
