@@ -18,11 +18,16 @@ constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different b
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
 static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
 
+// An operand's flags, of [item][part of k][row].
+struct FixUpFlags {
+  const uint8_t* flags;  // null: everything is computed
+  int num_parts, padded_rows;
+};
+
 struct FixUpArguments {
   FoldedProblem problem;
-  const uint8_t *flags_a, *flags_b;    // of [item][chunk][row]; null: everything is computed
-  int num_chunks, padded_m, padded_n;  // of the flags
-  int64_t chunk_k;                     // of the sums
+  FixUpFlags flags_a, flags_b;
+  int64_t chunk_k;  // of the sums
   int tiles_m, tiles_n, num_tiles;
   int item_step_a[kMaxGpuBatchDims], item_step_b[kMaxGpuBatchDims];  // flags' items by dimension of the batch
 };
@@ -58,7 +63,7 @@ struct FixUpSource {
 // Where a tile's flags lie.
 struct FixUpTile {
   int item, first_row, first_col;
-  const uint8_t *flags_a, *flags_b;  // of the tile's first row and column, in the first chunk
+  FixUpFlags flags_a, flags_b;  // from the tile's first row and column on
 
   __device__ __forceinline__ FixUpTile(const FixUpArguments& args, int idx) {
     first_col = idx % args.tiles_n * kSplitBlock;
@@ -74,32 +79,46 @@ struct FixUpTile {
       item_b += (rest - outer * size) * args.item_step_b[d];
       rest = outer;
     }
-    flags_a = args.flags_a + item_a * args.num_chunks * args.padded_m + first_row;
-    flags_b = args.flags_b + item_b * args.num_chunks * args.padded_n + first_col;
+    flags_a = args.flags_a;
+    flags_b = args.flags_b;
+    flags_a.flags += item_a * flags_a.num_parts * flags_a.padded_rows + first_row;
+    flags_b.flags += item_b * flags_b.num_parts * flags_b.padded_rows + first_col;
   }
 };
 
-// Whether anything is flagged in a tile: by one warp.
-__device__ __forceinline__ bool has_flags(const FixUpArguments& args, const FixUpTile& tile) {
-  static_assert(kSplitBlock == 4 * 32, "a lane takes four flags at a time");
+// Whether anything is flagged in a tile: by one warp, with as many loads at a time as most tiles need.
+__device__ __forceinline__ bool has_flags(const FixUpTile& tile) {
+  constexpr int kLanes = kSplitBlock / 16, kStep = 32 / kLanes, kAtOnce = 8;  // a lane takes 16 flags of one part
   const int lane = threadIdx.x % 32;
   uint32_t any = 0;
-#pragma unroll 4
-  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
-    any |= reinterpret_cast<const uint32_t*>(tile.flags_a + chunk * args.padded_m)[lane];
-    any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];
+  const auto load = [&](const FixUpFlags& of, int part) {
+    if (part >= of.num_parts) return uint4{};
+    return reinterpret_cast<const uint4*>(of.flags + int64_t(part) * of.padded_rows)[lane % kLanes];
+  };
+#pragma unroll 1
+  for (int first = lane / kLanes; first < max(tile.flags_a.num_parts, tile.flags_b.num_parts);
+       first += kAtOnce * kStep) {
+    uint4 a[kAtOnce], b[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      a[i] = load(tile.flags_a, first + i * kStep);
+      b[i] = load(tile.flags_b, first + i * kStep);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) any |= a[i].x | a[i].y | a[i].z | a[i].w | b[i].x | b[i].y | b[i].z | b[i].w;
   }
   return __any_sync(~0u, any != 0);
 }
 
-// Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
-__device__ __forceinline__ bool is_flagged(const FixUpArguments& args, const FixUpTile& tile) {
+// Whether one of the parts flagged a row or column of a tile: the thread's own one of both together.
+__device__ __forceinline__ bool is_flagged(const FixUpTile& tile) {
   const bool is_row = threadIdx.x < kSplitBlock;
-  const uint8_t* flags = is_row ? tile.flags_a + threadIdx.x : tile.flags_b + threadIdx.x - kSplitBlock;
+  const uint8_t* flags = (is_row ? tile.flags_a.flags : tile.flags_b.flags) + threadIdx.x % kSplitBlock;
+  const int num_parts = is_row ? tile.flags_a.num_parts : tile.flags_b.num_parts;
+  const int64_t padded_rows = is_row ? tile.flags_a.padded_rows : tile.flags_b.padded_rows;
   uint32_t any = 0;
-#pragma unroll 1
-  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk)
-    any |= flags[chunk * (is_row ? args.padded_m : args.padded_n)];
+#pragma unroll 4
+  for (int part = 0; part < num_parts; ++part) any |= flags[part * padded_rows];
   return any != 0;
 }
 
@@ -115,7 +134,7 @@ __device__ __forceinline__ void fix_tile(const FixUpArguments& args, FixUpShared
   static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
   const FixUpTile tile(args, idx);
   const int first_row = tile.first_row, first_col = tile.first_col;
-  flags[threadIdx.x] = !args.flags_a || is_flagged(args, tile);
+  flags[threadIdx.x] = !args.flags_a.flags || is_flagged(tile);
   __syncthreads();
   const GemmProblem p = gpu::item_of<true>(args.problem, tile.item);
   const int thread_row = threadIdx.x / 16 * 8, thread_col = threadIdx.x % 16 * 4;
@@ -196,7 +215,7 @@ __global__ void __launch_bounds__(kFixThreads, 1) fix_up(const __grid_constant__
 #pragma unroll 1
   for (int64_t first = blockIdx.x; first < num_tiles; first += int64_t(kWarps) * gridDim.x) {
     const int64_t own = first + int64_t(warp) * gridDim.x;
-    const bool has_work = own < num_tiles && (!args.flags_a || has_flags(args, FixUpTile(args, int(own))));
+    const bool has_work = own < num_tiles && (!args.flags_a.flags || has_flags(FixUpTile(args, int(own))));
     __syncthreads();  // what was found before is done
     is_found[warp] = has_work;
     __syncthreads();

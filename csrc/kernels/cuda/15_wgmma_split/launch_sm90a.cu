@@ -29,8 +29,9 @@ SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.num_chunks = int(layout.num_chunks());
-  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.num_chunks);
+  operand.tile_k = layout.flag_blocks * kSplitBlockK;
+  operand.tiles_k = int(layout.num_flags());
+  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.tiles_k);
   return operand;
 }
 
@@ -92,11 +93,11 @@ const char* launch_fix_up(const FoldedProblem& problem, const SplitPlan& plan, c
   args.tiles_n = int(plan.tiles_n);
   args.num_tiles = int(plan.num_tiles);
   if (split) {
-    args.flags_a = split->of[0].flags;
-    args.flags_b = split->of[1].flags;
-    args.num_chunks = int(plan.a.num_chunks());
-    args.padded_m = int(plan.a.padded_rows());
-    args.padded_n = int(plan.b.padded_rows());
+    const auto flags_of = [](const SplitOperand& operand) {
+      return FixUpFlags{operand.flags, int(operand.layout.num_flags()), int(operand.layout.padded_rows())};
+    };
+    args.flags_a = flags_of(split->of[0]);
+    args.flags_b = flags_of(split->of[1]);
     for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
       args.item_step_a[d] = int(items.batch_dims[d].stride_a);
       args.item_step_b[d] = int(items.batch_dims[d].stride_b);

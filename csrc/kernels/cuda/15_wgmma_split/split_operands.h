@@ -12,7 +12,6 @@ namespace tiledmm::cuda {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitRows = 32;                       // of a tile, which is one chunk of k long
 constexpr int kLanes = kSplitThreads / kSplitRows;   // threads of a row
 constexpr int kSplitValues = kSplitBlockK / kLanes;  // of a thread and block
 constexpr int kHalfBlockK = kSplitBlockK / 2;        // a thread has four values in each half of a block
@@ -25,9 +24,9 @@ struct SplitOperand {
   SplitLayout layout;
   __half* terms;
   float* scales;   // of [item][block][row]
-  uint8_t* flags;  // of [item][chunk][row]
+  uint8_t* flags;  // of [item][tile of k][row]
   bool is_aligned;
-  int tiles_rows, num_chunks, num_tiles;
+  int tile_k, tiles_rows, tiles_k, num_tiles;
   gpu::CopiedBatch batch;
 };
 struct SplitOperands {
@@ -88,13 +87,13 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
   // Neighbouring blocks read neighbouring memory.
-  const int item = idx / (operand.tiles_rows * operand.num_chunks);
-  idx -= item * operand.tiles_rows * operand.num_chunks;
-  const int chunk = source.is_along_k ? idx % operand.num_chunks : idx / operand.tiles_rows;
-  const int first_row = (source.is_along_k ? idx / operand.num_chunks : idx % operand.tiles_rows) * kSplitRows;
-  const int first_k = chunk * kSplitChunkK;
+  const int item = idx / (operand.tiles_rows * operand.tiles_k);
+  idx -= item * operand.tiles_rows * operand.tiles_k;
+  const int tile_k = source.is_along_k ? idx % operand.tiles_k : idx / operand.tiles_rows;
+  const int first_row = (source.is_along_k ? idx / operand.tiles_k : idx % operand.tiles_rows) * kSplitRows;
+  const int first_k = tile_k * operand.tile_k;
   source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
-  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
+  source.k = int(min_of(layout.k - first_k, operand.tile_k));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4) split_operands(const __grid_
   }
   const uint32_t flagged = __ballot_sync(~0u, is_flagged) >> (threadIdx.x % 32 / kLanes * kLanes) & 0xff;
   if (lane == 0)
-    operand.flags[(item * operand.num_chunks + chunk) * layout.padded_rows() + first_row + row] = flagged != 0;
+    operand.flags[(int64_t(item) * operand.tiles_k + tile_k) * layout.padded_rows() + first_row + row] = flagged != 0;
 }
 
 }  // namespace
