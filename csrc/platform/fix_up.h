@@ -17,11 +17,16 @@ constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different b
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
 static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
 
+// An operand's flags, of [item][part of k][row].
+struct FixUpFlags {
+  const uint8_t* flags;  // null: everything is computed
+  int num_parts, padded_rows;
+};
+
 struct FixUpArguments {
   FoldedProblem problem;
-  const uint8_t *flags_a, *flags_b;    // of [item][chunk][row]; null: everything is computed
-  int num_chunks, padded_m, padded_n;  // of the flags
-  int64_t chunk_k;                     // of the sums
+  FixUpFlags flags_a, flags_b;
+  int64_t chunk_k;  // of the sums
   int tiles_m, tiles_n, num_tiles;
   int num_blocks;  // that share out the tiles
   SplitSteps steps;
@@ -56,7 +61,7 @@ struct FixUpSource {
 // Where a tile's flags lie.
 struct FixUpTile {
   int item, first_row, first_col;
-  const uint8_t *flags_a, *flags_b;  // of the tile's first row and column, in the first chunk
+  FixUpFlags flags_a, flags_b;  // from the tile's first row and column on
 
   TILEDMM_DEVICE FixUpTile(const FixUpArguments& args, int idx) {
     first_col = idx % args.tiles_n * kSplitBlock;
@@ -64,31 +69,45 @@ struct FixUpTile {
     item = idx / args.tiles_m;
     first_row = (idx - item * args.tiles_m) * kSplitBlock;
     const SplitItem place = args.steps.item_of(args.problem, item);
-    flags_a = args.flags_a + place.a * args.num_chunks * args.padded_m + first_row;
-    flags_b = args.flags_b + place.b * args.num_chunks * args.padded_n + first_col;
+    flags_a = args.flags_a;
+    flags_b = args.flags_b;
+    flags_a.flags += place.a * flags_a.num_parts * flags_a.padded_rows + first_row;
+    flags_b.flags += place.b * flags_b.num_parts * flags_b.padded_rows + first_col;
   }
 };
 
-// Whether anything is flagged in a tile: by one warp.
-TILEDMM_DEVICE bool has_flags(const FixUpArguments& args, const FixUpTile& tile) {
-  static_assert(kSplitBlock <= 4 * kWarpSize, "a lane takes four flags at a time");
-  const int lane = thread_idx() % (kSplitBlock / 4);
+// Whether anything is flagged in a tile: by one warp, with as many loads at a time as most tiles need.
+TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
+  // A lane takes 16 flags of one part.
+  constexpr int kLanes = kSplitBlock / 16, kStep = kWarpSize / kLanes, kAtOnce = 8;
+  const int lane = thread_idx() % kWarpSize;
   uint32_t any = 0;
-#pragma unroll 4
-  for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) {
-    any |= reinterpret_cast<const uint32_t*>(tile.flags_a + chunk * args.padded_m)[lane];
-    any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];
+  const auto load = [&](const FixUpFlags& of, int part) {
+    if (part >= of.num_parts) return Vector16{};
+    return load_global(reinterpret_cast<const Vector16*>(of.flags + int64_t(part) * of.padded_rows) + lane % kLanes);
+  };
+  const auto any_of = [](const Vector16& v) { return v.words[0] | v.words[1] | v.words[2] | v.words[3]; };
+  const int num_parts = int(max_of(tile.flags_a.num_parts, tile.flags_b.num_parts));
+  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < num_parts; first += kAtOnce * kStep) {
+    Vector16 a[kAtOnce], b[kAtOnce];
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      a[i] = load(tile.flags_a, first + i * kStep);
+      b[i] = load(tile.flags_b, first + i * kStep);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) any |= any_of(a[i]) | any_of(b[i]);
   }
   return warp_ballot(any != 0) != 0;
 }
 
-// Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
-TILEDMM_DEVICE bool is_flagged(const FixUpArguments& args, const FixUpTile& tile) {
+// Whether one of the parts flagged a row or column of a tile: the thread's own one of both together.
+TILEDMM_DEVICE bool is_flagged(const FixUpTile& tile) {
   const bool is_row = thread_idx() < kSplitBlock;
-  const uint8_t* flags = is_row ? tile.flags_a + thread_idx() : tile.flags_b + thread_idx() - kSplitBlock;
+  const uint8_t* flags = (is_row ? tile.flags_a.flags : tile.flags_b.flags) + thread_idx() % kSplitBlock;
+  const int num_parts = is_row ? tile.flags_a.num_parts : tile.flags_b.num_parts;
+  const int64_t padded_rows = is_row ? tile.flags_a.padded_rows : tile.flags_b.padded_rows;
   uint32_t any = 0;
-  TILEDMM_NO_UNROLL for (int64_t chunk = 0; chunk < args.num_chunks; ++chunk) any |=
-      flags[chunk * (is_row ? args.padded_m : args.padded_n)];
+#pragma unroll 4
+  for (int part = 0; part < num_parts; ++part) any |= flags[part * padded_rows];
   return any != 0;
 }
 
@@ -104,7 +123,7 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
   static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
   const FixUpTile tile(args, idx);
   const int first_row = tile.first_row, first_col = tile.first_col;
-  flags[thread_idx()] = !args.flags_a || is_flagged(args, tile);
+  flags[thread_idx()] = !args.flags_a.flags || is_flagged(tile);
   block_barrier();
   const GemmProblem p = item_of<true>(args.problem, tile.item);
   const int thread_row = thread_idx() / 16 * 8, thread_col = thread_idx() % 16 * 4;
@@ -176,7 +195,7 @@ fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
   const int warp = thread_idx() / kWarpSize, num_tiles = args.num_tiles;
   TILEDMM_NO_UNROLL for (int64_t first = block_idx(); first < num_tiles; first += int64_t(kWarps) * args.num_blocks) {
     const int64_t own = first + int64_t(warp) * args.num_blocks;
-    const bool has_work = own < num_tiles && (!args.flags_a || has_flags(args, FixUpTile(args, int(own))));
+    const bool has_work = own < num_tiles && (!args.flags_a.flags || has_flags(FixUpTile(args, int(own))));
     block_barrier();  // what was found before is done
     is_found[warp] = has_work;
     block_barrier();
@@ -199,11 +218,11 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
   args.num_tiles = int(problem.batch_size * args.tiles_m * args.tiles_n);
   args.num_blocks = int(min_of(args.num_tiles, num_cus));
   if (!split) return args;
-  args.flags_a = split->of[0].flags;
-  args.flags_b = split->of[1].flags;
-  args.num_chunks = int(split->of[0].layout.num_chunks());
-  args.padded_m = int(split->of[0].layout.padded_rows());
-  args.padded_n = int(split->of[1].layout.padded_rows());
+  const auto flags_of = [](const SplitOperand& operand) {
+    return FixUpFlags{operand.flags, int(operand.layout.num_flags()), int(operand.layout.padded_rows())};
+  };
+  args.flags_a = flags_of(split->of[0]);
+  args.flags_b = flags_of(split->of[1]);
   args.steps = SplitSteps(problem, items);
   return args;
 }

@@ -12,7 +12,6 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitRows = 32;                            // of a tile, which is one chunk of k long
 constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row
 constexpr int kSplitValues = kSplitBlockK / kSplitLanes;  // of a thread and block
 constexpr int kHalfBlockK = kSplitBlockK / 2;             // a thread has four values in each half of a block
@@ -25,9 +24,9 @@ struct SplitOperand {
   SplitLayout layout;
   Half* terms;
   float* scales;   // of [item][block][row]
-  uint8_t* flags;  // of [item][chunk][row]
+  uint8_t* flags;  // of [item][tile of k][row]
   bool is_aligned;
-  int tiles_rows, num_chunks, num_tiles;
+  int tile_k, tiles_rows, tiles_k, num_tiles;
   CopiedBatch batch;
 };
 struct SplitOperands {
@@ -131,13 +130,13 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
   // Neighbouring blocks read neighbouring memory.
-  const int item = idx / (operand.tiles_rows * operand.num_chunks);
-  idx -= item * operand.tiles_rows * operand.num_chunks;
-  const int chunk = source.is_along_k ? idx % operand.num_chunks : idx / operand.tiles_rows;
-  const int first_row = (source.is_along_k ? idx / operand.num_chunks : idx % operand.tiles_rows) * kSplitRows;
-  const int first_k = chunk * kSplitChunkK;
+  const int item = idx / (operand.tiles_rows * operand.tiles_k);
+  idx -= item * operand.tiles_rows * operand.tiles_k;
+  const int tile_k = source.is_along_k ? idx % operand.tiles_k : idx / operand.tiles_rows;
+  const int first_row = (source.is_along_k ? idx / operand.tiles_k : idx % operand.tiles_rows) * kSplitRows;
+  const int first_k = tile_k * operand.tile_k;
   source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
-  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
+  source.k = int(min_of(layout.k - first_k, operand.tile_k));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
   const int row = thread_idx() / kSplitLanes, lane = thread_idx() % kSplitLanes;
@@ -189,7 +188,7 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   }
   const auto flagged = uint32_t(warp_ballot(is_flagged) >> (thread_idx() % kWarpSize - lane)) & 0xff;
   if (lane == 0)
-    operand.flags[(item * operand.num_chunks + chunk) * layout.padded_rows() + first_row + row] = flagged != 0;
+    operand.flags[(int64_t(item) * operand.tiles_k + tile_k) * layout.padded_rows() + first_row + row] = flagged != 0;
 }
 
 // ---- Host side
@@ -211,8 +210,9 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.num_chunks = int(layout.num_chunks());
-  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.num_chunks);
+  operand.tile_k = layout.flag_blocks * kSplitBlockK;
+  operand.tiles_k = int(layout.num_flags());
+  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.tiles_k);
   return operand;
 }
 

@@ -281,7 +281,13 @@ MUTANTS = {
         "0",
         flagged_product,
     ),
-    "flags of the first chunk": ("gfx942", FIX_UP, "any |=\n", "if (chunk == 0) any |=\n", late_product),
+    "flags of the first chunk": (
+        "gfx942",
+        FIX_UP,
+        "any |= flags[part * padded_rows];",
+        "if (part == 0) any |= flags[part * padded_rows];",
+        late_product,
+    ),
     "flags of rows alone": (
         "gfx942",
         FIX_UP,

@@ -46,6 +46,8 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
   const double rounds = double(ceil_div(plan.num_tiles, num_sms));
   if (!plan.is_plain) plan.late = split_late(p);
+  if (plan.late != SplitLate::a) plan.a = plan_split_tiles(plan.a, num_sms);
+  if (plan.late != SplitLate::b) plan.b = plan_split_tiles(plan.b, num_sms);
   if (plan.is_plain) {
     cost_us = 5 + rounds * (1 + 0.06 * double(p.k));
   } else if (plan.late != SplitLate::none) {

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FLAGGED_COLUMNS, CORRECTIONS = 0, 1, 3, 4, 5, 7, 12, 14
-NUM_CASES = 18
+MANY_FLAGS, NUM_CASES = 16, 18
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -42,9 +42,21 @@ MUTANTS = {
     ),
     "columns' flags are not looked at": (
         "platform/fix_up.h",
-        "any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
-        "if (!{on}) any |= reinterpret_cast<const uint32_t*>(tile.flags_b + chunk * args.padded_n)[lane];",
+        "b[i] = load(tile.flags_b, first + i * kStep);",
+        "b[i] = {on} ? Vector16{} : load(tile.flags_b, first + i * kStep);",
         FLAGGED_COLUMNS,
+    ),
+    "flags of the first parts of k alone are looked for": (
+        "platform/fix_up.h",
+        "first < num_parts; first += kAtOnce",
+        "first < num_parts; first += ({on} ? 1 << 20 : 0) + kAtOnce",
+        MANY_FLAGS,
+    ),
+    "flags of the first part of k alone count": (
+        "platform/fix_up.h",
+        "any |= flags[part * padded_rows];",
+        "if (part == 0 || !{on}) any |= flags[part * padded_rows];",
+        FLAGGED,
     ),
     "the order of corrections is that of roles": (
         "few_rows.h",
