@@ -100,7 +100,7 @@ struct TilePlan {
   bool shares_tiles;      // each chunk of a tile is for a block of a cluster
   bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
   double microseconds;
-  int group_m;  // rows of tiles that are computed together; 0: about a square of the tiles in flight
+  int group_m;  // rows of tiles that are computed together; 0: as many as the launcher finds best
 };
 
 // How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as

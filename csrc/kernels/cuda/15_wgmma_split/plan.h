@@ -53,9 +53,11 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   } else if (plan.late != SplitLate::none) {
     const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
-    // Enough blocks for several on each multiprocessor, and a chunk for each.
+    // A chunk for each block, and several blocks for each multiprocessor: as many as run at the same time, where a row
+    // or few show that more are slower (measured on an H200).
+    const int64_t blocks = min_of(p.m, p.n) <= 16 ? 3 : 8;
     while (2 << plan.log2_cluster <= min_of(kFewCluster, large.num_chunks()) &&
-           tiles << plan.log2_cluster < 4 * num_sms)
+           tiles * (2 << plan.log2_cluster) <= blocks * num_sms)
       ++plan.log2_cluster;
     const double blocks_k = double(ceil_div(large.num_blocks(), int64_t(1) << plan.log2_cluster));
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
