@@ -140,6 +140,7 @@ struct BlockTile {
           if (!in_place && (!config.is_resident || jc == 0)) {
             pack_a(ic, block_rows, config.thread_m, pc, depth, block_a);
           }
+          Ahead ahead_block = in_place || config.is_resident ? Ahead{} : find_ahead_block(jc, block_cols, pc, ic);
           for (int64_t jr = 0; jr < block_cols; jr += kThreadN) {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;
@@ -155,7 +156,8 @@ struct BlockTile {
               const char* next_a = a.base + tile_bytes;
               const bool is_ahead_a = fetches_a && jr == 0 && ir + config.thread_m < block_rows;
               Ahead ahead_a = is_ahead_a ? find_ahead_a(next_a, a.row_bytes, depth) : Ahead{};
-              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, is_ahead_a ? ahead_a : ahead);
+              Ahead& next = is_ahead_a ? ahead_a : ahead.steps_left > 0 ? ahead : ahead_block;
+              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, next);
               a.base = next_a;
             }
           }
@@ -171,6 +173,32 @@ struct BlockTile {
     const int64_t steps = ceil_div(depth * int64_t(sizeof(T)), Ahead::kBytes);
     const int64_t interval = max_of(1, num_words(depth) / (config.thread_m * steps));
     return {first, row_bytes, config.thread_m, Ahead::kBytes, steps, interval, 0};
+  }
+
+  // The block of A that is packed after the one at ic, pc, which meets `block_cols` columns from jc on. It comes while
+  // that one is multiplied.
+  Ahead find_ahead_block(int64_t jc, int64_t block_cols, int64_t pc, int64_t ic) const {
+    const int64_t tiles = ceil_div(min_of(config.block_m, rows - ic), config.thread_m) * ceil_div(block_cols, kThreadN);
+    const int64_t words = tiles * num_words(min_of(kChunk, k_end - pc));
+    ic += config.block_m;
+    if (ic >= rows) {
+      ic = 0;
+      pc += kChunk;
+    }
+    if (pc >= k_end) {
+      pc = k_begin;
+      jc += config.block_n;
+    }
+    const bool is_along_k = problem.stride_ak == 1;
+    if (jc >= cols || !(is_along_k || problem.stride_am == 1)) return {};
+    const int64_t block_rows = min_of(config.block_m, rows - ic), depth = min_of(kChunk, k_end - pc);
+    const int64_t bytes_m = problem.stride_am * int64_t(sizeof(T)), bytes_k = problem.stride_ak * int64_t(sizeof(T));
+    const char* piece = reinterpret_cast<const char*>(rows_a(ic, pc));
+    Ahead ahead =
+        is_along_k ? Ahead{piece, bytes_m, block_rows, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
+                   : Ahead{piece, Ahead::kBytes, ceil_div(block_rows * bytes_m, Ahead::kBytes), bytes_k, depth, 1, 0};
+    ahead.interval = max_of(1, words / (ahead.lanes * ahead.steps_left));
+    return ahead;
   }
 
   // The group of columns of B that is packed after the one that ends at jr. It comes while that one is multiplied.
