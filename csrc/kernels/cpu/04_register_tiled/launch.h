@@ -123,8 +123,10 @@ struct BlockTile {
     // Rows that are used where they lie come while the rows before them are multiplied for the first time.
     const bool fetches_a = in_place && problem.stride_ak == 1 && cols > kLanes / 2 &&
                            rows * (k_end - k_begin) * int64_t(sizeof(T)) >= kNearBytes / 2;
-    // Columns of B contiguous along n are read in runs of cache lines, as many strips at a time.
+    // Columns of B contiguous along n come in runs of cache lines, as many strips at a time. Where they are words as
+    // they lie, the first micro-tile that needs a whole strip packs it on its way.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
+    const bool is_packed_on_the_way = std::is_same_v<T, Word> && problem.stride_bn == 1;
     Ahead ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
@@ -145,9 +147,13 @@ struct BlockTile {
             const int64_t tile_cols = min_of(kThreadN, block_cols - jr);
             Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;
             // Packed when they are first needed, so that their first use finds them in a near cache.
-            if (!is_b_packed && ic == 0 && jr % group_cols == 0) {
-              pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
+            const bool is_first_use = !is_b_packed && ic == 0;
+            const bool packs_on_the_way = is_first_use && is_packed_on_the_way && tile_cols == kThreadN;
+            if (is_first_use && jr % group_cols == 0) {
               ahead = find_ahead_b(jc, jr + group_cols, pc, group_cols, block_rows);
+            }
+            if (is_first_use && !packs_on_the_way && (is_packed_on_the_way || jr % group_cols == 0)) {
+              pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
             }
             RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
             const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
@@ -157,7 +163,10 @@ struct BlockTile {
               const bool is_ahead_a = fetches_a && jr == 0 && ir + config.thread_m < block_rows;
               Ahead ahead_a = is_ahead_a ? find_ahead_a(next_a, a.row_bytes, depth) : Ahead{};
               Ahead& next = is_ahead_a ? ahead_a : ahead.steps_left > 0 ? ahead : ahead_block;
-              multiply_tile(words, a, b, ic + ir, tile_rows, jc, jr, tile_cols, pc, next);
+              const ColsB<Word> packing{reinterpret_cast<const Word*>(cols_b(jc + jr, pc)), problem.stride_bk, b};
+              const bool packs_b = packs_on_the_way && ir == 0;
+              multiply_tile(words, a, packs_b ? packing : ColsB<Word>{b}, ic + ir, tile_rows, jc, jr, tile_cols, pc,
+                            next);
               a.base = next_a;
             }
           }
@@ -234,13 +243,13 @@ struct BlockTile {
     return {reinterpret_cast<const char*>(strip), sizeof(Word), places * int64_t(sizeof(Word))};
   }
 
-  void multiply_tile(int64_t words, const RowsA& a, const Word* b, int64_t i, int64_t tile_rows, int64_t jc, int64_t jr,
-                     int64_t tile_cols, int64_t pc, Ahead& ahead) const {
+  void multiply_tile(int64_t words, const RowsA& a, const ColsB<Word>& b, int64_t i, int64_t tile_rows, int64_t jc,
+                     int64_t jr, int64_t tile_cols, int64_t pc, Ahead& ahead) const {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
-    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, kRows);
+    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, b.packed != nullptr, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
       return multiply(words, a, b, {to, problem.stride_cm, tile_cols, !std::is_same_v<T, A>, false}, ahead);

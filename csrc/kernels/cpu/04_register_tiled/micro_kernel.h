@@ -44,6 +44,15 @@ struct RowsA {
   int64_t word_bytes;  // from word to word of k
 };
 
+// Where the columns of B are: packed; or, contiguous along n, where they lie, and the micro-kernel packs them on its
+// way.
+template <class Word>
+struct ColsB {
+  const Word* from;
+  int64_t step = 0;        // from word to word of k, where they lie
+  Word* packed = nullptr;  // where they go then
+};
+
 // Where the micro-tile's sums go: accumulators, to which they are added if C has parts of them, or C itself.
 struct TileC {
   void* to;
@@ -148,7 +157,7 @@ struct RowReader {
 };
 
 // C's micro-tile (+)= A * B: MR rows of A, and of B, [words of k][kThreadN], the first BYTES of each word's columns.
-template <class T, class Op, int MR, int BYTES>
+template <class T, class Op, int MR, int BYTES, bool PACKS_B = false>
 class MicroTile {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
@@ -159,10 +168,13 @@ class MicroTile {
   using Words = Reg<Word, kRegBytes>;
 
  public:
-  static void multiply(int64_t num_words, const RowsA& a, const Word* b, const TileC& c, Ahead& ahead) {
+  static void multiply(int64_t num_words, const RowsA& a, const ColsB<Word>& cols, const TileC& c, Ahead& ahead) {
     Sums acc[MR][kVectors] = {};
     RowReader rows(a);
     const int64_t word_bytes = a.word_bytes;
+    const Word* b = cols.from;
+    [[maybe_unused]] Word* packed = cols.packed;
+    const int64_t step_b = PACKS_B ? cols.step : Config<Op>::kThreadN;
     prefetch(c);
     while (num_words > 0) {
       const int64_t words = min_of(ahead.interval, num_words);
@@ -170,10 +182,14 @@ class MicroTile {
       for (int64_t word = 0; word < words; ++word) {
         Words frag_b[kVectors];
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) frag_b[v] = load_as<Words>(b + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) {
+          frag_b[v] = load_as<Words>(b + v * kLanes);
+          if constexpr (PACKS_B) store(packed + v * kLanes, frag_b[v]);
+        }
+        if constexpr (PACKS_B) packed += Config<Op>::kThreadN;
         multiply_rows(rows, frag_b, acc, std::make_integer_sequence<int, MR>{});
         rows.base += word_bytes;
-        b += Config<Op>::kThreadN;
+        b += step_b;
       }
       ahead.fetch_piece();
     }
@@ -229,16 +245,19 @@ class MicroTile {
 };
 
 // The micro-kernel for `rows` of 1 .. kMaxThreadM and `cols` of 1 .. kThreadN: of all vectors of B, of one, or (512
-// bits) of half of one.
+// bits) of half of one. `packs_b`: of all that packs B on its way, which is for words as they lie.
 template <class T, class Op, int... I>
-auto find_multiply(int64_t rows, int64_t cols, std::integer_sequence<int, I...>) {
-  using Multiply = void (*)(int64_t, const RowsA&, const typename Op::Word*, const TileC&, Ahead&);
+auto find_multiply(int64_t rows, int64_t cols, bool packs_b, std::integer_sequence<int, I...>) {
+  using Word = typename Op::Word;
+  using Multiply = void (*)(int64_t, const RowsA&, const ColsB<Word>&, const TileC&, Ahead&);
   constexpr int kBytes = TILEDMM_VECTOR_BYTES, kHalf = kBytes == 64 ? 32 : kBytes;
-  constexpr int kWhole = Config<Op>::kThreadN * int(sizeof(typename Op::Word));
-  static constexpr Multiply kTable[3][sizeof...(I)] = {{MicroTile<T, Op, I + 1, kWhole>::multiply...},
-                                                       {MicroTile<T, Op, I + 1, kBytes>::multiply...},
-                                                       {MicroTile<T, Op, I + 1, kHalf>::multiply...}};
-  return kTable[cols > Config<Op>::kLanes ? 0 : cols > Config<Op>::kLanes / 2 ? 1 : 2][rows - 1];
+  constexpr int kWhole = Config<Op>::kThreadN * int(sizeof(Word));
+  static constexpr Multiply kTable[][sizeof...(I)] = {
+      {MicroTile<T, Op, I + 1, kWhole>::multiply...},
+      {MicroTile<T, Op, I + 1, kBytes>::multiply...},
+      {MicroTile<T, Op, I + 1, kHalf>::multiply...},
+      {MicroTile<T, Op, I + 1, kWhole, std::is_same_v<T, Word>>::multiply...}};
+  return kTable[packs_b ? 3 : cols > Config<Op>::kLanes ? 0 : cols > Config<Op>::kLanes / 2 ? 1 : 2][rows - 1];
 }
 
 }  // namespace
