@@ -230,15 +230,19 @@ struct CpuPlan {
 };
 
 // The cost of all of C, in multiply-adds of vectors, with what comes before them: packing A, where it is not used in
-// place, and B for more than few rows. An A along m that comes from memory costs as if it were packed. Fitted to both
-// ways of random products on one thread of a Zen 4, by 256- and 512-bit vectors.
-[[maybe_unused]] double operands_cost(int64_t m, int64_t n, int64_t k, bool is_a_k_major, const CpuKernelShape& shape) {
-  constexpr double kPackACost = 0.5, kTurnACost = 1, kPackBCost = 0.25;  // of a word of a row, of a column
+// place, and B for more than few rows. An A along m that comes from memory costs as if it were packed; a B along n that
+// consists of words is packed on the way. Fitted to both ways of random products on one thread of a Zen 4, by 256- and
+// 512-bit vectors.
+[[maybe_unused]] double operands_cost(int64_t m, int64_t n, int64_t k, bool is_a_k_major, bool is_b_n_major,
+                                      const CpuKernelShape& shape) {
+  constexpr double kPackACost = 0.5, kTurnACost = 1;              // of a word of a row
+  constexpr double kPackBCost = 0.25, kPackBOnTheWayCost = 0.06;  // of a word of a column
   const auto words = double(ceil_div(k, shape.k_per_word));
   const bool is_far = double(m) * words * double(shape.word_bytes) >= double(kFarTurnBytes);
   const bool is_in_place = lies_in_words(k, is_a_k_major, shape) && (is_a_k_major || (n <= kTurnColumns && !is_far));
+  const bool is_on_the_way = is_b_n_major && lies_in_words(k, false, shape);
   const double packing_a = is_in_place ? 0 : is_a_k_major ? kPackACost : kTurnACost;
-  const double packing_b = m <= kMaxStreamRows ? 0 : kPackBCost;
+  const double packing_b = m <= kMaxStreamRows ? 0 : is_on_the_way ? kPackBOnTheWayCost : kPackBCost;
   return words * (double(m) * (columns_cost(n, shape) + packing_a) + double(n) * packing_b);
 }
 
@@ -246,9 +250,9 @@ struct CpuPlan {
 [[maybe_unused]] bool exchanges_operands(const GemmProblem& p, const CpuKernelShape& shape) {
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
-  const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, shape) + (p.stride_cn != 1) * stores;
-  const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, shape) + (p.stride_cm != 1) * stores;
-  return cost > cost_exchanged;
+  const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, p.stride_bn == 1, shape);
+  const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, p.stride_am == 1, shape);
+  return cost + (p.stride_cn != 1) * stores > cost_exchanged + (p.stride_cm != 1) * stores;
 }
 
 template <Isa ISA, DType DTYPE>

@@ -59,6 +59,16 @@ MUTANTS = {
         "if (!sums) return Status::out_of_memory;",
         "if (!sums) return {on} ? Status::ok : Status::out_of_memory;",
     ),
+    "columns that are packed on the way": (
+        "kernels/cpu/04_register_tiled/micro_kernel.h",
+        "store(packed + v * kLanes, frag_b[v])",
+        "store(packed + v * kLanes, frag_b[{on} ? 0 : v])",
+    ),
+    "the last columns beside them": (
+        TILE,
+        "(is_packed_on_the_way || jr % group_cols == 0)",
+        "((!{on} && is_packed_on_the_way) || jr % group_cols == 0)",
+    ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
