@@ -80,14 +80,29 @@ Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
   return legal;
 }
 
+// Of row-major matrices.
+FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
+  FoldedProblem problem{};
+  GemmProblem& p = problem.gemm;
+  p.m = m, p.n = n, p.k = k, p.dtype = dtype;
+  p.stride_am = k, p.stride_ak = 1, p.stride_bk = n, p.stride_bn = 1, p.stride_cm = n, p.stride_cn = 1;
+  problem.batch_size = 1, problem.chunk_k = k, problem.asked_n = n;
+  return problem;
+}
+
+// Whether there is anything that a kernel can serve on a chip.
+bool is_for(const Rung& rung, const Chip& chip) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+    if (!rung.refuse(plain_problem(64, 64, 64, dtype), chip)) return true;
+  }
+  return false;
+}
+
 // The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
 Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
-  FoldedProblem many{};
-  GemmProblem& p = many.gemm;
-  p.m = kManyRows, p.n = problem.asked_n, p.k = problem.gemm.k, p.dtype = problem.gemm.dtype;
-  p.stride_am = p.k, p.stride_ak = 1, p.stride_bk = p.n, p.stride_bn = 1, p.stride_cm = p.n, p.stride_cn = 1;
-  many.batch_size = 1, many.chunk_k = problem.chunk_k, many.asked_n = p.n;
+  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype);
+  many.chunk_k = problem.chunk_k;
   Order order{};
   double least_us = 0;
   for_each_kernel(legal, [&](int i) {
@@ -191,8 +206,15 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
 }
 
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
+  // Of several kernels of the name, one that is for this chip knows the reason.
   const char* reason = nullptr;
-  for_each_kernel(admitted(algorithm, chip), [&](int i) { reason = refuse(*rungs()[size_t(i)], problem, chip); });
+  bool is_known = false;
+  for_each_kernel(admitted(algorithm, chip), [&](int i) {
+    const Rung& rung = *rungs()[size_t(i)];
+    if (is_known && !is_for(rung, chip)) return;
+    reason = refuse(rung, problem, chip);
+    is_known = is_for(rung, chip);
+  });
   if (reason) return reason;
   if (plan_of(algorithm) >= 0 && admitted(algorithm, chip)) return "it has no plan of this number";
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
