@@ -9,7 +9,6 @@
 
 #include <type_traits>
 
-#include "core/transposed.h"
 #include "kernels/cpu/04_register_tiled/long_dot.h"
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
@@ -23,16 +22,6 @@
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
 namespace {
-
-// Whether the processor fetches fewer columns ahead by itself than a vector has lanes. Intel's Sapphire Rapids keeps up
-// with 16 and loses 15 % where they are asked for; AMD's Zen 4 gains 5 to 25 %.
-inline bool follows_few_columns() {
-#if defined(__x86_64__)
-  return !__builtin_cpu_is("intel");
-#else
-  return true;
-#endif
-}
 
 // One block tile of C, on one thread.
 template <class T, class Op>
@@ -578,17 +567,6 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   }
   if (!is_near) executor.release(executor.self, workspace);
   return Status::ok;
-}
-
-// C^T = B^T A^T as a problem, with its batch dimensions in `dims`.
-GemmProblem exchange_operands(const GemmProblem& problem, BatchDim* dims) {
-  GemmProblem exchanged = transposed(problem);
-  for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
-    const BatchDim& dim = problem.batch_dims[d];
-    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
-  }
-  exchanged.batch_dims = dims;
-  return exchanged;
 }
 
 template <class T, class Op, DType DTYPE>

@@ -8,6 +8,7 @@
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/problem.h"
+#include "core/transposed.h"
 #include "kernels/cpu/shared/threads.h"
 
 namespace tiledmm {
@@ -253,6 +254,17 @@ struct CpuPlan {
   const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, p.stride_bn == 1, shape);
   const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, p.stride_am == 1, shape);
   return cost + (p.stride_cn != 1) * stores > cost_exchanged + (p.stride_cm != 1) * stores;
+}
+
+// C^T = B^T A^T as a problem, with its batch dimensions in `dims`.
+[[maybe_unused]] GemmProblem exchange_operands(const GemmProblem& problem, BatchDim* dims) {
+  GemmProblem exchanged = transposed(problem);
+  for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
+    const BatchDim& dim = problem.batch_dims[d];
+    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+  }
+  exchanged.batch_dims = dims;
+  return exchanged;
 }
 
 template <Isa ISA, DType DTYPE>
