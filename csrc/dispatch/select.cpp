@@ -80,7 +80,7 @@ Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
   return legal;
 }
 
-// Of row-major matrices.
+// A single product of row-major matrices.
 FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
@@ -92,8 +92,8 @@ FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
 
 // Whether there is anything that a kernel can serve on a chip.
 bool is_for(const Rung& rung, const Chip& chip) {
-  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
-    if (!rung.refuse(plain_problem(64, 64, 64, dtype), chip)) return true;
+  for (int32_t dtype = 0; dtype < kNumDTypes; ++dtype) {
+    if (!rung.refuse(plain_problem(64, 64, 64, DType(dtype)), chip)) return true;
   }
   return false;
 }
@@ -206,14 +206,14 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
 }
 
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
-  // Of several kernels of the name, one that is for this chip knows the reason.
+  // A name may stand for several kernels: the reason of one that is for this chip comes before those of others.
   const char* reason = nullptr;
   bool is_known = false;
   for_each_kernel(admitted(algorithm, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
-    if (is_known && !is_for(rung, chip)) return;
-    reason = refuse(rung, problem, chip);
-    is_known = is_for(rung, chip);
+    const bool knows = is_for(rung, chip);
+    if (knows || !is_known) reason = refuse(rung, problem, chip);
+    is_known |= knows;
   });
   if (reason) return reason;
   if (plan_of(algorithm) >= 0 && admitted(algorithm, chip)) return "it has no plan of this number";

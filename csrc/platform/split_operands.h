@@ -26,7 +26,7 @@ struct SplitOperand {
   float* scales;   // of [item][block][row]
   uint8_t* flags;  // of [item][tile of k][row]
   bool is_aligned;
-  int tile_k, tiles_rows, tiles_k, num_tiles;
+  int tiles_rows, tiles_k, num_tiles;
   CopiedBatch batch;
 };
 struct SplitOperands {
@@ -134,9 +134,9 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   idx -= item * operand.tiles_rows * operand.tiles_k;
   const int tile_k = source.is_along_k ? idx % operand.tiles_k : idx / operand.tiles_rows;
   const int first_row = (source.is_along_k ? idx / operand.tiles_k : idx % operand.tiles_rows) * kSplitRows;
-  const int first_k = tile_k * operand.tile_k;
+  const int depth = layout.flag_blocks * kSplitBlockK, first_k = tile_k * depth;
   source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
-  source.k = int(min_of(layout.k - first_k, operand.tile_k));
+  source.k = int(min_of(layout.k - first_k, depth));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
   const int row = thread_idx() / kSplitLanes, lane = thread_idx() % kSplitLanes;
@@ -210,7 +210,6 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.tile_k = layout.flag_blocks * kSplitBlockK;
   operand.tiles_k = int(layout.num_flags());
   operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.tiles_k);
   return operand;

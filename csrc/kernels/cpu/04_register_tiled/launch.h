@@ -100,6 +100,7 @@ struct BlockTile {
   const T* cols_b(int64_t first, int64_t k) const {
     return static_cast<const T*>(problem.b) + (col + first) * problem.stride_bn + k * problem.stride_bk;
   }
+  int64_t bytes_b() const { return problem.n * problem.k * int64_t(sizeof(T)); }
   void pack_a(int64_t first, int64_t count, int64_t strip, int64_t k, int64_t depth, Word* to) const {
     pack_strips<T, Op>(rows_a(first, k), problem.stride_am, problem.stride_ak, count, strip, depth, to);
   }
@@ -116,9 +117,8 @@ struct BlockTile {
     // they lie, the first micro-tile that needs a whole strip packs it on its way.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
     // On Intel's Sapphire Rapids that is slower for a B that comes from memory (0.8 to 0.9 of the speed).
-    const bool is_near = problem.n * problem.k * int64_t(sizeof(T)) < kFarBytes;
     const bool is_packed_on_the_way =
-        std::is_same_v<T, Word> && problem.stride_bn == 1 && (is_near || follows_few_columns());
+        std::is_same_v<T, Word> && problem.stride_bn == 1 && (bytes_b() < kFarBytes || follows_few_columns());
     Ahead ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
@@ -147,18 +147,21 @@ struct BlockTile {
             if (is_first_use && !packs_on_the_way && (is_packed_on_the_way || jr % group_cols == 0)) {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
             }
+            const ColsB<Word> packed_b{b},
+                unpacked_b{reinterpret_cast<const Word*>(cols_b(jc + jr, pc)), problem.stride_bk, b};
+            const ColsB<Word>& first_b = packs_on_the_way ? unpacked_b : packed_b;
             RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
             const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
             for (int64_t ir = 0; ir < block_rows; ir += config.thread_m) {
               const int64_t tile_rows = min_of(config.thread_m, block_rows - ir);
               const char* next_a = a.base + tile_bytes;
               const bool is_ahead_a = fetches_a && jr == 0 && ir + config.thread_m < block_rows;
-              Ahead ahead_a = is_ahead_a ? find_ahead_a(next_a, a.row_bytes, depth) : Ahead{};
+              const int64_t next_row = ic + ir + config.thread_m;
+              Ahead ahead_a = is_ahead_a ? pieces_of(rows_a(next_row, pc), problem.stride_am, problem.stride_ak,
+                                                     config.thread_m, depth, words)
+                                         : Ahead{};
               Ahead& next = is_ahead_a ? ahead_a : ahead.steps_left > 0 ? ahead : ahead_block;
-              const ColsB<Word> packing{reinterpret_cast<const Word*>(cols_b(jc + jr, pc)), problem.stride_bk, b};
-              const bool packs_b = packs_on_the_way && ir == 0;
-              multiply_tile(words, a, packs_b ? packing : ColsB<Word>{b}, ic + ir, tile_rows, jc, jr, tile_cols, pc,
-                            next);
+              multiply_tile(words, a, ir == 0 ? first_b : packed_b, ic + ir, tile_rows, jc, jr, tile_cols, pc, next);
               a.base = next_a;
             }
           }
@@ -170,10 +173,18 @@ struct BlockTile {
     }
   }
 
-  Ahead find_ahead_a(const char* first, int64_t row_bytes, int64_t depth) const {
-    const int64_t steps = ceil_div(depth * int64_t(sizeof(T)), Ahead::kBytes);
-    const int64_t interval = max_of(1, num_words(depth) / (config.thread_m * steps));
-    return {first, row_bytes, config.thread_m, Ahead::kBytes, steps, interval, 0};
+  // What `lanes` rows of A or columns of B have along k, from one on, in pieces for `words` words of k that are
+  // multiplied meanwhile. None where neither they nor k are contiguous.
+  static Ahead pieces_of(const T* from, int64_t stride_lane, int64_t stride_k, int64_t lanes, int64_t depth,
+                         int64_t words) {
+    if (stride_k != 1 && stride_lane != 1) return {};
+    const int64_t bytes_lane = stride_lane * int64_t(sizeof(T)), bytes_k = stride_k * int64_t(sizeof(T));
+    const char* piece = reinterpret_cast<const char*>(from);
+    Ahead ahead = stride_k == 1
+                      ? Ahead{piece, bytes_lane, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
+                      : Ahead{piece, Ahead::kBytes, ceil_div(lanes * bytes_lane, Ahead::kBytes), bytes_k, depth, 1, 0};
+    ahead.interval = max_of(1, words / max_of(1, ahead.lanes * ahead.steps_left));
+    return ahead;
   }
 
   // The block of A that is packed after the one at ic, pc, which meets `block_cols` columns from jc on. It comes while
@@ -190,21 +201,14 @@ struct BlockTile {
       pc = k_begin;
       jc += config.block_n;
     }
-    const bool is_along_k = problem.stride_ak == 1;
-    if (jc >= cols || !(is_along_k || problem.stride_am == 1)) return {};
-    const int64_t block_rows = min_of(config.block_m, rows - ic), depth = min_of(kChunk, k_end - pc);
-    const int64_t bytes_m = problem.stride_am * int64_t(sizeof(T)), bytes_k = problem.stride_ak * int64_t(sizeof(T));
-    const char* piece = reinterpret_cast<const char*>(rows_a(ic, pc));
-    Ahead ahead =
-        is_along_k ? Ahead{piece, bytes_m, block_rows, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
-                   : Ahead{piece, Ahead::kBytes, ceil_div(block_rows * bytes_m, Ahead::kBytes), bytes_k, depth, 1, 0};
-    ahead.interval = max_of(1, words / (ahead.lanes * ahead.steps_left));
-    return ahead;
+    if (jc >= cols) return {};
+    return pieces_of(rows_a(ic, pc), problem.stride_am, problem.stride_ak, min_of(config.block_m, rows - ic),
+                     min_of(kChunk, k_end - pc), words);
   }
 
   // The group of columns of B that is packed after the one that ends at jr. It comes while that one is multiplied.
   Ahead find_ahead_b(int64_t jc, int64_t jr, int64_t pc, int64_t group_cols, int64_t block_rows) const {
-    if (problem.n * problem.k * int64_t(sizeof(T)) <= kNearBytes) return {};
+    if (bytes_b() <= kNearBytes) return {};
     const int64_t tiles = group_cols / kThreadN * ceil_div(block_rows, config.thread_m);
     const int64_t words = tiles * num_words(min_of(kChunk, k_end - pc));
     if (jr >= min_of(config.block_n, cols - jc)) {
@@ -216,15 +220,9 @@ struct BlockTile {
       jc += config.block_n;
     }
     if (jc >= cols) return {};
-    const int64_t depth = min_of(kChunk, problem.k - pc);
-    const int64_t bytes_n = problem.stride_bn * int64_t(sizeof(T)), bytes_k = problem.stride_bk * int64_t(sizeof(T));
-    const char* piece = static_cast<const char*>(problem.b) + (col + jc + jr) * bytes_n + pc * bytes_k;
     const int64_t lanes = min_of(group_cols, min_of(config.block_n, cols - jc) - jr);
-    Ahead ahead = problem.stride_bk == 1
-                      ? Ahead{piece, bytes_n, lanes, Ahead::kBytes, ceil_div(depth * bytes_k, Ahead::kBytes), 1, 0}
-                      : Ahead{piece, 0, 1, bytes_k, depth, 1, 0};
-    ahead.interval = max_of(1, words / max_of(1, ahead.lanes * ahead.steps_left));
-    return ahead;
+    return pieces_of(cols_b(jc + jr, pc), problem.stride_bn, problem.stride_bk, lanes, min_of(kChunk, problem.k - pc),
+                     words);
   }
 
   RowsA rows_in_place(int64_t i, int64_t pc) const {
@@ -425,7 +423,7 @@ struct BlockTile {
   TILEDMM_INLINE void dot_columns(const Word* panel_a, int64_t chunk_words) const {
     constexpr int kCols = VECTORS * kLanes;
     // The next columns come from memory while these are multiplied. Nearer ones are faster without (10 %).
-    const bool fetches_b = follows_few_columns() && problem.n * problem.k * int64_t(sizeof(T)) >= kFarBytes;
+    const bool fetches_b = follows_few_columns() && bytes_b() >= kFarBytes;
     for (int64_t j = 0; j < cols; j += kCols) {
       const LanesAlongK<T, Op, VECTORS> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
       alignas(64) A total[MR][kCols] = {};
