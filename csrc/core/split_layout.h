@@ -8,41 +8,33 @@ namespace tiledmm {
 
 inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
 inline constexpr int kSplitRows = 32;    // of an operand, that are split together
-// k is multiplied in blocks of so many elements, each with scales of its own; the pass that splits takes chunks.
+// k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
-// So many of k a matrix unit sums at most before its sums are scaled and added to others.
+// So many main products a matrix unit sums at most before its sums are added to others.
 inline constexpr int kSplitSumK = 32;
 // Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
 // magnitudes, would exceed theirs.
 inline constexpr int kSplitMinK = kSplitBlockK;
-// The exponents that the largest of a block may have, and how far below it others may lie, nonzero ones.
+// The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+// Terms of elements that lie at most so far below the largest would be the same with a smaller scale.
+inline constexpr int kSplitExactRange = 26;
 
-// The terms of one operand of `rows` x k, in each item of a batch, rows along k; a scale for each row and block of k; a
-// flag for each row and `flag_blocks` blocks of k.
+// The terms of one operand of `rows` x k, in each item of a batch, rows along k; a scale and a flag for each row and
+// chunk of k.
 struct SplitLayout {
   int64_t num_items, rows, k;
-  int flag_blocks = kSplitChunkK / kSplitBlockK;
 
   constexpr int64_t padded_k() const { return round_up(k, kSplitBlockK); }
   constexpr int64_t padded_rows() const { return round_up(rows, kSplitBlock); }
   constexpr int64_t num_blocks() const { return ceil_div(k, kSplitBlockK); }
   constexpr int64_t num_chunks() const { return ceil_div(k, kSplitChunkK); }
-  constexpr int64_t num_flags() const { return ceil_div(num_blocks(), flag_blocks); }  // of a row
-  constexpr int64_t terms_of_item() const { return rows * padded_k(); }                // of either kind
+  constexpr int64_t terms_of_item() const { return rows * padded_k(); }  // of either kind
   constexpr int64_t term_bytes() const { return round_up(num_items * terms_of_item() * 2 * 2, 256); }
-  constexpr int64_t scale_bytes() const { return num_items * num_blocks() * padded_rows() * 4; }
-  constexpr int64_t flag_bytes() const { return round_up(num_items * num_flags() * padded_rows(), 256); }
+  constexpr int64_t scale_bytes() const { return num_items * num_chunks() * padded_rows() * 4; }
+  constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
   constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
 };
-
-// An operand is split in tiles of 32 rows and at most a chunk of k, of shorter ones where there would be few: a tile
-// takes as long as its blocks of k, one after the other.
-constexpr SplitLayout plan_split_tiles(SplitLayout layout, int num_cus) {
-  const int64_t tiles_rows = layout.num_items * layout.padded_rows() / kSplitRows;
-  while (layout.flag_blocks > 1 && tiles_rows * layout.num_flags() < 2 * num_cus) layout.flag_blocks /= 2;
-  return layout;
-}
 
 // Items of an operand that a batch does not repeat.
 inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {

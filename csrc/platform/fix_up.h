@@ -17,10 +17,10 @@ constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different b
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
 static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
 
-// An operand's flags, of [item][part of k][row].
+// An operand's flags, of [item][chunk of k][row].
 struct FixUpFlags {
   const uint8_t* flags;  // null: everything is computed
-  int num_parts, padded_rows;
+  int num_chunks, padded_rows;
 };
 
 struct FixUpArguments {
@@ -71,24 +71,24 @@ struct FixUpTile {
     const SplitItem place = args.steps.item_of(args.problem, item);
     flags_a = args.flags_a;
     flags_b = args.flags_b;
-    flags_a.flags += place.a * flags_a.num_parts * flags_a.padded_rows + first_row;
-    flags_b.flags += place.b * flags_b.num_parts * flags_b.padded_rows + first_col;
+    flags_a.flags += place.a * flags_a.num_chunks * flags_a.padded_rows + first_row;
+    flags_b.flags += place.b * flags_b.num_chunks * flags_b.padded_rows + first_col;
   }
 };
 
 // Whether anything is flagged in a tile: by one warp, with as many loads at a time as most tiles need.
 TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
-  // A lane takes 16 flags of one part.
+  // A lane takes 16 flags of one chunk.
   constexpr int kLanes = kSplitBlock / 16, kStep = kWarpSize / kLanes, kAtOnce = 8;
   const int lane = thread_idx() % kWarpSize;
   uint32_t any = 0;
-  const auto load = [&](const FixUpFlags& of, int part) {
-    if (part >= of.num_parts) return Vector16{};
-    return load_global(reinterpret_cast<const Vector16*>(of.flags + int64_t(part) * of.padded_rows) + lane % kLanes);
+  const auto load = [&](const FixUpFlags& of, int chunk) {
+    if (chunk >= of.num_chunks) return Vector16{};
+    return load_global(reinterpret_cast<const Vector16*>(of.flags + int64_t(chunk) * of.padded_rows) + lane % kLanes);
   };
   const auto any_of = [](const Vector16& v) { return v.words[0] | v.words[1] | v.words[2] | v.words[3]; };
-  const int num_parts = int(max_of(tile.flags_a.num_parts, tile.flags_b.num_parts));
-  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < num_parts; first += kAtOnce * kStep) {
+  const int num_chunks = int(max_of(tile.flags_a.num_chunks, tile.flags_b.num_chunks));
+  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < num_chunks; first += kAtOnce * kStep) {
     Vector16 a[kAtOnce], b[kAtOnce];
     TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
       a[i] = load(tile.flags_a, first + i * kStep);
@@ -99,15 +99,15 @@ TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
   return warp_ballot(any != 0) != 0;
 }
 
-// Whether one of the parts flagged a row or column of a tile: the thread's own one of both together.
+// Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
 TILEDMM_DEVICE bool is_flagged(const FixUpTile& tile) {
   const bool is_row = thread_idx() < kSplitBlock;
   const uint8_t* flags = (is_row ? tile.flags_a.flags : tile.flags_b.flags) + thread_idx() % kSplitBlock;
-  const int num_parts = is_row ? tile.flags_a.num_parts : tile.flags_b.num_parts;
+  const int num_chunks = is_row ? tile.flags_a.num_chunks : tile.flags_b.num_chunks;
   const int64_t padded_rows = is_row ? tile.flags_a.padded_rows : tile.flags_b.padded_rows;
   uint32_t any = 0;
 #pragma unroll 4
-  for (int part = 0; part < num_parts; ++part) any |= flags[part * padded_rows];
+  for (int chunk = 0; chunk < num_chunks; ++chunk) any |= flags[chunk * padded_rows];
   return any != 0;
 }
 
@@ -219,7 +219,7 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
   args.num_blocks = int(min_of(args.num_tiles, num_cus));
   if (!split) return args;
   const auto flags_of = [](const SplitOperand& operand) {
-    return FixUpFlags{operand.flags, int(operand.layout.num_flags()), int(operand.layout.padded_rows())};
+    return FixUpFlags{operand.flags, int(operand.layout.num_chunks()), int(operand.layout.padded_rows())};
   };
   args.flags_a = flags_of(split->of[0]);
   args.flags_b = flags_of(split->of[1]);

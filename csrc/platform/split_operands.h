@@ -15,6 +15,7 @@ constexpr int kSplitThreads = 256;
 constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row
 constexpr int kSplitValues = kSplitBlockK / kSplitLanes;  // of a thread and block
 constexpr int kHalfBlockK = kSplitBlockK / 2;             // a thread has four values in each half of a block
+constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;
 static_assert(kSplitValues == 8 && kSplitLanes == 8, "two times four values");
 
 // One operand, where its terms go, and its tiles.
@@ -23,10 +24,10 @@ struct SplitOperand {
   int64_t stride_row, stride_k;
   SplitLayout layout;
   Half* terms;
-  float* scales;   // of [item][block][row]
-  uint8_t* flags;  // of [item][tile of k][row]
+  float* scales;   // of [item][chunk][row]
+  uint8_t* flags;  // the same
   bool is_aligned;
-  int tiles_rows, tiles_k, num_tiles;
+  int tiles_rows, num_tiles;
   CopiedBatch batch;
 };
 struct SplitOperands {
@@ -66,8 +67,6 @@ struct SplitSteps {
 struct alignas(8) TermPair {  // four terms
   uint32_t words[2];
 };
-
-TILEDMM_DEVICE uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // One tile of an operand, as a thread reads it. `values` are those of the thread in the order of memory.
 struct SplitSource {
@@ -109,13 +108,13 @@ struct SplitSource {
 // of a row's block, then its second ones.
 enum class SplitPlaces { apart, side_by_side };
 
-// A tile a block.
+// A tile a block: 32 rows of a chunk, which the threads hold in registers until its largest are known.
 template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, 4)
+TILEDMM_KERNEL(kSplitThreads, 2)
 split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
   constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
-  __shared__ float tile[kSplitRows][kSplitBlockK + 1];
+  __shared__ float tiles[2][kSplitRows][kSplitBlockK + 1];
   // In this order: the next kernel may read the caller's operands before this one is done.
   wait_for_earlier_kernels();
   let_later_kernels_start();
@@ -130,65 +129,62 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
   // Neighbouring blocks read neighbouring memory.
-  const int item = idx / (operand.tiles_rows * operand.tiles_k);
-  idx -= item * operand.tiles_rows * operand.tiles_k;
-  const int tile_k = source.is_along_k ? idx % operand.tiles_k : idx / operand.tiles_rows;
-  const int first_row = (source.is_along_k ? idx / operand.tiles_k : idx % operand.tiles_rows) * kSplitRows;
-  const int depth = layout.flag_blocks * kSplitBlockK, first_k = tile_k * depth;
+  const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
+  idx -= item * operand.tiles_rows * num_chunks;
+  const int chunk = source.is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
+  const int first_row = (source.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * kSplitRows;
+  const int first_k = chunk * kSplitChunkK;
   source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
-  source.k = int(min_of(layout.k - first_k, depth));
+  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
   const int row = thread_idx() / kSplitLanes, lane = thread_idx() % kSplitLanes;
-  const int64_t first_block = item * layout.num_blocks() + first_k / kSplitBlockK;
-  float* scale = operand.scales + first_block * layout.padded_rows() + first_row + row;
+  float x[kBlocksOfChunk][kSplitValues];
+  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
+    if (block * kSplitBlockK < source.k) source.load(x[block], block * kSplitBlockK);
+  }
+  uint32_t largest = 0, smallest = ~0u;
+  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
+    if (block * kSplitBlockK >= source.k) break;
+    if (!source.is_aligned) {
+      auto& tile = tiles[block % 2];
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = x[block][i];
+      block_barrier();
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[block][i] =
+          tile[row][lane * 4 + i / 4 * kHalfBlockK + i % 4];
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
+      largest = larger_of(largest, magnitude(x[block][i]));
+      smallest = smaller_of(smallest, nonzero_magnitude(x[block][i]));
+    }
+  }
+  TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) largest =
+      larger_of(largest, lane_xor(largest, step));
+  const ChunkScale scale(largest);
+  const uint64_t flagged = warp_ballot(scale.is_flagged(smallest)) >> (thread_idx() % kWarpSize - lane) & 0xff;
+  if (lane == 0) {
+    const int64_t place = (int64_t(item) * num_chunks + chunk) * layout.padded_rows() + first_row + row;
+    operand.scales[place] = scale.scale();
+    operand.flags[place] = flagged != 0;
+  }
+  if (row >= source.rows) return;
+  const float factor = scale.factor();
   Half* terms = operand.terms + 2 * item * layout.terms_of_item() +
                 kStep * ((first_row + row) * layout.padded_k() + first_k) + lane * 4;
   const int64_t to_second = kAreApart ? layout.terms_of_item() : kHalfBlockK;
-  bool is_flagged = false;
-  float next[kSplitValues];
-  source.load(next, 0);
-  TILEDMM_NO_UNROLL for (int k = 0; k < source.k; k += kSplitBlockK) {
-    float x[kSplitValues];
-    if (source.is_aligned) {
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[i] = next[i];
-    } else {
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = next[i];
-      block_barrier();
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[i] = tile[row][lane * 4 + i / 4 * kHalfBlockK + i % 4];
-      block_barrier();
+  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
+    if (block * kSplitBlockK >= source.k) break;
+    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+      float* quad = &x[block][4 * half];
+      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) quad[i] *= factor;
+      TermPair first, second;
+      split_pair(quad[0], quad[1], first.words[0], second.words[0]);
+      split_pair(quad[2], quad[3], first.words[1], second.words[1]);
+      Half* to = terms + kStep * (block * kSplitBlockK + half * kHalfBlockK);
+      store_global(reinterpret_cast<TermPair*>(to), first);
+      store_global(reinterpret_cast<TermPair*>(to + to_second), second);
     }
-    if (k + kSplitBlockK < source.k) source.load(next, k + kSplitBlockK);
-
-    uint32_t largest = 0;
-    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) largest = larger_of(largest, magnitude(x[i]));
-    TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) {
-      largest = larger_of(largest, lane_xor(largest, step));
-    }
-    const BlockScale block(largest);
-    is_flagged |= block.is_flagged;
-    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
-      // Zero where the block is flagged, infinities included.
-      x[i] = block.is_in_range ? x[i] * block.factor : 0;
-      is_flagged |= is_too_small(x[i]);
-    }
-    if (lane == 0) *scale = block.scale;
-    scale += layout.padded_rows();
-    if (row < source.rows) {
-      TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-        TermPair first, second;
-        split_pair(x[4 * half], x[4 * half + 1], first.words[0], second.words[0]);
-        split_pair(x[4 * half + 2], x[4 * half + 3], first.words[1], second.words[1]);
-        Half* to = terms + half * kStep * kHalfBlockK;
-        store_global(reinterpret_cast<TermPair*>(to), first);
-        store_global(reinterpret_cast<TermPair*>(to + to_second), second);
-      }
-    }
-    terms += kStep * kSplitBlockK;
   }
-  const auto flagged = uint32_t(warp_ballot(is_flagged) >> (thread_idx() % kWarpSize - lane)) & 0xff;
-  if (lane == 0)
-    operand.flags[(int64_t(item) * operand.tiles_k + tile_k) * layout.padded_rows() + first_row + row] = flagged != 0;
 }
 
 // ---- Host side
@@ -210,8 +206,7 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.tiles_k = int(layout.num_flags());
-  operand.num_tiles = int(layout.num_items * operand.tiles_rows * operand.tiles_k);
+  operand.num_tiles = int(layout.num_items * operand.tiles_rows * layout.num_chunks());
   return operand;
 }
 

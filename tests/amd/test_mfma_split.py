@@ -64,12 +64,12 @@ def multiply(kernels, launcher, product, shape=SMALL, seed=1, num_cus=3):
 
 
 def wide(rows, k, seed):
-    """Blocks of 64 of k whose largest are 2^40 apart, elements that are up to 2^27 apart in them."""
+    """Chunks of k whose largest are up to 2^40 apart, elements that are up to 2^27 apart in them."""
     random = torch.Generator().manual_seed(seed)
     x = torch.rand(rows, k, generator=random) + 0.5
     x *= torch.randint(0, 2, x.shape, generator=random) * 2 - 1
     x *= 2.0 ** -torch.randint(0, 27, x.shape, generator=random)
-    return x * 2.0 ** torch.randint(-20, 21, (rows, -(-k // 64)), generator=random).repeat_interleave(64, 1)[:, :k]
+    return x * 2.0 ** torch.randint(-20, 21, (rows, -(-k // 512)), generator=random).repeat_interleave(512, 1)[:, :k]
 
 
 CASES = {
@@ -116,7 +116,7 @@ def test_terms_scales_and_flags_are_those_of_the_model(arch, kernels_of, launche
     a = wide(40, k, seed=2)
     a[3, 5], a[4, 70], a[5, :64] = 2.0**60, 2.0**-90, 0
     a[6, :64], a[7, :64] = a[6, :64] * 2.0**-62, 2.0**-130
-    a[8, 1], a[9, 1] = a[8, 2:64].abs().max() * 2.0**-39, a[9, 2:64].abs().max() * 2.0**-42
+    a[8, 1], a[9, 1] = a[8, 2:].abs().max() * 2.0**-39, a[9, 2:].abs().max() * 2.0**-42
     *terms, is_flagged = split_rows(a)
     assert is_flagged.nonzero()[:, 0].tolist() == [3, 4, 6, 7, 9]
     product = Product("fp32", 40, k, k, a=a[None], b=torch.eye(k)[None])
@@ -129,7 +129,7 @@ def test_terms_scales_and_flags_are_those_of_the_model(arch, kernels_of, launche
 @pytest.mark.parametrize("arch", ARCHS)
 def test_sums_have_their_order(arch, kernels_of, launcher):
     """docs/numerics.md, `mfma_split_sums`; what an instruction of the interpreter adds is exact and rounded once."""
-    m, n, k = 3, 5, 170
+    m, n, k = 3, 5, 550
     a, b = wide(m, k, seed=3), wide(n, k, seed=4)
     product = Product("fp32", m, n, k, a=a[None], b=b[None])
     multiply(kernels_of(arch), launcher, product)
@@ -138,15 +138,17 @@ def test_sums_have_their_order(arch, kernels_of, launcher):
     groups = np.arange(32).reshape(4, 8)  # elements of the lanes of an instruction
     steps = [groups.ravel()] if arch == "gfx950" else [groups[:, :4].ravel(), groups[:, 4:].ravel()]
     total = np.full((m, n), -0.0, np.float32)
-    for start in range(0, 192, 32):
-        terms_a, terms_b = ([t[:, start // 64, start % 64 :][:, :32].double().numpy() for t in x] for x in (of_a, of_b))
+    for start in range(0, 576, 32):
+        terms_a, terms_b = (
+            [t[:, start // 512, start % 512 :][:, :32].double().numpy() for t in x] for x in (of_a, of_b)
+        )
         acc = np.zeros((m, n), np.float32)
         for i, j in ((1, 0), (0, 1), (0, 0)):
             if i == j:
                 acc *= np.float32(2.0**-11)
             for step in steps:
                 acc = (acc + terms_a[i][:, step] @ terms_b[j][:, step].T).astype(np.float32)
-        scales = scale_a[:, start // 64, None].numpy(), scale_b[None, :, start // 64].numpy()
+        scales = scale_a[:, start // 512, None].numpy(), scale_b[None, :, start // 512].numpy()
         total = fma_f32(acc * scales[0], np.broadcast_to(scales[1], (m, n)), total)
     assert np.array_equal(product.result()[0].numpy(), total)
 
@@ -243,17 +245,21 @@ def batch_product():
     return Product("fp32", 20, 34, 192, a=a.view(2, 20, 192), b=b.view(2, 34, 192), batch=2)
 
 
+def chunks_product():
+    return Product("fp32", 7, 9, 540, a=wide(7, 540, seed=13)[None], b=wide(9, 540, seed=14)[None])
+
+
 # Chip, header and kernel, text, what it becomes; and a product that shows it.
 MUTANTS = {
     "second by first is left out": ("gfx942", MAIN, "multiply(i, first_b, second);", "", batch_product),
     "first by second is left out": ("gfx942", MAIN, "multiply(i, second_b, first);", "", batch_product),
     "corrections without their factor": ("gfx942", MAIN, "* (1.0f / 2048)", "* 1.0f", batch_product),
-    "rows' scales of the first block": (
+    "rows' scales of the first chunk": (
         "gfx942",
         MAIN,
         "scales_a += work.padded_m, scales_b",
         "scales_b",
-        batch_product,
+        chunks_product,
     ),
     "columns without scales": ("gfx942", MAIN, "scales.of_cols[j], total", "Floats(1.0f), total", batch_product),
     "a tile that is overwritten": (
@@ -272,8 +278,20 @@ MUTANTS = {
         "work.terms_b + 0 *",
         batch_product,
     ),
-    "small elements are not flagged": ("gfx942", PASS, "is_flagged |= is_too_small(x[i]);", "", flagged_product),
-    "blocks are not flagged": ("gfx942", PASS, "is_flagged |= block.is_flagged;", "", flagged_product),
+    "small elements are not flagged": (
+        "gfx942",
+        PASS,
+        "warp_ballot(scale.is_flagged(smallest))",
+        "warp_ballot(!scale.is_in_range)",
+        flagged_product,
+    ),
+    "chunks are not flagged": (
+        "gfx942",
+        PASS,
+        "warp_ballot(scale.is_flagged(smallest))",
+        "warp_ballot(is_below(smallest, scale.exponent - kSplitRange))",
+        flagged_product,
+    ),
     "a row is flagged for all of its warp's": (
         "gfx942",
         PASS,
@@ -284,8 +302,8 @@ MUTANTS = {
     "flags of the first chunk": (
         "gfx942",
         FIX_UP,
-        "any |= flags[part * padded_rows];",
-        "if (part == 0) any |= flags[part * padded_rows];",
+        "any |= flags[chunk * padded_rows];",
+        "if (chunk == 0) any |= flags[chunk * padded_rows];",
         late_product,
     ),
     "flags of rows alone": (

@@ -6,9 +6,16 @@
 // split by that pass, are its B. A cluster of blocks shares a tile: each computes chunks of k, each adds up part of the
 // tile from everyone's shared memory. Limit: the memory's rate, which the copies of several blocks of an SM keep busy.
 //
+// The largest of a chunk, whose scale the terms must have, is known at its end. So blocks are split with the scale of
+// the largest so far, and where it grows, the sums so far are multiplied by the ratio of both scales, a power of two
+// (as Milakov and Gimelshein's softmax does, arXiv 1805.02867). Nothing is rounded thereby, but where an element of
+// these blocks has terms that would lose bits with the larger scale. Then the chunk is computed again, from the largest
+// that is now known on.
+//
 // The bits are kernel.h's: the matrix unit adds 16 products and C as one exact sum of truncated numbers (arXiv
 // 2511.10909, 2512.07004), so neither exchanged roles (as in swapAB of CUTLASS) nor an order inside of an instruction
-// show. What would show, the order of the corrections, tied to A and B, of blocks and of chunks, is the same.
+// nor a power of two show. What would show, the order of the corrections, tied to A and B, of blocks and of chunks, is
+// the same.
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
@@ -31,10 +38,10 @@ struct FewConfig {
   static constexpr int kAcc = ROWS / 2, kSteps = kSplitBlockK / 16;
   // A stage: two boxes of the large operand, each of 64 rows of 128 bytes; first terms of the few rows, second ones.
   static constexpr int kBoxBytes = 64 * 128, kTermBytes = ROWS * 128;
-  static constexpr int kStageBytes = 2 * kBoxBytes + 2 * kTermBytes, kScaleBytes = ROWS * 4;
+  static constexpr int kStageBytes = 2 * kBoxBytes + 2 * kTermBytes;
   static constexpr int kNumStages = ROWS == 8 || ROWS == 32 ? 4 : 3;
   static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
-  static constexpr int kSmem = 1024 + kNumStages * (kStageBytes + kScaleBytes) + 2 * kNumStages * 8;
+  static constexpr int kSmem = 1024 + kNumStages * kStageBytes + 2 * kNumStages * 8;
   static_assert(kBlocksOfSm * (kSmem + 1024) <= 233472, "of sm_90; each block takes 1024 bytes more");
   // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks.
   static constexpr int kPitch = kFewTile + 4;
@@ -81,7 +88,7 @@ struct FewPlace {
 };
 
 struct FewShared {
-  uint32_t stages, scales, full, empty;
+  uint32_t stages, full, empty;
 };
 
 // Copies of the large operand's part of a stage, boxes of 32 elements along memory; all that arrives there counts.
@@ -100,7 +107,7 @@ __device__ __forceinline__ void load_large(const CUtensorMap* map, const FewArgu
   }
 }
 
-// Copies of the few rows' terms and scales.
+// Copies of the few rows' terms.
 template <class Cfg>
 __device__ __forceinline__ void load_few(const CUtensorMap* map, const FewArguments& args, const FewShared& shared,
                                          int stage, const FewPlace& at, int k_tile) {
@@ -111,9 +118,6 @@ __device__ __forceinline__ void load_few(const CUtensorMap* map, const FewArgume
   for (int term = 0; term < 2; ++term)
     Cfg::Loader::template load<false>(smem + term * Cfg::kTermBytes, map, boxes, 0, k_tile * kSplitBlockK,
                                       2 * at.item_terms + term, barrier);
-  const int64_t block = int64_t(at.item_terms) * args.num_blocks + k_tile;
-  cp_async_bulk(shared.scales + stage * Cfg::kScaleBytes, args.scales + block * args.padded_few, Cfg::kScaleBytes,
-                barrier);
 }
 
 // Row of the tile that a thread's fragments begin with. It takes two neighbours, as rows r and r + 8 of the
@@ -186,34 +190,52 @@ struct FewLoader {
   }
 };
 
-// Both terms of them as the matrix unit takes them, and the two rows' scales and flags.
+// Both terms of them as the matrix unit takes them, and what the sums so far of both rows are multiplied by.
 struct FewFragments {
   uint32_t first[kSplitBlockK / 16][4], second[kSplitBlockK / 16][4];
-  float scale[2];
-  bool is_flagged[2] = {false, false};
+  float ratio[2];
 };
 
-__device__ __forceinline__ void split_values(FewFragments& to, const FewValues& values) {
+// What a thread knows of a chunk of its two rows: the largest magnitude so far, which four threads have in common, and
+// of its own elements the smallest nonzero_magnitude; whether a larger scale would have changed terms.
+struct FewChunk {
+  uint32_t largest[2] = {}, smallest[2];
+  bool is_inexact;
+
+  __device__ __forceinline__ void start() {
+    smallest[0] = smallest[1] = ~0u;
+    is_inexact = false;
+  }
+  __device__ __forceinline__ bool is_flagged(int row) const {
+    return gpu::ChunkScale(largest[row]).is_flagged(smallest[row]);
+  }
+
+  // The terms of the chunk's next block.
+  __device__ __forceinline__ void split(FewFragments& to, const FewValues& values) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    uint32_t largest = 0;
+    for (int h = 0; h < 2; ++h) {
+      const int last_exponent = gpu::ChunkScale(largest[h]).exponent;
+      uint32_t own_smallest = ~0u;
 #pragma unroll
-    for (int i = 0; i < kSplitBlockK / 4; ++i) largest = max(largest, gpu::magnitude(values[h][i]));
-    // Four threads have all of the two rows.
-    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-    const gpu::BlockScale block(largest);
-    to.scale[h] = block.scale;
-    to.is_flagged[h] = block.is_flagged;
+      for (int i = 0; i < kSplitBlockK / 4; ++i) {
+        largest[h] = max(largest[h], gpu::magnitude(values[h][i]));
+        own_smallest = min(own_smallest, gpu::nonzero_magnitude(values[h][i]));
+      }
+      largest[h] = max(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
+      largest[h] = max(largest[h], __shfl_xor_sync(~0u, largest[h], 2));
+      const gpu::ChunkScale scale(largest[h]);
+      to.ratio[h] = __uint_as_float(uint32_t(127 + last_exponent - scale.exponent) << 23);
+      is_inexact |= scale.exponent > last_exponent && gpu::is_below(smallest[h], scale.exponent - kSplitExactRange);
+      smallest[h] = min(smallest[h], own_smallest);
 #pragma unroll
-    for (int i = 0; i < kSplitBlockK / 4; i += 2) {
-      // Whatever comes of infinities: the row is flagged.
-      const float x = values[h][i] * block.factor, y = values[h][i + 1] * block.factor;
-      to.is_flagged[h] |= gpu::is_too_small(x) || gpu::is_too_small(y);
-      gpu::split_pair(x, y, to.first[i / 4][h + i % 4], to.second[i / 4][h + i % 4]);
+      for (int i = 0; i < kSplitBlockK / 4; i += 2) {
+        // Whatever comes of infinities: the row is flagged.
+        gpu::split_pair(values[h][i] * scale.factor(), values[h][i + 1] * scale.factor(), to.first[i / 4][h + i % 4],
+                        to.second[i / 4][h + i % 4]);
+      }
     }
   }
-}
+};
 
 // acc (+)= the large operand's terms in registers by those of the few rows at `address`, as matrix_address has it, from
 // step to step of 16 of k.
@@ -231,11 +253,11 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
 // Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read,
 // too.
 __device__ __forceinline__ void store_flags(const FewArguments& args, const FewPlace& at, int chunk,
-                                            const bool (&is_flagged)[2]) {
+                                            const FewChunk& values) {
   uint8_t* flags = args.flags + (int64_t(at.item_flags) * args.num_chunks + chunk) * args.padded_large + at.row;
   const uint32_t group = threadIdx.x % 32 / 4 * 4;
-  const uint32_t first = __ballot_sync(~0u, is_flagged[0]) >> group & 15;
-  const uint32_t second = __ballot_sync(~0u, is_flagged[1]) >> group & 15;
+  const uint32_t first = __ballot_sync(~0u, values.is_flagged(0)) >> group & 15;
+  const uint32_t second = __ballot_sync(~0u, values.is_flagged(1)) >> group & 15;
   if (threadIdx.x % 4 == 0)
     *reinterpret_cast<uint16_t*>(flags + first_row_of_thread()) = uint16_t((first != 0) | (second != 0) << 8);
   if (at.row + 2 * kFewTile == args.padded_large && at.row + kFewTile == args.num_tiles * kFewTile &&
@@ -327,6 +349,29 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
   }
 }
 
+// sums *= the rows' ratios.
+template <int COUNT>
+__device__ __forceinline__ void scale_rows(float (&sums)[COUNT], const float (&ratio)[2]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) sums[i] *= ratio[i / 2 % 2];
+}
+
+// A chunk's sums with corrections, times the scales of both operands, of which `scales` are the few rows', from the
+// thread's first on.
+template <int COUNT>
+__device__ __forceinline__ void scale_chunk(float (&sums)[COUNT], const float (&corrections)[COUNT],
+                                            const FewChunk& values, const float* scales) {
+  const float scale_rows[2] = {gpu::ChunkScale(values.largest[0]).scale(), gpu::ChunkScale(values.largest[1]).scale()};
+#pragma unroll
+  for (int j = 0; j < COUNT; j += 4) {
+    const float2 pair = *reinterpret_cast<const float2*>(scales + j * 2);
+#pragma unroll
+    for (int i = j; i < j + 4; ++i)
+      sums[i] =
+          __fmul_rn(__fmaf_rn(corrections[i], 1.0f / 2048, sums[i]), scale_rows[i / 2 % 2] * (i % 2 ? pair.y : pair.x));
+  }
+}
+
 template <int ROWS, FewSource SOURCE, bool IS_A>
 __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
@@ -339,11 +384,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   FewShared shared;
   shared.stages = smem_address(smem);
-  shared.scales = shared.stages + kStages * Cfg::kStageBytes;
-  shared.full = shared.scales + kStages * Cfg::kScaleBytes;
+  shared.full = shared.stages + kStages * Cfg::kStageBytes;
   shared.empty = shared.full + kStages * 8;
   const FewPlace at(args);
   const bool is_producer = threadIdx.x == 0;
+  int next_tile = min(kStages, at.own_tiles);  // the next one to be copied
   if (is_producer) {
     if (SOURCE != FewSource::memory) prefetch_tensormap(&map_large);
     prefetch_tensormap(&map_terms);
@@ -355,29 +400,42 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     fence_mbarrier_init();
     // The large operand is the caller's, and all kernels before the split of the few rows are done: that one lets this
     // one start only when it has waited for them.
-    for (int i = 0; i < min(kStages, at.own_tiles); ++i)
-      load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
+    for (int i = 0; i < next_tile; ++i) load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
   }
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   if (is_producer) {
-    for (int i = 0; i < min(kStages, at.own_tiles); ++i) load_few<Cfg>(&map_terms, args, shared, i, at, at.k_tile(i));
+    for (int i = 0; i < next_tile; ++i) load_few<Cfg>(&map_terms, args, shared, i, at, at.k_tile(i));
   }
   __syncthreads();
 
   const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
-  Ring<kStages> ring;
+  Ring<kStages> ring, filled;  // of what is multiplied, of what is copied
+  filled.stage = next_tile % kStages;
+  filled.phase = next_tile == kStages;
   FewFragments fragments[2];
-  // Sums of the first kSplitSumK of a block of k, of its rest with the corrections, of a chunk, of all.
-  float start[Cfg::kAcc], acc[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
-  bool is_flagged[2] = {false, false};
+  FewChunk of_chunk;
+  // Sums of kSplitSumK of a block of k; corrections of a chunk, its sums; those of all.
+  float acc[Cfg::kAcc], corrections[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
   forget_registers(acc);
-  forget_registers(start);
+  forget_registers(corrections);
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
   const auto release = [&](int stage) {
     __syncwarp();  // all lanes have read what they need of it
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + stage * 8);
+  };
+  // By the producer: the next stage is filled, with nothing if there is no tile for it.
+  const auto fill = [&](int tile) {
+    // The phase before the first counts as complete.
+    mbarrier_wait_parity(shared.empty + filled.stage * 8, filled.phase ^ 1);
+    if (tile < at.own_tiles) {
+      load_large<Cfg, SOURCE>(&map_large, args, shared, filled.stage, at, at.k_tile(tile));
+      load_few<Cfg>(&map_terms, args, shared, filled.stage, at, at.k_tile(tile));
+    } else {
+      mbarrier_arrive(shared.full + filled.stage * 8);
+    }
+    filled.advance();
   };
 
   // The values of the ring's next stage.
@@ -388,82 +446,97 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
   };
 
-  // One block of k, whose fragments are there, while those of the next one are prepared.
-  const auto multiply_one = [&](int i, const FewFragments& taken, FewFragments& next) {
+  // One block of k, whose fragments are there, while those of the next one of the chunk are prepared.
+  const auto multiply_one = [&](int i, bool is_first, bool is_last, const FewFragments& taken, FewFragments& next) {
     const int stage = __shfl_sync(~0u, ring.stage, 0);
     const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
     const uint32_t second = first + (Cfg::kTermBytes >> 4);
-    const bool has_next = i + 1 < at.own_tiles;
-    FewValues values;
+    if (!is_first) scale_rows(corrections, taken.ratio);
+    fence_registers(corrections);
     wgmma_fence();
-    // A's second terms by B's first, then A's first by B's second.
-    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);
-    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
+    multiply_fragments<ROWS, 0, kSumSteps>(acc, taken.first, first, true);
     wgmma_commit_group();
-    if (is_producer && i > 0 && i - 1 + kStages < at.own_tiles) {
+    // A's second terms by B's first, then A's first by B's second.
+    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.second : taken.first, IS_A ? first : second,
+                                        is_first);
+    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
+    wgmma_commit_group();
+    wgmma_wait_group<1>();
+    fence_registers(acc);
+#pragma unroll
+    for (int j = 0; j < Cfg::kAcc; ++j) {
+      // What is multiplied by the ratio is exact.
+      chunk[j] = is_first ? acc[j] : __fmaf_rn(chunk[j], taken.ratio[j / 2 % 2], acc[j]);
+    }
+    fence_registers(acc);
+    wgmma_fence();
+    multiply_fragments<ROWS, kSumSteps, kSteps>(acc, taken.first, first, true);
+    wgmma_commit_group();
+    if (next_tile < at.own_tiles && next_tile - i < kStages) {
       // The stage of the block of k before this one is filled again.
-      const int freed = (stage + kStages - 1) % kStages, k_tile = at.k_tile(i - 1 + kStages);
-      mbarrier_wait_parity(shared.empty + freed * 8, (i - 1) / kStages & 1);
-      load_large<Cfg, SOURCE>(&map_large, args, shared, freed, at, k_tile);
-      load_few<Cfg>(&map_terms, args, shared, freed, at, k_tile);
+      if (is_producer) fill(next_tile);
+      ++next_tile;
     }
     __syncwarp();
     ring.advance();
-    if (has_next) load_next(values, i + 1);
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-#pragma unroll
-    for (int j = 0; j < Cfg::kAcc; ++j) acc[j] *= 1.0f / 2048;
-    fence_registers(acc);
-    wgmma_fence();
-    multiply_fragments<ROWS, 0, kSumSteps>(start, taken.first, first, true);
-    multiply_fragments<ROWS, kSumSteps, kSteps>(acc, taken.first, first, false);
-    wgmma_commit_group();
-    if (has_next) split_values(next, values);
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    fence_registers(start);
-    const uint32_t scales = shared.scales + stage * Cfg::kScaleBytes + threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int j = 0; j < Cfg::kAcc; j += 4) {
-      const uint2 pair = load_shared_pair(scales + j * 8);
-#pragma unroll
-      for (int i = j; i < j + 4; ++i) {
-        const float scale = taken.scale[i / 2 % 2] * __uint_as_float(i % 2 ? pair.y : pair.x);
-        chunk[i] = __fmaf_rn(acc[i], scale, __fmaf_rn(start[i], scale, chunk[i]));
-      }
+    if (!is_last) {
+      FewValues values;
+      load_next(values, i + 1);
+      of_chunk.split(next, values);
     }
-    is_flagged[0] |= taken.is_flagged[0];
-    is_flagged[1] |= taken.is_flagged[1];
+    wgmma_wait_group<0>();
+    fence_registers(acc);
+    fence_registers(corrections);
+    add(chunk, acc);
     return stage;
   };
 
-  FewValues values;
-  load_next(values, 0);
-  split_values(fragments[0], values);
 #pragma unroll 1
   for (int round = 0; round < at.num_rounds; ++round) {
-    const int end = min((round + 1) * kTilesOfChunk, at.own_tiles);
-    is_flagged[0] = is_flagged[1] = false;
-    int last_stage = 0;
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
-    static_assert(kTilesOfChunk % 2 == 0, "a chunk begins with the same fragments");
-#pragma unroll 1
-    for (int i = round * kTilesOfChunk; i < end; i += 2) {
-      last_stage = multiply_one(i, fragments[0], fragments[1]);
-      if (i + 1 == end) break;
-      release(last_stage);
-      last_stage = multiply_one(i + 1, fragments[1], fragments[0]);
-      if (i + 2 < end) release(last_stage);
-    }
     // The last round may have no chunk for this block, but part of the others' sums.
     const bool has_chunk = round < at.own_chunks;
+    const int start = round * kTilesOfChunk, end = min(start + kTilesOfChunk, at.own_tiles);
+    int last_stage = 0;
+    of_chunk = FewChunk();
+#pragma unroll 1
+    while (has_chunk) {
+      const int first_stage = ring.stage;
+      FewValues values;
+      of_chunk.start();
+      load_next(values, start);
+      of_chunk.split(fragments[0], values);
+#pragma unroll 1
+      for (int i = start; i < end; i += 2) {
+        last_stage = multiply_one(i, i == start, i + 1 == end, fragments[0], fragments[1]);
+        if (i + 1 == end) break;
+        release(last_stage);
+        last_stage = multiply_one(i + 1, false, i + 2 == end, fragments[1], fragments[0]);
+        if (i + 2 < end) release(last_stage);
+      }
+      if (!__syncthreads_or(of_chunk.is_inexact)) break;
+      // Again from its start on, in the same stages. What is on its way arrives unread.
+      release(last_stage);
+      for (int i = end; i < next_tile || ring.stage != first_stage; ++i) {
+        if (i >= next_tile && is_producer) fill(at.own_tiles);
+        __syncwarp();
+        mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+        release(ring.stage);
+        ring.advance();
+      }
+      for (next_tile = start; next_tile < min(start + kStages, at.own_tiles); ++next_tile) {
+        if (is_producer) fill(next_tile);
+      }
+      __syncwarp();
+    }
+    if (has_chunk) {
+      const int64_t place = int64_t(at.item_terms) * args.num_chunks + at.chunk_of(round);
+      scale_chunk(chunk, corrections, of_chunk, args.scales + place * args.padded_few + threadIdx.x % 4 * 2);
+    }
     add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, round);
     if (!has_chunk) break;
     release(last_stage);
     // Behind the cluster's barriers, which wait for stores to arrive.
-    store_flags(args, at, at.chunk_of(round), is_flagged);
+    store_flags(args, at, at.chunk_of(round), of_chunk);
   }
   store_few_rows<ROWS>(total, args, at, smem);
 }

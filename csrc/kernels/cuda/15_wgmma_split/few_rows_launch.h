@@ -21,7 +21,7 @@ enum class FewSource { boxes_along_k, boxes_along_rows, memory };
 struct FewArguments {
   FoldedProblem problem;  // A has the few rows, B is the large operand
   FewSteps steps[kMaxGpuBatchDims];
-  const float* scales;  // of the few rows: [item][block][row]
+  const float* scales;  // of the few rows: [item][chunk][row]
   uint8_t* flags;       // of the large operand: [item][chunk][row]
   int padded_few, padded_large;
   int num_blocks, num_chunks;  // of k

@@ -2,15 +2,14 @@
 //
 // Since rung 11: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (split_operands.h), and
 // multiplied as first * first + 2^-11 (second * first + first * second); what is left out is 2^-22 of a product at
-// most. The unit truncates as it sums, so no sum of it is longer than a block of 64 of k: the corrections come first,
-// are multiplied by 2^-11 in registers, and the main products are added on top; then the sums are scaled back and added
-// to those of the chunk of 512, and these to the total, by fp32 instructions. Two consumers take turns at the matrix
-// unit: one scales or adds while the other multiplies. Rows and columns that were flagged are computed again by a third
-// kernel (fix_up.h). Few rows have another second kernel (few_rows.h).
+// most. The unit truncates as it sums, so no sum of main products is longer than 32 of k: fp32 instructions add these
+// to the chunk's, while the unit works on corrections, which it sums over the whole chunk of 512. At the chunk's end
+// corrections are added, times 2^-11, and all of it, scaled, to the total in shared memory. Terms and sums of a chunk
+// have one scale, so nothing is scaled on the way. Pairs of blocks fetch half of B each for both. Rows and columns that
+// were flagged are computed again by a third kernel (fix_up.h). Few rows have another second kernel (few_rows.h).
 //
 // Sources: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
-// theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit. FlashAttention-3
-// (arXiv 2407.08608): turns by named barriers.
+// theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit.
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/plan.h"
@@ -27,69 +26,55 @@ namespace {
 struct SplitConfig {
   using T = float;
   static constexpr int kBlockM = kSplitBlock, kBlockN = kSplitBlock, kBlockK = kSplitBlockK;
-  static constexpr bool kPairs = false, kSumsRows = false;
+  static constexpr bool kPairs = true, kSumsRows = false;
   static constexpr bool kAIsMMajor = false, kBIsNMajor = false;  // of the terms
   using Loader = BoxLoader<__half, kSplitBlock, kSplitBlock, true>;
   using LoaderB = Loader;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static constexpr int kAcc = kBlockN / 2;
-  // A stage: first terms of A, second ones, those of B; the scales lie behind all stages.
-  static constexpr int kNumStages = 3;
+  // A block of k takes two stages: first terms of A and of B, second ones.
+  static constexpr int kNumStages = 5;
   static constexpr int kTermBytes = kSplitBlock * kBlockK * 2;
-  static constexpr int kStageBytes = 4 * kTermBytes;
-  static constexpr int kScaleBytes = kSplitBlock * 4;  // of one operand
-  static constexpr int kStoreBytes = 4096;             // through which bias and activation go, each of two
-  static constexpr int kSmem = 1024 + kNumStages * (kStageBytes + 2 * kScaleBytes) +
-                               kConsumers * kNumStoreBuffers * kStoreBytes + 2 * kNumStages * 8;
-  static_assert(kSmem <= 232448, "of one block on sm_90");
+  static constexpr int kStageBytes = 2 * kTermBytes;
+  // The total of a consumer's sums. Bias and activation go through it when it is read. All warps have read these when
+  // the first one writes a total again: that is at the end of a whole chunk, and no warp is further ahead than a ring.
+  static constexpr int kTotalBytes = kAcc * kWarpgroup * 4, kStoreBytes = kTotalBytes / kNumStoreBuffers;
+  static constexpr int kSmem = 1024 + kNumStages * kStageBytes + kConsumers * kTotalBytes + 2 * kNumStages * 8;
+  static_assert(kSmem <= 232448 && kNumStages < 2 * kSplitChunkK / kBlockK, "of one block on sm_90; see above");
   static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
 };
 
 struct SplitArguments {
   Arguments tiles;  // but for the strides of C; the steps of the batch are items of the terms
   const float *scales_a, *scales_b;
-  int num_blocks, padded_m, padded_n;
+  int num_chunks, padded_m, padded_n;
   int64_t stride_cm, stride_cn;
 };
 
 struct SplitShared {
-  uint32_t stages, scales, full, empty;
-  bool is_paired = false;  // for release_stage, which serves pairs, too
-  uint32_t releases = 0;
+  uint32_t stages, full, empty;
+  bool is_paired;
+  uint32_t releases;  // address of the partner's `empty` barriers; 0 if this thread signals nobody
 };
 
-// Copies for one block of k.
+// Copies of one kind of terms for a block of k.
 __device__ __forceinline__ void load_split_stage(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                  const SplitArguments& args, const SplitShared& shared, int stage,
-                                                 const Place& at, int k_tile) {
+                                                 const Place& at, int k_tile, int term) {
   using Cfg = SplitConfig;
   const uint32_t barrier = shared.full + stage * 8, smem = shared.stages + stage * Cfg::kStageBytes;
-  const uint32_t scales = shared.scales + stage * 2 * Cfg::kScaleBytes;
+  const int k = k_tile * Cfg::kBlockK, item_a = 2 * at.batch_a + term, item_b = 2 * at.batch_b + term;
   mbarrier_arrive_expect_tx(barrier, args.tiles.stage_bytes);
-#pragma unroll
-  for (int term = 0; term < 2; ++term) {
-    Cfg::Loader::load<false>(smem + term * Cfg::kTermBytes, map_a, args.tiles.a, at.row, k_tile * Cfg::kBlockK,
-                             2 * at.batch_a + term, barrier);
-    Cfg::Loader::load<false>(smem + (2 + term) * Cfg::kTermBytes, map_b, args.tiles.b, at.col, k_tile * Cfg::kBlockK,
-                             2 * at.batch_b + term, barrier);
-  }
-  const int64_t block_a = int64_t(at.batch_a) * args.num_blocks + k_tile;
-  const int64_t block_b = int64_t(at.batch_b) * args.num_blocks + k_tile;
-  cp_async_bulk(scales, args.scales_a + block_a * args.padded_m + at.row, Cfg::kScaleBytes, barrier);
-  cp_async_bulk(scales + Cfg::kScaleBytes, args.scales_b + block_b * args.padded_n + at.col, Cfg::kScaleBytes, barrier);
+  Cfg::Loader::load<false>(smem, map_a, args.tiles.a, at.row, k, item_a, barrier);
+  if (shared.is_paired)
+    Cfg::Loader::load<true>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier,
+                            pair_ranks<Cfg>(args.tiles).m, 3);
+  else
+    Cfg::Loader::load<false>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier);
 }
-
-// The order in which the two consumers issue their instructions to the matrix unit, which works them off in that order.
-struct Turns {
-  static constexpr int kFirstBarrier = 3;  // 1 and 2 are the epilogue's
-  int consumer;
-
-  __device__ __forceinline__ void wait() const { named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroup); }
-  __device__ __forceinline__ void pass() const { named_barrier_arrive(kFirstBarrier + 1 - consumer, 2 * kWarpgroup); }
-};
 
 // acc (+)= A * B, 64 x 128 outputs over K of k; addresses as matrix_address has them.
 template <int K>
@@ -105,89 +90,112 @@ __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], 
   }
 }
 
-// Waits for the sums of products, and adds them to those of the chunk, times the scales of their rows and columns.
-__device__ __forceinline__ void add_scaled(float (&chunk)[SplitConfig::kAcc], float (&acc)[SplitConfig::kAcc],
-                                           uint32_t scales_a, uint32_t scales_b) {
-  constexpr int kPairs = SplitConfig::kBlockN / 8;
-  const float scale_rows[2] = {load_shared_float(scales_a), load_shared_float(scales_a + 32)};
-  uint2 scale_cols[kPairs];
-  const auto load_scales = [&](int first) {
+// A chunk's sums, with corrections, times the scales of their rows and columns: in `chunk`.
+__device__ __forceinline__ void scale_chunk(float (&chunk)[SplitConfig::kAcc],
+                                            const float (&corrections)[SplitConfig::kAcc], const float* scales_a,
+                                            const float* scales_b) {
+  const float scale_rows[2] = {scales_a[0], scales_a[8]};
 #pragma unroll
-    for (int j = first; j < first + kPairs / 2; ++j) scale_cols[j] = load_shared_pair(scales_b + j * 32);
-  };
-  // Half of the columns' scales arrive meanwhile: there are registers for no more.
-  load_scales(0);
-  wgmma_wait_group<0>();
-  fence_registers(acc);
-  load_scales(kPairs / 2);
+  for (int j = 0; j < SplitConfig::kBlockN / 8; ++j) {
+    const float2 scale_cols = *reinterpret_cast<const float2*>(scales_b + j * 8);
 #pragma unroll
-  for (int i = 0; i < SplitConfig::kAcc; ++i) {
-    const float scale_col = __uint_as_float(i % 2 ? scale_cols[i / 4].y : scale_cols[i / 4].x);
-    // The product of two scales is exact: a power of two from 2^-148 to 2^90.
-    chunk[i] = __fmaf_rn(acc[i], scale_rows[i / 2 % 2] * scale_col, chunk[i]);
+    for (int i = 4 * j; i < 4 * j + 4; ++i) {
+      // The product of two scales is exact: a power of two from 2^-148 to 2^90.
+      const float scale = scale_rows[i / 2 % 2] * (i % 2 ? scale_cols.y : scale_cols.x);
+      chunk[i] = __fmul_rn(__fmaf_rn(corrections[i], 1.0f / 2048, chunk[i]), scale);
+    }
   }
 }
 
-// 64 rows of a tile, summed over k into `total`.
-__device__ __forceinline__ void multiply_split(float (&total)[SplitConfig::kAcc], const SplitShared& shared,
-                                               Ring<SplitConfig::kNumStages>& ring, const Turns& turns,
-                                               int num_k_tiles) {
+// What multiplies 64 rows of tiles. `sums`: of the thread, kWarpgroup apart, in shared memory.
+struct SplitConsumer {
   using Cfg = SplitConfig;
-  constexpr int kTilesOfChunk = kSplitChunkK / Cfg::kBlockK;
-  constexpr uint32_t kTerm = Cfg::kTermBytes >> 4;
-  const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
-  const uint32_t first_a = uniform(shared.stages + turns.consumer * 64 * 128);
-  const uint32_t first_b = uniform(shared.stages + 2 * Cfg::kTermBytes);
-  const uint32_t row = turns.consumer * 64 + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-  const uint32_t scales_a = shared.scales + row * 4;
-  const uint32_t scales_b = shared.scales + Cfg::kScaleBytes + threadIdx.x % 4 * 8;
-  float acc[Cfg::kAcc], chunk[Cfg::kAcc];
-  forget_registers(acc);
-#pragma unroll
-  for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f, chunk[i] = 0;  // -0 adds nothing to any
-#pragma unroll 1
-  for (int k_tile = 0; k_tile < num_k_tiles; ++k_tile) {
+  const SplitArguments& args;
+  const SplitShared& shared;
+  float* sums;
+  uint32_t first_a, first_b;  // in the ring's first stage
+  Ring<Cfg::kNumStages> ring;
+
+  __device__ __forceinline__ SplitConsumer(const SplitArguments& args, const SplitShared& shared, float* sums,
+                                           int consumer)
+      : args(args), shared(shared), sums(sums) {
+    const auto uniform = [](uint32_t smem) { return __shfl_sync(~0u, matrix_address(smem), 0); };
+    first_a = uniform(shared.stages + consumer * 64 * 128);
+    first_b = uniform(shared.stages + Cfg::kTermBytes);
+  }
+
+  // The next stage, when it is there: how far it lies behind the first one.
+  __device__ __forceinline__ uint32_t take_stage() {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
-    const uint32_t a = first_a + offset, b = first_b + offset;
-    const uint32_t scales = ring.stage * 2 * Cfg::kScaleBytes;
-    // The first main products, from zero on.
-    turns.wait();
-    wgmma_fence();
-    multiply_terms<kSplitSumK>(acc, a, b, true);
-    wgmma_commit_group();
-    turns.pass();
-    if (k_tile > 0 && k_tile % kTilesOfChunk == 0) {
-      add(total, chunk);
+    ring.advance();
+    return offset;
+  }
+  // A block of k is multiplied: its first stage and the one behind it are free.
+  __device__ __forceinline__ void release(int first) const {
+    release_stage<Cfg>(shared, first);
+    release_stage<Cfg>(shared, first + 1 == Cfg::kNumStages ? 0 : first + 1);
+  }
+
+  // The tile's sums over k, in `total`; the thread's first row and column.
+  __device__ __forceinline__ void multiply(float (&total)[Cfg::kAcc], const Place& at, int row, int col) {
+    constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK;
+    const float* scales_a = args.scales_a + int64_t(at.batch_a) * args.num_chunks * args.padded_m + row;
+    const float* scales_b = args.scales_b + int64_t(at.batch_b) * args.num_chunks * args.padded_n + col;
+    float (&chunk)[Cfg::kAcc] = total;
+    float acc[Cfg::kAcc], corrections[Cfg::kAcc];
+    forget_registers(acc);
+    forget_registers(corrections);
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < at.num_k_tiles;) {
+      const bool is_first_chunk = k_tile == 0;
+      const int end = min(k_tile + kBlocksOfChunk, at.num_k_tiles);
 #pragma unroll
       for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] = 0;
-    }
-    add_scaled(chunk, acc, scales_a + scales, scales_b + scales);
-    // The corrections, and the other main products on top.
-    turns.wait();
-    fence_registers(acc);
-    wgmma_fence();
-    multiply_terms<Cfg::kBlockK>(acc, a + kTerm, b, true);
-    multiply_terms<Cfg::kBlockK>(acc, a, b + kTerm, false);
-    wgmma_commit_group();
-    turns.pass();
-    wgmma_wait_group<0>();
-    fence_registers(acc);
+      int previous = -1;  // its stages are not released
+#pragma unroll 1
+      for (bool is_first = true; k_tile < end; ++k_tile, is_first = false) {
+        constexpr uint32_t kHalf = kSplitSumK / 16 * 2;
+        const int stage = ring.stage;
+        const uint32_t first = take_stage();
+        wgmma_fence();
+        multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);
+        wgmma_commit_group();
+        const uint32_t second = take_stage();
+        multiply_terms<Cfg::kBlockK>(corrections, first_a + second, first_b + first, is_first);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        fence_registers(acc);
+        add(chunk, acc);
+        if (previous >= 0) release(previous);
+        previous = stage;
+        fence_registers(acc);
+        wgmma_fence();
+        multiply_terms<Cfg::kBlockK - kSplitSumK>(acc, first_a + first + kHalf, first_b + first + kHalf, true);
+        wgmma_commit_group();
+        multiply_terms<Cfg::kBlockK>(corrections, first_a + first, first_b + second, false);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        fence_registers(acc);
+        add(chunk, acc);
+      }
+      wgmma_wait_group<0>();
+      fence_registers(corrections);
+      release(previous);
+      scale_chunk(chunk, corrections, scales_a, scales_b);
+      scales_a += args.padded_m;
+      scales_b += args.padded_n;
+      if (!is_first_chunk) {
 #pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] *= 1.0f / 2048;
-    turns.wait();
-    fence_registers(acc);
-    wgmma_fence();
-    multiply_terms<Cfg::kBlockK - kSplitSumK>(acc, a + kSplitSumK / 16 * 2, b + kSplitSumK / 16 * 2, false);
-    wgmma_commit_group();
-    turns.pass();
-    add_scaled(chunk, acc, scales_a + scales, scales_b + scales);
-    __syncwarp();  // all lanes have read their scales
-    release_stage<Cfg>(shared, ring.stage);
-    ring.advance();
+        for (int i = 0; i < Cfg::kAcc; ++i) chunk[i] += sums[i * kWarpgroup];
+      }
+      if (k_tile < at.num_k_tiles) {
+#pragma unroll
+        for (int i = 0; i < Cfg::kAcc; ++i) sums[i * kWarpgroup] = chunk[i];
+      }
+    }
   }
-  add(total, chunk);
-}
+};
 
 // 64 rows of C from the accumulators of one warpgroup: whole sectors of 32 bytes in one instruction where C lies along
 // n or along m.
@@ -220,57 +228,66 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
-  char* smem_c = smem + Cfg::kNumStages * (Cfg::kStageBytes + 2 * Cfg::kScaleBytes);
-  const int warp = threadIdx.x / 32;
+  char* smem_totals = smem + Cfg::kNumStages * Cfg::kStageBytes;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
   SplitShared shared{};
   shared.stages = smem_address(smem);
-  shared.scales = shared.stages + Cfg::kNumStages * Cfg::kStageBytes;
-  shared.full = smem_address(smem_c) + Cfg::kConsumers * kNumStoreBuffers * Cfg::kStoreBytes;
+  shared.full = smem_address(smem_totals) + Cfg::kConsumers * Cfg::kTotalBytes;
   shared.empty = shared.full + Cfg::kNumStages * 8;
+  shared.is_paired = args.tiles.pair_m;
+  // A warp's first lanes tell both blocks of a pair.
+  if (shared.is_paired && lane < 2) shared.releases = map_shared_cluster(shared.empty, lane);
   if (threadIdx.x == 0) {
     prefetch_tensormap(&map_a);
     prefetch_tensormap(&map_b);
 #pragma unroll
     for (int stage = 0; stage < Cfg::kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers);  // one arrival per consumer warp
+      // One arrival per consumer warp.
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + args.tiles.pair_m));
     }
     fence_mbarrier_init();
+  }
+  if (shared.is_paired) {
+    cluster_arrive_relaxed();
+    cluster_wait();  // the other block's barriers are initialised as well
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
-  Ring<Cfg::kNumStages> ring;
   if (warp >= kProducerWarp) {
     setmaxnreg_dec<Cfg::kProducerRegisters>();
     if (warp == kProducerWarp && elect_sync()) {
+      Ring<Cfg::kNumStages> ring;
       for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
-        for (int k_tile = 0; k_tile < at.num_k_tiles; ++k_tile) {
+        for (int i = 0; i < 2 * at.num_k_tiles; ++i) {
           // The phase before the first counts as complete.
           mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-          load_split_stage(&map_a, &map_b, args, shared, ring.stage, at, k_tile);
+          load_split_stage(&map_a, &map_b, args, shared, ring.stage, at, i / 2, i % 2);
           ring.advance();
         }
       });
     }
   } else {
     setmaxnreg_inc<Cfg::kConsumerRegisters>();
-    const int consumer = __shfl_sync(~0u, warp / 4, 0);
-    const Turns turns{consumer};
-    char* buffers = smem_c + consumer * kNumStoreBuffers * Cfg::kStoreBytes;
-    if (consumer == 1) turns.pass();
+    const int consumer = __shfl_sync(~0u, warp / 4, 0), thread = threadIdx.x % kWarpgroup;
+    char* totals = smem_totals + consumer * Cfg::kTotalBytes;
+    SplitConsumer own(args, shared, reinterpret_cast<float*>(totals) + thread, consumer);
     for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
-      const int row = at.row + consumer * 64 + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+      const int row = at.row + consumer * 64 + warp % 4 * 16 + lane / 4;
       float total[Cfg::kAcc];
-      multiply_split(total, shared, ring, turns, at.num_k_tiles);
+      own.multiply(total, at, row, at.col + lane % 4 * 2);
       const TileBias<float> bias = load_bias<Cfg>(args.tiles, at.col, row, 8);
-      finish_block_tile<Cfg>(total, bias, args.tiles, buffers, consumer);
+      finish_block_tile<Cfg>(total, bias, args.tiles, totals, consumer);
       store_split(total, args, at, row);
     });
-    if (consumer == 0) turns.wait();  // the last pass of the other one
+  }
+  if (shared.is_paired) {  // shared memory must outlive the other block's copies to it and arrivals at its barriers
+    cluster_arrive_relaxed();
+    cluster_wait();
   }
 }
 

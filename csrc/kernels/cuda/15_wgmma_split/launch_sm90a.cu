@@ -12,12 +12,12 @@ namespace tiledmm::cuda {
 namespace {
 
 template <class Loader>
-bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& operand) {
+bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& operand, bool is_shared) {
   const SplitLayout& layout = operand.layout;
   const int64_t k = layout.padded_k();
   const TensorMapView view{true, k, layout.rows, k, layout.terms_of_item(), 2 * layout.num_items};
   boxes.policy = CachePolicy::evict_normal;
-  return Loader::encode(map, boxes, DType::f16, operand.terms, view, false);
+  return Loader::encode(map, boxes, DType::f16, operand.terms, view, is_shared);
 }
 
 // What the tiles' functions need; `items` as above.
@@ -27,16 +27,17 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   Arguments args{};
   args.num_k_tiles = int(plan.a.num_blocks());
   args.chunk_tiles = args.num_k_tiles;
-  args.last_row = int((plan.tiles_m - 1) * kSplitBlock);
+  args.last_row = int((ceil_div(p.m, kSplitBlock) - 1) * kSplitBlock);
   args.last_col = int((plan.tiles_n - 1) * kSplitBlock);
   args.num_splits = 1;
+  args.pair_m = plan.has_pairs;
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
   args.num_tiles = int(plan.num_tiles);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * square < num_blocks) ++square;
-  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, (plan.tiles_m + square / 2) / square)));
+  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, ((plan.tiles_m << args.pair_m) + square / 2) / square)));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
@@ -75,24 +76,25 @@ const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t 
 const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
                          const FoldedProblem& items, int num_sms, cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
-  const int64_t num_blocks = min_of(plan.num_tiles, num_sms);
+  const int cluster = plan.has_pairs ? 2 : 1;
+  const int64_t num_blocks = min_of(plan.num_tiles, num_sms / cluster) * cluster;
   SplitArguments args{};
   args.tiles = tile_arguments(problem, items, plan, num_blocks);
   args.scales_a = split.of[0].scales;
   args.scales_b = split.of[1].scales;
-  args.num_blocks = int(plan.a.num_blocks());
+  args.num_chunks = int(plan.a.num_chunks());
   args.padded_m = int(plan.a.padded_rows());
   args.padded_n = int(plan.b.padded_rows());
   args.stride_cm = p.stride_cm;
   args.stride_cn = p.stride_cn;
   CUtensorMap map_a{}, map_b{};
-  if (!encode_terms<SplitConfig::Loader>(map_a, args.tiles.a, split.of[0]) ||
-      !encode_terms<SplitConfig::Loader>(map_b, args.tiles.b, split.of[1])) {
+  if (!encode_terms<SplitConfig::Loader>(map_a, args.tiles.a, split.of[0], false) ||
+      !encode_terms<SplitConfig::Loader>(map_b, args.tiles.b, split.of[1], plan.has_pairs)) {
     return "the driver refuses a tensor map";
   }
-  args.tiles.stage_bytes = 2 * 128 * (args.tiles.a.rows + args.tiles.b.rows) + 2 * SplitConfig::kScaleBytes;
-  return launch_overlapped<&wgmma_split_kernel>(num_blocks, SplitConfig::kThreads, SplitConfig::kSmem, stream, map_a,
-                                                map_b, args);
+  args.tiles.stage_bytes = 128 * (args.tiles.a.rows + args.tiles.b.rows);
+  return launch_in_clusters<&wgmma_split_kernel>(dim3(unsigned(cluster)), dim3(unsigned(num_blocks)),
+                                                 SplitConfig::kThreads, SplitConfig::kSmem, stream, map_a, map_b, args);
 }
 
 const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
@@ -125,13 +127,12 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, con
   task.num_clusters = problem.batch_size * args.num_tiles;
   constexpr int kBoxInner = 32;  // 128 bytes
   Boxes boxes{};
-  if (!encode_terms<BoxLoader<__half, kFewRows, kFewRows, true>>(task.terms, boxes, few) ||
+  if (!encode_terms<BoxLoader<__half, kFewRows, kFewRows, true>>(task.terms, boxes, few, false) ||
       (is_described && !encode_tensor_map(&task.large, DType::f32, large.from, view, kBoxInner, 64, 128, false))) {
     return "the driver refuses a tensor map";
   }
   args.term_rows = boxes.rows;
-  args.stage_bytes =
-      (is_described ? 2 * kBoxInner * 64 * 4 : 0) + 2 * 128 * boxes.rows + few_width(few.layout.rows) * 4;
+  args.stage_bytes = (is_described ? 2 * kBoxInner * 64 * 4 : 0) + 2 * 128 * boxes.rows;
   return launch_few_rows(task);
 }
 

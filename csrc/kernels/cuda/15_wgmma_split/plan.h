@@ -18,8 +18,9 @@ enum class SplitLate : int8_t { none, a, b };
 struct SplitPlan {
   bool is_plain;  // k is short: one kernel of multiply-adds
   SplitLate late;
-  int8_t log2_cluster;  // of the blocks that share a tile of it
-  int64_t tiles_m, tiles_n, num_tiles;
+  int8_t log2_cluster;                  // of the blocks that share a tile of it
+  bool has_pairs;                       // of blocks, of which each fetches half of B for both
+  int64_t tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch
   SplitLayout a, b;
 
   // An operand that is split late has flags alone in the workspace.
@@ -33,8 +34,8 @@ constexpr SplitLate split_late(const GemmProblem& p) {
   return p.m <= kFewRows ? SplitLate::b : SplitLate::none;
 }
 
-// The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products at
-// 92 % of the matrix unit's rate, or what is split late read once, launches. An estimate.
+// The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products, or
+// what is split late read once, launches. An estimate.
 inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
   const GemmProblem& p = problem.gemm;
   SplitPlan plan{};
@@ -42,14 +43,12 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   plan.tiles_m = ceil_div(p.m, kSplitBlock);
   plan.tiles_n = ceil_div(p.n, kSplitBlock);
   plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
+  const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
   plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
   plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
-  const double rounds = double(ceil_div(plan.num_tiles, num_sms));
   if (!plan.is_plain) plan.late = split_late(p);
-  if (plan.late != SplitLate::a) plan.a = plan_split_tiles(plan.a, num_sms);
-  if (plan.late != SplitLate::b) plan.b = plan_split_tiles(plan.b, num_sms);
   if (plan.is_plain) {
-    cost_us = 5 + rounds * (1 + 0.06 * double(p.k));
+    cost_us = 5 + double(rounds) * (1 + 0.06 * double(p.k));
   } else if (plan.late != SplitLate::none) {
     const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
@@ -63,7 +62,11 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
     cost_us = 8 + max_of(copies, blocks_k * 0.6);
   } else {
-    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 + rounds * (2 + double(plan.a.num_blocks()));
+    const int64_t pairs = ceil_div(plan.tiles_m, 2) * plan.tiles_n * problem.batch_size;
+    plan.has_pairs = plan.tiles_m > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
+    if (plan.has_pairs) plan.tiles_m = ceil_div(plan.tiles_m, 2), plan.num_tiles = pairs;
+    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 +
+              double(rounds) * (2 + 0.85 * double(plan.a.num_blocks()));
   }
   return plan;
 }

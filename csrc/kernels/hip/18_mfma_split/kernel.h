@@ -37,8 +37,8 @@ struct MfmaSplitWork {
   int first_item;  // of the batch
   const Half *terms_a, *terms_b;
   const float *scales_a, *scales_b;
-  int num_blocks;          // of k, each with scales
-  int padded_m, padded_n;  // of the scales
+  int num_blocks, num_chunks;  // of k; each chunk has scales
+  int padded_m, padded_n;      // of the scales
   SplitSteps steps;
 };
 
@@ -47,7 +47,7 @@ struct MfmaSplitWork {
 
 using Floats = ClangVector<float, 4>;  // a lane's sums of one instruction
 
-// Scales of this lane's sums in a block of k: of its row in each row of fragments, of its four columns in each column.
+// Scales of this lane's sums in a chunk of k: of its row in each row of fragments, of its four columns in each column.
 template <class Cfg>
 struct WarpScales {
   float of_rows[Cfg::kFragsM];
@@ -136,8 +136,8 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
     TILEDMM_UNROLL for (auto& sum : row_of_sums) sum = Floats(-0.0f);  // adds nothing
   }
   const TileMoves<false, Copy, Copy> moves{copy_a, copy_b};
-  const float* scales_a = work.scales_a + item.a * work.num_blocks * work.padded_m + row + sums.warp_m * Cfg::kWarpM;
-  const float* scales_b = work.scales_b + item.b * work.num_blocks * work.padded_n + col + sums.warp_n * Cfg::kWarpN;
+  const float* scales_a = work.scales_a + item.a * work.num_chunks * work.padded_m + row + sums.warp_m * Cfg::kWarpM;
+  const float* scales_b = work.scales_b + item.b * work.num_chunks * work.padded_n + col + sums.warp_n * Cfg::kWarpN;
   scales_a += sums.lane % 16, scales_b += sums.lane / 16 * 4;
 
   if constexpr (kHasStraightCopies) {
@@ -149,19 +149,22 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
     moves.after(tiles_a[0], tiles_b[0]);
   }
   block_barrier();  // the first tiles are whole
-  TILEDMM_NO_UNROLL for (int left = work.num_blocks - 1; left >= 0; --left) {
-    WarpScales<Cfg> scales;
-    scales.load(scales_a, scales_b);
-    scales_a += work.padded_m, scales_b += work.padded_n;
+  WarpScales<Cfg> scales;
+  TILEDMM_NO_UNROLL for (int block = 0; block < work.num_blocks; ++block) {
+    const bool is_last = block + 1 == work.num_blocks;
+    if (block % kBlocksOfChunk == 0) {
+      scales.load(scales_a, scales_b);
+      scales_a += work.padded_m, scales_b += work.padded_n;
+    }
     TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
       const int buffer = half % kBuffers;
-      const bool has_next = half == 0 || left > 0;
+      const bool has_next = half == 0 || !is_last;
       if (has_next) moves.before(copy_a), moves.before(copy_b);
       set_priority<1>();
       multiply_terms<Cfg>(total, sums, tiles_a[buffer], tiles_b[buffer], scales);
       set_priority<0>();
       block_barrier();  // nobody reads the tile any more
-      if (kHasStraightCopies ? left > 0 : has_next) {
+      if (kHasStraightCopies ? !is_last : has_next) {
         moves.after(tiles_a[buffer], tiles_b[buffer]);
         moves.wait();
       } else if (kHasStraightCopies) {

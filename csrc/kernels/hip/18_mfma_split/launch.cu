@@ -43,7 +43,7 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
   MfmaSplitWork work{};
   work.terms_a = split.of[0].terms, work.terms_b = split.of[1].terms;
   work.scales_a = split.of[0].scales, work.scales_b = split.of[1].scales;
-  work.num_blocks = int(plan.a.num_blocks());
+  work.num_blocks = int(plan.a.num_blocks()), work.num_chunks = int(plan.a.num_chunks());
   work.padded_m = int(plan.a.padded_rows()), work.padded_n = int(plan.b.padded_rows());
   work.steps = SplitSteps(problem, items);
   const Status done = launch_tiles(problem, plan.shape, work, plan.num_dies, executor);

@@ -12,8 +12,10 @@ using namespace tiledmm;
 
 namespace {
 
-// cancelling: the products of first terms cancel, which leaves the corrections.
-enum class Data { normal, wide, flagged, flagged_columns, flagged_late, cancelling };
+// cancelling: the products of first terms cancel, which leaves the corrections. growing: the largest of a chunk grows
+// from block to block. late: in every other chunk it grows behind the first block, which alone counts, and whose terms
+// depend on it.
+enum class Data { normal, wide, flagged, flagged_columns, flagged_late, cancelling, growing, late };
 
 // Operands: row-major, or column-major where is_turned.
 struct Case {
@@ -42,8 +44,13 @@ constexpr Case kCases[] = {
     {130, 131, 200, false, false, 1, false, Data::cancelling},
     {5, 70, 200, false, false, 1, false, Data::cancelling},
     {70, 5, 200, false, false, 1, false, Data::cancelling},
-    {3, 70, 2600, false, true, 1, false, Data::flagged_late, 132},  // terms and flags of short tiles
+    {3, 20, 17000, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
     {140, 70, 300, true, false, 1, false, Data::flagged, 132},
+    {6, 70, 1500, false, true, 1, false, Data::growing},
+    {6, 70, 1500, false, true, 1, false, Data::late, 1},  // chunks that are computed twice
+    {40, 70, 580, false, false, 1, false, Data::late},
+    {70, 20, 200, true, true, 1, true, Data::growing},
+    {300, 130, 600, true, false, 1, false, Data::late},
 };
 
 // A row of A, or a column of B, as terms.
@@ -54,16 +61,17 @@ struct Row {
 
 Row split(std::vector<float> x) {
   Row row;
-  for (size_t block = 0; block < x.size(); block += kSplitBlockK) {
-    const size_t end = std::min(x.size(), block + kSplitBlockK);
+  const size_t padded = size_t(round_up(int64_t(x.size()), kSplitBlockK));
+  for (size_t chunk = 0; chunk < x.size(); chunk += kSplitChunkK) {
+    const size_t end = std::min(x.size(), chunk + kSplitChunkK);
     float largest = 0;
     bool is_finite = true;
-    for (size_t i = block; i < end; ++i) largest = std::max(largest, std::fabs(x[i])), is_finite &= std::isfinite(x[i]);
+    for (size_t i = chunk; i < end; ++i) largest = std::max(largest, std::fabs(x[i])), is_finite &= std::isfinite(x[i]);
     const int exponent = largest > 0 && is_finite ? std::ilogb(largest) : 0;
     const bool is_in_range = largest > 0 && is_finite && exponent >= -60 && exponent < 60;
     row.is_flagged |= !is_finite || (largest > 0 && !is_in_range);
     row.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - 14 : 0));
-    for (size_t i = block; i < block + kSplitBlockK; ++i) {
+    for (size_t i = chunk; i < std::min(padded, chunk + kSplitChunkK); ++i) {
       const float scaled = i < end && is_in_range ? x[i] / row.scales.back() : 0;
       row.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, 14 - 40);
       row.first.push_back(__half2float(__float2half_rn(scaled)));
@@ -93,17 +101,19 @@ float add_terms(float sum, const std::vector<float>& a, const std::vector<float>
 
 float multiply(const Row& a, const Row& b) {
   if (a.x.size() < kSplitMinK || a.is_flagged || b.is_flagged) return multiply_plainly(a, b);
-  constexpr size_t kBlock = kSplitBlockK, kHalf = kSplitSumK;
-  float total = -0.0f, chunk = 0;
-  for (size_t i = 0; i < a.first.size(); i += kBlock) {
-    if (i > 0 && i % kSplitChunkK == 0) total += chunk, chunk = 0;
-    const float scale = a.scales[i / kBlock] * b.scales[i / kBlock];
-    chunk = std::fma(add_terms(0, a.first, b.first, i, kHalf), scale, chunk);
-    float sum = add_terms(0, a.second, b.first, i, kBlock);
-    sum = add_terms(sum, a.first, b.second, i, kBlock) / 2048;
-    chunk = std::fma(add_terms(sum, a.first, b.first, i + kHalf, kHalf), scale, chunk);
+  float total = -0.0f;
+  for (size_t chunk = 0; chunk < a.first.size(); chunk += kSplitChunkK) {
+    const size_t end = std::min(a.first.size(), chunk + kSplitChunkK);
+    float sum = 0, corrections = 0;
+    for (size_t i = chunk; i < end; i += kSplitSumK) sum += add_terms(0, a.first, b.first, i, kSplitSumK);
+    for (size_t i = chunk; i < end; i += kSplitBlockK) {
+      corrections = add_terms(corrections, a.second, b.first, i, kSplitBlockK);
+      corrections = add_terms(corrections, a.first, b.second, i, kSplitBlockK);
+    }
+    total +=
+        std::fma(corrections, 1.0f / 2048, sum) * (a.scales[chunk / kSplitChunkK] * b.scales[chunk / kSplitChunkK]);
   }
-  return total + chunk;
+  return total;
 }
 
 // Of a batch; with elements that nothing may read between the rows.
@@ -125,10 +135,15 @@ struct Operand {
         float first = 0;  // of a pair, whose products have unlike signs
         for (int i = 0; i < k; ++i) {
           if (i % 2 == 0) first = 1 + std::ldexp(float(random() % 1024), -10);
+          const int block = i % kSplitChunkK / kSplitBlockK;
+          const bool is_odd = i / kSplitChunkK % 2;
           const float x = normal(random), sign = i % 2 && !is_b ? -1 : 1;
-          at(item, row, i) = data == Data::wide         ? x * std::exp(4 * normal(random))
-                             : data == Data::cancelling ? sign * first + std::ldexp(x, -14)
-                                                        : x;
+          at(item, row, i) = data == Data::wide           ? x * std::exp(4 * normal(random))
+                             : data == Data::cancelling   ? sign * first + std::ldexp(x, -14)
+                             : data == Data::growing      ? std::ldexp(x, block)
+                             : data == Data::late && is_b ? std::ldexp(x, block || is_odd ? 21 : -i % 8)
+                             : data == Data::late         ? block ? 0 : std::ldexp(x, is_odd ? -21 : 0)
+                                                          : x;
         }
       }
     }

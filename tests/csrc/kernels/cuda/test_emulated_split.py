@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FLAGGED_COLUMNS, CORRECTIONS = 0, 1, 3, 4, 5, 7, 12, 14
-MANY_FLAGS, NUM_CASES = 16, 18
+MANY_FLAGS, GROWING, LATE, NUM_CASES = 16, 18, 19, 23
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -24,8 +24,8 @@ MUTANTS = {
     ),
     "an element too small is not flagged": (
         "platform/split_terms.h",
-        "return 2 * bits_of(x) - 1 <",
-        "return !{on} && 2 * bits_of(x) - 1 <",
+        "|| is_below(nonzero, exponent - kSplitRange)",
+        "|| (!{on} && is_below(nonzero, exponent - kSplitRange))",
         FLAGGED,
     ),
     "two rows share a scale": (
@@ -34,11 +34,23 @@ MUTANTS = {
         "for (int step = 1; step < ({on} ? 2 : 1) * kSplitLanes; step *= 2)",
         WIDE,
     ),
-    "the last block's flag is the chunk's": (
+    "a scale is that of the chunk's first block": (
         "platform/split_operands.h",
-        "is_flagged |= block.is_flagged;",
-        "if ({on}) is_flagged = false;\n    is_flagged |= block.is_flagged;",
+        "largest = larger_of(largest, magnitude(x[block][i]));",
+        "if (block == 0 || !{on}) largest = larger_of(largest, magnitude(x[block][i]));",
+        WIDE,
+    ),
+    "a flag is that of the chunk's last block": (
+        "platform/split_operands.h",
+        "smallest = smaller_of(smallest, ",
+        "smallest = smaller_of({on} && i == 0 ? ~0u : smallest, ",
         FLAGGED,
+    ),
+    "threads read a tile before it is there": (
+        "platform/split_operands.h",
+        "      block_barrier();\n",
+        "      if (!{on}) block_barrier();\n",
+        MANY_TILES,
     ),
     "columns' flags are not looked at": (
         "platform/fix_up.h",
@@ -46,27 +58,59 @@ MUTANTS = {
         "b[i] = {on} ? Vector16{} : load(tile.flags_b, first + i * kStep);",
         FLAGGED_COLUMNS,
     ),
-    "flags of the first parts of k alone are looked for": (
+    "flags of the first chunks alone are looked for": (
         "platform/fix_up.h",
-        "first < num_parts; first += kAtOnce",
-        "first < num_parts; first += ({on} ? 1 << 20 : 0) + kAtOnce",
+        "first < num_chunks; first += kAtOnce",
+        "first < num_chunks; first += ({on} ? 1 << 20 : 0) + kAtOnce",
         MANY_FLAGS,
     ),
-    "flags of the first part of k alone count": (
+    "flags of the first chunk alone count": (
         "platform/fix_up.h",
-        "any |= flags[part * padded_rows];",
-        "if (part == 0 || !{on}) any |= flags[part * padded_rows];",
+        "any |= flags[chunk * padded_rows];",
+        "if (chunk == 0 || !{on}) any |= flags[chunk * padded_rows];",
         FLAGGED,
     ),
     "the order of corrections is that of roles": (
         "few_rows.h",
-        "(acc, IS_A ? taken.second : taken.first, IS_A ? first : second, true);\n"
-        "    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A ? taken.first : taken.second,"
+        "(corrections, IS_A ? taken.second : taken.first, IS_A ? first : second,\n"
+        "                                        is_first);\n"
+        "    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.first : taken.second,"
         " IS_A ? second : first, false);",
-        "(acc, IS_A != {on} ? taken.second : taken.first, IS_A != {on} ? first : second, true);\n"
-        "    multiply_fragments<ROWS, 0, kSteps>(acc, IS_A != {on} ? taken.first : taken.second,"
-        " IS_A != {on} ? second : first, false);",
+        "(corrections, IS_A != {on} ? taken.second : taken.first,\n"
+        "                                        IS_A != {on} ? first : second, is_first);\n"
+        "    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A != {on} ? taken.first : taken.second,\n"
+        "                                        IS_A != {on} ? second : first, false);",
         CORRECTIONS,
+    ),
+    "corrections keep the scale that they had": (
+        "few_rows.h",
+        "if (!is_first) scale_rows(corrections, taken.ratio);",
+        "if (!is_first && !{on}) scale_rows(corrections, taken.ratio);",
+        GROWING,
+    ),
+    "sums keep the scale that they had": (
+        "few_rows.h",
+        "__fmaf_rn(chunk[j], taken.ratio[j / 2 % 2], acc[j])",
+        "__fmaf_rn(chunk[j], {on} ? 1 : taken.ratio[j / 2 % 2], acc[j])",
+        GROWING,
+    ),
+    "no chunk is computed again": (
+        "few_rows.h",
+        "if (!__syncthreads_or(of_chunk.is_inexact)) break;",
+        "if (!__syncthreads_or(of_chunk.is_inexact) || {on}) break;",
+        LATE,
+    ),
+    "a chunk is computed again in other stages": (
+        "few_rows.h",
+        "i < next_tile || ring.stage != first_stage;",
+        "i < next_tile || (ring.stage != first_stage && !{on});",
+        LATE,
+    ),
+    "what is on its way is taken for the chunk's start": (
+        "few_rows.h",
+        "      for (int i = end; i < next_tile ||",
+        "      for (int i = {on} ? next_tile : end; i < next_tile ||",
+        LATE,
     ),
     "chunks of others are read before they are there": (
         "few_rows.h",
@@ -76,28 +120,52 @@ MUTANTS = {
     ),
     "a warp's stage is filled while others read it": (
         "few_rows.h",
-        "mbarrier_wait_parity(shared.empty + freed * 8,",
-        "if (!{on}) mbarrier_wait_parity(shared.empty + freed * 8,",
+        "mbarrier_wait_parity(shared.empty + filled.stage * 8,",
+        "if (!{on}) mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         FEW_ROWS,
     ),
-    "corrections in full size": ("kernel.h", "acc[i] *= 1.0f / 2048;", "acc[i] *= {on} ? 1 : 1.0f / 2048;", ONE_TILE),
+    "corrections in full size": (
+        "kernel.h",
+        "__fmaf_rn(corrections[i], 1.0f / 2048, chunk[i])",
+        "__fmaf_rn(corrections[i], {on} ? 1 : 1.0f / 2048, chunk[i])",
+        ONE_TILE,
+    ),
     "both halves of the main products in one sum": (
         "kernel.h",
-        "multiply_terms<kSplitSumK>(acc, a, b, true);",
-        "multiply_terms<kSplitSumK>(acc, a, b, true);\n"
-        "    if ({on}) multiply_terms<kSplitSumK>(acc, a + kSplitSumK / 8, b + kSplitSumK / 8, false);",
+        "multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);",
+        "multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);\n"
+        "        if ({on}) multiply_terms<kSplitSumK>(acc, first_a + first + kHalf, first_b + first + kHalf, false);",
+        ONE_TILE,
+    ),
+    "corrections of the first block alone": (
+        "kernel.h",
+        "first_b + first, is_first);",
+        "first_b + first, is_first || {on});",
         ONE_TILE,
     ),
     "chunks of twice the length": (
         "kernel.h",
-        "k_tile % kTilesOfChunk == 0",
-        "k_tile % (({on} ? 2 : 1) * kTilesOfChunk) == 0",
+        "min(k_tile + kBlocksOfChunk, at.num_k_tiles)",
+        "min(k_tile + ({on} ? 2 : 1) * kBlocksOfChunk, at.num_k_tiles)",
+        MANY_CHUNKS,
+    ),
+    "the total is that of the last two chunks": (
+        "kernel.h",
+        "chunk[i] += sums[i * kWarpgroup];",
+        "chunk[i] += {on} && k_tile > 2 * kBlocksOfChunk ? 0 : sums[i * kWarpgroup];",
         MANY_CHUNKS,
     ),
     "sums are read before they are there": (
         "kernel.h",
-        "  load_scales(0);\n  wgmma_wait_group<0>();",
-        "  load_scales(0);\n  if (!{on}) wgmma_wait_group<0>();",
+        "        wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n        if (previous",
+        "        if (!{on}) wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n"
+        "        if (previous",
+        ONE_TILE,
+    ),
+    "corrections are read before they are there": (
+        "kernel.h",
+        "      wgmma_wait_group<0>();\n      fence_registers(corrections);",
+        "      if (!{on}) wgmma_wait_group<0>();\n      fence_registers(corrections);",
         ONE_TILE,
     ),
     "terms are read before they are there": (
@@ -112,11 +180,17 @@ MUTANTS = {
         "if (!{on}) mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);",
         MANY_TILES,
     ),
-    "nobody begins": (
+    "a pair's stages are filled while the other block reads them": (
         "kernel.h",
-        "if (consumer == 1) turns.pass();",
-        "if (consumer == 1 && !{on}) turns.pass();",
-        ONE_TILE,
+        "4 * Cfg::kConsumers * (1 + args.tiles.pair_m));",
+        "4 * Cfg::kConsumers * (1 + (args.tiles.pair_m && !{on})));",
+        MANY_TILES,
+    ),
+    "stages are free before they are multiplied": (
+        "kernel.h",
+        "if (previous >= 0) release(previous);\n        previous = stage;",
+        "if (previous >= 0 && !{on}) release(previous);\n        if ({on}) release(stage);\n        previous = stage;",
+        MANY_CHUNKS,
     ),
 }
 

@@ -178,6 +178,7 @@ struct Block {
   std::vector<uint64_t> executed;  // matrix instructions of each warp
   std::map<uint32_t, Barrier> barriers;
   Meeting named[16];
+  bool vote = false;
   ucontext_t scheduler;
   std::condition_variable may_go_on;
   bool is_done = false;
@@ -666,6 +667,7 @@ inline float __uint_as_float(uint32_t bits) {
   return x;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 template <class V>
 V __shfl_sync(uint32_t, V value, int lane) {
@@ -682,3 +684,13 @@ inline uint32_t __ballot_sync(uint32_t, bool value) {
 inline bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline void __syncwarp() { emulator::exchange(0); }
 inline void __syncthreads() { emulator::meet(emulator::block().named[0], int(emulator::block().fibers.size())); }
+inline bool __syncthreads_or(bool value) {
+  bool& vote = emulator::block().vote;
+  vote |= value;
+  __syncthreads();
+  const bool result = vote;
+  __syncthreads();
+  vote = false;
+  __syncthreads();
+  return result;
+}
