@@ -12,10 +12,10 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row
+constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row's block
 constexpr int kSplitValues = kSplitBlockK / kSplitLanes;  // of a thread and block
-constexpr int kHalfBlockK = kSplitBlockK / 2;             // a thread has four values in each half of a block
-constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;
+constexpr int kFineLanes = 32;                 // threads of a row where tiles are few: a block for each eight
+constexpr int kHalfBlockK = kSplitBlockK / 2;  // a thread has four values in each half of a block
 static_assert(kSplitValues == 8 && kSplitLanes == 8, "two times four values");
 
 // One operand, where its terms go, and its tiles.
@@ -26,7 +26,7 @@ struct SplitOperand {
   Half* terms;
   float* scales;   // of [item][chunk][row]
   uint8_t* flags;  // the same
-  bool is_aligned;
+  bool is_aligned, has_fine_tiles;
   int tiles_rows, num_tiles;
   CopiedBatch batch;
 };
@@ -73,13 +73,12 @@ struct SplitSource {
   const float* from;  // the tile's first element
   int64_t stride_row, stride_k;
   int rows, k;  // inside of the operand, from there on
+  int own_row;  // where it is aligned
   bool is_aligned, is_along_k;
 
   // Place i of this thread in a block of the tile.
   TILEDMM_DEVICE int row(int i) const {
-    return is_aligned   ? thread_idx() / kSplitLanes
-           : is_along_k ? thread_idx() / kSplitBlockK + i * 4
-                        : thread_idx() % kSplitRows;
+    return is_aligned ? own_row : is_along_k ? thread_idx() / kSplitBlockK + i * 4 : thread_idx() % kSplitRows;
   }
   TILEDMM_DEVICE int k_of(int i) const {
     return is_aligned   ? thread_idx() % kSplitLanes * 4 + i / 4 * kHalfBlockK + i % 4
@@ -107,24 +106,22 @@ struct SplitSource {
 // Where the terms of an item go. Apart: all first ones, then all second ones. Side by side: the first ones of each half
 // of a row's block, then its second ones.
 enum class SplitPlaces { apart, side_by_side };
+// What threads exchange to hold values along k, two blocks of k in turn.
+using SplitExchange = float[2][kSplitRows][kSplitBlockK + 1];
 
-// A tile a block: 32 rows of a chunk, which the threads hold in registers until its largest are known.
-template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, 2)
-split_operands(TILEDMM_IN_PLACE SplitOperands both) {
+// One tile: rows of a chunk, each of which LANES threads hold in registers until its largest is known.
+template <SplitPlaces PLACES, int LANES>
+TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchange& exchange) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
   constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
-  __shared__ float tiles[2][kSplitRows][kSplitBlockK + 1];
-  // In this order: the next kernel may read the caller's operands before this one is done.
-  wait_for_earlier_kernels();
-  let_later_kernels_start();
-  int idx = int(block_idx());
-  const bool is_second = idx >= both.of[0].num_tiles;
-  const SplitOperand& operand = both.of[is_second];
-  if (is_second) idx -= both.of[0].num_tiles;
+  constexpr int kRows = kSplitThreads / LANES, kGroups = LANES / kSplitLanes;
+  constexpr int kBlocks = kSplitChunkK / kSplitBlockK / kGroups;  // of a thread
   const SplitLayout& layout = operand.layout;
+  const int row = thread_idx() / LANES, lane = thread_idx() % LANES, quad = lane % kSplitLanes * 4;
+  const auto k_of_block = [&](int block) { return (block * kGroups + lane / kSplitLanes) * kSplitBlockK; };
   SplitSource source{};
-  source.is_aligned = operand.is_aligned;
+  source.own_row = row;
+  source.is_aligned = LANES == kFineLanes || operand.is_aligned;
   source.is_along_k = is_k_major(operand.stride_row, operand.stride_k);
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
@@ -132,59 +129,72 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
   idx -= item * operand.tiles_rows * num_chunks;
   const int chunk = source.is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
-  const int first_row = (source.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * kSplitRows;
+  const int first_row = (source.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * kRows;
   const int first_k = chunk * kSplitChunkK;
-  source.rows = int(min_of(layout.rows - first_row, kSplitRows));  // 0 or less: padding
+  source.rows = int(min_of(layout.rows - first_row, kRows));  // 0 or less: padding
   source.k = int(min_of(layout.k - first_k, kSplitChunkK));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
-  const int row = thread_idx() / kSplitLanes, lane = thread_idx() % kSplitLanes;
-  float x[kBlocksOfChunk][kSplitValues];
-  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
-    if (block * kSplitBlockK < source.k) source.load(x[block], block * kSplitBlockK);
+  float x[kBlocks][kSplitValues] = {};
+  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
+    if (k_of_block(block) < source.k) source.load(x[block], k_of_block(block));
   }
   uint32_t largest = 0, smallest = ~0u;
-  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
-    if (block * kSplitBlockK >= source.k) break;
-    if (!source.is_aligned) {
-      auto& tile = tiles[block % 2];
+  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
+    if (!source.is_aligned && block * kSplitBlockK < source.k) {
+      auto& tile = exchange[block % 2];
       TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = x[block][i];
       block_barrier();
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[block][i] =
-          tile[row][lane * 4 + i / 4 * kHalfBlockK + i % 4];
+      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[block][i] = tile[row][quad + i / 4 * kHalfBlockK + i % 4];
     }
     TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
       largest = larger_of(largest, magnitude(x[block][i]));
       smallest = smaller_of(smallest, nonzero_magnitude(x[block][i]));
     }
   }
-  TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) largest =
-      larger_of(largest, lane_xor(largest, step));
+  TILEDMM_UNROLL for (int step = 1; step < LANES; step *= 2) largest = larger_of(largest, lane_xor(largest, step));
   const ChunkScale scale(largest);
-  const uint64_t flagged = warp_ballot(scale.is_flagged(smallest)) >> (thread_idx() % kWarpSize - lane) & 0xff;
+  const uint64_t flagged = warp_ballot(scale.is_flagged(smallest)) >> (thread_idx() % kWarpSize - lane);
   if (lane == 0) {
     const int64_t place = (int64_t(item) * num_chunks + chunk) * layout.padded_rows() + first_row + row;
     operand.scales[place] = scale.scale();
-    operand.flags[place] = flagged != 0;
+    operand.flags[place] = (flagged & ((uint64_t(1) << LANES) - 1)) != 0;
   }
   if (row >= source.rows) return;
   const float factor = scale.factor();
   Half* terms = operand.terms + 2 * item * layout.terms_of_item() +
-                kStep * ((first_row + row) * layout.padded_k() + first_k) + lane * 4;
+                kStep * ((first_row + row) * layout.padded_k() + first_k) + quad;
   const int64_t to_second = kAreApart ? layout.terms_of_item() : kHalfBlockK;
-  TILEDMM_UNROLL for (int block = 0; block < kBlocksOfChunk; ++block) {
-    if (block * kSplitBlockK >= source.k) break;
+  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
+    if (k_of_block(block) >= source.k) break;
     TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-      float* quad = &x[block][4 * half];
-      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) quad[i] *= factor;
+      float scaled[4];
+      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) scaled[i] = x[block][4 * half + i] * factor;
       TermPair first, second;
-      split_pair(quad[0], quad[1], first.words[0], second.words[0]);
-      split_pair(quad[2], quad[3], first.words[1], second.words[1]);
-      Half* to = terms + kStep * (block * kSplitBlockK + half * kHalfBlockK);
+      split_pair(scaled[0], scaled[1], first.words[0], second.words[0]);
+      split_pair(scaled[2], scaled[3], first.words[1], second.words[1]);
+      Half* to = terms + kStep * (k_of_block(block) + half * kHalfBlockK);
       store_global(reinterpret_cast<TermPair*>(to), first);
       store_global(reinterpret_cast<TermPair*>(to + to_second), second);
     }
   }
+}
+
+// A tile a block.
+template <SplitPlaces PLACES>
+TILEDMM_KERNEL(kSplitThreads, 2)
+split_operands(TILEDMM_IN_PLACE SplitOperands both) {
+  __shared__ SplitExchange exchange;
+  // In this order: the next kernel may read the caller's operands before this one is done.
+  wait_for_earlier_kernels();
+  let_later_kernels_start();
+  const int idx = int(block_idx()), of_first = both.of[0].num_tiles;
+  const bool is_second = idx >= of_first;
+  const SplitOperand& operand = both.of[is_second];
+  if (operand.has_fine_tiles)
+    split_tile<PLACES, kFineLanes>(operand, is_second ? idx - of_first : idx, exchange);
+  else
+    split_tile<PLACES, kSplitLanes>(operand, is_second ? idx - of_first : idx, exchange);
 }
 
 // ---- Host side
@@ -192,7 +202,7 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
 // An operand's part of the workspace and its tiles; flags alone if it is split late. `items` is the problem whose
 // strides of the batch become places among the operand's items.
 inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
-                                  FoldedProblem& items, char* memory, bool is_late) {
+                                  FoldedProblem& items, char* memory, bool is_late, int num_cus) {
   SplitOperand operand{};
   operand.from = static_cast<const float*>(view.data);
   operand.stride_row = view.stride_row;
@@ -205,8 +215,11 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
-  operand.tiles_rows = int(layout.padded_rows() / kSplitRows);
-  operand.num_tiles = int(layout.num_items * operand.tiles_rows * layout.num_chunks());
+  const int64_t tiles = layout.num_items * layout.padded_rows() / kSplitRows * layout.num_chunks();
+  operand.has_fine_tiles = operand.is_aligned && tiles < 2 * num_cus;
+  const int rows = operand.has_fine_tiles ? kSplitThreads / kFineLanes : kSplitRows;
+  operand.tiles_rows = int(layout.padded_rows() / rows);
+  operand.num_tiles = int(tiles * (kSplitRows / rows));
   return operand;
 }
 

@@ -98,8 +98,9 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, co
 }
 
 const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
-                        const FoldedProblem& items, cudaStream_t stream) {
+                        const FoldedProblem& items, int num_sms, cudaStream_t stream) {
   FewTask task{};
+  task.num_sms = num_sms;
   FewArguments& args = task.args;
   task.stream = stream;
   task.is_a = plan.late == SplitLate::a;
@@ -141,12 +142,13 @@ const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, ch
   const GemmProblem& p = problem.gemm;
   FoldedProblem items = problem;
   gpu::SplitOperands split{
-      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, plan.late == SplitLate::a),
-       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.bytes_a(), plan.late == SplitLate::b)}};
+      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, plan.late == SplitLate::a, num_sms),
+       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.bytes_a(), plan.late == SplitLate::b,
+                          num_sms)}};
   const char* refused = launch_split_operands(split, stream);
   if (!refused)
     refused = plan.late == SplitLate::none ? launch_tiles(problem, plan, split, items, num_sms, stream)
-                                           : launch_late(problem, plan, split, items, stream);
+                                           : launch_late(problem, plan, split, items, num_sms, stream);
   return refused ? refused : launch_fix_up(problem, &split, items, num_sms, stream);
 }
 

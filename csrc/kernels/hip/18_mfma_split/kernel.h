@@ -152,7 +152,7 @@ mfma_split([[maybe_unused]] MfmaSplitWork work, [[maybe_unused]] FoldedProblem p
   WarpScales<Cfg> scales;
   TILEDMM_NO_UNROLL for (int block = 0; block < work.num_blocks; ++block) {
     const bool is_last = block + 1 == work.num_blocks;
-    if (block % kBlocksOfChunk == 0) {
+    if (block % (kSplitChunkK / kSplitBlockK) == 0) {
       scales.load(scales_a, scales_b);
       scales_a += work.padded_m, scales_b += work.padded_n;
     }

@@ -30,8 +30,8 @@ MUTANTS = {
     ),
     "two rows share a scale": (
         "platform/split_operands.h",
-        "for (int step = 1; step < kSplitLanes; step *= 2)",
-        "for (int step = 1; step < ({on} ? 2 : 1) * kSplitLanes; step *= 2)",
+        "for (int step = 1; step < LANES; step *= 2)",
+        "for (int step = 1; step < ({on} ? 2 : 1) * LANES; step *= 2)",
         WIDE,
     ),
     "a scale is that of the chunk's first block": (
@@ -160,7 +160,7 @@ MUTANTS = {
         "        wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n        if (previous",
         "        if (!{on}) wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n"
         "        if (previous",
-        ONE_TILE,
+        MANY_CHUNKS,
     ),
     "corrections are read before they are there": (
         "kernel.h",
