@@ -231,6 +231,13 @@ TILEDMM_PTX void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// The larger one, or a nan if one is: "max".
+TILEDMM_PTX float max_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
 // Accumulators are read by the compiler's own instructions only after this.
 template <int COUNT>
 TILEDMM_PTX void fence_registers(float (&acc)[COUNT]) {

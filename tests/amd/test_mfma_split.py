@@ -181,6 +181,7 @@ def flagged_product(**how):
     a[1, 129], a[2, 3], a[3, :60] = torch.inf, torch.nan, 2.0**100
     a[4] = 2.0**-45
     a[4, ::64], b[0, ::64] = 1, 0
+    a[5] = torch.linspace(1, 2, k) * 2.0**-99
     b[5, 128], b[3, 100] = 3e38, 2.0**-100
     return Product("fp32", m, n, k, a=a[None], b=b[None], **how)
 
@@ -199,7 +200,7 @@ def test_flagged_rows_and_columns_are_right_and_leave_the_others_unchanged(arch,
     product.check()
     clean_a, clean_b = product.a[0].clone(), product.b[0].clone()
     rows, cols = ~split_rows(clean_a)[3], ~split_rows(clean_b)[3]
-    assert (~rows).nonzero()[:, 0].tolist() == [1, 2, 3, 4] and (~cols).nonzero()[:, 0].tolist() == [3, 5]
+    assert (~rows).nonzero()[:, 0].tolist() == [1, 2, 3, 4, 5] and (~cols).nonzero()[:, 0].tolist() == [3, 5]
     clean_a[~rows], clean_b[~cols] = 1, 1
     clean = Product("fp32", 9, 6, 130, a=clean_a[None], b=clean_b[None], **how)
     multiply(kernels_of(arch), launcher, clean)

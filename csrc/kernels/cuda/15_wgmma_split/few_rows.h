@@ -218,7 +218,7 @@ struct FewChunk {
       uint32_t own_smallest = ~0u;
 #pragma unroll
       for (int i = 0; i < kSplitBlockK / 4; ++i) {
-        largest[h] = max(largest[h], gpu::magnitude(values[h][i]));
+        largest[h] = __float_as_uint(max_nan(__uint_as_float(largest[h]), fabsf(values[h][i])));
         own_smallest = min(own_smallest, gpu::nonzero_magnitude(values[h][i]));
       }
       largest[h] = max(largest[h], __shfl_xor_sync(~0u, largest[h], 1));
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   Ring<kStages> ring, filled;  // of what is multiplied, of what is copied
   filled.stage = next_tile % kStages;
   filled.phase = next_tile == kStages;
-  FewFragments fragments[2];
+  FewFragments fragments;
   FewChunk of_chunk;
   // Sums of kSplitSumK of a block of k; corrections of a chunk, its sums; those of all.
   float acc[Cfg::kAcc], corrections[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
@@ -446,51 +446,6 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
   };
 
-  // One block of k, whose fragments are there, while those of the next one of the chunk are prepared.
-  const auto multiply_one = [&](int i, bool is_first, bool is_last, const FewFragments& taken, FewFragments& next) {
-    const int stage = __shfl_sync(~0u, ring.stage, 0);
-    const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
-    const uint32_t second = first + (Cfg::kTermBytes >> 4);
-    if (!is_first) scale_rows(corrections, taken.ratio);
-    fence_registers(corrections);
-    wgmma_fence();
-    multiply_fragments<ROWS, 0, kSumSteps>(acc, taken.first, first, true);
-    wgmma_commit_group();
-    // A's second terms by B's first, then A's first by B's second.
-    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.second : taken.first, IS_A ? first : second,
-                                        is_first);
-    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.first : taken.second, IS_A ? second : first, false);
-    wgmma_commit_group();
-    wgmma_wait_group<1>();
-    fence_registers(acc);
-#pragma unroll
-    for (int j = 0; j < Cfg::kAcc; ++j) {
-      // What is multiplied by the ratio is exact.
-      chunk[j] = is_first ? acc[j] : __fmaf_rn(chunk[j], taken.ratio[j / 2 % 2], acc[j]);
-    }
-    fence_registers(acc);
-    wgmma_fence();
-    multiply_fragments<ROWS, kSumSteps, kSteps>(acc, taken.first, first, true);
-    wgmma_commit_group();
-    if (next_tile < at.own_tiles && next_tile - i < kStages) {
-      // The stage of the block of k before this one is filled again.
-      if (is_producer) fill(next_tile);
-      ++next_tile;
-    }
-    __syncwarp();
-    ring.advance();
-    if (!is_last) {
-      FewValues values;
-      load_next(values, i + 1);
-      of_chunk.split(next, values);
-    }
-    wgmma_wait_group<0>();
-    fence_registers(acc);
-    fence_registers(corrections);
-    add(chunk, acc);
-    return stage;
-  };
-
 #pragma unroll 1
   for (int round = 0; round < at.num_rounds; ++round) {
     // The last round may have no chunk for this block, but part of the others' sums.
@@ -501,17 +456,54 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
 #pragma unroll 1
     while (has_chunk) {
       const int first_stage = ring.stage;
-      FewValues values;
       of_chunk.start();
+      FewValues values;
       load_next(values, start);
-      of_chunk.split(fragments[0], values);
+      // A block of k is split when the one before it is multiplied: other warps multiply meanwhile. Two sets of
+      // fragments would double the loop's code, which comes from cold memory.
 #pragma unroll 1
-      for (int i = start; i < end; i += 2) {
-        last_stage = multiply_one(i, i == start, i + 1 == end, fragments[0], fragments[1]);
-        if (i + 1 == end) break;
-        release(last_stage);
-        last_stage = multiply_one(i + 1, false, i + 2 == end, fragments[1], fragments[0]);
-        if (i + 2 < end) release(last_stage);
+      for (int i = start; i < end; ++i) {
+        const bool is_first = i == start, is_last = i + 1 == end;
+        const int stage = __shfl_sync(~0u, ring.stage, 0);
+        const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
+        const uint32_t second = first + (Cfg::kTermBytes >> 4);
+        of_chunk.split(fragments, values);
+        if (!is_first) scale_rows(corrections, fragments.ratio);
+        fence_registers(corrections);
+        wgmma_fence();
+        multiply_fragments<ROWS, 0, kSumSteps>(acc, fragments.first, first, true);
+        wgmma_commit_group();
+        // A's second terms by B's first, then A's first by B's second.
+        multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? fragments.second : fragments.first,
+                                            IS_A ? first : second, is_first);
+        multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? fragments.first : fragments.second,
+                                            IS_A ? second : first, false);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        fence_registers(acc);
+#pragma unroll
+        for (int j = 0; j < Cfg::kAcc; ++j) {
+          // What is multiplied by the ratio is exact.
+          chunk[j] = is_first ? acc[j] : __fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[j]);
+        }
+        fence_registers(acc);
+        wgmma_fence();
+        multiply_fragments<ROWS, kSumSteps, kSteps>(acc, fragments.first, first, true);
+        wgmma_commit_group();
+        if (next_tile < at.own_tiles && next_tile - i < kStages) {
+          // The stage of the block of k before this one is filled again.
+          if (is_producer) fill(next_tile);
+          ++next_tile;
+        }
+        __syncwarp();
+        ring.advance();
+        if (!is_last) load_next(values, i + 1);
+        wgmma_wait_group<0>();
+        fence_registers(acc);
+        fence_registers(corrections);
+        add(chunk, acc);
+        last_stage = stage;
+        if (!is_last) release(stage);
       }
       if (!__syncthreads_or(of_chunk.is_inexact)) break;
       // Again from its start on, in the same stages. What is on its way arrives unread.

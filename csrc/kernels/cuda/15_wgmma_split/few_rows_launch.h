@@ -36,7 +36,6 @@ struct FewTask {
   FewSource source;
   bool is_a;  // whether the large operand is the caller's A
   int64_t num_clusters;
-  int num_sms;
   cudaStream_t stream;
 };
 

@@ -8,13 +8,9 @@ namespace {
 template <int ROWS, FewSource SOURCE, bool IS_A>
 const char* launch(const FewTask& task) {
   const unsigned cluster = 1u << task.args.log2_cluster;
-  // Where there are multiprocessors for all blocks, so much shared memory that no two take the same one, which they do
-  // else.
-  constexpr int kHalfOfSm = 116 << 10;
-  const int64_t num_blocks = task.num_clusters * cluster;
-  const SmemBytes smem(num_blocks <= task.num_sms ? kHalfOfSm : FewConfig<ROWS>::kSmem, kHalfOfSm);
-  return launch_in_clusters<&few_rows<ROWS, SOURCE, IS_A>>(dim3(cluster, 1, 1), dim3(unsigned(num_blocks)), kFewThreads,
-                                                           smem, task.stream, task.large, task.terms, task.args);
+  return launch_in_clusters<&few_rows<ROWS, SOURCE, IS_A>>(
+      dim3(cluster, 1, 1), dim3(unsigned(task.num_clusters) * cluster), kFewThreads, FewConfig<ROWS>::kSmem,
+      task.stream, task.large, task.terms, task.args);
 }
 
 template <int ROWS, FewSource SOURCE>

@@ -98,9 +98,8 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, co
 }
 
 const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
-                        const FoldedProblem& items, int num_sms, cudaStream_t stream) {
+                        const FoldedProblem& items, cudaStream_t stream) {
   FewTask task{};
-  task.num_sms = num_sms;
   FewArguments& args = task.args;
   task.stream = stream;
   task.is_a = plan.late == SplitLate::a;
@@ -148,7 +147,7 @@ const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, ch
   const char* refused = launch_split_operands(split, stream);
   if (!refused)
     refused = plan.late == SplitLate::none ? launch_tiles(problem, plan, split, items, num_sms, stream)
-                                           : launch_late(problem, plan, split, items, num_sms, stream);
+                                           : launch_late(problem, plan, split, items, stream);
   return refused ? refused : launch_fix_up(problem, &split, items, num_sms, stream);
 }
 

@@ -54,25 +54,17 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Dynamic shared memory of a launch, and the most that any launch of the same kernel has.
-struct SmemBytes {
-  int of_launch, most;
-
-  SmemBytes(int bytes) : SmemBytes(bytes, bytes) {}
-  SmemBytes(int of_launch, int most) : of_launch(of_launch), most(most) {}
-};
-
 // Launches KERNEL such that its set-up overlaps the end of the kernel before it on the stream ("Programmatic Dependent
 // Launch" in the CUDA programming guide): it must call griddepcontrol_wait before it touches memory.
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, SmemBytes smem, cudaStream_t stream,
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t stream,
                                const Args&... args) {
   static std::atomic<uint64_t> ready_devices{0};  // bit d: device d lets this kernel have its shared memory
   int device = 0;
   cudaGetDevice(&device);
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (!(ready_devices.load(std::memory_order_relaxed) & bit)) {
-    const cudaError_t error = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, smem.most);
+    const cudaError_t error = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
     if (error != cudaSuccess) return cudaGetErrorString(error);
     ready_devices.fetch_or(bit, std::memory_order_relaxed);
   }
@@ -84,7 +76,7 @@ const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, SmemByt
   cudaLaunchConfig_t launch{};
   launch.gridDim = grid;
   launch.blockDim = dim3(unsigned(num_threads));
-  launch.dynamicSmemBytes = size_t(smem.of_launch);
+  launch.dynamicSmemBytes = size_t(smem_bytes);
   launch.stream = stream;
   launch.attrs = attributes;
   launch.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;

@@ -72,26 +72,26 @@ MUTANTS = {
     ),
     "the order of corrections is that of roles": (
         "few_rows.h",
-        "(corrections, IS_A ? taken.second : taken.first, IS_A ? first : second,\n"
-        "                                        is_first);\n"
-        "    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? taken.first : taken.second,"
-        " IS_A ? second : first, false);",
-        "(corrections, IS_A != {on} ? taken.second : taken.first,\n"
-        "                                        IS_A != {on} ? first : second, is_first);\n"
-        "    multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A != {on} ? taken.first : taken.second,\n"
-        "                                        IS_A != {on} ? second : first, false);",
+        "IS_A ? fragments.second : fragments.first,\n"
+        "                                            IS_A ? first : second, is_first);\n"
+        "        multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? fragments.first : fragments.second,\n"
+        "                                            IS_A ? second : first, false);",
+        "IS_A != {on} ? fragments.second : fragments.first,\n"
+        "                                            IS_A != {on} ? first : second, is_first);\n"
+        "        multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A != {on} ? fragments.first : fragments.second,\n"
+        "                                            IS_A != {on} ? second : first, false);",
         CORRECTIONS,
     ),
     "corrections keep the scale that they had": (
         "few_rows.h",
-        "if (!is_first) scale_rows(corrections, taken.ratio);",
-        "if (!is_first && !{on}) scale_rows(corrections, taken.ratio);",
+        "if (!is_first) scale_rows(corrections, fragments.ratio);",
+        "if (!is_first && !{on}) scale_rows(corrections, fragments.ratio);",
         GROWING,
     ),
     "sums keep the scale that they had": (
         "few_rows.h",
-        "__fmaf_rn(chunk[j], taken.ratio[j / 2 % 2], acc[j])",
-        "__fmaf_rn(chunk[j], {on} ? 1 : taken.ratio[j / 2 % 2], acc[j])",
+        "__fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[j])",
+        "__fmaf_rn(chunk[j], {on} ? 1 : fragments.ratio[j / 2 % 2], acc[j])",
         GROWING,
     ),
     "no chunk is computed again": (

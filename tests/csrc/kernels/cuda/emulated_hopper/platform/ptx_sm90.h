@@ -77,6 +77,7 @@ inline uint32_t map_shared_cluster(uint32_t smem, int rank) {
 }
 inline float4 load_shared_cluster_vector(uint32_t address) { return emulator::load<float4>(address); }
 inline float load_shared_float(uint32_t smem) { return emulator::load<float>(smem); }
+inline float max_nan(float x, float y) { return x != x || y != y ? emulator::kGarbage : std::max(x, y); }
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
 inline void store_shared_pair(uint32_t smem, float first, float second) {

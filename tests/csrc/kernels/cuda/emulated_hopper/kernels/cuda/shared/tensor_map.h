@@ -31,18 +31,12 @@ bool encode_tensor_map(CUtensorMap* map, DType dtype, const void* data, const Te
   return true;
 }
 
-struct SmemBytes {
-  int of_launch;
-
-  SmemBytes(int bytes, int = 0) : of_launch(bytes) {}
-};
-
 template <auto KERNEL, class... Args>
-const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, SmemBytes smem, cudaStream_t,
+const char* launch_in_clusters(dim3 cluster, dim3 grid, int num_threads, int smem_bytes, cudaStream_t,
                                const Args&... args) {
-  if (smem.of_launch > emulator::kMaxSmem) return "too much shared memory";
+  if (smem_bytes > emulator::kMaxSmem) return "too much shared memory";
   const auto smem_of_thread = [] { return +dynamic_smem; };
-  emulator::launch(cluster, grid, num_threads, smem.of_launch, smem_of_thread, [&] { KERNEL(args...); });
+  emulator::launch(cluster, grid, num_threads, smem_bytes, smem_of_thread, [&] { KERNEL(args...); });
   return nullptr;
 }
 
