@@ -135,13 +135,14 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
   source.k = int(min_of(layout.k - first_k, kSplitChunkK));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
 
-  float x[kBlocks][kSplitValues] = {};
+  float x[kBlocks][kSplitValues];
   TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
     if (k_of_block(block) < source.k) source.load(x[block], k_of_block(block));
   }
   uint32_t largest = 0, smallest = ~0u;
   TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
-    if (!source.is_aligned && block * kSplitBlockK < source.k) {
+    if (k_of_block(block) >= source.k) break;
+    if (!source.is_aligned) {
       auto& tile = exchange[block % 2];
       TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = x[block][i];
       block_barrier();
@@ -216,7 +217,7 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.flags += layout.term_bytes() + layout.scale_bytes();
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   const int64_t tiles = layout.num_items * layout.padded_rows() / kSplitRows * layout.num_chunks();
-  operand.has_fine_tiles = operand.is_aligned && tiles < 2 * num_cus;
+  operand.has_fine_tiles = operand.is_aligned && tiles < num_cus;
   const int rows = operand.has_fine_tiles ? kSplitThreads / kFineLanes : kSplitRows;
   operand.tiles_rows = int(layout.padded_rows() / rows);
   operand.num_tiles = int(tiles * (kSplitRows / rows));
