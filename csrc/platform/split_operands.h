@@ -68,37 +68,44 @@ struct alignas(8) TermPair {  // four terms
   uint32_t words[2];
 };
 
-// One tile of an operand, as a thread reads it. `values` are those of the thread in the order of memory.
+// One tile of an operand, as a thread reads it.
 struct SplitSource {
   const float* from;  // the tile's first element
   int64_t stride_row, stride_k;
   int rows, k;  // inside of the operand, from there on
-  int own_row;  // where it is aligned
-  bool is_aligned, is_along_k;
+  bool is_along_k;
 
-  // Place i of this thread in a block of the tile.
+  // Two times four neighbours along k, of a row that is aligned, in the halves of a block of k: from `first_k` on.
+  TILEDMM_DEVICE void load_quads(float (&values)[kSplitValues], int row, int first_k) const {
+    const float* row_start = from + row * stride_row + first_k;
+    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
+      const float* at = row_start + half * kHalfBlockK;
+      const int left = row < rows ? k - first_k - half * kHalfBlockK : 0;
+      Vector16 quad{};
+      if (left >= 4) {
+        quad = load_global(reinterpret_cast<const Vector16*>(at));
+      } else {
+        TILEDMM_UNROLL for (int i = 0; i < 3; ++i) {
+          if (i < left) quad.words[i] = bits_of(at[i]);
+        }
+      }
+      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(quad.words[i]);
+    }
+  }
+
+  // Elements of 32 rows of a block of k, neighbouring threads along memory: where they lie.
   TILEDMM_DEVICE int row(int i) const {
-    return is_aligned ? own_row : is_along_k ? thread_idx() / kSplitBlockK + i * 4 : thread_idx() % kSplitRows;
+    return is_along_k ? thread_idx() / kSplitBlockK + i * 4 : thread_idx() % kSplitRows;
   }
   TILEDMM_DEVICE int k_of(int i) const {
-    return is_aligned   ? thread_idx() % kSplitLanes * 4 + i / 4 * kHalfBlockK + i % 4
-           : is_along_k ? thread_idx() % kSplitBlockK
-                        : thread_idx() / kSplitRows + i * 8;
+    return is_along_k ? thread_idx() % kSplitBlockK : thread_idx() / kSplitRows + i * 8;
   }
-  TILEDMM_DEVICE void load(float (&values)[kSplitValues], int first_k) const {
-    if (is_aligned && first_k + kSplitBlockK <= k) {
-      const float* row_start = from + row(0) * stride_row + first_k + k_of(0);
-      const bool is_inside = row(0) < rows;
-      TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-        const auto* quad = reinterpret_cast<const Vector16*>(row_start + half * kHalfBlockK);
-        const Vector16 v = is_inside ? load_global(quad) : Vector16{};
-        TILEDMM_UNROLL for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(v.words[i]);
-      }
-      return;
-    }
+  TILEDMM_DEVICE void load_scattered(float (&values)[kSplitValues], int first_k) const {
+    const float* at = from + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
+    const int64_t step = is_along_k ? 4 * stride_row : 8 * stride_k;
     TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
-      const int r = row(i), p = first_k + k_of(i);
-      values[i] = r < rows && p < k ? from[r * stride_row + p * stride_k] : 0;
+      values[i] = row(i) < rows && first_k + k_of(i) < k ? *at : 0;
+      at += step;
     }
   }
 };
@@ -109,8 +116,9 @@ enum class SplitPlaces { apart, side_by_side };
 // What threads exchange to hold values along k, two blocks of k in turn.
 using SplitExchange = float[2][kSplitRows][kSplitBlockK + 1];
 
-// One tile: rows of a chunk, each of which LANES threads hold in registers until its largest is known.
-template <SplitPlaces PLACES, int LANES>
+// One tile: rows of a chunk, aligned along k or not, each of which LANES threads hold in registers until its largest is
+// known.
+template <SplitPlaces PLACES, int LANES, bool IS_ALIGNED>
 TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchange& exchange) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
   constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
@@ -120,8 +128,6 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
   const int row = thread_idx() / LANES, lane = thread_idx() % LANES, quad = lane % kSplitLanes * 4;
   const auto k_of_block = [&](int block) { return (block * kGroups + lane / kSplitLanes) * kSplitBlockK; };
   SplitSource source{};
-  source.own_row = row;
-  source.is_aligned = LANES == kFineLanes || operand.is_aligned;
   source.is_along_k = is_k_major(operand.stride_row, operand.stride_k);
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
@@ -137,12 +143,16 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
 
   float x[kBlocks][kSplitValues];
   TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
-    if (k_of_block(block) < source.k) source.load(x[block], k_of_block(block));
+    if (k_of_block(block) >= source.k) break;
+    if constexpr (IS_ALIGNED)
+      source.load_quads(x[block], row, k_of_block(block) + quad);
+    else
+      source.load_scattered(x[block], k_of_block(block));
   }
   uint32_t largest = 0, smallest = ~0u;
   TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
     if (k_of_block(block) >= source.k) break;
-    if (!source.is_aligned) {
+    if constexpr (!IS_ALIGNED) {
       auto& tile = exchange[block % 2];
       TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = x[block][i];
       block_barrier();
@@ -189,13 +199,17 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   // In this order: the next kernel may read the caller's operands before this one is done.
   wait_for_earlier_kernels();
   let_later_kernels_start();
-  const int idx = int(block_idx()), of_first = both.of[0].num_tiles;
+  int idx = int(block_idx());
+  const int of_first = both.of[0].num_tiles;
   const bool is_second = idx >= of_first;
   const SplitOperand& operand = both.of[is_second];
+  idx = is_second ? idx - of_first : idx;
   if (operand.has_fine_tiles)
-    split_tile<PLACES, kFineLanes>(operand, is_second ? idx - of_first : idx, exchange);
+    split_tile<PLACES, kFineLanes, true>(operand, idx, exchange);
+  else if (operand.is_aligned)
+    split_tile<PLACES, kSplitLanes, true>(operand, idx, exchange);
   else
-    split_tile<PLACES, kSplitLanes>(operand, is_second ? idx - of_first : idx, exchange);
+    split_tile<PLACES, kSplitLanes, false>(operand, idx, exchange);
 }
 
 // ---- Host side
