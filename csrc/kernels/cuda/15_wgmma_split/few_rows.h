@@ -446,6 +446,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
   };
 
+  FewValues values;  // of the block of k that is split next
+  load_next(values, 0);
 #pragma unroll 1
   for (int round = 0; round < at.num_rounds; ++round) {
     // The last round may have no chunk for this block, but part of the others' sums.
@@ -457,8 +459,6 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     while (has_chunk) {
       const int first_stage = ring.stage;
       of_chunk.start();
-      FewValues values;
-      load_next(values, start);
       // A block of k is split when the one before it is multiplied: other warps multiply meanwhile. Two sets of
       // fragments would double the loop's code, which comes from cold memory.
 #pragma unroll 1
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         }
         __syncwarp();
         ring.advance();
-        if (!is_last) load_next(values, i + 1);
+        if (i + 1 < at.own_tiles) load_next(values, i + 1);
         wgmma_wait_group<0>();
         fence_registers(acc);
         fence_registers(corrections);
@@ -519,6 +519,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (is_producer) fill(next_tile);
       }
       __syncwarp();
+      load_next(values, start);
     }
     if (has_chunk) {
       const int64_t place = int64_t(at.item_terms) * args.num_chunks + at.chunk_of(round);

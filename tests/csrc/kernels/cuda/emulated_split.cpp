@@ -47,7 +47,7 @@ constexpr Case kCases[] = {
     {3, 20, 17000, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
     {140, 70, 300, true, false, 1, false, Data::flagged, 132},
     {6, 70, 1500, false, true, 1, false, Data::growing},
-    {6, 70, 1500, false, true, 1, false, Data::late, 1},  // chunks that are computed twice
+    {12, 70, 1500, false, true, 1, false, Data::late, 1},  // chunks that are computed twice
     {40, 70, 580, false, false, 1, false, Data::late},
     {70, 20, 200, true, true, 1, true, Data::growing},
     {300, 130, 600, true, false, 1, false, Data::late},
