@@ -13,8 +13,8 @@ using namespace tiledmm;
 namespace {
 
 // cancelling: the products of first terms cancel, which leaves the corrections. growing: the largest of a chunk grows
-// from block to block. late: in every other chunk it grows behind the first block, which alone counts, and whose terms
-// depend on it.
+// from block to block. late: in every other chunk it grows behind the first block, which alone counts there, and whose
+// terms depend on it.
 enum class Data { normal, wide, flagged, flagged_columns, flagged_late, cancelling, growing, late };
 
 // Operands: row-major, or column-major where is_turned.
@@ -142,7 +142,9 @@ struct Operand {
                              : data == Data::cancelling   ? sign * first + std::ldexp(x, -14)
                              : data == Data::growing      ? std::ldexp(x, block)
                              : data == Data::late && is_b ? std::ldexp(x, block || is_odd ? 21 : -i % 8)
-                             : data == Data::late         ? block ? 0 : std::ldexp(x, is_odd ? -21 : 0)
+                             : data == Data::late         ? is_odd  ? std::ldexp(x, -30)
+                                                            : block ? 0
+                                                                    : x
                                                           : x;
         }
       }
