@@ -63,7 +63,7 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
     cost_us = 8 + max_of(copies, blocks_k * 0.6);
   } else {
     const int64_t pairs = ceil_div(plan.tiles_m, 2) * plan.tiles_n * problem.batch_size;
-    plan.has_pairs = plan.tiles_m > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
+    plan.has_pairs = plan.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
     if (plan.has_pairs) plan.tiles_m = ceil_div(plan.tiles_m, 2), plan.num_tiles = pairs;
     cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 +
               double(rounds) * (2 + 0.85 * double(plan.a.num_blocks()));
