@@ -20,12 +20,13 @@ static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last o
 // An operand's flags, of [item][chunk of k][row].
 struct FixUpFlags {
   const uint8_t* flags;  // null: everything is computed
-  int num_chunks, padded_rows;
+  int padded_rows;
 };
 
 struct FixUpArguments {
   FoldedProblem problem;
   FixUpFlags flags_a, flags_b;
+  int num_chunks;   // of k, each with flags
   int64_t chunk_k;  // of the sums
   int tiles_m, tiles_n, num_tiles;
   int num_blocks;  // that share out the tiles
@@ -60,7 +61,7 @@ struct FixUpSource {
 
 // Where a tile's flags lie.
 struct FixUpTile {
-  int item, first_row, first_col;
+  int item, first_row, first_col, num_chunks;
   FixUpFlags flags_a, flags_b;  // from the tile's first row and column on
 
   TILEDMM_DEVICE FixUpTile(const FixUpArguments& args, int idx) {
@@ -69,10 +70,11 @@ struct FixUpTile {
     item = idx / args.tiles_m;
     first_row = (idx - item * args.tiles_m) * kSplitBlock;
     const SplitItem place = args.steps.item_of(args.problem, item);
+    num_chunks = args.num_chunks;
     flags_a = args.flags_a;
     flags_b = args.flags_b;
-    flags_a.flags += place.a * flags_a.num_chunks * flags_a.padded_rows + first_row;
-    flags_b.flags += place.b * flags_b.num_chunks * flags_b.padded_rows + first_col;
+    flags_a.flags += place.a * num_chunks * flags_a.padded_rows + first_row;
+    flags_b.flags += place.b * num_chunks * flags_b.padded_rows + first_col;
   }
 };
 
@@ -83,12 +85,11 @@ TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
   const int lane = thread_idx() % kWarpSize;
   uint32_t any = 0;
   const auto load = [&](const FixUpFlags& of, int chunk) {
-    if (chunk >= of.num_chunks) return Vector16{};
+    if (chunk >= tile.num_chunks) return Vector16{};
     return load_global(reinterpret_cast<const Vector16*>(of.flags + int64_t(chunk) * of.padded_rows) + lane % kLanes);
   };
   const auto any_of = [](const Vector16& v) { return v.words[0] | v.words[1] | v.words[2] | v.words[3]; };
-  const int num_chunks = int(max_of(tile.flags_a.num_chunks, tile.flags_b.num_chunks));
-  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < num_chunks; first += kAtOnce * kStep) {
+  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < tile.num_chunks; first += kAtOnce * kStep) {
     Vector16 a[kAtOnce], b[kAtOnce];
     TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
       a[i] = load(tile.flags_a, first + i * kStep);
@@ -102,12 +103,11 @@ TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
 // Whether one of the chunks flagged a row or column of a tile: the thread's own one of both together.
 TILEDMM_DEVICE bool is_flagged(const FixUpTile& tile) {
   const bool is_row = thread_idx() < kSplitBlock;
-  const uint8_t* flags = (is_row ? tile.flags_a.flags : tile.flags_b.flags) + thread_idx() % kSplitBlock;
-  const int num_chunks = is_row ? tile.flags_a.num_chunks : tile.flags_b.num_chunks;
-  const int64_t padded_rows = is_row ? tile.flags_a.padded_rows : tile.flags_b.padded_rows;
+  const FixUpFlags own = is_row ? tile.flags_a : tile.flags_b;
+  const uint8_t* flags = own.flags + thread_idx() % kSplitBlock;
   uint32_t any = 0;
 #pragma unroll 4
-  for (int chunk = 0; chunk < num_chunks; ++chunk) any |= flags[chunk * padded_rows];
+  for (int chunk = 0; chunk < tile.num_chunks; ++chunk) any |= flags[int64_t(chunk) * own.padded_rows];
   return any != 0;
 }
 
@@ -219,10 +219,11 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
   args.num_blocks = int(min_of(args.num_tiles, num_cus));
   if (!split) return args;
   const auto flags_of = [](const SplitOperand& operand) {
-    return FixUpFlags{operand.flags, int(operand.layout.num_chunks()), int(operand.layout.padded_rows())};
+    return FixUpFlags{operand.flags, int(operand.layout.padded_rows())};
   };
   args.flags_a = flags_of(split->of[0]);
   args.flags_b = flags_of(split->of[1]);
+  args.num_chunks = int(split->of[0].layout.num_chunks());
   args.steps = SplitSteps(problem, items);
   return args;
 }

@@ -81,13 +81,6 @@ TILEDMM_PTX void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, 
       : "memory");
 }
 
-// `bytes` from `from` to smem, all three multiples of 16; they count on `barrier`: "cp.async.bulk".
-TILEDMM_PTX void cp_async_bulk(uint32_t smem, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
 // The copy goes to the blocks of the cluster whose bits are set, to one place in the shared memory of each, and each
 // block's own barrier counts it.
 TILEDMM_PTX void cp_async_bulk_tensor_3d_to_blocks(uint32_t smem, const CUtensorMap* map, int inner, int outer,
@@ -151,11 +144,6 @@ TILEDMM_PTX void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// A warp arrives without waiting for the others.
-TILEDMM_PTX void named_barrier_arrive(int id, int threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // True in one thread of a converged warp, which lets the compiler issue that thread's copies without a loop over lanes:
 // "elect.sync".
 TILEDMM_PTX bool elect_sync() {
@@ -182,12 +170,6 @@ TILEDMM_PTX void setmaxnreg_inc() {
 template <int REGISTERS>
 TILEDMM_PTX void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-TILEDMM_PTX float load_shared_float(uint32_t smem) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
-  return value;
 }
 
 TILEDMM_PTX uint2 load_shared_pair(uint32_t smem) {

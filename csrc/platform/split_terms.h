@@ -42,7 +42,7 @@ struct ChunkScale {
     exponent = own < kSplitMinExponent ? kSplitMinExponent : own > kSplitMaxExponent ? kSplitMaxExponent : own;
     is_in_range = own == exponent || largest == 0;
   }
-  // Of the elements; of the terms.
+  // The factor turns an element into what its terms make up, the scale turns that into the element.
   TILEDMM_DEVICE float factor() const { return float_of(uint32_t(127 + kTopExponent - exponent) << 23); }
   TILEDMM_DEVICE float scale() const { return float_of(uint32_t(127 - kTopExponent + exponent) << 23); }
   // Whether the row is flagged for it, or for an element that is not zero.

@@ -303,8 +303,8 @@ MUTANTS = {
     "flags of the first chunk": (
         "gfx942",
         FIX_UP,
-        "any |= flags[chunk * padded_rows];",
-        "if (chunk == 0) any |= flags[chunk * padded_rows];",
+        "any |= flags[int64_t(chunk) * own.padded_rows];",
+        "if (chunk == 0) any |= flags[int64_t(chunk) * own.padded_rows];",
         late_product,
     ),
     "flags of rows alone": (

@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/15_wgmma_split/scale_chunk.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ring.h"
@@ -206,6 +207,7 @@ struct FewChunk {
     smallest[0] = smallest[1] = ~0u;
     is_inexact = false;
   }
+  __device__ __forceinline__ float scale(int row) const { return gpu::ChunkScale(largest[row]).scale(); }
   __device__ __forceinline__ bool is_flagged(int row) const {
     return gpu::ChunkScale(largest[row]).is_flagged(smallest[row]);
   }
@@ -356,22 +358,6 @@ __device__ __forceinline__ void scale_rows(float (&sums)[COUNT], const float (&r
   for (int i = 0; i < COUNT; ++i) sums[i] *= ratio[i / 2 % 2];
 }
 
-// A chunk's sums with corrections, times the scales of both operands, of which `scales` are the few rows', from the
-// thread's first on.
-template <int COUNT>
-__device__ __forceinline__ void scale_chunk(float (&sums)[COUNT], const float (&corrections)[COUNT],
-                                            const FewChunk& values, const float* scales) {
-  const float scale_rows[2] = {gpu::ChunkScale(values.largest[0]).scale(), gpu::ChunkScale(values.largest[1]).scale()};
-#pragma unroll
-  for (int j = 0; j < COUNT; j += 4) {
-    const float2 pair = *reinterpret_cast<const float2*>(scales + j * 2);
-#pragma unroll
-    for (int i = j; i < j + 4; ++i)
-      sums[i] =
-          __fmul_rn(__fmaf_rn(corrections[i], 1.0f / 2048, sums[i]), scale_rows[i / 2 % 2] * (i % 2 ? pair.y : pair.x));
-  }
-}
-
 template <int ROWS, FewSource SOURCE, bool IS_A>
 __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
@@ -446,8 +432,10 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
   };
 
+  // 64 rows and loads from memory leave no registers to load a block's values while the one before is multiplied.
+  constexpr bool kLoadsAhead = SOURCE != FewSource::memory || ROWS < 64;
   FewValues values;  // of the block of k that is split next
-  load_next(values, 0);
+  if (kLoadsAhead) load_next(values, 0);
 #pragma unroll 1
   for (int round = 0; round < at.num_rounds; ++round) {
     // The last round may have no chunk for this block, but part of the others' sums.
@@ -467,6 +455,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         const int stage = __shfl_sync(~0u, ring.stage, 0);
         const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
         const uint32_t second = first + (Cfg::kTermBytes >> 4);
+        if (!kLoadsAhead) load_next(values, i);
         of_chunk.split(fragments, values);
         if (!is_first) scale_rows(corrections, fragments.ratio);
         fence_registers(corrections);
@@ -497,7 +486,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         }
         __syncwarp();
         ring.advance();
-        if (i + 1 < at.own_tiles) load_next(values, i + 1);
+        if (kLoadsAhead && i + 1 < at.own_tiles) load_next(values, i + 1);
         wgmma_wait_group<0>();
         fence_registers(acc);
         fence_registers(corrections);
@@ -519,11 +508,12 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (is_producer) fill(next_tile);
       }
       __syncwarp();
-      load_next(values, start);
+      if (kLoadsAhead) load_next(values, start);
     }
     if (has_chunk) {
       const int64_t place = int64_t(at.item_terms) * args.num_chunks + at.chunk_of(round);
-      scale_chunk(chunk, corrections, of_chunk, args.scales + place * args.padded_few + threadIdx.x % 4 * 2);
+      scale_chunk(chunk, corrections, {of_chunk.scale(0), of_chunk.scale(1)},
+                  args.scales + place * args.padded_few + threadIdx.x % 4 * 2);
     }
     add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, round);
     if (!has_chunk) break;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/plan.h"
+#include "kernels/cuda/15_wgmma_split/scale_chunk.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ring.h"
@@ -87,23 +88,6 @@ __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], 
     };
     wgmma_mma_async<__half, SplitConfig::kBlockN, false, false>(acc, descriptor(a), descriptor(b),
                                                                 step > 0 || !is_first);
-  }
-}
-
-// A chunk's sums, with corrections, times the scales of their rows and columns: in `chunk`.
-__device__ __forceinline__ void scale_chunk(float (&chunk)[SplitConfig::kAcc],
-                                            const float (&corrections)[SplitConfig::kAcc], const float* scales_a,
-                                            const float* scales_b) {
-  const float scale_rows[2] = {scales_a[0], scales_a[8]};
-#pragma unroll
-  for (int j = 0; j < SplitConfig::kBlockN / 8; ++j) {
-    const float2 scale_cols = *reinterpret_cast<const float2*>(scales_b + j * 8);
-#pragma unroll
-    for (int i = 4 * j; i < 4 * j + 4; ++i) {
-      // The product of two scales is exact: a power of two from 2^-148 to 2^90.
-      const float scale = scale_rows[i / 2 % 2] * (i % 2 ? scale_cols.y : scale_cols.x);
-      chunk[i] = __fmul_rn(__fmaf_rn(corrections[i], 1.0f / 2048, chunk[i]), scale);
-    }
   }
 }
 
@@ -182,7 +166,7 @@ struct SplitConsumer {
       wgmma_wait_group<0>();
       fence_registers(corrections);
       release(previous);
-      scale_chunk(chunk, corrections, scales_a, scales_b);
+      scale_chunk(chunk, corrections, {scales_a[0], scales_a[8]}, scales_b);
       scales_a += args.padded_m;
       scales_b += args.padded_n;
       if (!is_first_chunk) {

@@ -60,14 +60,14 @@ MUTANTS = {
     ),
     "flags of the first chunks alone are looked for": (
         "platform/fix_up.h",
-        "first < num_chunks; first += kAtOnce",
-        "first < num_chunks; first += ({on} ? 1 << 20 : 0) + kAtOnce",
+        "first < tile.num_chunks; first += kAtOnce",
+        "first < tile.num_chunks; first += ({on} ? 1 << 20 : 0) + kAtOnce",
         MANY_FLAGS,
     ),
     "flags of the first chunk alone count": (
         "platform/fix_up.h",
-        "any |= flags[chunk * padded_rows];",
-        "if (chunk == 0 || !{on}) any |= flags[chunk * padded_rows];",
+        "any |= flags[int64_t(chunk) * own.padded_rows];",
+        "if (chunk == 0 || !{on}) any |= flags[int64_t(chunk) * own.padded_rows];",
         FLAGGED,
     ),
     "the order of corrections is that of roles": (
@@ -125,9 +125,9 @@ MUTANTS = {
         FEW_ROWS,
     ),
     "corrections in full size": (
-        "kernel.h",
-        "__fmaf_rn(corrections[i], 1.0f / 2048, chunk[i])",
-        "__fmaf_rn(corrections[i], {on} ? 1 : 1.0f / 2048, chunk[i])",
+        "scale_chunk.h",
+        "__fmaf_rn(corrections[i], 1.0f / 2048, sums[i])",
+        "__fmaf_rn(corrections[i], {on} ? 1 : 1.0f / 2048, sums[i])",
         ONE_TILE,
     ),
     "both halves of the main products in one sum": (

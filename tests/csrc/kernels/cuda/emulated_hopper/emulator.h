@@ -391,16 +391,6 @@ inline void store_box(const void* map_data, int inner, int outer, int item, uint
   });
 }
 
-inline void copy_bytes(uint32_t smem, const void* from, uint32_t bytes, uint32_t barrier) {
-  check_start();
-  Block* own = &block();
-  std::memset(memory_at(*own, smem), 0xff, bytes);
-  cluster().copy_later([=] {
-    std::memcpy(memory_at(*own, smem), from, bytes);
-    copied(*own, barrier, bytes);
-  });
-}
-
 // ---- the matrix unit
 
 // A thread's part of an instruction. A: in shared memory or, not null, a fragment.

@@ -32,7 +32,6 @@ inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   emulator::wait_until([=] { return own->phase != parity; });
 }
 inline void named_barrier_sync(int id, int threads) { emulator::meet(emulator::block().named[id], threads); }
-inline void named_barrier_arrive(int id, int threads) { emulator::block().named[id].arrive(threads); }
 inline void cluster_sync() { emulator::meet(emulator::cluster().meeting, emulator::cluster().num_threads); }
 inline void cluster_arrive_relaxed() {
   emulator::current->cluster_turn = emulator::cluster().meeting.turn;
@@ -55,9 +54,6 @@ inline void cp_async_bulk_tensor_3d(uint32_t smem, const CUtensorMap* map, int i
                                     uint32_t barrier, CachePolicy) {
   emulator::copy_box(smem, map, inner, outer, item, barrier, 1u << emulator::block().rank);
 }
-inline void cp_async_bulk(uint32_t smem, const void* from, uint32_t bytes, uint32_t barrier) {
-  emulator::copy_bytes(smem, from, bytes, barrier);
-}
 inline void cp_async_bulk_tensor_3d_store(const CUtensorMap* map, int inner, int outer, int item, uint32_t smem) {
   emulator::store_box(map, inner, outer, item, smem);
 }
@@ -76,7 +72,6 @@ inline uint32_t map_shared_cluster(uint32_t smem, int rank) {
   return smem | uint32_t(rank + 1) << emulator::kBlockShift;
 }
 inline float4 load_shared_cluster_vector(uint32_t address) { return emulator::load<float4>(address); }
-inline float load_shared_float(uint32_t smem) { return emulator::load<float>(smem); }
 inline float max_nan(float x, float y) { return x != x || y != y ? emulator::kGarbage : std::max(x, y); }
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
