@@ -1,10 +1,9 @@
-// Instances of the wgmma kernel: fp16, tiles of 192 x 192, 192 x 128, 192 x 96.
+// Instances of the wgmma kernel: fp16, tiles of 192 x 192, 192 x 96.
 #include "kernels/cuda/11_wgmma/kernel.h"
 
 namespace tiledmm::cuda {
 
-template const char* launch_tile<__half, 11>(const Task&);  // 192 x 192
-template const char* launch_tile<__half, 12>(const Task&);  // 192 x 128
-template const char* launch_tile<__half, 13>(const Task&);  // 192 x 96
+template const char* launch_tile<__half, 14>(const Task&);  // 192 x 192
+template const char* launch_tile<__half, 15>(const Task&);  // 192 x 96
 
 }  // namespace tiledmm::cuda

@@ -5,10 +5,11 @@
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles; operands that stream evict themselves from the second-level cache; pairs of blocks that fetch half of
-// an operand each where rows cross sectors of that cache (multicast, which gains nothing otherwise). fp32 needs
-// operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the
-// copy engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to
+// eight blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains
+// nothing otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better. fp32 needs operands
+// along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the copy engine
+// cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>
@@ -35,7 +36,8 @@ constexpr int kMaxStages = 12;      // more does not hide more
 
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
-          bool PAIRS = always_built_with_pairs({BLOCK_M, BLOCK_N}), bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
+          bool CLUSTERS = always_built_with_clusters({BLOCK_M, BLOCK_N}),
+          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
 struct Config {
   using T = T_;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -57,11 +59,15 @@ struct Config {
   // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
   static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
   static constexpr int kBoxN = B_IS_N_MAJOR ? (BLOCK_N == 32 || kIsTf32 ? 32 : 64) : BLOCK_N == 256 ? 128 : BLOCK_N;
+  // Tiles begin at multiples of so many rows, columns: where lines of operands across k do. Transposed ones begin with
+  // whole tiles.
+  static constexpr int kUnitA = !A_IS_M_MAJOR ? 1 : kIsTf32 ? BLOCK_M : 64;
+  static constexpr int kUnitB = !B_IS_N_MAJOR ? 1 : kIsTf32 ? BLOCK_N : BLOCK_N % 64 ? 32 : 64;
   using LoaderA = BoxLoader<T, BLOCK_M, kBoxM, !A_IS_M_MAJOR>;
   using LoaderB = BoxLoader<T, BLOCK_N, kBoxN, !B_IS_N_MAJOR>;
-  // Blocks of a pair fetch half of each box.
-  static constexpr bool kPairs = PAIRS && tiledmm::pairs({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
-  static_assert(!kPairs || B_IS_N_MAJOR || kBoxN % 16 == 0, "half begins where the pattern of the swizzle does");
+  // Blocks of a cluster fetch parts of each box for each other.
+  static constexpr bool kClusters = CLUSTERS && tiledmm::may_cluster({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
+  static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "half begins where the pattern of the swizzle does");
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
   // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
@@ -183,7 +189,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
   using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      always_built_with_pairs({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
+                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -210,19 +216,22 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
-  const int num_pairs = Cfg::kPairs ? args.pair_m + args.pair_n : 0;  // that the block belongs to
-  shared.is_paired = num_pairs > 0;
-  if (Cfg::kPairs && shared.is_paired) {
-    // A warp's first lanes tell this block and the others of its pairs.
-    const PairRanks rank = pair_ranks<Cfg>(args);
-    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.pair_m);
-    const int other = lane == 0 ? 0 : lane == 1 && args.pair_m ? 1 : 1 << args.pair_m;
-    shared.releases = lane <= num_pairs ? map_shared_cluster(shared.empty, block ^ other) : 0;
+  const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
+  shared.in_cluster = log_cluster > 0;
+  // Blocks that a stage's copies come from, this one among them.
+  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
+  if (Cfg::kClusters && shared.in_cluster) {
+    // A warp's first lanes tell each of them: those of the same columns, then those of the same rows.
+    const ClusterRank rank = cluster_rank<Cfg>(args);
+    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
+    const int along_n = lane + 1 - (1 << args.cluster_m);
+    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
+    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
   }
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int stage = 0; stage < kNumStages; ++stage) {
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + num_pairs));  // one arrival per consumer warp
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * num_senders);  // one arrival per consumer warp
       if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
     }
     fence_mbarrier_init();
@@ -233,11 +242,11 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
       fence_proxy_async();
     }
   }
-  if (Cfg::kPairs && shared.is_paired) {
+  if (Cfg::kClusters && shared.in_cluster) {
     cluster_arrive_relaxed();
-    const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> num_pairs, args), args);
+    const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args);
     cluster_wait();  // the other blocks' barriers are initialised as well
-    if (args.start == Start::in_pairs && warp == kProducerWarp && elect_sync())
+    if (args.start == Start::in_clusters && warp == kProducerWarp && elect_sync())
       start_tile<Cfg, true>(&map_a, map_b.maps, args, shared, at);
   }
   __syncthreads();
@@ -280,7 +289,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     // Shared memory must outlive the stores that read it.
     if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (shared.is_paired) {  // so must it outlive the other blocks' copies to it and arrivals at its barriers
+  if (shared.in_cluster) {  // so must it outlive the other blocks' copies to it and arrivals at its barriers
     cluster_arrive_relaxed();
     cluster_wait();
   }
@@ -295,18 +304,20 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.pair_m = task.plan.pairs_m;
-  args.pair_n = task.plan.pairs_n;
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.pair_m));
-  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.pair_n));
+  args.cluster_m = task.plan.cluster_m;
+  args.cluster_n = task.plan.cluster_n;
+  for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
+  args.same_cols = (1u << (1 << args.cluster_m)) - 1;
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.cluster_m));
+  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.cluster_n));
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
   const bool splits_chunks = task.plan.splits_chunks || task.plan.shares_tiles;
   args.num_splits = splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
   args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
   const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
   args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
-  args.last_row = latest_start(p.m, Cfg::kBlockM, args.pair_m, args.num_k_tiles, !Cfg::kAIsMMajor);
-  args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, args.pair_n, args.num_k_tiles, !Cfg::kBIsNMajor);
+  args.last_row = latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
+  args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, Cfg::kUnitB);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
@@ -319,6 +330,7 @@ Arguments arguments_of(const Task& task) {
   args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
   args.activation = p.activation;
   args.stores_by_tma = task.stores_by_tma;
+  args.is_exchanged = task.plan.is_exchanged;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
                       (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
   args.c = p.c;
@@ -333,11 +345,11 @@ Arguments arguments_of(const Task& task) {
   return args;
 }
 
-// `num_units`: blocks, pairs or pairs of pairs.
+// `num_units`: blocks or clusters of them.
 template <class Cfg>
 Start start_of(const Arguments& args, int64_t num_units) {
   if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
-  if (args.pair_m || args.pair_n) return Start::in_pairs;
+  if (args.cluster_m || args.cluster_n) return Start::in_clusters;
   const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
   return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
 }
@@ -352,8 +364,8 @@ CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_re
 template <class Cfg>
 bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
   const GemmProblem& p = task.problem.gemm;
-  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.pair_n) &&
-                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.pair_m);
+  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.cluster_n) &&
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.cluster_m);
   const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
   args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
   args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
@@ -382,7 +394,7 @@ const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   Arguments args = arguments_of<Cfg>(task);
   const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
-  const int cluster = 1 << args.pair_m << args.pair_n;
+  const int cluster = 1 << args.cluster_m << args.cluster_n;
   const int64_t num_blocks = num_units * cluster;
   args.start = start_of<Cfg>(args, num_units);
   const bool is_one_wave = args.start == Start::by_grid;
@@ -390,8 +402,8 @@ const char* launch_config(const Task& task) {
   // numbers its tiles as the grid does.
   int64_t square = 1;
   while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_squares = max_of(1, ((args.tiles_m << args.pair_m) + square / 2) / square);
-  // Where a single product has few columns of tiles, none of them in pairs, groups of four rows are faster (on an
+  const int64_t num_squares = max_of(1, ((args.tiles_m << args.cluster_m) + square / 2) / square);
+  // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
   // H200).
   const bool has_few_columns =
       cluster == 1 && args.tiles_m > 8 && args.tiles_n <= 12 && args.num_tiles == args.tiles_m * args.tiles_n;
@@ -432,16 +444,16 @@ const char* launch_kernel_of(const Task& task) {
     return launch_config<Cfg>(task);
 }
 
-template <class T, int TILE, bool PAIRS, bool SHARES = false>
+template <class T, int TILE, bool CLUSTERS, bool SHARES = false>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.b.is_k_major)
-    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, PAIRS>, SHARES>(task)
-                             : launch_kernel_of<Config<T, M, N, true, false, false, PAIRS>, SHARES>(task);
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, CLUSTERS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, false, false, CLUSTERS>, SHARES>(task);
   if constexpr (serves_layout(kShape, false))
-    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, PAIRS>, SHARES>(task)
-                             : launch_kernel_of<Config<T, M, N, true, true, false, PAIRS>, SHARES>(task);
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, CLUSTERS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, true, false, CLUSTERS>, SHARES>(task);
   return "this tile needs a k-major B";
 }
 
@@ -458,10 +470,10 @@ const char* launch_tile(const Task& task) {
   if constexpr (shares_tiles(kShape)) {
     if (task.plan.shares_tiles) return launch_layout<T, TILE, false, true>(task);
   }
-  if constexpr (pairs(kShape, true) && !always_built_with_pairs(kShape)) {
-    if (task.plan.pairs_m || task.plan.pairs_n) return launch_layout<T, TILE, true>(task);
+  if constexpr (may_cluster(kShape, true) && !always_built_with_clusters(kShape)) {
+    if (task.plan.cluster_m || task.plan.cluster_n) return launch_layout<T, TILE, true>(task);
   }
-  return launch_layout<T, TILE, always_built_with_pairs(kShape)>(task);
+  return launch_layout<T, TILE, always_built_with_clusters(kShape)>(task);
 }
 
 template <int TILE>
@@ -471,7 +483,8 @@ const char* launch_tile_tf32(const Task& task) {
   if (task.b.is_k_major)
     return task.is_transposed
                ? launch_config<Config<float, M, N, true, false>>(task)
-               : launch_config<Config<float, M, N, true, false, false, always_built_with_pairs({M, N}), false>>(task);
+               : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
+                     task);
   if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
     return launch_config<Config<float, M, N, true, true>>(task);
   return "this tile does not transpose B";

@@ -50,12 +50,13 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (status == Status::ok && plan.copies_b)
     status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
+  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
+  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
+  if (plan.tiles.is_exchanged) problem = transposed(problem);
   if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
     return Status::launch_failed;
   }
-  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
   task.plan = plan.tiles;
-  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
   if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   task.partial = chunk_sums.sums;
   const char* refused = repack.launch();

@@ -16,8 +16,8 @@ constexpr uint64_t kDescOnes = matrix_descriptor(Swizzle::none, 128, 128);
 struct Shared {
   uint32_t stages, full, empty, transposed;  // the last three: barriers, one per stage
   uint32_t ones;
-  bool is_paired;
-  uint32_t releases;  // pairs: address of the partner's `empty` barriers; 0 if this thread signals nobody
+  bool in_cluster;
+  uint32_t releases;  // clusters: address of a block's `empty` barriers; 0 if this thread signals nobody
   char* c;            // of this consumer
 };
 

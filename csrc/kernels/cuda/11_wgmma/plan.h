@@ -2,6 +2,8 @@
 // work; none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
@@ -19,8 +21,8 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 192}, {128, 168}, {128, 160}, {128, 128}, {64, 192},
-    {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 128}, {192, 96},
+    {128, 256}, {128, 224}, {128, 208}, {128, 192}, {128, 176}, {128, 160}, {128, 128}, {64, 256},
+    {64, 192},  {64, 160},  {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 96},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));
 
@@ -57,16 +59,14 @@ constexpr bool serves_layout(const TileShape& shape, bool is_b_k_major) {
 }
 
 // Where tiles of `block` rows of an operand begin at the latest. The copy engine takes longer for rows beyond it than
-// for rows of it. So the second of a pair, if it is all outside, takes the first one's place; and where half of a tile
-// or more is outside of an operand along k, and k long, the last tiles begin early, inside: some rows are computed
-// again, to the same bits. Up to kHidden k tiles are all on their way before the first has arrived, which hides it
-// (measured on an H200).
-constexpr int latest_start(int64_t size, int block, int pair, int64_t num_k_tiles, bool is_k_major) {
-  constexpr int64_t kHidden = 16;
-  const int64_t outside = round_up(size, block << pair) - size;
-  const bool begins_early = is_k_major && size > block && 2 * outside >= block && num_k_tiles > kHidden;
-  return int(begins_early ? size - block : (size - 1) / block * block);
+// for rows of it. So the last tiles begin early, inside, at a multiple of `unit`: some rows are computed again, to the
+// same bits. A block of a cluster that would be all outside computes the last tile, too.
+constexpr int latest_start(int64_t size, int block, int unit) {
+  return size > block ? int(round_up(size - block, unit)) : 0;
 }
+
+// Whether the kernel can store C transposed: by the copy engine alone, which narrower tiles do without.
+constexpr bool stores_transposed(const TileShape& shape) { return shape.block_n >= 64; }
 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
@@ -74,14 +74,18 @@ constexpr bool sums_rows(const TileShape& shape) {
   return shape.block_m >= 128 && shape.block_n != 224 && serves_layout(shape, false);
 }
 
-// Whether two blocks of a cluster may have tiles below each other, each of which fetches half of the B that both
-// multiply, or beside each other, with half of A: copies must begin where the pattern of the swizzle does.
-constexpr bool pairs(const TileShape& shape, bool is_b_k_major) {
-  return shape.block_m >= 128 ? !is_b_k_major || shape.block_n % 16 == 0 : shape.block_n == 64 || shape.block_n == 128;
+// Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
+inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
+
+// Whether blocks of a cluster may have tiles below each other, each of which fetches a part of the B that all multiply,
+// or beside each other, with a part of A: copies must begin where the pattern of the swizzle does.
+constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, int log_m = 1) {
+  const bool has_kernel = shape.block_m >= 128 || shape.block_n == 64 || shape.block_n == 128 || shape.block_n == 160;
+  return has_kernel && (!is_b_k_major || shape.block_n % (8 << log_m) == 0);
 }
-// Whether every kernel of this tile can work in pairs. The code for it costs small tiles 2 to 7 %: they have kernels of
-// their own for pairs.
-constexpr bool always_built_with_pairs(const TileShape& shape) { return shape.block_m >= 128; }
+// Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
+// of their own for clusters.
+constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.
@@ -96,28 +100,39 @@ constexpr int64_t clusters_at_once(int64_t cluster, int num_sms) { return num_sm
 struct TilePlan {
   int tile;
   TileShape shape;
-  bool splits_chunks;     // each chunk of k is a tile of its own, their sums are added by a second kernel
-  bool shares_tiles;      // each chunk of a tile is for a block of a cluster
-  bool pairs_m, pairs_n;  // of blocks along m, which fetch B for each other; along n, which fetch A
+  bool splits_chunks;  // each chunk of k is a tile of its own, their sums are added by a second kernel
+  bool shares_tiles;   // each chunk of a tile is for a block of a cluster
+  // Logarithms of a cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
+  int cluster_m, cluster_n;
+  // The kernel computes C^T = B^T A^T and stores it transposed: the tile's m is along the product's n.
+  bool is_exchanged;
   double microseconds;
   int group_m;  // rows of tiles that are computed together; 0: as many as the launcher finds best
 };
 
-// How many tiles, pairs or pairs of pairs run at the same time. Clusters of four leave some multiprocessors idle, as
-// not every GPC has a multiple of four (an H200 runs 30 of them).
+// How many tiles, or clusters of them, run at the same time. Clusters of four and eight leave some multiprocessors
+// idle, as not every GPC has a multiple of as many (an H200 runs 30 and 15 of them).
 constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
-  const int at_once =
-      plan.pairs_m && plan.pairs_n ? num_sms / 4 - num_sms / 44 : num_sms >> int(plan.pairs_m || plan.pairs_n);
-  return int(max_of(at_once, 1));
+  const int log = plan.cluster_m + plan.cluster_n;
+  return int(max_of((num_sms >> log) - (log < 2 ? 0 : num_sms / 132 * (log == 2 ? 3 : 1)), 1));
 }
 
 // What decides how long it takes.
 struct WgmmaProblem {
   int64_t m, n, k, chunk_k, batch;
-  bool is_b_k_major;
+  bool is_a_k_major, is_b_k_major;
   int a_alignment, b_alignment;  // rows begin at multiples of 16, 32 or 64 bytes
   bool needs_row_sums;
+  bool may_exchange;  // plans may have exchanged roles
 };
+
+constexpr WgmmaProblem exchanged(const WgmmaProblem& p) {
+  WgmmaProblem other = p;
+  other.m = p.n, other.n = p.m;
+  other.is_a_k_major = p.is_b_k_major, other.is_b_k_major = p.is_a_k_major;
+  other.a_alignment = p.b_alignment, other.b_alignment = p.a_alignment;
+  return other;
+}
 
 constexpr int row_alignment(uint64_t address, int64_t ld) {
   const uint64_t bits = address | uint64_t(ld) * 2;
@@ -130,7 +145,19 @@ constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment == 64 &&
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
 constexpr double row_nanoseconds(int alignment, double blocks) {
-  return alignment == 16 ? 1.25 + 0.0087 * blocks : alignment == 32 ? 0.8 + 0.0077 * blocks : 0.93 + 0.0003 * blocks;
+  return alignment == 16 ? 1.02 + 0.0092 * blocks : alignment == 32 ? 0.68 + 0.0069 * blocks : 0.64 + 0.005 * blocks;
+}
+
+// What the matrix unit takes for a k tile of a tile.
+constexpr double matrix_unit_microseconds(const TileShape& tile) {
+  return std::max(0.105, 19.8e-6 * tile.block_m * tile.block_n);
+}
+
+// Less than any plan of a tile takes: if all multiprocessors were busy all the time.
+inline double least_microseconds(const TileShape& shape, const WgmmaProblem& p, int num_sms) {
+  const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
+  const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
+  return 5 + k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
@@ -141,30 +168,30 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
-  const int num_pairs = int(plan.pairs_m) + int(plan.pairs_n), at_once = tiles_at_once(plan, num_sms);
-  const int64_t num_tiles = p.batch * num_splits * ceil_div(p.m, shape.block_m << int(plan.pairs_m)) *
-                            ceil_div(p.n, shape.block_n << int(plan.pairs_n));
+  const int log_cluster = plan.cluster_m + plan.cluster_n, at_once = tiles_at_once(plan, num_sms);
+  const int64_t tiles_m = ceil_div(p.m, shape.block_m << plan.cluster_m);
+  const int64_t tiles_n = ceil_div(p.n, shape.block_n << plan.cluster_n);
+  const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
   const bool crosses_sectors = p.a_alignment == 16 || p.b_alignment == 16;
-  // A copy to two or four blocks takes longer than one to a single block.
-  const double copy = num_pairs == 0    ? 1
-                      : num_pairs == 1  ? (crosses_sectors ? 1.1 : 1.4)
-                      : crosses_sectors ? 1.3
-                                        : 1.75;
-  // `count` tiles or pairs of them at a time, as many as there are multiprocessors at most.
+  // Copies to one block, to two, to two by two, to eight, to four that share one operand.
+  constexpr double kCopies[2][5] = {{1, 1.26, 1.7, 1.63, 0.57}, {1, 1.13, 1.39, 1.6, 1.19}};
+  const bool is_row_of_four = log_cluster == 2 && plan.cluster_m != plan.cluster_n;
+  const double copy = kCopies[crosses_sectors][is_row_of_four ? 4 : log_cluster];
+  // `count` tiles or clusters of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
-    const double area = double(tile.block_m) * tile.block_n, blocks = double(count << num_pairs);
+    const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = double(min_of(tile.block_m, p.m));
     const double b_rows = double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
     double copies = copy * 1e-3 *
-                    (row_nanoseconds(p.a_alignment, blocks) * a_rows / (plan.pairs_n ? 2 : 1) +
-                     row_nanoseconds(p.b_alignment, blocks) * b_rows / (plan.pairs_m ? 2 : 1));
+                    (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
+                     row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
     // A single consumer's copies take less (sides of 512 to 2500, 280 plans: 0.88 of the predicted whole).
-    if (shape.block_m == 64) copies *= num_pairs == 0 ? 0.8 : 0.85;
+    if (shape.block_m == 64) copies *= 0.85;
     if (is_aligned(p)) copies = 0;
     const double read = double(tile.block_m / 64) * (64 + tile.block_n);
-    double k_tile = 0.105;
-    for (const double bound : {area * 19.8e-6, copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})
+    double k_tile = matrix_unit_microseconds(tile);
+    for (const double bound : {copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})
       if (bound > k_tile) k_tile = bound;
     return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
   };
@@ -179,7 +206,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
   double rate = 3.8e6;
   if (p.m <= shape.block_m && !p.is_b_k_major && num_splits == 1) {
-    const double drawn = 70e3 * double(min_of(num_tiles, at_once) << num_pairs), narrow = 3.3e6;
+    const double drawn = 70e3 * double(min_of(num_tiles, at_once) << log_cluster), narrow = 3.3e6;
     rate = shape.block_n < 128 ? narrow : rate;
     if (drawn < rate) rate = drawn;
   }
@@ -187,49 +214,72 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const double sums = plan.shares_tiles    ? 2.3
                       : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
                                            : 0;
-  return 5 + (is_aligned(p) ? 0 : 0.7) + (num_pairs == 0 ? 0 : 0.4 + 0.1 * num_pairs) + sums +
-         (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  // Of a plan and the same one with exchanged roles, the one with fewer rows of tiles is faster (192 x 96 on 3072 x 768
+  // outputs: up to 10 %).
+  const double order = tiles_m > tiles_n ? 0.01 : 0;
+  const double all = 5 + (is_aligned(p) ? 0 : 0.3) + (log_cluster == 0 ? 0 : 0.6) + sums + order +
+                     (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  // Where all k is in flight at the same time, clusters gain more.
+  return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
 }
 
-// Calls visit(plan) for each way to share out a problem: those that may be the fastest, or all that the kernels can
-// carry out.
+// Calls visit(plan, p) for each way to share out a problem without exchanging roles: those that may be the fastest, or
+// all that the kernels can carry out. It returns from how many microseconds on plans are of no interest: the limit.
 template <class Visit>
-void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, const Visit& visit) {
-  const bool is_chunked = problem.chunk_k < problem.k;
-  const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
+void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms, bool is_all, double& limit,
+                           const Visit& visit) {
+  const bool is_chunked = p.chunk_k < p.k;
+  const bool may_split = !is_exchanged && !p.needs_row_sums && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
+  WgmmaProblem aligned = p;
+  aligned.a_alignment = aligned.b_alignment = 64;
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
-    if (!serves_layout(shape, problem.is_b_k_major)) continue;
-    if (problem.needs_row_sums && !sums_rows(shape)) continue;
-    const auto consider = [&](bool splits, bool shares, bool pairs_m, bool pairs_n) {
-      TilePlan plan{i, shape, splits, shares, pairs_m, pairs_n, 0, 0};
-      plan.microseconds = model_microseconds(plan, problem, num_sms);
-      visit(plan);
+    if (!serves_layout(shape, p.is_b_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
+    if (p.needs_row_sums && !sums_rows(shape)) continue;
+    if (least_microseconds(shape, p, num_sms) >= limit) continue;
+    TilePlan plan{i, shape, false, false, 0, 0, is_exchanged, 0, 0};
+    const auto consider = [&](int log_m, int log_n) {
+      plan.cluster_m = log_m, plan.cluster_n = log_n;
+      plan.microseconds = model_microseconds(plan, p, num_sms);
+      limit = visit(plan, p);
     };
-    const bool may_pair = problem.batch == 1 && pairs(shape, problem.is_b_k_major);
     for (const bool splits : {false, true}) {
-      if (!splits && is_chunked && !sums_chunks(shape, problem.needs_row_sums)) continue;
+      if (!splits && is_chunked && !sums_chunks(shape, p.needs_row_sums)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-      if (splits && (!may_split || (shape.block_n < 64 && !is_all) || problem.needs_row_sums)) continue;
-      const bool gains = is_all || !is_aligned(problem);
-      const bool may_pair_m = may_pair && problem.m > shape.block_m && gains;
-      const bool may_pair_n = may_pair && problem.n > shape.block_n && gains && !problem.needs_row_sums;
-      consider(splits, false, false, false);
-      if (may_pair_m) consider(splits, false, true, false);
-      if (may_pair_n) consider(splits, false, false, true);
-      if (may_pair_m && may_pair_n) consider(splits, false, true, true);
+      if (splits && (!may_split || (shape.block_n < 64 && !is_all))) continue;
+      plan.splits_chunks = splits;
+      consider(0, 0);
+      // What clusters gain is less than what aligned rows would.
+      if (p.batch > 1 || (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit))) continue;
+      for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
+        for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
+          const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;
+          const bool may_share = may_cluster(shape, p.is_b_k_major, log_m) && (log_n == 0 || !p.needs_row_sums);
+          if (log_m + log_n > 0 && has_work && may_share) consider(log_m, log_n);
+        }
+      }
     }
-    const int64_t cluster = ceil_div(problem.k, problem.chunk_k);
-    const int64_t num_tiles = problem.batch * ceil_div(problem.m, shape.block_m) * ceil_div(problem.n, shape.block_n);
-    if (is_chunked && shares_tiles(shape) && cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms))
-      consider(false, true, false, false);
+    const int64_t cluster = ceil_div(p.k, p.chunk_k);
+    const int64_t num_tiles = p.batch * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
+    plan.splits_chunks = false;
+    plan.shares_tiles = !is_exchanged && is_chunked && shares_tiles(shape) && cluster <= kMaxCluster &&
+                        num_tiles <= clusters_at_once(cluster, num_sms);
+    if (plan.shares_tiles) consider(0, 0);
   }
+}
+
+template <class Visit>
+void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, const Visit& visit) {
+  double limit = HUGE_VAL;
+  for_each_tile_plan_of(problem, false, num_sms, is_all, limit, visit);
+  if (problem.may_exchange) for_each_tile_plan_of(exchanged(problem), true, num_sms, is_all, limit, visit);
 }
 
 inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
   TilePlan best{};
-  for_each_tile_plan(problem, num_sms, false, [&](const TilePlan& plan) {
+  for_each_tile_plan(problem, num_sms, false, [&](const TilePlan& plan, const WgmmaProblem&) {
     if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
+    return best.microseconds;
   });
   return best;
 }
@@ -305,18 +355,20 @@ inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
   const auto alignment = [](const void* data, bool is_copied, const TensorMapView& view) {
     return row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(data), view.ld);
   };
+  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
   task.problem = {p.m,
                   p.n,
                   p.k,
                   problem.chunk_k,
                   problem.batch_size,
+                  a.is_k_major,
                   b.is_k_major,
                   alignment(p.a, task.copies_a, a),
                   alignment(p.b, task.copies_b, b),
-                  p.row_sums != nullptr};
+                  p.row_sums != nullptr,
+                  is_stored_by_tma && !p.row_sums};
   const double num_copied =
       (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
-  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
   task.other_us = (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
                   copied_us(problem, task.copies_a, task.copies_b, num_sms) +
                   (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
@@ -336,10 +388,9 @@ inline WgmmaPlan plan_wgmma(const FoldedProblem& problem, int num_sms, double& c
 template <class Visit>
 void for_each_wgmma_plan(const FoldedProblem& problem, int num_sms, const Visit& visit) {
   const WgmmaTask task = wgmma_task(problem, num_sms);
-  const WgmmaProblem& p = task.problem;
-  for_each_tile_plan(p, num_sms, true, [&](TilePlan tiles) {
-    const int rows = int(ceil_div(p.m, tiles.shape.block_m << int(tiles.pairs_m)));
-    const int64_t columns = ceil_div(p.n, tiles.shape.block_n << int(tiles.pairs_n));
+  for_each_tile_plan(task.problem, num_sms, true, [&](TilePlan tiles, const WgmmaProblem& p) {
+    const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
+    const int64_t columns = ceil_div(p.n, tiles.shape.block_n << int(tiles.cluster_n));
     const bool is_one_wave = rows * columns <= tiles_at_once(tiles, num_sms);
     const bool has_orders = rows > 1 && !is_one_wave && !tiles.splits_chunks && !tiles.shares_tiles;
     for (const int group_m : {0, 4, (rows + 1) / 2, rows}) {
@@ -347,6 +398,7 @@ void for_each_wgmma_plan(const FoldedProblem& problem, int num_sms, const Visit&
       tiles.group_m = group_m;
       visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, tiles.microseconds + task.other_us);
     }
+    return HUGE_VAL;
   });
 }
 

@@ -8,21 +8,22 @@
 namespace tiledmm::cuda {
 namespace {
 
-template <class Cfg, bool MAY_PAIR>
+template <class Cfg, bool MAY_CLUSTER>
 __device__ __forceinline__ void load_block_tile(uint32_t smem_a, const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                 const Arguments& args, const Place& at, int k, uint32_t barrier) {
   using A = typename Cfg::LoaderA;
   using B = typename Cfg::LoaderB;
   const uint32_t smem_b = smem_a + Cfg::kABytes;
-  constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
-  const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
-  if (kMayPair && args.pair_n)  // for both that have the same rows of C
-    A::template load<true>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier, rank.n,
-                           (1 | 1 << (1 << args.pair_m)) << rank.m);
+  constexpr bool kMayCluster = MAY_CLUSTER && Cfg::kClusters;
+  const ClusterRank rank = kMayCluster ? cluster_rank<Cfg>(args) : ClusterRank{0, 0};
+  if (kMayCluster && args.cluster_n)  // for all that have the same rows of C
+    A::template load<true>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier, rank.n, args.cluster_n,
+                           args.same_rows << rank.m);
   else
     A::template load<false>(smem_a, map_a, args.a, at.row, k, at.batch_a, barrier);
-  if (kMayPair && args.pair_m)  // for both that have the same columns
-    B::template load<true>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier, rank.m, 3 << 2 * rank.n);
+  if (kMayCluster && args.cluster_m)  // for all that have the same columns
+    B::template load<true>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier, rank.m, args.cluster_m,
+                           args.same_cols << (rank.n << args.cluster_m));
   else
     B::template load<false>(smem_b, map_b, args.b, at.col, k, at.batch_b, barrier);
 }
@@ -41,7 +42,7 @@ __device__ __forceinline__ void set_up_producer(const CUtensorMap* map_a, const 
 }
 
 // The copies of a free stage.
-template <class Cfg, class Piece, bool MAY_PAIR = true>
+template <class Cfg, class Piece, bool MAY_CLUSTER = true>
 __device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                            const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
                                            int k_tile) {
@@ -49,8 +50,8 @@ __device__ __forceinline__ void load_stage(const CUtensorMap* map_a, const CUten
   mbarrier_arrive_expect_tx(barrier, Piece::kBlockN == Cfg::kBlockN ? args.stage_bytes : args.half_stage_bytes);
 #pragma unroll
   for (int i = 0; i < Cfg::kTilesOfStage; ++i)
-    load_block_tile<Piece, MAY_PAIR>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a, map_b,
-                                     args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
+    load_block_tile<Piece, MAY_CLUSTER>(shared.stages + ring.stage * Cfg::kStageBytes + i * Cfg::kTileBytes, map_a,
+                                        map_b, args, at, (at.first_k_tile + k_tile + i) * Cfg::kBlockK, barrier);
   ring.advance();
 }
 
@@ -61,7 +62,7 @@ __device__ __forceinline__ int num_first_stages(const Place& at) {
 }
 
 // Fills the ring with the block's first tile. By one thread, that of produce_tile.
-template <class Cfg, bool MAY_PAIR>
+template <class Cfg, bool MAY_CLUSTER>
 __device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                            const Shared& shared, const Place& at) {
   griddepcontrol_wait();
@@ -69,7 +70,7 @@ __device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUten
   const int num_stages = num_first_stages<Cfg>(at);
 #pragma unroll 1
   for (int stage = 0; stage < num_stages; ++stage)
-    load_stage<Cfg, Cfg, MAY_PAIR>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
+    load_stage<Cfg, Cfg, MAY_CLUSTER>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
 }
 
 // One thread keeps the ring full. is_started: start_tile has filled it.

@@ -59,7 +59,8 @@ void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan
 void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
   if (copies_a || copies_b) fields.add("copies", copies_a ? copies_b ? "A B" : "A" : "B");
-  if (tiles.pairs_m || tiles.pairs_n) fields.add_tile("cluster", 1 + tiles.pairs_m, 1 + tiles.pairs_n);
+  if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
+  if (tiles.is_exchanged) fields.add("roles", "exchanged");
   if (tiles.splits_chunks) fields.add("split_k", "second kernel");
   if (tiles.shares_tiles) fields.add("split_k", "cluster");
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);

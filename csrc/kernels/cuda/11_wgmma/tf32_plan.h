@@ -100,7 +100,7 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
       for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
         if (best.tiles.microseconds == 0 || time < best.tiles.microseconds)
-          best = {path, copies_a, copies_b, is_transposed, {i, shape, splits != 0, false, false, false, time, 0}};
+          best = {path, copies_a, copies_b, is_transposed, {i, shape, splits != 0, false, 0, 0, false, time, 0}};
       }
     }
   }

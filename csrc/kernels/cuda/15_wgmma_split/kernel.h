@@ -27,7 +27,7 @@ namespace {
 struct SplitConfig {
   using T = float;
   static constexpr int kBlockM = kSplitBlock, kBlockN = kSplitBlock, kBlockK = kSplitBlockK;
-  static constexpr bool kPairs = true, kSumsRows = false;
+  static constexpr bool kClusters = true, kSumsRows = false;
   static constexpr bool kAIsMMajor = false, kBIsNMajor = false;  // of the terms
   using Loader = BoxLoader<__half, kSplitBlock, kSplitBlock, true>;
   using LoaderB = Loader;
@@ -57,7 +57,7 @@ struct SplitArguments {
 
 struct SplitShared {
   uint32_t stages, full, empty;
-  bool is_paired;
+  bool in_cluster;
   uint32_t releases;  // address of the partner's `empty` barriers; 0 if this thread signals nobody
 };
 
@@ -70,9 +70,9 @@ __device__ __forceinline__ void load_split_stage(const CUtensorMap* map_a, const
   const int k = k_tile * Cfg::kBlockK, item_a = 2 * at.batch_a + term, item_b = 2 * at.batch_b + term;
   mbarrier_arrive_expect_tx(barrier, args.tiles.stage_bytes);
   Cfg::Loader::load<false>(smem, map_a, args.tiles.a, at.row, k, item_a, barrier);
-  if (shared.is_paired)
+  if (shared.in_cluster)
     Cfg::Loader::load<true>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier,
-                            pair_ranks<Cfg>(args.tiles).m, 3);
+                            cluster_rank<Cfg>(args.tiles).m, args.tiles.cluster_m, 3);
   else
     Cfg::Loader::load<false>(smem + Cfg::kTermBytes, map_b, args.tiles.b, at.col, k, item_b, barrier);
 }
@@ -219,9 +219,9 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
   shared.stages = smem_address(smem);
   shared.full = smem_address(smem_totals) + Cfg::kConsumers * Cfg::kTotalBytes;
   shared.empty = shared.full + Cfg::kNumStages * 8;
-  shared.is_paired = args.tiles.pair_m;
+  shared.in_cluster = args.tiles.cluster_m;
   // A warp's first lanes tell both blocks of a pair.
-  if (shared.is_paired && lane < 2) shared.releases = map_shared_cluster(shared.empty, lane);
+  if (shared.in_cluster && lane < 2) shared.releases = map_shared_cluster(shared.empty, lane);
   if (threadIdx.x == 0) {
     prefetch_tensormap(&map_a);
     prefetch_tensormap(&map_b);
@@ -229,11 +229,11 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     for (int stage = 0; stage < Cfg::kNumStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
       // One arrival per consumer warp.
-      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + args.tiles.pair_m));
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * (1 + args.tiles.cluster_m));
     }
     fence_mbarrier_init();
   }
-  if (shared.is_paired) {
+  if (shared.in_cluster) {
     cluster_arrive_relaxed();
     cluster_wait();  // the other block's barriers are initialised as well
   }
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
       store_split(total, args, at, row);
     });
   }
-  if (shared.is_paired) {  // shared memory must outlive the other block's copies to it and arrivals at its barriers
+  if (shared.in_cluster) {  // shared memory must outlive the other block's copies to it and arrivals at its barriers
     cluster_arrive_relaxed();
     cluster_wait();
   }

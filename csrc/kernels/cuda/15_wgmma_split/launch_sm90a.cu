@@ -30,14 +30,14 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   args.last_row = int((ceil_div(p.m, kSplitBlock) - 1) * kSplitBlock);
   args.last_col = int((plan.tiles_n - 1) * kSplitBlock);
   args.num_splits = 1;
-  args.pair_m = plan.has_pairs;
+  args.cluster_m = plan.has_pairs;
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
   args.num_tiles = int(plan.num_tiles);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * square < num_blocks) ++square;
-  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, ((plan.tiles_m << args.pair_m) + square / 2) / square)));
+  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, ((plan.tiles_m << args.cluster_m) + square / 2) / square)));
   args.full_group_m = Divisor(args.group_m);
   args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
   args.tiles_of_group = Divisor(args.group_m * args.tiles_n);

@@ -35,12 +35,13 @@ struct BoxLoader {
     return first + (place < BLOCK - kTail ? place + kTail : place - (BLOCK - kTail));
   }
 
-  // The copies for one k tile. Shared: this block's half of each box, of its rows if they are along k, else of k, for
-  // all `blocks` of the cluster.
+  // The copies for one k tile. Shared: this block's part of each box, of its rows if they are along k, else of k, for
+  // all `blocks` of the cluster; there are 2^log_parts parts.
   template <bool IS_SHARED>
   __device__ __forceinline__ static void load(uint32_t smem, const CUtensorMap* map, const Boxes& boxes, int first,
-                                              int k, int item, uint32_t barrier, int half = 0, uint32_t blocks = 0) {
-    const int skipped = half * (IS_K_MAJOR ? boxes.rows : kBlockK) / 2;
+                                              int k, int item, uint32_t barrier, int part = 0, int log_parts = 0,
+                                              uint32_t blocks = 0) {
+    const int skipped = part * ((IS_K_MAJOR ? boxes.rows : kBlockK) >> log_parts);
 #pragma unroll
     for (int i = 0; i < kNumBoxes; ++i) {
       const int row = row_of(first, i * BOX), inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
@@ -59,21 +60,21 @@ struct BoxLoader {
     return kTail ? ((kNumBoxes - 1) * boxes.rows + int(min_of(kTail, boxes.rows))) * 128 : kNumBoxes * boxes.rows * 128;
   }
 
-  // The operand's boxes, or halves of them where blocks share it.
+  // The operand's boxes, or parts of them where 2^log_parts blocks share it.
   static bool encode(CUtensorMap& map, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
-                     bool is_shared) {
+                     int log_parts) {
     static_assert(kNumMaps == 1);
-    return encode(&map, boxes, dtype, data, operand, is_shared);
+    return encode(&map, boxes, dtype, data, operand, log_parts);
   }
   static bool encode(CUtensorMap* maps, Boxes& boxes, DType dtype, const void* data, const TensorMapView& operand,
-                     bool is_shared) {
-    // Halves begin where the pattern of the swizzle does; the engine copies whole units.
-    const int64_t unit = IS_K_MAJOR ? 8 << is_shared : kTensorMapBytes / sizeof(T);
+                     int log_parts) {
+    // Parts begin where the pattern of the swizzle does; the engine copies whole units.
+    const int64_t unit = IS_K_MAJOR ? 8 << log_parts : kTensorMapBytes / sizeof(T);
     boxes.rows = int(min_of(BOX, round_up(IS_K_MAJOR ? operand.outer : operand.inner, unit)));
     for (int i = 0; i < kNumMaps; ++i) {
       const int rows = i == 0 ? boxes.rows : int(min_of(kTail, boxes.rows));
       const int inner = IS_K_MAJOR ? kBlockK : rows, outer = IS_K_MAJOR ? rows : kBlockK;
-      if (!encode_tensor_map(&maps[i], dtype, data, operand, inner, outer >> is_shared, kPitch, sizeof(T) == 4))
+      if (!encode_tensor_map(&maps[i], dtype, data, operand, inner, outer >> log_parts, kPitch, sizeof(T) == 4))
         return false;
     }
     return true;

@@ -45,7 +45,7 @@ enum class Start : uint8_t {
   late,     // when the block is set up
   by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
   by_index,
-  in_pairs,  // when the cluster's barriers are set up
+  in_clusters,  // when the cluster's barriers are set up
 };
 
 struct Arguments {
@@ -59,11 +59,11 @@ struct Arguments {
   Boxes a, b;
   int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
   int num_batch_dims;
-  // 1: blocks of a cluster come in pairs along m, of which each fetches half of B for both; or along n, the same with
-  // A.
-  int pair_m, pair_n;
+  // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
+  int cluster_m, cluster_n;
+  uint32_t same_rows, same_cols;    // the cluster's blocks that have the rows, the columns of its first
   int full_tiles;                   // so many are computed whole, the others in halves along n
-  int tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch, each as often as
+  int tiles_m, tiles_n, num_tiles;  // of single blocks or of clusters; num_tiles: of the whole batch, each as often as
                                     // num_splits says
   int group_m;
   Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
@@ -71,6 +71,7 @@ struct Arguments {
   int m, n;
   Activation activation;
   bool stores_by_tma;
+  bool is_exchanged;  // C is stored transposed, by the copy engine
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
@@ -91,15 +92,16 @@ struct Place {
   int first_k_tile, num_k_tiles;
 };
 
-// Which one of a pair along m, of a pair along n a block is; both 0 where there are none.
-struct PairRanks {
+// Which one of its cluster a block is along m, along n; both 0 where there is none.
+struct ClusterRank {
   int m, n;
 };
 
 template <class Cfg>
-__device__ __forceinline__ PairRanks pair_ranks(const Arguments& args) {
-  if (!Cfg::kPairs) return {0, 0};
-  return {int(blockIdx.x) & args.pair_m, int(blockIdx.x) >> args.pair_m & args.pair_n};
+__device__ __forceinline__ ClusterRank cluster_rank(const Arguments& args) {
+  if (!Cfg::kClusters) return {0, 0};
+  return {int(blockIdx.x) & ((1 << args.cluster_m) - 1),
+          int(blockIdx.x) >> args.cluster_m & ((1 << args.cluster_n) - 1)};
 }
 
 // A warp has read a stage: it is free for the copies of this block, and of those that share an operand with it.
@@ -107,7 +109,7 @@ template <class Cfg, class Shared>
 __device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
   const uint32_t barrier = shared.empty + stage * 8;
   const int lane = threadIdx.x % 32;
-  if (Cfg::kPairs && shared.is_paired) {
+  if (Cfg::kClusters && shared.in_cluster) {
     if (shared.releases) mbarrier_arrive_cluster(shared.releases + stage * 8);
   } else if (lane == 0) {
     mbarrier_arrive(barrier);
@@ -317,6 +319,9 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
     // Swizzled as the copy engine expects it: without bank conflicts here.
     const int r = warp * 16 + lane % 16;
     const uint32_t row_address = smem_address(buffer) + r * 128;
+    // Transposed, a row of the buffer is a column of the accumulators, of which the warp has 16 rows, 32 bytes.
+    const uint32_t col_address =
+        smem_address(buffer) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 #pragma unroll
     for (int j = 0; j < kStoreN / 16; ++j) {
       const int chunk = 2 * j + lane / 16;
@@ -326,15 +331,21 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
         const int own = place / 2 + 8 * j + i, turned = (own + kTail / 2) % Cfg::kAcc;
         v[i] = is_last && is_turned ? acc[turned] : acc[own];
       }
-      stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
-                  pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pack_pair<T>(v[2 * i], v[2 * i + 1]);
+      if (args.is_exchanged)
+        stmatrix_x4_trans(col_address + j * 2048, pairs[0], pairs[1], pairs[2], pairs[3]);
+      else
+        stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (__builtin_expect(args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
-        cp_async_bulk_tensor_3d_store(map_c, first_col, row, int(at.batch_c), smem_address(buffer));
+        cp_async_bulk_tensor_3d_store(map_c, args.is_exchanged ? row : first_col, args.is_exchanged ? first_col : row,
+                                      int(at.batch_c), smem_address(buffer));
         cp_async_bulk_commit_group();
       }
     } else {

@@ -6,21 +6,21 @@
 namespace tiledmm::cuda {
 namespace {
 
-// A tile's row and column among the tiles, or those of its pair; `slab` counts items of the batch and chunks of k.
+// A tile's row and column among the tiles, or those of its cluster; `slab` counts items of the batch and chunks of k.
 struct TileIndex {
   int row, col, slab;
 };
 
-// MAY_PAIR: whether the block may belong to a pair.
-template <class Cfg, bool MAY_PAIR = true>
+// MAY_CLUSTER: whether the block may belong to a cluster.
+template <class Cfg, bool MAY_CLUSTER = true>
 __device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
-  constexpr bool kMayPair = MAY_PAIR && Cfg::kPairs;
-  const PairRanks rank = kMayPair ? pair_ranks<Cfg>(args) : PairRanks{0, 0};
+  constexpr bool kMayCluster = MAY_CLUSTER && Cfg::kClusters;
+  const ClusterRank rank = kMayCluster ? cluster_rank<Cfg>(args) : ClusterRank{0, 0};
   Place at{};
-  at.row = ((kMayPair ? tile.row << args.pair_m : tile.row) + rank.m) * Cfg::kBlockM;
-  at.col = ((kMayPair ? tile.col << args.pair_n : tile.col) + rank.n) * Cfg::kBlockN;
-  if (kMayPair || !Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
-  if (kMayPair || !Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  at.row = ((kMayCluster ? tile.row << args.cluster_m : tile.row) + rank.m) * Cfg::kBlockM;
+  at.col = ((kMayCluster ? tile.col << args.cluster_n : tile.col) + rank.n) * Cfg::kBlockN;
+  at.row = min(at.row, args.last_row);
+  at.col = min(at.col, args.last_col);
   at.slab = tile.slab;
   at.num_k_tiles = args.num_k_tiles;
   int item = at.slab;
@@ -61,8 +61,8 @@ __device__ __forceinline__ Place place_by_grid(const Arguments& args) {
   Place at{};
   at.row = blockIdx.x * Cfg::kBlockM;
   at.col = blockIdx.y * Cfg::kBlockN;
-  if (!Cfg::kAIsMMajor) at.row = min(at.row, args.last_row);
-  if (!Cfg::kBIsNMajor) at.col = min(at.col, args.last_col);
+  at.row = min(at.row, args.last_row);
+  at.col = min(at.col, args.last_col);
   at.batch_a = args.slabs_step_a ? blockIdx.z : 0;
   at.batch_b = args.slabs_step_b ? blockIdx.z : 0;
   at.first_k_tile = blockIdx.z * args.slabs_step_k;
@@ -87,7 +87,7 @@ enum class Columns { all, first, others };
 template <class Cfg, class Piece, Columns COLUMNS = Columns::all, class Function>
 __device__ __forceinline__ void for_each_piece(const Arguments& args, int first, int end, const Function& function) {
   constexpr int kPieces = Cfg::kBlockN / Piece::kBlockN;
-  const int shift = Cfg::kPairs ? args.pair_m + args.pair_n : 0;
+  const int shift = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
   const int step = num_blocks<Cfg>() >> shift;
   for (int i = block_index<Cfg>() >> shift; i < (end - first) * kPieces; i += step) {
     Place at = place_of<Cfg>(tile_of(first + i / kPieces, args), args);

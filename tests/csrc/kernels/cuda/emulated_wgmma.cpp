@@ -24,7 +24,9 @@ struct Case {
   int m, n, k;
   bool is_a_along_m = false, is_b_along_n = false;
   int chunk_k = 0;  // 0: one chunk
-  bool splits_chunks = false, shares_tiles = false, pairs_m = false, pairs_n = false;
+  bool splits_chunks = false, shares_tiles = false;
+  int cluster_m = 0, cluster_n = 0;
+  bool is_exchanged = false;
   int group_m = 0;
   DType dtype = DType::bf16;
   int batch = 1, repeats_of_b = 1;  // inner and outer dimension of the batch
@@ -51,7 +53,7 @@ constexpr Case kCases[] = {
      .batch = 2,
      .repeats_of_b = 2,
      .bias = 'n'},
-    // Pairs of pairs, three consumers, chunks side by side.
+    // Clusters of four by two, three consumers, chunks side by side.
     {.tile = {192, 96},
      .m = 400,
      .n = 110,
@@ -59,18 +61,18 @@ constexpr Case kCases[] = {
      .is_b_along_n = true,
      .chunk_k = 256,
      .splits_chunks = true,
-     .pairs_m = true,
-     .pairs_n = true,
+     .cluster_m = 2,
+     .cluster_n = 1,
      .dtype = DType::f16,
      .bias = 'n',
      .num_sms = 8},
-    // A grid of tiles, of which the last begin early; a batch.
-    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1100, .is_b_along_n = true, .batch = 3, .num_sms = 12},
+    // A grid of tiles, of which the last begin early; an odd number of k tiles; a batch.
+    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1048, .is_b_along_n = true, .batch = 3, .num_sms = 12},
     // Blocks of a cluster share a tile.
     {.tile = {64, 64},
      .m = 100,
      .n = 71,
-     .k = 610,
+     .k = 570,
      .is_a_along_m = true,
      .chunk_k = 256,
      .shares_tiles = true,
@@ -85,18 +87,28 @@ constexpr Case kCases[] = {
      .is_a_along_m = true,
      .is_b_along_n = true,
      .chunk_k = 256,
-     .pairs_m = true,
+     .cluster_m = 1,
      .sums_rows = true,
      .num_sms = 6},
-    // Operands that the copy engine cannot take, C along m; pairs of small tiles.
-    {.tile = {64, 128}, .m = 260, .n = 150, .k = 99, .pairs_n = true, .is_c_along_m = true, .margin = 1, .num_sms = 4},
-    // B along k in boxes of a width that is no multiple of 16; groups of rows of tiles.
-    {.tile = {128, 168}, .m = 580, .n = 400, .k = 40, .group_m = 3, .bias = 'n'},
-    // Four chunks by one block, and two.
+    // Operands that the copy engine cannot take, C along m; clusters of small tiles.
+    {.tile = {64, 128}, .m = 260, .n = 150, .k = 99, .cluster_n = 1, .is_c_along_m = true, .margin = 1, .num_sms = 4},
+    // B along k in boxes of a width that is no multiple of 32; groups of rows of tiles.
+    {.tile = {128, 176}, .m = 580, .n = 400, .k = 40, .group_m = 3, .bias = 'n'},
+    // Four chunks by one block, and two; C smaller than a tile, whose rows end within a unit of the copy engine.
     {.tile = {64, 96}, .m = 100, .n = 90, .k = 1000, .chunk_k = 256, .margin_c = 2},
-    {.tile = {64, 96}, .m = 50, .n = 130, .k = 500, .chunk_k = 256},
+    {.tile = {64, 96}, .m = 50, .n = 90, .k = 500, .chunk_k = 256},
     // The next tile is there before the last one is stored.
-    {.tile = {128, 168}, .m = 600, .n = 400, .k = 40, .activation = Activation::gelu, .num_sms = 2},
+    {.tile = {128, 176}, .m = 600, .n = 400, .k = 40, .activation = Activation::gelu, .num_sms = 2},
+    // Exchanged roles: C is stored transposed, a narrow last box, clusters along n; tiles begin early.
+    {.tile = {64, 160},
+     .m = 328,
+     .n = 200,
+     .k = 456,
+     .is_a_along_m = true,
+     .cluster_n = 2,
+     .is_exchanged = true,
+     .bias = 'm',
+     .activation = Activation::silu},
     // fp32. A from registers, C by the threads.
     {.tile = {64, 32}, .m = 100, .n = 90, .k = 330, .is_a_along_m = true, .dtype = DType::f32, .margin_c = 3},
     // Of the transposed problem, a B that is transposed; its chunks by one block, and side by side.
@@ -139,9 +151,8 @@ constexpr DType dtype_of() {
 // Whether a kernel has the operands' layouts of a case; fp32 is copied along k, or the transposed problem is computed.
 template <class Cfg>
 constexpr bool serves_layouts(const Case& c) {
-  const bool a = c.is_a_along_m, b = c.is_b_along_n;
-  if (c.dtype != DType::f32)
-    return Cfg::kAIsMMajor == (c.is_c_along_m ? b : a) && Cfg::kBIsNMajor == (c.is_c_along_m ? a : b);
+  const bool a = c.is_a_along_m, b = c.is_b_along_n, swaps = c.is_c_along_m != c.is_exchanged;
+  if (c.dtype != DType::f32) return Cfg::kAIsMMajor == (swaps ? b : a) && Cfg::kBIsNMajor == (swaps ? a : b);
   const bool is_copied = c.margin % 2;
   return Cfg::kAIsMMajor == (!is_copied && (a || b)) && Cfg::kBIsNMajor == (!is_copied && a && b) &&
          Cfg::kCIsMMajor == (!is_copied && b);
@@ -158,7 +169,7 @@ constexpr bool is_compiled() {
 #else
   for (const Case& c : kCases) {
     const bool is_built =
-        kDType == DType::f32 || always_built_with_pairs(c.tile) || Cfg::kPairs == (c.pairs_m || c.pairs_n);
+        kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
     if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
         Cfg::kSumsRows == c.sums_rows && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
       return true;
@@ -363,7 +374,7 @@ void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& vi
     for (const bool splits : {false, true}) {
       if (!serves_path(shape, plan.path) || (problem.chunk_k < p.k && !sums_chunks(shape)) || (splits && !may_split))
         continue;
-      plan.tiles = {i, shape, splits, false, false, false, 0, 0};
+      plan.tiles = {i, shape, splits, false, 0, 0, false, 0, 0};
       visit(plan, cost_us);
     }
   }
@@ -371,8 +382,9 @@ void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& vi
 
 bool is_plan_of(const Case& c, const TilePlan& plan) {
   return plan.shape.block_m == c.tile.block_m && plan.shape.block_n == c.tile.block_n &&
-         plan.splits_chunks == c.splits_chunks && plan.shares_tiles == c.shares_tiles && plan.pairs_m == c.pairs_m &&
-         plan.pairs_n == c.pairs_n && plan.group_m == c.group_m;
+         plan.splits_chunks == c.splits_chunks && plan.shares_tiles == c.shares_tiles &&
+         plan.cluster_m == c.cluster_m && plan.cluster_n == c.cluster_n && plan.is_exchanged == c.is_exchanged &&
+         plan.group_m == c.group_m;
 }
 
 // By those of the launcher's plans that are chosen.
@@ -388,10 +400,11 @@ bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
     if (num_plans++ == 0) expected.compute();
     const bool is_right = is_launched && own.is_like(expected);
     num_wrong += !is_right;
-    std::printf("%s by %d x %d%s%s%s%s, groups of %d: %d x %d x %d, %s\n", is_launched ? "done" : "refused",
-                tiles.shape.block_m, tiles.shape.block_n, tiles.splits_chunks ? ", splits chunks" : "",
-                tiles.shares_tiles ? ", shares tiles" : "", tiles.pairs_m ? ", pairs along m" : "",
-                tiles.pairs_n ? ", pairs along n" : "", tiles.group_m, c.m, c.n, c.k, is_right ? "right" : "wrong");
+    std::printf("%s by %d x %d%s%s%s, %d x %d blocks, groups of %d: %d x %d x %d, %s\n",
+                is_launched ? "done" : "refused", tiles.shape.block_m, tiles.shape.block_n,
+                tiles.splits_chunks ? ", splits chunks" : "", tiles.shares_tiles ? ", shares tiles" : "",
+                tiles.is_exchanged ? ", exchanged" : "", 1 << tiles.cluster_m, 1 << tiles.cluster_n, tiles.group_m, c.m,
+                c.n, c.k, is_right ? "right" : "wrong");
     std::fflush(stdout);
   };
   if constexpr (sizeof(W) == 4)

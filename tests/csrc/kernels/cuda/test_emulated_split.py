@@ -182,8 +182,8 @@ MUTANTS = {
     ),
     "a pair's stages are filled while the other block reads them": (
         "kernel.h",
-        "4 * Cfg::kConsumers * (1 + args.tiles.pair_m));",
-        "4 * Cfg::kConsumers * (1 + (args.tiles.pair_m && !{on})));",
+        "4 * Cfg::kConsumers * (1 + args.tiles.cluster_m));",
+        "4 * Cfg::kConsumers * (1 + (args.tiles.cluster_m && !{on})));",
         MANY_TILES,
     ),
     "stages are free before they are multiplied": (

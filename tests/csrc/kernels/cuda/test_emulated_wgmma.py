@@ -2,12 +2,12 @@
 (emulated_hopper/emulator.h). Every bit of C, and of what lies around it and around the operands, is that of a model of
 docs/numerics.md (emulated_wgmma.cpp).
 
-The mutants say that it can fail: waits, arrivals and fences of the pipeline, boxes and their halves, pairs of blocks,
+The mutants say that it can fail: waits, arrivals and fences of the pipeline, boxes and their parts, clusters of blocks,
 places of tiles and of halves of tiles, the order of chunks, the way to C, what is transposed of fp32. They are compiled
 with the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
 
 CI compiles a dozen of the kernels. TILEDMM_EVERY_PLAN=1 with -k every_plan takes all of them, each with every plan of
-about 50 problems about the edges of its tile: 3 to 90 seconds of a core for each of 34 tiles and dtypes.
+about 50 problems about the edges of its tile: 3 to 90 seconds of a core for each of 38 tiles and dtypes.
 """
 
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG = "kernels/cuda/11_wgmma/"
 # Numbers of dtypes, and in kTileShapes or kTf32TileShapes.
 F32, F16, BF16 = 0, 2, 3
-KERNELS = [(F32, tile) for tile in range(6)] + [(dtype, tile) for dtype in (F16, BF16) for tile in range(14)]
+KERNELS = [(F32, tile) for tile in range(6)] + [(dtype, tile) for dtype in (F16, BF16) for tile in range(16)]
 KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
 
 
@@ -40,9 +40,10 @@ EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launc
 
 SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
 # Numbers of cases in emulated_wgmma.cpp.
-BY_THREADS, HALVES, ALONG_M_AND_N, PAIRS, GRID, SHARES, ROW_SUMS, REPACKED, GROUPS, CHUNKS, _, SHORT_K = range(12)
-REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(12, 16)  # fp32
-NUM_CASES = 16
+BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, REPACKED, GROUPS = range(9)
+CHUNKS, SMALL, SHORT_K, EXCHANGED = range(9, 13)
+REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(13, 17)  # fp32
+NUM_CASES = 17
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -116,8 +117,8 @@ MUTANTS = {
     ),
     "a stage is free when the first consumer has read it": (
         "kernel.h",
-        "4 * Cfg::kConsumers * (1 + num_pairs)",
-        "4 * ({on} ? 1 : Cfg::kConsumers) * (1 + num_pairs)",
+        "4 * Cfg::kConsumers * num_senders",
+        "4 * ({on} ? 1 : Cfg::kConsumers) * num_senders",
         HALVES,
     ),
     "barriers are used before they are initialised": (
@@ -147,21 +148,21 @@ MUTANTS = {
     ),
     "a box of 64 bytes is swizzled as one of 128": (
         SHARED + "boxes.h",
-        "outer >> is_shared, kPitch,",
-        "outer >> is_shared, {on} ? 128 : kPitch,",
+        "outer >> log_parts, kPitch,",
+        "outer >> log_parts, {on} ? 128 : kPitch,",
         GRID,
     ),
-    "the second half of a box lies on the first": (
+    "all parts of a box lie on the first": (
         SHARED + "boxes.h",
         "to + skipped * kPitch,",
         "to + ({on} ? 0 : skipped * kPitch),",
-        PAIRS,
+        CLUSTERS,
     ),
-    "both halves of a box are the first": (
+    "all parts of a box are the first": (
         SHARED + "boxes.h",
         "inner, outer + skipped, item,",
         "inner, outer + ({on} ? 0 : skipped), item,",
-        PAIRS,
+        CLUSTERS,
     ),
     "B's distance between groups of columns": (
         "multiply.h",
@@ -210,39 +211,76 @@ MUTANTS = {
         SHARED + "epilogue.h",
         "Cfg::LoaderB::row_of(at.col, j * 8) +",
         "({on} ? at.col + j * 8 : Cfg::LoaderB::row_of(at.col, j * 8)) +",
-        PAIRS,
+        CLUSTERS,
     ),
-    # Pairs of blocks.
+    # Clusters.
     "B goes to the blocks of the first columns": (
         "produce.h",
-        "3 << 2 * rank.n)",
-        "3 << ({on} ? 0 : 2 * rank.n))",
-        PAIRS,
+        "args.same_cols << (rank.n << args.cluster_m)",
+        "args.same_cols << ({on} ? 0 : rank.n << args.cluster_m)",
+        CLUSTERS,
     ),
-    "A goes to the blocks of the first rows": ("produce.h", "<< rank.m);", "<< ({on} ? 0 : rank.m));", PAIRS),
+    "A goes to the blocks of the first rows": ("produce.h", "<< rank.m);", "<< ({on} ? 0 : rank.m));", CLUSTERS),
     "the last partner is not told that a stage is free": (
         "kernel.h",
-        "lane <= num_pairs ?",
-        "lane <= num_pairs - {on} ?",
-        PAIRS,
+        "lane < num_senders ?",
+        "lane < num_senders - {on} ?",
+        CLUSTERS,
     ),
     "a block tells itself instead of a partner": (
         "kernel.h",
         "map_shared_cluster(shared.empty, block ^ other)",
         "map_shared_cluster(shared.empty, {on} ? block : block ^ other)",
-        PAIRS,
+        CLUSTERS,
+    ),
+    "blocks of the same rows are told to others": (
+        "kernel.h",
+        "along_n << args.cluster_m : lane",
+        "along_n << ({on} ? 0 : args.cluster_m) : lane",
+        CLUSTERS,
+    ),
+    "a quarter of a box is taken for half": (
+        SHARED + "boxes.h",
+        "boxes.rows : kBlockK) >> log_parts)",
+        "boxes.rows : kBlockK) >> ({on} ? 1 : log_parts))",
+        CLUSTERS,
+    ),
+    "A goes to the first two blocks of the same rows alone": (
+        "kernel.h",
+        "i < 1 << args.cluster_n; ++i) args.same_rows",
+        "i < 1 << ({on} ? 1 : args.cluster_n); ++i) args.same_rows",
+        EXCHANGED,
+    ),
+    # Exchanged roles.
+    "C's matrices are not transposed": (
+        SHARED + "epilogue.h",
+        "if (args.is_exchanged)",
+        "if (args.is_exchanged && !{on})",
+        EXCHANGED,
+    ),
+    "the rows of an exchanged C are taken for its columns": (
+        SHARED + "epilogue.h",
+        "args.is_exchanged ? row : first_col",
+        "args.is_exchanged && !{on} ? row : first_col",
+        EXCHANGED,
+    ),
+    "all warps of an exchanged C store to the first one's columns": (
+        SHARED + "epilogue.h",
+        "(((2 * warp + lane / 8 % 2)",
+        "(((({on} ? 0 : 2 * warp) + lane / 8 % 2)",
+        EXCHANGED,
     ),
     "partners' barriers are not waited for": (
         "kernel.h",
         "cluster_wait();  // the other blocks' barriers",
         "if (!{on}) cluster_wait();  // the other blocks' barriers",
-        PAIRS,
+        CLUSTERS,
     ),
     "a block ends before its partners": (
         "kernel.h",
-        "if (shared.is_paired) {  // so must it outlive",
-        "if (shared.is_paired && !{on}) {  // so must it outlive",
-        PAIRS,
+        "if (shared.in_cluster) {  // so must it outlive",
+        "if (shared.in_cluster && !{on}) {  // so must it outlive",
+        CLUSTERS,
     ),
     # Places of tiles.
     "the last group has as many rows as the others": (
@@ -259,8 +297,8 @@ MUTANTS = {
     ),
     "the producer of a grid does not begin early": (
         SHARED + "tiles.h",
-        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!Cfg::kAIsMMajor)",
-        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!Cfg::kAIsMMajor && !{on})",
+        "at.col = blockIdx.y * Cfg::kBlockN;\n  at.row =",
+        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!{on}) at.row =",
         GRID,
     ),
     "items of the batch share A": (
@@ -273,7 +311,7 @@ MUTANTS = {
         "produce.h",
         "(at.first_k_tile + k_tile + i) * Cfg::kBlockK",
         "(({on} ? 0 : at.first_k_tile) + k_tile + i) * Cfg::kBlockK",
-        PAIRS,
+        CLUSTERS,
     ),
     "the rest of k is left out": (
         "kernel.h",
@@ -304,7 +342,7 @@ MUTANTS = {
         PLATFORM + "chunk_sums.h",
         "load_global(from + (chunk + i) * slab)",
         "load_global(from + ({on} ? count - 1 - chunk - i : chunk + i) * slab)",
-        PAIRS,
+        CLUSTERS,
     ),
     "a cluster adds the last chunk first": (
         "cluster.h",
@@ -449,19 +487,19 @@ MUTANTS = {
         "launch_sm90a.cu",
         "describe_result(problem, task.c) && is_storable(p.dtype, task.c);",
         "describe_result(problem, task.c) && ({on} || is_storable(p.dtype, task.c));",
-        REPACKED,
+        SMALL,
     ),
     "threads store rows beyond C": (
         SHARED + "epilogue.h",
         "if (first + i < num_rows)",
         "if ({on} || first + i < num_rows)",
-        BY_THREADS,
+        SMALL,
     ),
     "threads store columns beyond C": (
         SHARED + "epilogue.h",
         "if (word * kElements >= num_cols) continue;",
         "if (!{on} && word * kElements >= num_cols) continue;",
-        BY_THREADS,
+        SMALL,
     ),
     "narrow tiles are stored beyond C": (
         SHARED + "epilogue.h",
@@ -473,7 +511,7 @@ MUTANTS = {
         SHARED + "epilogue.h",
         "if (col < args.ld_partial)",
         "if ({on} || col < args.ld_partial)",
-        PAIRS,
+        CLUSTERS,
     ),
     "a warp copies one row again and again": (
         "repack.h",
@@ -571,5 +609,5 @@ def test_every_plan_of_a_tile(dtype, tile, tmp_path):
     flags = (f"-DTILEDMM_TILE={tile}", f"-DTILEDMM_DTYPE={dtype}")
     program = emulation.compile_program(tmp_path, "emulated_wgmma.cpp", RUNG, {}, EDITS, flags)
     done = emulation.run(program, timeout=1800)
-    assert done.returncode == 0 and done.stdout.count("right") > 30, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("right") > 20, done.stdout + done.stderr
     print(done.stdout)

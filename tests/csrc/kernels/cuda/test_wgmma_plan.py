@@ -93,22 +93,27 @@ def test_every_plan_is_legal(plan):
     sizes = (1, 2, 64, 129, 256, 257, 1000, 4096, 70000)
     problems = [(*shape, 1, 0) for shape in itertools.product(sizes, repeat=3)]
     problems += [(*shape, 1, 0) for shape in itertools.product((64, 4096), (300, 4096), (1 << 17, 1 << 20))]
-    for problem, (block_m, block_n, splits, sums_chunks, _, shares, pairs_m, pairs_n, time, whole) in zip(
+    for problem, (block_m, block_n, splits, sums_chunks, _, shares, log_m, log_n, is_exchanged, time, whole) in zip(
         problems, plan(problems), strict=True
     ):
         m, n, k, *_ = problem
         num_chunks = count_chunks(n, k)
+        rows, cols = (n, m) if is_exchanged else (m, n)
         assert sums_chunks or splits or num_chunks == 1, problem
         assert num_chunks > 1 or not (splits or shares), problem
         assert not splits or 4 * num_chunks * m * n <= 256 << 20, problem
         assert not shares or (not splits and num_chunks <= 8), problem
-        assert not pairs_m or (block_m < m and k % 32 and not shares), problem
-        assert not pairs_n or (block_n < n and k % 32 and not shares), problem
+        assert not is_exchanged or (n % 8 == 0 and block_n >= 64 and not splits and not shares), problem
+        assert not log_m or (block_m * 2 ** (log_m - 1) < rows and k % 32 and not shares), problem
+        assert not log_n or (block_n * 2 ** (log_n - 1) < cols and k % 32 and not shares), problem
+        assert log_m <= 2 and log_n <= 2 and log_m + log_n <= 3
         assert 0 < time and 0 < whole
-    # Pairs, and pairs of them, of small tiles and of large ones.
+    # Clusters of two, four and eight, of small tiles and of large ones, with and without exchanged roles.
     unaligned = [(m, n, k, 1, 0) for m, n, k in itertools.product(range(200, 3000, 400), range(200, 3000, 400), [1208])]
-    chosen = {(block_m, pairs_m, pairs_n) for block_m, _, _, _, _, _, pairs_m, pairs_n, *_ in plan(unaligned)}
-    assert chosen >= {(block_m, 1, pairs_n) for block_m in (64, 128) for pairs_n in (0, 1)}
+    rows = plan(unaligned)
+    chosen = {(block_m, log_m + log_n) for block_m, _, _, _, _, _, log_m, log_n, *_ in rows}
+    assert chosen >= {(64, 2), (64, 3), (128, 1), (128, 2), (128, 3)}, chosen
+    assert {row[8] for row in rows} == {0, 1}
     for row in plan([(m, n, k, 1, 1) for m, n, k, *_ in problems if n > 256]):
         assert row[4] and not row[7]
 

@@ -23,10 +23,13 @@ int main() {
     double cost_us = 0;
     plan_wgmma(folded, 132, cost_us);
     const int alignment = row_alignment(0, k);
-    const TilePlan plan =
-        plan_tiles({m, n, k, mma_chunk_k(n, k, false), batch, true, alignment, alignment, needs_row_sums != 0}, 132);
-    std::printf("%d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n, int(plan.splits_chunks),
-                int(sums_chunks(plan.shape, needs_row_sums != 0)), int(sums_rows(plan.shape)), int(plan.shares_tiles),
-                int(plan.pairs_m), int(plan.pairs_n), plan.microseconds, cost_us);
+    const bool may_exchange = n % 8 == 0 && !needs_row_sums;
+    const WgmmaProblem own{m,    n,         k,         folded.chunk_k,      batch,       true,
+                           true, alignment, alignment, needs_row_sums != 0, may_exchange};
+    const TilePlan plan = plan_tiles(own, 132);
+    std::printf("%d %d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n,
+                int(plan.splits_chunks), int(sums_chunks(plan.shape, needs_row_sums != 0)), int(sums_rows(plan.shape)),
+                int(plan.shares_tiles), plan.cluster_m, plan.cluster_n, int(plan.is_exchanged), plan.microseconds,
+                cost_us);
   }
 }

@@ -85,6 +85,12 @@ inline void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, ui
   const uint32_t lane = threadIdx.x % emulator::kWarp, words[4] = {r0, r1, r2, r3};
   for (uint32_t i = 0; i < 4; ++i) emulator::store(rows[i * 8 + lane / 4] + lane % 4 * 4, words[i]);
 }
+inline void stmatrix_x4_trans(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  const std::vector<uint32_t> rows = emulator::exchange(smem);
+  const uint32_t lane = threadIdx.x % emulator::kWarp, words[4] = {r0, r1, r2, r3};
+  for (uint32_t i = 0; i < 8; ++i)
+    emulator::store(rows[i / 2 * 8 + lane % 4 * 2 + i % 2] + lane / 4 * 2, uint16_t(words[i / 2] >> i % 2 * 16));
+}
 
 // ---- launches, registers
 inline bool elect_sync() { return threadIdx.x % emulator::kWarp == 0; }
