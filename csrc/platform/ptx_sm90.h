@@ -266,6 +266,7 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define TILEDMM_REGS_64 TILEDMM_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TILEDMM_REGS_80 TILEDMM_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TILEDMM_REGS_84 TILEDMM_REGS_80 ",%80,%81,%82,%83"
 #define TILEDMM_REGS_88 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define TILEDMM_REGS_96 TILEDMM_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define TILEDMM_REGS_104 TILEDMM_REGS_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
@@ -283,6 +284,7 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
 #define TILEDMM_ACC_64 TILEDMM_ACC_48, TILEDMM_ACC_OF_16(48)
 #define TILEDMM_ACC_80 TILEDMM_ACC_64, TILEDMM_ACC_OF_16(64)
+#define TILEDMM_ACC_84 TILEDMM_ACC_80, TILEDMM_ACC_QUAD(80)
 #define TILEDMM_ACC_88 TILEDMM_ACC_80, TILEDMM_ACC_QUAD(80), TILEDMM_ACC_QUAD(84)
 #define TILEDMM_ACC_96 TILEDMM_ACC_80, TILEDMM_ACC_OF_16(80)
 #define TILEDMM_ACC_104 TILEDMM_ACC_96, TILEDMM_ACC_QUAD(96), TILEDMM_ACC_QUAD(100)
@@ -310,7 +312,7 @@ TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 
 template <class T, int MMA_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR>
 TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
   static_assert(MMA_N == 8 || MMA_N == 32 || MMA_N == 64 || MMA_N == 96 || MMA_N == 128 || MMA_N == 160 ||
-                    MMA_N == 176 || MMA_N == 192 || MMA_N == 208 || MMA_N == 224 || MMA_N == 256,
+                    MMA_N == 168 || MMA_N == 176 || MMA_N == 192 || MMA_N == 208 || MMA_N == 224 || MMA_N == 256,
                 "a width that is written out below");
   TILEDMM_WGMMA_OF(8, 4, "%4", "%5", "%6", "%7", "%8")
   TILEDMM_WGMMA_OF(32, 16, "%16", "%17", "%18", "%19", "%20")
@@ -318,6 +320,7 @@ TILEDMM_PTX void wgmma_mma_async(float (&acc)[MMA_N / 2], uint64_t desc_a, uint6
   TILEDMM_WGMMA_OF(96, 48, "%48", "%49", "%50", "%51", "%52")
   TILEDMM_WGMMA_OF(128, 64, "%64", "%65", "%66", "%67", "%68")
   TILEDMM_WGMMA_OF(160, 80, "%80", "%81", "%82", "%83", "%84")
+  TILEDMM_WGMMA_OF(168, 84, "%84", "%85", "%86", "%87", "%88")
   TILEDMM_WGMMA_OF(176, 88, "%88", "%89", "%90", "%91", "%92")
   TILEDMM_WGMMA_OF(192, 96, "%96", "%97", "%98", "%99", "%100")
   TILEDMM_WGMMA_OF(208, 104, "%104", "%105", "%106", "%107", "%108")

@@ -3,7 +3,7 @@
 
 namespace tiledmm::cuda {
 
-template const char* launch_tile<__nv_bfloat16, 14>(const Task&);  // 192 x 192
-template const char* launch_tile<__nv_bfloat16, 15>(const Task&);  // 192 x 96
+template const char* launch_tile<__nv_bfloat16, 15>(const Task&);  // 192 x 192
+template const char* launch_tile<__nv_bfloat16, 16>(const Task&);  // 192 x 96
 
 }  // namespace tiledmm::cuda

@@ -3,7 +3,7 @@
 
 namespace tiledmm::cuda {
 
-template const char* launch_tile<__half, 5>(const Task&);  // 128 x 160
-template const char* launch_tile<__half, 6>(const Task&);  // 128 x 128
+template const char* launch_tile<__half, 6>(const Task&);  // 128 x 160
+template const char* launch_tile<__half, 7>(const Task&);  // 128 x 128
 
 }  // namespace tiledmm::cuda

@@ -3,9 +3,9 @@
 
 namespace tiledmm::cuda {
 
-template const char* launch_tile<__half, 7>(const Task&);   // 64 x 256
-template const char* launch_tile<__half, 8>(const Task&);   // 64 x 192
-template const char* launch_tile<__half, 9>(const Task&);   // 64 x 160
-template const char* launch_tile<__half, 10>(const Task&);  // 64 x 128
+template const char* launch_tile<__half, 8>(const Task&);   // 64 x 256
+template const char* launch_tile<__half, 9>(const Task&);   // 64 x 192
+template const char* launch_tile<__half, 10>(const Task&);  // 64 x 160
+template const char* launch_tile<__half, 11>(const Task&);  // 64 x 128
 
 }  // namespace tiledmm::cuda

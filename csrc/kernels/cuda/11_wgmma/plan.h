@@ -21,7 +21,7 @@ struct TileShape {
   int block_m, block_n;
 };
 inline constexpr TileShape kTileShapes[] = {
-    {128, 256}, {128, 224}, {128, 208}, {128, 192}, {128, 176}, {128, 160}, {128, 128}, {64, 256},
+    {128, 256}, {128, 224}, {128, 208}, {128, 192}, {128, 176}, {128, 168}, {128, 160}, {128, 128}, {64, 256},
     {64, 192},  {64, 160},  {64, 128},  {64, 96},   {64, 64},   {64, 32},   {192, 192}, {192, 96},
 };
 inline constexpr int kNumTileShapes = int(sizeof(kTileShapes) / sizeof(TileShape));

@@ -55,9 +55,9 @@ BETWEEN = {
     "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 1>"
     "(const Task&);  // 128 x 224\n",
     "kernels/cuda/11_wgmma/instances_bf16_large_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 3>"
-    "(const Task&);  // 128 x 192\n",
-    "kernels/cuda/11_wgmma/instances_bf16_small_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 8>"
-    "(const Task&);   // 64 x 192\ntemplate const char* launch_tile<__nv_bfloat16, 9>(const Task&);   // 64 x 160\n",
+    "(const Task&);  // 128 x 192\ntemplate const char* launch_tile<__nv_bfloat16, 4>(const Task&);  // 128 x 176\n",
+    "kernels/cuda/11_wgmma/instances_bf16_small_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 9>"
+    "(const Task&);   // 64 x 192\ntemplate const char* launch_tile<__nv_bfloat16, 10>(const Task&);  // 64 x 160\n",
     "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu": ": width == 16 ? launch_sources<16>(task)\n"
     "         : width == 32 ? launch_sources<32>(task)\n",
 }
