@@ -78,11 +78,13 @@ constexpr bool sums_rows(const TileShape& shape) {
 inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 
 // Whether blocks of a cluster may have tiles below each other, each of which fetches a part of the B that all multiply,
-// or beside each other, with a part of A: copies must begin where the pattern of the swizzle does.
+// or beside each other, with a part of A: copies must begin where the pattern of the swizzle does. A kernel for
+// clusters serves those along n only where it serves pairs along m, too.
 constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, int log_m = 1) {
   const bool has_kernel = shape.block_m >= 128 || shape.block_n == 64 || shape.block_n == 128 || shape.block_n == 160;
-  return has_kernel && (!is_b_k_major || shape.block_n % (8 << log_m) == 0);
+  return has_kernel && (!is_b_k_major || shape.block_n % (8 << (log_m > 1 ? log_m : 1)) == 0);
 }
+static_assert(!may_cluster({128, 168}, true, 0), "a part of 84 rows begins within the pattern");
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
 // of their own for clusters.
 constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
