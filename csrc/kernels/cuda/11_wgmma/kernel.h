@@ -5,11 +5,11 @@
 // loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
 // persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
 // of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to
-// eight blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains
-// nothing otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better. fp32 needs operands
-// along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the copy engine
-// cannot take (strides and addresses in units of 16 bytes) is repacked first.
+// of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to eight
+// blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains nothing
+// otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better. fp32 needs operands along k: the
+// other layouts pass through registers or are transposed on their way (tf32.h). What the copy engine cannot take
+// (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>
@@ -67,7 +67,7 @@ struct Config {
   using LoaderB = BoxLoader<T, BLOCK_N, kBoxN, !B_IS_N_MAJOR>;
   // Blocks of a cluster fetch parts of each box for each other.
   static constexpr bool kClusters = CLUSTERS && tiledmm::may_cluster({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
-  static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "half begins where the pattern of the swizzle does");
+  static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "a part begins where the pattern of the swizzle does");
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;
   // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);

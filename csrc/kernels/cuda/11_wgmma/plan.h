@@ -77,14 +77,17 @@ constexpr bool sums_rows(const TileShape& shape) {
 // Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
 inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 
-// Whether blocks of a cluster may have tiles below each other, each of which fetches a part of the B that all multiply,
-// or beside each other, with a part of A: copies must begin where the pattern of the swizzle does. A kernel for
-// clusters serves those along n only where it serves pairs along m, too.
-constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, int log_m = 1) {
+// Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
+// the B that all multiply, or beside each other, with a part of A.
+constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major) {
   const bool has_kernel = shape.block_m >= 128 || shape.block_n == 64 || shape.block_n == 128 || shape.block_n == 160;
-  return has_kernel && (!is_b_k_major || shape.block_n % (8 << (log_m > 1 ? log_m : 1)) == 0);
+  return has_kernel && (!is_b_k_major || shape.block_n % 16 == 0);
 }
-static_assert(!may_cluster({128, 168}, true, 0), "a part of 84 rows begins within the pattern");
+// Whether 2^log_m blocks can fetch such a B in parts, which begin where the pattern of the swizzle does.
+constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
+  return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
+}
+static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
 // of their own for clusters.
 constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
@@ -188,7 +191,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     double copies = copy * 1e-3 *
                     (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
                      row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
-    // A single consumer's copies take less (sides of 512 to 2500, 280 plans: 0.88 of the predicted whole).
+    // A single consumer's copies take less.
     if (shape.block_m == 64) copies *= 0.85;
     if (is_aligned(p)) copies = 0;
     const double read = double(tile.block_m / 64) * (64 + tile.block_n);
@@ -216,8 +219,8 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const double sums = plan.shares_tiles    ? 2.3
                       : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
                                            : 0;
-  // Of a plan and the same one with exchanged roles, the one with fewer rows of tiles is faster (192 x 96 on 3072 x 768
-  // outputs: up to 10 %).
+  // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
+  // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
   const double order = tiles_m > tiles_n ? 0.01 : 0;
   const double all = 5 + (is_aligned(p) ? 0 : 0.3) + (log_cluster == 0 ? 0 : 0.6) + sums + order +
                      (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
@@ -251,12 +254,13 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       if (splits && (!may_split || (shape.block_n < 64 && !is_all))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
+      if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (p.batch > 1 || (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit))) continue;
+      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit)) continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
           const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;
-          const bool may_share = may_cluster(shape, p.is_b_k_major, log_m) && (log_n == 0 || !p.needs_row_sums);
+          const bool may_share = has_parts(shape, p.is_b_k_major, log_m) && (log_n == 0 || !p.needs_row_sums);
           if (log_m + log_n > 0 && has_work && may_share) consider(log_m, log_n);
         }
       }
