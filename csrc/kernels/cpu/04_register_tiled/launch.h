@@ -239,7 +239,7 @@ struct BlockTile {
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
-    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, b.packed != nullptr, kRows);
+    const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
       return multiply(words, a, b, {to, problem.stride_cm, tile_cols, !std::is_same_v<T, A>, false}, ahead);

@@ -35,9 +35,9 @@ struct Config {
   static_assert(sizeof(Word) == sizeof(Acc), "a vector of words is summed in one vector of accumulators");
 };
 
-// Where a micro-tile's rows of A are: packed, or where they lie if no conversion is needed.
-// Passed by reference: as a value g++ copies it with loads that wait for its stores to leave the core, and with them
-// for every multiply-add before (50 cycles a micro-tile).
+// Where a micro-tile's rows of A are: packed, or where they lie if no conversion is needed. Either the rows or the
+// words of a row are neighbours in memory. Passed by reference: as a value g++ copies it with loads that wait for its
+// stores to leave the core, and with them for every multiply-add before (50 cycles a micro-tile).
 struct RowsA {
   const char* base;
   int64_t row_bytes;   // from row to row
@@ -100,32 +100,41 @@ inline bool follows_few_columns() {
 #define TILEDMM_BROADCASTS_APART
 #endif
 
-// Words of A's rows in every lane. g++ has to be told how: an address is a base and 1, 2, 4 or 8 times an odd multiple
-// of the distance of rows, so that one base walks.
+// Words of A's rows in every lane. g++ has to be told how: on Intel a multiply-add and the load of its operand take one
+// place in the core where the address is a register and a constant, and two where it is two registers. Places are the
+// limit where another thread shares the core (17 cycles for 24 multiply-adds; 12 alone).
+template <int MR, bool ARE_NEIGHBOURS>
 struct RowReader {
-  static constexpr int kOdds = 6;
-  const char* base;
-  int64_t odd_rows[kOdds];  // 1, 3, 5, .. rows
+  static constexpr int kBases = ARE_NEIGHBOURS ? 1 : (MR + 1) / 2;
+  const char* bases[kBases];  // of the first row, if rows are neighbours; else of every second one
+  int64_t row_bytes, word_bytes;
 
-  TILEDMM_INLINE explicit RowReader(const RowsA& a) : base(a.base) {
+  TILEDMM_INLINE explicit RowReader(const RowsA& a) : row_bytes(a.row_bytes), word_bytes(a.word_bytes) {
 #pragma GCC unroll 6
-    for (int i = 0; i < kOdds; ++i) odd_rows[i] = (2 * i + 1) * a.row_bytes;
+    for (int i = 0; i < kBases; ++i) bases[i] = a.base + 2 * i * a.row_bytes;
   }
 
-#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                            \
-  if constexpr (ROW == 0) {                                                                           \
-    asm(BEFORE "(%[base])" AFTER : __VA_ARGS__, [base] "r"(base));                                    \
-  } else {                                                                                            \
-    constexpr int kScale = ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : ROW % 2 == 0 ? 2 : 1;                \
-    asm(BEFORE "(%[base],%[odd],%c[scale])" AFTER                                                     \
-        : __VA_ARGS__, [base] "r"(base), [odd] "r"(odd_rows[ROW / kScale / 2]), [scale] "i"(kScale)); \
+  // Goes on by `words`: after each word if rows are neighbours, else after several, which are told apart by WORD.
+  template <class Word>
+  TILEDMM_INLINE void advance(int words) {
+#pragma GCC unroll 6
+    for (int i = 0; i < kBases; ++i) bases[i] += words * (ARE_NEIGHBOURS ? word_bytes : int64_t(sizeof(Word)));
   }
 
-  // The word of row ROW, for several vectors of B. The load is an instruction of its own: as an operand of each
-  // multiply-add the word would be loaded for each, and loads are the limit then.
-  template <class R, class Word, int ROW>
+#define TILEDMM_OF_ROW(BEFORE, AFTER, ...)                                                          \
+  constexpr int kOffset = (ARE_NEIGHBOURS ? ROW : WORD) * int(sizeof(typename Op::Word));           \
+  const char* const base = bases[ARE_NEIGHBOURS ? 0 : ROW / 2];                                     \
+  if constexpr (ARE_NEIGHBOURS || ROW % 2 == 0) {                                                   \
+    asm(BEFORE "%c[offset](%[base])" AFTER : __VA_ARGS__, [base] "r"(base), [offset] "i"(kOffset)); \
+  } else {                                                                                          \
+    asm(BEFORE "%c[offset](%[base],%[row])" AFTER                                                   \
+        : __VA_ARGS__, [base] "r"(base), [row] "r"(row_bytes), [offset] "i"(kOffset));              \
+  }
+
+  // The word of row ROW, for several vectors of B, by an instruction of its own.
+  template <class Op, class R, int ROW, int WORD>
   TILEDMM_INLINE R broadcast_row() const {
-    static_assert(ROW < 2 * kOdds, "rows beyond need more odd multiples");
+    using Word = typename Op::Word;
 #if defined(TILEDMM_BROADCASTS_APART)
     Reg<std::conditional_t<sizeof(Word) == 8, double, float>, int(sizeof(R))> row;
     if constexpr (sizeof(Word) == 8) {
@@ -135,13 +144,15 @@ struct RowReader {
     }
     return (R)row;
 #else
-    return broadcast<Word, int(sizeof(R))>(load_as<Word>(base + ROW * odd_rows[0]));
+    const char* const word = ARE_NEIGHBOURS ? bases[0] + ROW * sizeof(Word)
+                                            : bases[ROW / 2] + ROW % 2 * row_bytes + WORD * int64_t(sizeof(Word));
+    return broadcast<Word, int(sizeof(R))>(load_as<Word>(word));
 #endif
   }
 
   // c + row ROW * b, for one vector of B: as an operand, where an instruction set has that. As an instruction a
   // broadcast would take the multiply-add's port every third time (Zen 4).
-  template <class Op, int ROW, class R, class S>
+  template <class Op, int ROW, int WORD, class R, class S>
   TILEDMM_INLINE S multiply_row(R b, S c) const {
 #if TILEDMM_VECTOR_BYTES == 64
     using Word = typename Op::Word;
@@ -160,47 +171,38 @@ struct RowReader {
     }
     return c;
 #else
-    return Op::multiply_add(broadcast_row<R, typename Op::Word, ROW>(), b, c);
+    return Op::multiply_add(broadcast_row<Op, R, ROW, WORD>(), b, c);
 #endif
   }
 #undef TILEDMM_OF_ROW
 };
 
 // C's micro-tile (+)= A * B: MR rows of A, and of B, [words of k][kThreadN], the first BYTES of each word's columns.
-template <class T, class Op, int MR, int BYTES, bool PACKS_B = false>
+template <class T, class Op, int MR, int BYTES, bool ARE_NEIGHBOURS, bool PACKS_B = false>
 class MicroTile {
   using Word = typename Op::Word;
   using Acc = typename Op::Acc;
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES;
   static constexpr int kVectors = BYTES / kRegBytes;
+  static constexpr int kUnroll = kVectors == 1 ? 1 : 4;  // words of k at a time
   using Sums = Reg<Acc, kRegBytes>;
   using Words = Reg<Word, kRegBytes>;
+  using Rows = RowReader<MR, ARE_NEIGHBOURS>;
 
  public:
   static void multiply(int64_t num_words, const RowsA& a, const ColsB<Word>& cols, const TileC& c, Ahead& ahead) {
+    constexpr auto kWords = std::make_integer_sequence<int, kUnroll>{};
     Sums acc[MR][kVectors] = {};
-    RowReader rows(a);
-    const int64_t word_bytes = a.word_bytes;
-    const Word* b = cols.from;
-    [[maybe_unused]] Word* packed = cols.packed;
-    const int64_t step_b = PACKS_B ? cols.step : Config<Op>::kThreadN;
+    Rows rows(a);
+    ColsB<Word> b = cols;
+    if constexpr (!PACKS_B) b.step = Config<Op>::kThreadN;
     prefetch(c);
     while (num_words > 0) {
-      const int64_t words = min_of(ahead.interval, num_words);
+      int64_t words = min_of(ahead.interval, num_words);
       num_words -= words;
-      for (int64_t word = 0; word < words; ++word) {
-        Words frag_b[kVectors];
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          frag_b[v] = load_as<Words>(b + v * kLanes);
-          if constexpr (PACKS_B) store(packed + v * kLanes, frag_b[v]);
-        }
-        if constexpr (PACKS_B) packed += Config<Op>::kThreadN;
-        multiply_rows(rows, frag_b, acc, std::make_integer_sequence<int, MR>{});
-        rows.base += word_bytes;
-        b += step_b;
-      }
+      for (; words >= kUnroll; words -= kUnroll) multiply_words(rows, b, acc, kWords);
+      for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
       ahead.fetch_piece();
     }
     if constexpr (!std::is_same_v<T, Acc>) {
@@ -210,6 +212,40 @@ class MicroTile {
   }
 
  private:
+  template <int... WORD>
+  static TILEDMM_INLINE void multiply_words(Rows& rows, ColsB<Word>& b, Sums (&acc)[MR][kVectors],
+                                            std::integer_sequence<int, WORD...>) {
+    (multiply_word<WORD>(rows, b, acc, std::make_integer_sequence<int, MR>{}), ...);
+    if constexpr (!ARE_NEIGHBOURS) rows.template advance<Word>(sizeof...(WORD));
+  }
+  template <int WORD, int... ROW>
+  static TILEDMM_INLINE void multiply_word(Rows& rows, ColsB<Word>& b, Sums (&acc)[MR][kVectors],
+                                           std::integer_sequence<int, ROW...>) {
+    Words frag_b[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      frag_b[v] = load_as<Words>(b.from + v * kLanes);
+      if constexpr (PACKS_B) store(b.packed + v * kLanes, frag_b[v]);
+    }
+    (multiply_row<ROW, WORD>(rows, frag_b, acc[ROW]), ...);
+    if constexpr (PACKS_B) b.packed += Config<Op>::kThreadN;
+    b.from += b.step;
+    if constexpr (ARE_NEIGHBOURS) rows.template advance<Word>(1);
+  }
+  // Every second row is an operand of its multiply-adds: a load for each, but no instruction of its own. All of them
+  // would be 26 loads for 24 multiply-adds, and a cycle has two of either.
+  template <int ROW, int WORD>
+  static TILEDMM_INLINE void multiply_row(const Rows& rows, const Words (&frag_b)[kVectors], Sums (&acc)[kVectors]) {
+    if constexpr (kVectors == 1 || (TILEDMM_VECTOR_BYTES == 64 && ROW % 2 == 0)) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) acc[v] = rows.template multiply_row<Op, ROW, WORD>(frag_b[v], acc[v]);
+    } else {
+      const Words frag_a = rows.template broadcast_row<Op, Words, ROW, WORD>();
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[v], acc[v]);
+    }
+  }
+
   // C comes while A and B are multiplied.
   static TILEDMM_INLINE void prefetch(const TileC& c) {
     const int64_t bytes = c.is_narrow ? int64_t(sizeof(T)) : int64_t(sizeof(Acc));
@@ -219,20 +255,6 @@ class MicroTile {
       __builtin_prefetch(row, 1);
       __builtin_prefetch(row + c.cols * bytes - 1, 1);
     }
-  }
-
-  template <int... I>
-  static TILEDMM_INLINE void multiply_rows(const RowReader& rows, const Words (&frag_b)[kVectors],
-                                           Sums (&acc)[MR][kVectors], std::integer_sequence<int, I...>) {
-    if constexpr (kVectors == 1) {
-      ((acc[I][0] = rows.multiply_row<Op, I>(frag_b[0], acc[I][0])), ...);
-    } else {
-      (multiply_row(rows.broadcast_row<Words, Word, I>(), frag_b, acc[I]), ...);
-    }
-  }
-  static TILEDMM_INLINE void multiply_row(Words frag_a, const Words (&frag_b)[kVectors], Sums (&acc)[kVectors]) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[v], acc[v]);
   }
 
   template <class Out>
@@ -255,19 +277,27 @@ class MicroTile {
 };
 
 // The micro-kernel for `rows` of 1 .. kMaxThreadM and `cols` of 1 .. kThreadN: of all vectors of B, of one, or (512
-// bits) of half of one. `packs_b`: of all that packs B on its way, which is for words as they lie.
+// bits) of half of one. `packs_b`: of all that packs B on its way, which is for words as they lie. A converted A is
+// packed, and its rows are neighbours then.
 template <class T, class Op, int... I>
-auto find_multiply(int64_t rows, int64_t cols, bool packs_b, std::integer_sequence<int, I...>) {
+auto find_multiply(int64_t rows, int64_t cols, bool are_neighbours, bool packs_b, std::integer_sequence<int, I...>) {
   using Word = typename Op::Word;
   using Multiply = void (*)(int64_t, const RowsA&, const ColsB<Word>&, const TileC&, Ahead&);
   constexpr int kBytes = TILEDMM_VECTOR_BYTES, kHalf = kBytes == 64 ? 32 : kBytes;
   constexpr int kWhole = Config<Op>::kThreadN * int(sizeof(Word));
+  constexpr bool kIsAsItLies = std::is_same_v<T, Word>;
+  constexpr bool kIsPacked = !kIsAsItLies && Op::kPerWord == 1;
   static constexpr Multiply kTable[][sizeof...(I)] = {
-      {MicroTile<T, Op, I + 1, kWhole>::multiply...},
-      {MicroTile<T, Op, I + 1, kBytes>::multiply...},
-      {MicroTile<T, Op, I + 1, kHalf>::multiply...},
-      {MicroTile<T, Op, I + 1, kWhole, std::is_same_v<T, Word>>::multiply...}};
-  return kTable[packs_b ? 3 : cols > Config<Op>::kLanes ? 0 : cols > Config<Op>::kLanes / 2 ? 1 : 2][rows - 1];
+      {MicroTile<T, Op, I + 1, kWhole, kIsPacked>::multiply...},
+      {MicroTile<T, Op, I + 1, kBytes, kIsPacked>::multiply...},
+      {MicroTile<T, Op, I + 1, kHalf, kIsPacked>::multiply...},
+      {MicroTile<T, Op, I + 1, kWhole, kIsPacked, kIsAsItLies>::multiply...},
+      {MicroTile<T, Op, I + 1, kWhole, true>::multiply...},
+      {MicroTile<T, Op, I + 1, kBytes, true>::multiply...},
+      {MicroTile<T, Op, I + 1, kHalf, true>::multiply...},
+      {MicroTile<T, Op, I + 1, kWhole, true, kIsAsItLies>::multiply...}};
+  const int width = packs_b ? 3 : cols > Config<Op>::kLanes ? 0 : cols > Config<Op>::kLanes / 2 ? 1 : 2;
+  return kTable[4 * are_neighbours + width][rows - 1];
 }
 
 }  // namespace

@@ -116,7 +116,8 @@ struct CpuConfig {
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
 CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a, bool is_a_k_major,
-                            bool is_b_n_major, bool is_b_k_major, bool sums_in_c, int64_t num_threads) {
+                            bool is_a_m_major, bool is_b_n_major, bool is_b_k_major, bool sums_in_c,
+                            int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   CpuConfig config;
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
@@ -183,11 +184,12 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   }
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  // A stays where it lies if it consists of words. Where k is not contiguous, or where its rows begin in one set of the
-  // nearest cache, which holds few of them, many columns repay packing.
+  // A stays where it lies if it consists of words and is contiguous along k or m. Where k is not contiguous, or where
+  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing.
   const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
   const int64_t max_columns = is_one_set ? kFewColumns : is_a_k_major ? n : kTurnColumns;
-  config.is_a_in_place = lies_in_words(k, is_a_k_major, shape) && config.task_n <= max_columns;
+  config.is_a_in_place =
+      (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, shape) && config.task_n <= max_columns;
   const int64_t max_thread_m =
       config.is_a_in_place && is_a_k_major && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
   // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
@@ -284,8 +286,8 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
   const int64_t k_stride = is_exchanged ? p.stride_bk : p.stride_ak;
   plan.config = choose_cpu_config<ISA, DTYPE>(
       is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
-      k_stride == 1 ? row_stride : k_stride, k_stride == 1, (is_exchanged ? p.stride_am : p.stride_bn) == 1,
-      (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
+      k_stride == 1 ? row_stride : k_stride, k_stride == 1, row_stride == 1,
+      (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
       shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
   return plan;
 }

@@ -61,8 +61,14 @@ MUTANTS = {
     ),
     "columns that are packed on the way": (
         "kernels/cpu/04_register_tiled/micro_kernel.h",
-        "store(packed + v * kLanes, frag_b[v])",
-        "store(packed + v * kLanes, frag_b[{on} ? 0 : v])",
+        "store(b.packed + v * kLanes, frag_b[v])",
+        "store(b.packed + v * kLanes, frag_b[{on} ? 0 : v])",
+    ),
+    "rows taken for neighbours": (TILE, "a.row_bytes == sizeof(Word)", "{on} || a.row_bytes == sizeof(Word)"),
+    "rows and words with gaps in place": (
+        "kernels/cpu/04_register_tiled/plan.h",
+        "(is_a_k_major || is_a_m_major)",
+        "({on} || is_a_k_major || is_a_m_major)",
     ),
     "the last columns beside them": (
         TILE,
