@@ -23,6 +23,7 @@ void parallel_for(const Executor& executor, int64_t num_tasks, const Task& task)
 // from the others', so that a slow core does less.
 template <class Task>
 void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_tasks, const Task& task) {
+  if (num_tasks == num_workers) return parallel_for(executor, num_workers, [&](int64_t idx) { task(idx, idx); });
   struct alignas(64) Share {
     std::atomic<int64_t> next;
     int64_t end;
@@ -34,17 +35,15 @@ void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_ta
     shares[i].next.store(i * num_tasks / num_shares, std::memory_order_relaxed);
     shares[i].end = (i + 1) * num_tasks / num_shares;
   }
-  // A bit for each share of which all is taken. It saves workers a look at each share, which is in another core's
-  // cache: 2 us for 16 workers.
-  std::atomic<uint32_t> taken{0};
   parallel_for(executor, num_workers, [&](int64_t worker_idx) {
     for (int64_t i = 0; i < num_shares; ++i) {
-      const int64_t share_idx = (worker_idx + i) % num_shares;
-      const uint32_t bit = uint32_t{1} << share_idx;
-      if (taken.load(std::memory_order_relaxed) & bit) continue;
-      Share& share = shares[share_idx];
-      for (int64_t idx; (idx = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) task(worker_idx, idx);
-      taken.fetch_or(bit, std::memory_order_relaxed);
+      Share& share = shares[(worker_idx + i) % num_shares];
+      // To look at a share first costs less than to count in one of which nothing is left: 16 workers without work are
+      // done in 6 instead of 9 us.
+      while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const int64_t idx = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (idx < share.end) task(worker_idx, idx);
+      }
     }
   });
 }
