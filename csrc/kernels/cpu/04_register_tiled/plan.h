@@ -65,7 +65,7 @@ inline constexpr int64_t kChunkWords = 512;
 inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxDotRows = 8;
 inline constexpr int64_t kMaxShortBytes = 16;       // of a column of B in short_k
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
-inline constexpr int64_t kPanelBBytes = 1 << 20;    // packed B at one time: its strips come from the third level
+inline constexpr int64_t kPanelBBytes = 2 << 20;    // packed B at one time: its strips come from the third level
 inline constexpr int64_t kKeptBBytes = 512 << 10;   // packed B that is kept from task to task: half of a second level
 inline constexpr int64_t kSumsBytes = 2 << 20;      // partial sums of a 16-bit C, or of C with split k ...
 inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks for each thread
