@@ -86,16 +86,6 @@ struct Ahead {
   }
 };
 
-// Whether the processor fetches fewer columns ahead by itself than a vector has lanes. Intel's Sapphire Rapids keeps up
-// with 16 and loses 15 % where they are asked for; AMD's Zen 4 gains 5 to 25 %.
-inline bool follows_few_columns() {
-#if defined(__x86_64__)
-  return !__builtin_cpu_is("intel");
-#else
-  return true;
-#endif
-}
-
 #if defined(__x86_64__) && TILEDMM_VECTOR_BYTES > 16
 #define TILEDMM_BROADCASTS_APART
 #endif
