@@ -76,7 +76,7 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   constexpr double kFetchCycles = 300, kTileEndCycles = 250, kRegionCycles = 2000, kRegionCyclesOfThread = 1500;
   // Of a unit that is packed for all threads, for each of them: where it is written, other cores hold copies of what
   // was there.
-  constexpr double kShareCycles = 100;
+  constexpr double kShareCycles = 600;
   const int64_t strips_a = ceil_div(a.lanes, kAmxStrip), strips_b = ceil_div(b.lanes, kAmxStrip);
   const int64_t threads = plan.num_threads, strip_bytes = ceil_div(k, kAmxStep) * kAmxSplitUnitBytes;
   const int64_t fitting = kAmxSplitPanelBytes / strip_bytes;  // strips
