@@ -143,9 +143,9 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // strips of rows on, packing whole lines is as fast as streaming, and steady. So is a B from memory that is packed on
   // the way (Zen 4, fp32, 8x768x50257: 2.1 times as fast).
   const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
-  const int64_t stream_rows = shape.k_per_word == 2                                ? kMaxPairStreamRows
+  const int64_t stream_rows = shape.k_per_word == 2                      ? kMaxPairStreamRows
                               : is_far && shape.sums_in_c && !is_intel() ? kMaxFarStreamRows
-                                                                                   : kMaxStreamRows;
+                                                                         : kMaxStreamRows;
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them.
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
@@ -197,8 +197,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   config.task_m = ceil_div(m, config.tasks_m);
   config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
   // A stays where it lies if it consists of words and is contiguous along k or m. Where k is not contiguous, or where
-  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing; on Intel half as
-  // many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6 times as fast).
+  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing; on Intel half
+  // as many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6 times as fast).
   const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
   const int64_t few_columns = is_intel() && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
   const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
