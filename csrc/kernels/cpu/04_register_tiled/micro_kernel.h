@@ -175,7 +175,7 @@ class MicroTile {
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES;
   static constexpr int kVectors = BYTES / kRegBytes;
-  static constexpr int kUnroll = kVectors == 1 ? 1 : 4;  // words of k at a time
+  static constexpr int kUnroll = kVectors == 1 || TILEDMM_VECTOR_BYTES < 64 ? 1 : 4;  // words of k at a time
   using Sums = Reg<Acc, kRegBytes>;
   using Words = Reg<Word, kRegBytes>;
   using Rows = RowReader<MR, ARE_NEIGHBOURS>;
@@ -192,7 +192,9 @@ class MicroTile {
       int64_t words = min_of(ahead.interval, num_words);
       num_words -= words;
       for (; words >= kUnroll; words -= kUnroll) multiply_words(rows, b, acc, kWords);
-      for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
+      if constexpr (kUnroll > 1) {
+        for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
+      }
       ahead.fetch_piece();
     }
     if constexpr (!std::is_same_v<T, Acc>) {
