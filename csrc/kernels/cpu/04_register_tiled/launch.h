@@ -116,9 +116,6 @@ struct BlockTile {
     // Columns of B contiguous along n come in runs of cache lines, as many strips at a time. Where they are words as
     // they lie, the first micro-tile that needs a whole strip packs it on its way.
     const int64_t group_cols = problem.stride_bk == 1 ? kThreadN : kGroupColumns;
-    // On Intel's Sapphire Rapids that is slower for a B that comes from memory (0.8 to 0.9 of the speed).
-    const bool is_packed_on_the_way =
-        std::is_same_v<T, Word> && problem.stride_bn == 1 && (bytes_b() < kFarBytes || !is_intel());
     Ahead ahead;
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     Word* panel_b = reinterpret_cast<Word*>(workspace + panel_a_bytes(config, k_end - k_begin));
@@ -140,11 +137,11 @@ struct BlockTile {
             Word* b = panel_b + (is_b_kept(config) ? jr : jr % group_cols) / kThreadN * strip_b;
             // Packed when they are first needed, so that their first use finds them in a near cache.
             const bool is_first_use = !is_b_packed && ic == 0;
-            const bool packs_on_the_way = is_first_use && is_packed_on_the_way && tile_cols == kThreadN;
+            const bool packs_on_the_way = is_first_use && config.packs_b_on_the_way && tile_cols == kThreadN;
             if (is_first_use && jr % group_cols == 0) {
               ahead = find_ahead_b(jc, jr + group_cols, pc, group_cols, block_rows);
             }
-            if (is_first_use && !packs_on_the_way && (is_packed_on_the_way || jr % group_cols == 0)) {
+            if (is_first_use && !packs_on_the_way && (config.packs_b_on_the_way || jr % group_cols == 0)) {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
             }
             const ColsB<Word> packed_b{b},

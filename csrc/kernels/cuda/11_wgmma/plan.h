@@ -77,15 +77,15 @@ constexpr bool sums_rows(const TileShape& shape) {
 // Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
 inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 
+// Whether 2^log_m blocks can fetch a B in parts, which begin where the pattern of the swizzle does.
+constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
+  return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
+}
 // Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
 // the B that all multiply, or beside each other, with a part of A.
 constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major) {
   const bool has_kernel = shape.block_m >= 128 || shape.block_n == 64 || shape.block_n == 128 || shape.block_n == 160;
-  return has_kernel && (!is_b_k_major || shape.block_n % 16 == 0);
-}
-// Whether 2^log_m blocks can fetch such a B in parts, which begin where the pattern of the swizzle does.
-constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
-  return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
+  return has_kernel && has_parts(shape, is_b_k_major, 1);
 }
 static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels

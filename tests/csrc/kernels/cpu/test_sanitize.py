@@ -72,8 +72,8 @@ MUTANTS = {
     ),
     "the last columns beside them": (
         TILE,
-        "(is_packed_on_the_way || jr % group_cols == 0)",
-        "((!{on} && is_packed_on_the_way) || jr % group_cols == 0)",
+        "(config.packs_b_on_the_way || jr % group_cols == 0)",
+        "((!{on} && config.packs_b_on_the_way) || jr % group_cols == 0)",
     ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
