@@ -22,15 +22,17 @@ constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {
 }
 
 // By matrix instructions in 16 bits, and in tf32, whose k tiles hold half as many elements: as many chunks as give the
-// multiprocessors work if there are few rows. Tiles that sum chunks are 192 columns wide at most, which costs many rows
-// 2 to 12 %: not where k is shorter than 5 n. For any n where one chain's error would exceed that of cuBLAS, which
-// splits k.
+// multiprocessors work if there are few rows, and no more of long k, since sums on their way cost memory's time: of a
+// narrow C 5120 / n. Tiles that sum chunks are 192 columns wide at most, which costs many rows 2 to 12 %: not
+// where k is shorter than 5 n. For any n where one chain's error would exceed that of cuBLAS, which splits k.
 constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
-  constexpr int64_t kNarrowN = 256, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 17, kMaxChunkOfLongK = 1 << 14;
+  constexpr int64_t kNarrowN = 256, kNarrowChunks = 5120, kWideN = 2048, kMaxChunks = 8, kLongK = 1 << 17,
+                    kMaxChunkOfLongK = 1 << 14;
   const int64_t min_chunk = (is_tf32 ? 2 : 4) * kChunkUnit;
   int64_t chunk = max_of(k, 1);
   if (k >= 4 * min_chunk && n <= kNarrowN) {
-    chunk = k < 32 * kChunkUnit ? min_chunk : 4 * kChunkUnit;
+    const int64_t wanted = ceil_div(k, kNarrowChunks / max_of(n, 1));
+    chunk = k < 32 * kChunkUnit ? min_chunk : round_up(max_of(wanted, 4 * kChunkUnit), kChunkUnit);
   } else if (k >= 4 * min_chunk && n <= kWideN && k >= (is_tf32 ? 5 * n / 2 : 5 * n)) {
     chunk = round_up(ceil_div(k, min_of(min_of(2 * kWideN / n, k / min_chunk), kMaxChunks)), kChunkUnit);
   }
@@ -39,14 +41,17 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
 
 // In fp64: chunks of about equal length. The fewer columns C has, the fewer tiles unless there are many rows, and the
 // more chunks it takes to give every multiprocessor work: 4096 / n, or four. Where there are many rows, chunks are a
-// burden: tiles that hold a total besides their sums take 5 % longer, others visit one in memory.
+// burden: tiles that hold a total besides their sums take 5 % longer, others visit one in memory. With few rows it is
+// the second kernel that is one, so that k has to be long before chunks pay.
 constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
   constexpr int64_t kUnit = 32, kMinChunk = 320, kMaxChunk = 8192, kMaxChunks = 64;
   constexpr int64_t kMinTargetChunks = 4, kTargetColumns = 4096, kMaxTargetChunk = 4096;
+  constexpr int64_t kMinChunkedK = 1152, kMoreThanTwoN = 640, kAlwaysChunkedK = 2688;
   const int64_t target_chunks = max_of(kTargetColumns / max_of(n, 1), kMinTargetChunks);
   const int64_t min_chunk = min_of(
       max_of(max_of(n, kMinChunk), max_of(k / kMaxChunks, min_of(k / target_chunks, kMaxTargetChunk))), kMaxChunk);
-  return k < 2 * min_chunk ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kUnit);
+  const int64_t chunked_k = max_of(max_of(kMinChunkedK, min_of(2 * n + kMoreThanTwoN, kAlwaysChunkedK)), 2 * min_chunk);
+  return k < chunked_k ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kUnit);
 }
 
 // The chunk of the caller's problem, before a batch is folded into n or C is transposed.

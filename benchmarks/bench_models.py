@@ -1,0 +1,119 @@
+"""Training steps of whole models on a GPU, as they are and with every nn.Linear replaced, arms interleaved.
+
+    python benchmarks/bench_models.py --json benchmarks/results/nvidia_h200/models.json
+
+ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama in bf16, each eager and compiled. The
+models are those of transformers with random weights. A step is forward, backward and AdamW.
+"""
+
+import argparse
+import copy
+import functools
+import json
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from torch_tiledmm import replace_linear
+from torch_tiledmm.testing.bench import OURS, output_file
+from torch_tiledmm.testing.origin import describe_gpu_run
+from torch_tiledmm.testing.timing import time_on_gpu
+
+VENDOR = "vendor"
+LLAMA = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    use_cache=False,
+)
+
+
+def random_tokens(size: int, batch: int, length: int) -> torch.Tensor:
+    return torch.randint(size, (batch, length), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+
+
+def vit() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    images = torch.randn(32, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    model = ViTForImageClassification(ViTConfig(num_labels=1000))
+    return model, {"pixel_values": images, "labels": torch.arange(32, device="cuda")}
+
+
+def bert() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    tokens = random_tokens(30000, 16, 384)
+    return BertForMaskedLM(BertConfig()), {"input_ids": tokens, "labels": tokens}
+
+
+def llama() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    tokens = random_tokens(32000, 2, 1023)
+    return LlamaForCausalLM(LLAMA).to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
+
+
+MODELS = {"ViT-base, 32 images": (vit, True), "BERT-base, 16 x 384": (bert, True), "Llama, 2 x 1023": (llama, False)}
+
+
+def training_step(model: PreTrainedModel, inputs: dict, *, is_autocast: bool, is_compiled: bool) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    forward = torch.compile(model) if is_compiled else model
+
+    def run() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_autocast):
+            loss = forward(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def measure_model(name: str, *, is_compiled: bool) -> dict:
+    make, is_autocast = MODELS[name]
+    torch.manual_seed(0)
+    model, inputs = make()
+    model.cuda().train()
+    tiled = copy.deepcopy(model)
+    replace_linear(tiled)
+    step = functools.partial(training_step, inputs=inputs, is_autocast=is_autocast, is_compiled=is_compiled)
+    arms = {OURS: step(tiled), VENDOR: step(model)}
+    for call in arms.values():  # compiles
+        call()
+        call()
+    timings = time_on_gpu(arms, seconds=1.5)
+    return {
+        "model": name,
+        "is_compiled": is_compiled,
+        "timings": {arm: timing.to_dict() for arm, timing in timings.items()},
+        "ratio": round(timings[VENDOR].median / timings[OURS].median, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="training steps of whole models on a GPU")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU")
+    results = describe_gpu_run("models") | {"models": []}
+    for name in args.models:
+        for is_compiled in (False, True):
+            results["models"].append(row := measure_model(name, is_compiled=is_compiled))
+            torch.compiler.reset()
+            print(row["model"], "compiled" if is_compiled else "eager", row["ratio"], row["timings"], flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
