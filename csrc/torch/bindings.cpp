@@ -3,7 +3,8 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(tiledmm, m) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  // The kernels take any strides. Otherwise torch.compile would copy an operand anew for each call that reads it.
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
   m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\") -> Tensor", tags);
   m.def("matmul_out(Tensor a, Tensor b, Tensor(a!) out, *, str algorithm=\"auto\") -> ()", tags);
   m.def(

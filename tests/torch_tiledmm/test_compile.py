@@ -6,11 +6,13 @@ half the flops of the weight's gradient, flops by the wrong size of an operand.
 """
 
 import itertools
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -60,6 +62,20 @@ def test_compile_is_eager(backend, dynamic):
         torch.testing.assert_close(out, expected)
         total = [sum(part.sum() for part in result) for result in (expected, out)]
         torch.testing.assert_close(*(torch.autograd.grad(loss, args) for loss in total), rtol=1e-4, atol=1e-4)
+
+
+def test_compile_computes_an_operand_of_several_calls_once():
+    torch.compiler.reset()
+
+    def layers(x, weight, other):
+        hidden = torch.relu(x)
+        return linear(hidden, weight), linear(hidden, other), matmul(hidden, other.mT)
+
+    args = randn(3, 5), randn(6, 5), randn(4, 5)
+    out, (code,) = run_and_get_code(torch.compile(layers, fullgraph=True), *args)
+    torch.testing.assert_close(out, layers(*args))
+    operands = re.findall(r"tiledmm\.(?:linear|matmul)\.default\((\w+),", code)
+    assert len(operands) == 3 and len(set(operands)) == 1
 
 
 def test_compile_of_matmul_out():
