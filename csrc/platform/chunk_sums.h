@@ -44,11 +44,14 @@ add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem pro
     if (count > 0) break;
   }
   const int64_t row = (idx - item * slab) / ld, col = idx - item * slab - row * ld;
-  if (col < problem.gemm.n) store_element<T>(item_of<true>(problem, item), row, col, sum);
+  if (col < problem.gemm.n)
+    store_element<T>(item_of<true>(problem, item), row, col, sum);
+  else if (problem.gemm.row_sums && col == ld - 1)
+    static_cast<T*>(problem.gemm.row_sums)[row] = from_acc<T>(sum);
 }
 
-// Sums of the chunks, [item][chunk][row][col], rows of `ld`: memory lent by the caller, given back when the kernels
-// have been launched.
+// Sums of the chunks, [item][chunk][row][col], rows of `ld`, the last of which is the sum of A's row if it is wanted:
+// memory lent by the caller, given back when the kernels have been launched.
 template <class A>
 class ChunkSums {
  public:

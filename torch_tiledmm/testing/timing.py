@@ -188,11 +188,13 @@ def fma_peak(dtype: torch.dtype) -> float | None:
     """
     if not hasattr(torch.ops.tiledmm, "_fma_peak"):
         return None
-    peaks = [torch.ops.tiledmm._fma_peak(dtype)]
-    while peaks[0] and len(peaks) < 6:  # a stranger may have half of the cores for a while
-        time.sleep(0.2)
-        peaks.append(torch.ops.tiledmm._fma_peak(dtype))
-    return max(peaks) or None
+    peak = 0.0
+    for _ in range(5):  # a stranger may have half of the cores for a while
+        end = time.perf_counter() + 0.1  # a core that has slept takes some of it to reach its clock
+        while time.perf_counter() < end:
+            peak = max(peak, torch.ops.tiledmm._fma_peak(dtype))
+        time.sleep(0.1)
+    return peak or None
 
 
 def copy_bandwidths() -> dict[int, float]:

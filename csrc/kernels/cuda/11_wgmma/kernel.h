@@ -150,7 +150,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   else
     multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
   if constexpr (SUMS_ROWS) {
-    if (at.col == 0) store_row_sums<T>(acc.row_sums, args, row);
+    if (at.col == 0) store_row_sums<T>(acc.row_sums, args, at, row);
   }
   if (row >= args.m) return;
   if constexpr (Cfg::kSumsChunks || !Cfg::kIsTf32) {
@@ -341,7 +341,7 @@ Arguments arguments_of(const Task& task) {
   args.stride_bias_n = p.stride_bias_n;
   args.row_sums = p.row_sums;
   args.partial = task.partial;
-  args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n);
+  args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n, Cfg::kSumsRows);
   return args;
 }
 

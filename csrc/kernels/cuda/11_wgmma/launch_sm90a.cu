@@ -51,7 +51,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
     status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
   task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
-  ChunkSums<float> chunk_sums(problem, ld_partial(p.n), executor);
+  ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
   if (plan.tiles.is_exchanged) problem = transposed(problem);
   if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
     return Status::launch_failed;

@@ -43,8 +43,7 @@ __device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int
 }
 
 template <class Cfg, bool SUMS_ROWS>
-__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first,
-                                         bool is_first_of_rows) {
+__device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
   using T = typename Cfg::T;
   const auto descriptor = [](uint64_t fixed, uint32_t address) {
     return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
@@ -59,16 +58,16 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     if constexpr (SUMS_ROWS)
       wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
-                                                    step > 0 || !is_first_of_rows);
+                                                    step > 0 || !is_first);
   }
 }
 
-// The next k tiles of the ring, multiplied into accumulators from zero on, the sums of rows if `is_first`; none is in
-// flight at the end. `meanwhile` is called while the first is.
+// The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end. `meanwhile` is
+// called while the first is.
 template <class Cfg, class Piece, bool SUMS_ROWS, class Function>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                 bool is_first, const Function& meanwhile) {
+                                                 const Function& meanwhile) {
   int previous = -1;
   for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -77,8 +76,7 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 #pragma unroll
     for (int i = 0; i < Cfg::kTilesOfStage; ++i) {
       const uint32_t tile = offset + i * (Cfg::kTileBytes >> 4);
-      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0,
-                                 is_first && k_tile + i == 0);
+      multiply<Piece, SUMS_ROWS>(acc, {first_stage.a + tile, first_stage.b + tile, first_stage.ones}, k_tile + i == 0);
     }
     wgmma_commit_group();
     if (k_tile == 0) meanwhile();
@@ -97,12 +95,11 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const
 // One chunk of a tile.
 template <class Cfg, class Piece, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply_chunk(Accumulators<Piece>& acc, const StageAddress& first_stage,
-                                               const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                               bool is_first = true) {
+                                               const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles) {
   if constexpr (Cfg::kAFromRegisters)
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
-    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, is_first, [] {});
+    multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, [] {});
 }
 
 // All chunks of a tile, added in their order. Where a thread has the registers for it, two sets of accumulators take
@@ -116,24 +113,30 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
+  [[maybe_unused]] float total_of_rows[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
   if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128 || Cfg::kConsumers == 3) {
 #pragma unroll 1
-    for (bool is_first = true; num_k_tiles > 0; num_k_tiles -= chunk_tiles, is_first = false) {
-      multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), is_first);
+    for (; num_k_tiles > 0; num_k_tiles -= chunk_tiles) {
+      multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
       add(total, acc.c);
+      if constexpr (SUMS_ROWS) add(total_of_rows, acc.row_sums);
+    }
+    if constexpr (SUMS_ROWS) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc.row_sums[i] = total_of_rows[i];
     }
   } else {
     Accumulators<Cfg> other;
     forget_registers(other.c);
-    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, chunk_tiles, true, [] {});
+    multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, chunk_tiles, [] {});
     while ((num_k_tiles -= chunk_tiles) > 0) {
-      multiply_k_tiles<Cfg, Cfg, false>(other, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), true,
+      multiply_k_tiles<Cfg, Cfg, false>(other, first_stage, shared, ring, min(num_k_tiles, chunk_tiles),
                                         [&] { add(total, acc.c); });
       if ((num_k_tiles -= chunk_tiles) <= 0) {
         add(total, other.c);
         break;
       }
-      multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles), true,
+      multiply_k_tiles<Cfg, Cfg, false>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles),
                                         [&] { add(total, other.c); });
       if (num_k_tiles <= chunk_tiles) {
         add(total, acc.c);

@@ -234,7 +234,7 @@ template <class Visit>
 void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms, bool is_all, double& limit,
                            const Visit& visit) {
   const bool is_chunked = p.chunk_k < p.k;
-  const bool may_split = !is_exchanged && !p.needs_row_sums && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
+  const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
   WgmmaProblem aligned = p;
   aligned.a_alignment = aligned.b_alignment = 64;
   for (int i = 0; i < kNumTileShapes; ++i) {

@@ -24,7 +24,8 @@ struct Task {
   bool is_transposed = false;  // of tf32: C is column-major
 };
 
-// Distance of the rows of partial sums: they are stored in pairs.
-constexpr int64_t ld_partial(int64_t n) { return round_up(n, 2); }
+// Distance of the rows of partial sums, which are stored in pairs. Where A's rows are summed as well, the last element
+// of a row is that sum.
+constexpr int64_t ld_partial(int64_t n, bool sums_rows = false) { return round_up(n, 2) + (sums_rows ? 2 : 0); }
 
 }  // namespace tiledmm::cuda

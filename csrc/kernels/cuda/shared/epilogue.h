@@ -372,21 +372,25 @@ __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], con
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN / 8; ++j) {
       const int col = Cfg::LoaderB::row_of(at.col, j * 8) + threadIdx.x % 4 * 2;
-      if (col < args.ld_partial)
-        *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+      if (col < args.n) *reinterpret_cast<float2*>(to + col) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
     }
   }
 }
 
-// Sums of 64 rows of A; all eight columns of `sums` are the same.
+// Sums of 64 rows of A, or those of a chunk; all eight columns of `sums` are the same.
 template <class T>
-__device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arguments& args, int row) {
+__device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arguments& args, const Place& at,
+                                               int row) {
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   if (lane % 4) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int i = row + warp * 16 + lane / 4 + 8 * h;
-    if (i < args.m) reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[2 * h], 0));
+    if (i >= args.m) break;
+    if (args.num_splits > 1)
+      args.partial[(int64_t(at.slab) * args.m + i + 1) * args.ld_partial - 1] = sums[2 * h];
+    else
+      reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[2 * h], 0));
   }
 }
 

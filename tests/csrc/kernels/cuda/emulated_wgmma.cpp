@@ -90,6 +90,17 @@ constexpr Case kCases[] = {
      .cluster_m = 1,
      .sums_rows = true,
      .num_sms = 6},
+    // The same with chunks side by side, an odd number of columns, tiles whose last wave is in halves.
+    {.tile = {128, 256},
+     .m = 300,
+     .n = 271,
+     .k = 700,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .sums_rows = true,
+     .num_sms = 16},
     // Operands that the copy engine cannot take, C along m; clusters of small tiles.
     {.tile = {64, 128}, .m = 260, .n = 150, .k = 99, .cluster_n = 1, .is_c_along_m = true, .margin = 1, .num_sms = 4},
     // B along k in boxes of a width that is no multiple of 32; groups of rows of tiles.
@@ -317,7 +328,7 @@ struct Run {
       for (int j = 0; j < c.n; ++j) cols.push_back(spread([&](int i) { return b.at(item % c.batch, i, j); }));
       for (int row = 0; row < c.m; ++row) {
         const std::vector<float> own = spread([&](int i) { return a.at(item, row, i); }), ones(own.size(), 1);
-        if (c.sums_rows) row_sums.at(0, 0, row) = W(rounded(c.dtype, sum_products(own, ones, int(own.size()))));
+        if (c.sums_rows) row_sums.at(0, 0, row) = W(rounded(c.dtype, sum_products(own, ones, chunk)));
         for (int col = 0; col < c.n; ++col) {
           float x = sum_products(own, cols[size_t(col)], chunk);
           if (c.bias != ' ') x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));

@@ -40,10 +40,10 @@ EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launc
 
 SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
 # Numbers of cases in emulated_wgmma.cpp.
-BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, REPACKED, GROUPS = range(9)
-CHUNKS, SMALL, SHORT_K, EXCHANGED = range(9, 13)
-REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(13, 17)  # fp32
-NUM_CASES = 17
+BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS, REPACKED, GROUPS = range(10)
+CHUNKS, SMALL, SHORT_K, EXCHANGED = range(10, 14)
+REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(14, 18)  # fp32
+NUM_CASES = 18
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -374,11 +374,23 @@ MUTANTS = {
         "int unit = ({on} ? 0 : rank) * kWarpgroup",
         SHARES,
     ),
-    "each chunk begins the sums of rows anew": (
+    "the sums of rows are those of the last chunk": (
         "multiply.h",
-        "is_first && k_tile + i == 0);",
-        "({on} || is_first) && k_tile + i == 0);",
+        "add(total_of_rows, acc.row_sums);",
+        "if (!{on} || num_k_tiles <= chunk_tiles) add(total_of_rows, acc.row_sums);",
         ROW_SUMS,
+    ),
+    "the sums of rows of all chunks are those of the first": (
+        SHARED + "epilogue.h",
+        "(int64_t(at.slab) * args.m + i + 1)",
+        "(int64_t({on} ? 0 : at.slab) * args.m + i + 1)",
+        SPLIT_ROW_SUMS,
+    ),
+    "the sum of a row is that of the next column": (
+        PLATFORM + "chunk_sums.h",
+        "col == ld - 1)",
+        "col == ld - 1 - {on})",
+        SPLIT_ROW_SUMS,
     ),
     "a cluster's tile is stored beyond C": (
         "cluster.h",
@@ -509,9 +521,9 @@ MUTANTS = {
     ),
     "sums of a chunk beyond C": (
         SHARED + "epilogue.h",
-        "if (col < args.ld_partial)",
-        "if ({on} || col < args.ld_partial)",
-        CLUSTERS,
+        "if (col < args.n)\n        *reinterpret_cast<float2*>",
+        "if ({on} || col < args.n)\n        *reinterpret_cast<float2*>",
+        SPLIT_ROW_SUMS,
     ),
     "a warp copies one row again and again": (
         "repack.h",
