@@ -113,18 +113,15 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
-  [[maybe_unused]] float total_of_rows[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
+  [[maybe_unused]] float total_of_rows[2] = {-0.0f, -0.0f};
   if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128 || Cfg::kConsumers == 3) {
 #pragma unroll 1
     for (; num_k_tiles > 0; num_k_tiles -= chunk_tiles) {
       multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
       add(total, acc.c);
-      if constexpr (SUMS_ROWS) add(total_of_rows, acc.row_sums);
+      if constexpr (SUMS_ROWS) add(total_of_rows, {acc.row_sums[0], acc.row_sums[2]});
     }
-    if constexpr (SUMS_ROWS) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc.row_sums[i] = total_of_rows[i];
-    }
+    if constexpr (SUMS_ROWS) acc.row_sums[0] = total_of_rows[0], acc.row_sums[2] = total_of_rows[1];
   } else {
     Accumulators<Cfg> other;
     forget_registers(other.c);
