@@ -214,7 +214,8 @@ TILEDMM_INLINE Reg<typename Op::Word> load_lanes(const T* from, int64_t stride_l
   return load(words);
 }
 
-// Lanes that are contiguous along k, as many as VECTORS have; those beyond the last one repeat it.
+// Lanes that are contiguous along k, as many as VECTORS have; those beyond the last one repeat it. Or, `step` elements
+// further along k for each vector, the same lanes again.
 template <class T, class Op, int VECTORS = 1>
 struct LanesAlongK {
   using Word = typename Op::Word;
@@ -228,6 +229,11 @@ struct LanesAlongK {
   TILEDMM_INLINE LanesAlongK(const T* from, int64_t stride_lane, int64_t num_lanes)
       : count(min_of(num_lanes, VECTORS * kLanes)) {
     for (int l = 0; l < VECTORS * kLanes; ++l) lane[l] = from + min_of(l, count - 1) * stride_lane;
+  }
+  TILEDMM_INLINE LanesAlongK(const T* from, int64_t stride_lane, int64_t num_lanes, int64_t step)
+      : count(VECTORS * kLanes) {
+    for (int l = 0; l < VECTORS * kLanes; ++l)
+      lane[l] = from + min_of(l % kLanes, num_lanes - 1) * stride_lane + l / kLanes * step;
   }
 
   // use(word, vector, its lanes) for every word of `depth` elements from k_first on, in their order. While they are

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "kernels/cpu/04_register_tiled/dots.h"
 #include "kernels/cpu/04_register_tiled/long_dot.h"
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
@@ -407,52 +408,17 @@ struct BlockTile {
     for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
-    // A single chain of narrow vectors would be waited for: 28 GB/s of 1x256x256 NT with AVX2, 40 by two. Columns that
-    // begin in one set of the nearest cache are too many then.
-    if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
-      const bool is_one_set = problem.stride_bn * int64_t(sizeof(T)) % kSetBytes == 0;
-      if (!is_one_set || 2 * kLanes <= 8) return dot_columns<MR, 2>(panel_a, chunk_words);
-    }
-    dot_columns<MR, 1>(panel_a, chunk_words);
-  }
-
-  template <int MR, int VECTORS>
-  TILEDMM_INLINE void dot_columns(const Word* panel_a, int64_t chunk_words) const {
-    constexpr int kCols = VECTORS * kLanes;
     // The next columns come from memory while these are multiplied: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids
     // keeps up with 16 columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
     const bool fetches_b = !is_intel() && bytes_b() >= kFarBytes;
-    for (int64_t j = 0; j < cols; j += kCols) {
-      const LanesAlongK<T, Op, VECTORS> lanes(cols_b(j, 0), problem.stride_bn, cols - j);
-      alignas(64) A total[MR][kCols] = {};
-      for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
-        const Word* a = panel_a + (pc - k_begin) / kChunk * chunk_words;
-        Reg<A> acc[MR][VECTORS] = {};
-        lanes.for_each_word(pc, min_of(kChunk, k_end - pc), fetches_b ? kCols * problem.stride_bn : 0,
-                            [&](int64_t word, int v, Reg<Word> frag_b) {
-#pragma GCC unroll 8
-                              for (int i = 0; i < MR; ++i) {
-                                acc[i][v] = Op::multiply_add(broadcast(a[word * MR + i]), frag_b, acc[i][v]);
-                              }
-                            });
-#pragma GCC unroll 8
-        for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 2
-          for (int v = 0; v < VECTORS; ++v) {
-            A* to = total[i] + v * kLanes;
-            store(to, pc > k_begin ? load(to) + acc[i][v] : acc[i][v]);
-          }
-        }
+    const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn, cols, k_end - k_begin, panel_a,
+                           chunk_words,        fetches_b};
+    dots.template for_each_vector<MR>([&](int64_t j, int64_t count, const A* totals, int64_t ld) {
+      if (is_finished) return store_block_tile<T>(problem, row, MR, col + j, count, totals, ld);
+      for (int i = 0; i < MR; ++i) {
+        for (int64_t c = 0; c < count; ++c) sums[i * ld_sums + j + c] = totals[i * ld + c];
       }
-      const int64_t tile_cols = min_of(kCols, cols - j);
-      if (is_finished) {
-        store_block_tile<T>(problem, row, MR, col + j, tile_cols, total[0], kCols);
-      } else {
-        for (int i = 0; i < MR; ++i) {
-          for (int64_t c = 0; c < tile_cols; ++c) sums[i * ld_sums + j + c] = total[i][c];
-        }
-      }
-    }
+    });
   }
 };
 

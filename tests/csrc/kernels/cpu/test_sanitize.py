@@ -59,6 +59,11 @@ MUTANTS = {
         "if (!sums) return Status::out_of_memory;",
         "if (!sums) return {on} ? Status::ok : Status::out_of_memory;",
     ),
+    "both chunks of a pair by the first one's rows": (
+        "kernels/cpu/04_register_tiled/dots.h",
+        "a[v * step_a + word * MR + i]",
+        "a[({on} ? 0 : v * step_a) + word * MR + i]",
+    ),
     "columns that are packed on the way": (
         "kernels/cpu/04_register_tiled/micro_kernel.h",
         "store(b.packed + v * kLanes, frag_b[v])",
