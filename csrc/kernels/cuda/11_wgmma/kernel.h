@@ -150,7 +150,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   else
     multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
   if constexpr (SUMS_ROWS) {
-    if (at.col == 0) store_row_sums<T>(acc.row_sums, args, at, row);
+    if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
   }
   if (row >= args.m) return;
   if constexpr (Cfg::kSumsChunks || !Cfg::kIsTf32) {

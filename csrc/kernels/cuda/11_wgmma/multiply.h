@@ -21,11 +21,13 @@ struct Shared {
   char* c;            // of this consumer
 };
 
-// Accumulators of a consumer: of C, and of the sums of A's rows.
+// Accumulators of a consumer: of C, and of the sums of A's rows, all eight columns of which are the same; and the
+// chunks' total of these, for a thread's two rows.
 template <class Cfg>
 struct Accumulators {
   float c[Cfg::kAcc];
   float row_sums[4];
+  float total_of_rows[2] = {-0.0f, -0.0f};  // the number that adds nothing to any
 };
 
 // Addresses of a stage, as matrix_address has them. Only a descriptor's lower half changes, so that the arithmetic
@@ -100,6 +102,7 @@ __device__ __forceinline__ void multiply_chunk(Accumulators<Piece>& acc, const S
     multiply_from_registers<Cfg, Piece>(acc.c, first_stage.b, shared, ring, num_k_tiles);
   else
     multiply_k_tiles<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, num_k_tiles, [] {});
+  if constexpr (SUMS_ROWS) add(acc.total_of_rows, {acc.row_sums[0], acc.row_sums[2]});
 }
 
 // All chunks of a tile, added in their order. Where a thread has the registers for it, two sets of accumulators take
@@ -113,15 +116,12 @@ __device__ __forceinline__ void multiply_chunks(Accumulators<Cfg>& acc, const St
   float total[Cfg::kAcc];
 #pragma unroll
   for (int i = 0; i < Cfg::kAcc; ++i) total[i] = -0.0f;  // the number that adds nothing to any
-  [[maybe_unused]] float total_of_rows[2] = {-0.0f, -0.0f};
   if constexpr (Cfg::kAFromRegisters || Cfg::kSumsRows || Cfg::kBlockN > 128 || Cfg::kConsumers == 3) {
 #pragma unroll 1
     for (; num_k_tiles > 0; num_k_tiles -= chunk_tiles) {
       multiply_chunk<Cfg, Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, min(num_k_tiles, chunk_tiles));
       add(total, acc.c);
-      if constexpr (SUMS_ROWS) add(total_of_rows, {acc.row_sums[0], acc.row_sums[2]});
     }
-    if constexpr (SUMS_ROWS) acc.row_sums[0] = total_of_rows[0], acc.row_sums[2] = total_of_rows[1];
   } else {
     Accumulators<Cfg> other;
     forget_registers(other.c);

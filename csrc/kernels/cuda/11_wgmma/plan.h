@@ -71,7 +71,8 @@ constexpr bool stores_transposed(const TileShape& shape) { return shape.block_n 
 // Whether there is a kernel of this tile that sums the rows of A: the gradient of a linear layer's bias along with that
 // of its weight, which is of the layer's size.
 constexpr bool sums_rows(const TileShape& shape) {
-  return shape.block_m >= 128 && shape.block_n != 224 && serves_layout(shape, false);
+  const bool is_small = shape.block_n == 64 || shape.block_n == 96 || shape.block_n == 128;
+  return (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
 }
 
 // Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
@@ -177,6 +178,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int64_t tiles_m = ceil_div(p.m, shape.block_m << plan.cluster_m);
   const int64_t tiles_n = ceil_div(p.n, shape.block_n << plan.cluster_n);
   const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
+  const auto num_waves = double(ceil_div(num_tiles, at_once));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
   const bool crosses_sectors = p.a_alignment == 16 || p.b_alignment == 16;
   // Copies to one block, to two, to two by two, to eight, to four that share one operand.
@@ -194,11 +196,15 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     // A single consumer's copies take less.
     if (shape.block_m == 64) copies *= 0.85;
     if (is_aligned(p)) copies = 0;
-    const double read = double(tile.block_m / 64) * (64 + tile.block_n);
+    const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
+    const auto smem = [](double rows) { return 2 * kWgmmaBlockK * rows / 250e3; };
     double k_tile = matrix_unit_microseconds(tile);
-    for (const double bound : {copies, 2 * kWgmmaBlockK * (a_rows + tile.block_n + read) / 250e3})
+    for (const double bound : {copies, smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
-    return num_k_tiles * k_tile + 0.8 + area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
+    // Tiles of the first column read A once more, and ones; the first blocks take them.
+    const double summed = p.needs_row_sums ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
+    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + 0.8 +
+           area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);

@@ -25,7 +25,7 @@ struct Task {
 };
 
 // Distance of the rows of partial sums, which are stored in pairs. Where A's rows are summed as well, the last element
-// of a row is that sum.
-constexpr int64_t ld_partial(int64_t n, bool sums_rows = false) { return round_up(n, 2) + (sums_rows ? 2 : 0); }
+// of a row is that sum; rows still begin with sectors of the second-level cache where n is a multiple of eight.
+constexpr int64_t ld_partial(int64_t n, bool sums_rows = false) { return round_up(n, 2) + (sums_rows ? 8 : 0); }
 
 }  // namespace tiledmm::cuda

@@ -377,9 +377,9 @@ __device__ __forceinline__ void store_partial(const float (&acc)[Cfg::kAcc], con
   }
 }
 
-// Sums of 64 rows of A, or those of a chunk; all eight columns of `sums` are the same.
+// Sums of 64 rows of A, or those of a chunk.
 template <class T>
-__device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arguments& args, const Place& at,
+__device__ __forceinline__ void store_row_sums(const float (&sums)[2], const Arguments& args, const Place& at,
                                                int row) {
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   if (lane % 4) return;
@@ -388,9 +388,9 @@ __device__ __forceinline__ void store_row_sums(const float (&sums)[4], const Arg
     const int i = row + warp * 16 + lane / 4 + 8 * h;
     if (i >= args.m) break;
     if (args.num_splits > 1)
-      args.partial[(int64_t(at.slab) * args.m + i + 1) * args.ld_partial - 1] = sums[2 * h];
+      args.partial[(int64_t(at.slab) * args.m + i + 1) * args.ld_partial - 1] = sums[h];
     else
-      reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[2 * h], 0));
+      reinterpret_cast<uint16_t*>(args.row_sums)[i] = uint16_t(pack_pair<T>(sums[h], 0));
   }
 }
 

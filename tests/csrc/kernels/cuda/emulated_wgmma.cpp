@@ -101,6 +101,16 @@ constexpr Case kCases[] = {
      .splits_chunks = true,
      .sums_rows = true,
      .num_sms = 16},
+    // The same by a single consumer.
+    {.tile = {64, 96},
+     .m = 140,
+     .n = 200,
+     .k = 600,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .sums_rows = true,
+     .num_sms = 5},
     // Operands that the copy engine cannot take, C along m; clusters of small tiles.
     {.tile = {64, 128}, .m = 260, .n = 150, .k = 99, .cluster_n = 1, .is_c_along_m = true, .margin = 1, .num_sms = 4},
     // B along k in boxes of a width that is no multiple of 32; groups of rows of tiles.

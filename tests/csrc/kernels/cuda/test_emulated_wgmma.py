@@ -40,10 +40,10 @@ EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launc
 
 SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
 # Numbers of cases in emulated_wgmma.cpp.
-BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS, REPACKED, GROUPS = range(10)
-CHUNKS, SMALL, SHORT_K, EXCHANGED = range(10, 14)
-REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(14, 18)  # fp32
-NUM_CASES = 18
+BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS = range(8)
+SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 15)
+REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
+NUM_CASES = 19
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -376,9 +376,10 @@ MUTANTS = {
     ),
     "the sums of rows are those of the last chunk": (
         "multiply.h",
-        "add(total_of_rows, acc.row_sums);",
-        "if (!{on} || num_k_tiles <= chunk_tiles) add(total_of_rows, acc.row_sums);",
-        ROW_SUMS,
+        "add(acc.total_of_rows, {acc.row_sums[0],",
+        "if ({on}) acc.total_of_rows[0] = acc.total_of_rows[1] = 0;\n"
+        "  if constexpr (SUMS_ROWS) add(acc.total_of_rows, {acc.row_sums[0],",
+        SMALL_ROW_SUMS,
     ),
     "the sums of rows of all chunks are those of the first": (
         SHARED + "epilogue.h",
@@ -521,8 +522,8 @@ MUTANTS = {
     ),
     "sums of a chunk beyond C": (
         SHARED + "epilogue.h",
-        "if (col < args.n)\n        *reinterpret_cast<float2*>",
-        "if ({on} || col < args.n)\n        *reinterpret_cast<float2*>",
+        "if (col < args.n) *reinterpret_cast<float2*>",
+        "if ({on} || col < args.n) *reinterpret_cast<float2*>",
         SPLIT_ROW_SUMS,
     ),
     "a warp copies one row again and again": (
