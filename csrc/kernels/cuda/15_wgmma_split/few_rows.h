@@ -41,15 +41,16 @@ constexpr int kTilesOfChunk = kSplitChunkK / kSplitBlockK;
 template <int ROWS>
 struct FewConfig {
   static constexpr int kAcc = ROWS / 2, kSteps = kSplitBlockK / 16;
-  static constexpr bool kSplitsFew = ROWS <= kRowsSplitByBlocks;  // itself
-  // A stage: two boxes of the large operand, each of 64 rows of 128 bytes. Of the few rows' terms, first ones and then
-  // second ones, a stage has those of its block of k, or the block has those of a chunk behind all stages.
+  static constexpr bool kSplitsFew = ROWS <= kRowsSplitByBlocks;  // whether each block splits them itself
+  // A stage holds two boxes of the large operand, each of 64 rows of 128 bytes. The few rows' terms, first ones and
+  // then second ones, lie behind all stages for a whole chunk if the block makes them, else in the stage of their block
+  // of k.
   static constexpr int kBoxBytes = 64 * 128, kTermBytes = ROWS * 128;
   static constexpr int kStageBytes = 2 * kBoxBytes + (kSplitsFew ? 0 : 2 * kTermBytes);
   static constexpr int kNumStages = ROWS == 16 ? 2 : ROWS == 32 ? 4 : 3;
   static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
-  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. Behind the
-  // chunk's terms, and then the few rows' scales, or in place of a stage.
+  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. They and the few
+  // rows' scales follow a whole chunk's terms; else the sums take the place of a stage.
   static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4;
   static constexpr int kChunkTermBytes = kTilesOfChunk * 2 * kTermBytes;
   static constexpr int kChunkBytes = kSplitsFew ? kChunkTermBytes + kSumBytes + ROWS * 4 : 0;
@@ -261,8 +262,8 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
                               step > FIRST_STEP || !is_first);
 }
 
-// Where a block of the cluster has the sums of a chunk. Those without a place of their own take the last stage of the
-// chunk, which is free then: everyone's follows from the number of the chunk.
+// Where a block of the cluster has the sums of a chunk. If they have no place of their own, they take the last stage of
+// their chunk, which is free then; its number follows from that of the chunk.
 template <class Cfg>
 __device__ __forceinline__ uint32_t place_of_sums(const FewArguments& args, const FewShared& shared, const FewPlace& at,
                                                   int round, int chunk) {
@@ -435,7 +436,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     filled.advance();
   };
 
-  // The values of the ring's next stage, which nobody needs any more if it has no terms.
+  // The values of the ring's next stage, which is free then if it has no terms.
   const auto load_next = [&](FewValues& values, int i) {
     if constexpr (SOURCE == FewSource::memory) loader.load(values, at.k_tile(i));
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);

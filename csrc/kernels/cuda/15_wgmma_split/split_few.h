@@ -1,5 +1,5 @@
-// The few rows' terms of one chunk of k, made by the block that multiplies by them: up to 16 rows are read and split in
-// less time than a kernel of their own takes to start and end.
+// The few rows' terms of one chunk of k, made by the block that multiplies by them, so that no other kernel has to
+// start and end before.
 #pragma once
 
 #include "platform/ptx_sm90.h"
