@@ -133,7 +133,8 @@ TILEDMM_PTX void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Its halves, without making visible what was written, which waits for all of it.
+// Its halves; the first one also without making visible what was written, which waits for all of it.
+TILEDMM_PTX void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 TILEDMM_PTX void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 TILEDMM_PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
@@ -185,6 +186,10 @@ TILEDMM_PTX uint4 load_shared_vector(uint32_t smem) {
                : "r"(smem)
                : "memory");
   return v;
+}
+
+TILEDMM_PTX void store_shared_word(uint32_t smem, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(word) : "memory");
 }
 
 TILEDMM_PTX void store_shared_pair(uint32_t smem, float first, float second) {

@@ -168,8 +168,9 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
   const uint64_t flagged = warp_ballot(scale.is_flagged(smallest)) >> (thread_idx() % kWarpSize - lane);
   if (lane == 0) {
     const int64_t place = (int64_t(item) * num_chunks + chunk) * layout.padded_rows() + first_row + row;
-    operand.scales[place] = scale.scale();
-    operand.flags[place] = (flagged & ((uint64_t(1) << LANES) - 1)) != 0;
+    const bool is_flagged = (flagged & ((uint64_t(1) << LANES) - 1)) != 0;
+    operand.scales[place] = scale.scale(is_flagged);
+    operand.flags[place] = is_flagged;
   }
   if (row >= source.rows) return;
   const float factor = scale.factor();
@@ -214,21 +215,19 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
 
 // ---- Host side
 
-// An operand's part of the workspace and its tiles; flags alone if it is split late. `items` is the problem whose
-// strides of the batch become places among the operand's items.
+// An operand's part of the workspace and its tiles. `items` is the problem whose strides of the batch become places
+// among the operand's items.
 inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
-                                  FoldedProblem& items, char* memory, bool is_late, int num_cus) {
+                                  FoldedProblem& items, char* memory, int num_cus) {
   SplitOperand operand{};
   operand.from = static_cast<const float*>(view.data);
   operand.stride_row = view.stride_row;
   operand.stride_k = view.stride_k;
   operand.layout = layout;
   operand.batch = plan_copied_batch(items, view.batch_stride, 1);
-  operand.flags = reinterpret_cast<uint8_t*>(memory);
-  if (is_late) return operand;
   operand.terms = reinterpret_cast<Half*>(memory);
   operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
-  operand.flags += layout.term_bytes() + layout.scale_bytes();
+  operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
   const int64_t tiles = layout.num_items * layout.padded_rows() / kSplitRows * layout.num_chunks();
   operand.has_fine_tiles = operand.is_aligned && tiles < num_cus;

@@ -1,10 +1,12 @@
 // Few rows of A, or few columns of B: the large operand is read once, as fp32, and split after the load. The other
-// kernels' pass (split_operands.h) would read it, write its terms, and read these: three times its bytes.
+// kernels' pass (split_operands.h) would read it, write its terms, and read these: three times its bytes. Flagged rows
+// and columns are computed again by the threads that have their sums, so that no kernel follows.
 //
 // A thread takes its part of a block of k in the order of the matrix unit's fragments, splits it, and the unit takes it
-// from registers. So the large operand is the instruction's A, of 64 rows, whatever the caller's roles; the few rows,
-// split by that pass, are its B. A cluster of blocks shares a tile: each computes chunks of k, each adds up part of the
-// tile from everyone's shared memory. Limit: the memory's rate, which the copies of several blocks of an SM keep busy.
+// from registers. So the large operand is the instruction's A, of 64 rows, whatever the caller's roles; the few rows
+// are its B. Each block splits up to 16 of them itself (split_few.h), that pass more. A cluster of blocks shares a
+// tile: each computes chunks of k, each adds up part of the tile from everyone's shared memory. Limit: the memory's
+// rate, which the copies of several blocks of an SM keep busy.
 //
 // The largest of a chunk, whose scale the terms must have, is known at its end. So blocks are split with the scale of
 // the largest so far, and where it grows, the sums so far are multiplied by the ratio of both scales, a power of two
@@ -19,8 +21,10 @@
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
+#include "kernels/cuda/15_wgmma_split/fix_element.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
 #include "kernels/cuda/15_wgmma_split/scale_chunk.h"
+#include "kernels/cuda/15_wgmma_split/split_few.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
 #include "kernels/cuda/shared/ring.h"
@@ -37,16 +41,22 @@ constexpr int kTilesOfChunk = kSplitChunkK / kSplitBlockK;
 template <int ROWS>
 struct FewConfig {
   static constexpr int kAcc = ROWS / 2, kSteps = kSplitBlockK / 16;
-  // A stage: two boxes of the large operand, each of 64 rows of 128 bytes; first terms of the few rows, second ones.
+  static constexpr bool kSplitsFew = ROWS <= kRowsSplitByBlocks;  // whether each block splits them itself
+  // A stage holds two boxes of the large operand, each of 64 rows of 128 bytes. The few rows' terms, first ones and
+  // then second ones, lie behind all stages for a whole chunk if the block makes them, else in the stage of their block
+  // of k.
   static constexpr int kBoxBytes = 64 * 128, kTermBytes = ROWS * 128;
-  static constexpr int kStageBytes = 2 * kBoxBytes + 2 * kTermBytes;
-  static constexpr int kNumStages = ROWS == 8 || ROWS == 32 ? 4 : 3;
+  static constexpr int kStageBytes = 2 * kBoxBytes + (kSplitsFew ? 0 : 2 * kTermBytes);
+  static constexpr int kNumStages = ROWS == 16 ? 2 : ROWS == 32 ? 4 : 3;
   static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
-  static constexpr int kSmem = 1024 + kNumStages * kStageBytes + 2 * kNumStages * 8;
+  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. They and the few
+  // rows' scales follow a whole chunk's terms; else the sums take the place of a stage.
+  static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4;
+  static constexpr int kChunkTermBytes = kTilesOfChunk * 2 * kTermBytes;
+  static constexpr int kChunkBytes = kSplitsFew ? kChunkTermBytes + kSumBytes + ROWS * 4 : 0;
+  static_assert(kSplitsFew || kSumBytes <= kStageBytes, "sums take the place of a stage");
+  static constexpr int kSmem = 1024 + kNumStages * kStageBytes + kChunkBytes + 2 * kNumStages * 8;
   static_assert(kBlocksOfSm * (kSmem + 1024) <= 233472, "of sm_90; each block takes 1024 bytes more");
-  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks.
-  static constexpr int kPitch = kFewTile + 4;
-  static_assert(ROWS * kPitch * 4 <= kStageBytes, "they take the place of a stage");
   // A thread's part of a tile's sums, four neighbours at a time, where its block has no others to share with.
   static constexpr int kQuads = ROWS * kFewTile / 4 / kFewThreads;
   static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
@@ -56,7 +66,7 @@ struct FewConfig {
 // What a block works on. Its own chunks are every cluster-th; `last_tiles`: blocks of k in the last chunk of all.
 struct FewPlace {
   int rank, log2_cluster, row, last_tiles, num_rounds, own_chunks, own_tiles;
-  int item_terms = 0, item_flags = 0, item_map = 0;
+  int item_terms = 0, item_map = 0;
   int64_t item;
 
   __device__ __forceinline__ explicit FewPlace(const FewArguments& args) {
@@ -76,7 +86,6 @@ struct FewPlace {
     for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
       const int size = int(args.problem.batch_dims[d].size), outer = rest / size, at = rest - outer * size;
       item_terms += at * args.steps[d].terms;
-      item_flags += at * args.steps[d].flags;
       item_map += at * args.steps[d].map;
       rest = outer;
     }
@@ -89,7 +98,7 @@ struct FewPlace {
 };
 
 struct FewShared {
-  uint32_t stages, full, empty;
+  uint32_t stages, terms, sums, full, empty;
 };
 
 // Copies of the large operand's part of a stage, boxes of 32 elements along memory; all that arrives there counts.
@@ -207,9 +216,10 @@ struct FewChunk {
     smallest[0] = smallest[1] = ~0u;
     is_inexact = false;
   }
-  __device__ __forceinline__ float scale(int row) const { return gpu::ChunkScale(largest[row]).scale(); }
-  __device__ __forceinline__ bool is_flagged(int row) const {
-    return gpu::ChunkScale(largest[row]).is_flagged(smallest[row]);
+  __device__ __forceinline__ float scale(int row) const {
+    const gpu::ChunkScale scale(largest[row]);
+    const uint32_t flagged = __ballot_sync(~0u, scale.is_flagged(smallest[row])) >> threadIdx.x % 32 / 4 * 4 & 15;
+    return scale.scale(flagged != 0);
   }
 
   // The terms of the chunk's next block.
@@ -252,46 +262,37 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
                               step > FIRST_STEP || !is_first);
 }
 
-// Whether a thread's rows were flagged in a chunk, for the last kernel. Behind the last tile's rows flags are read,
-// too.
-__device__ __forceinline__ void store_flags(const FewArguments& args, const FewPlace& at, int chunk,
-                                            const FewChunk& values) {
-  uint8_t* flags = args.flags + (int64_t(at.item_flags) * args.num_chunks + chunk) * args.padded_large + at.row;
-  const uint32_t group = threadIdx.x % 32 / 4 * 4;
-  const uint32_t first = __ballot_sync(~0u, values.is_flagged(0)) >> group & 15;
-  const uint32_t second = __ballot_sync(~0u, values.is_flagged(1)) >> group & 15;
-  if (threadIdx.x % 4 == 0)
-    *reinterpret_cast<uint16_t*>(flags + first_row_of_thread()) = uint16_t((first != 0) | (second != 0) << 8);
-  if (at.row + 2 * kFewTile == args.padded_large && at.row + kFewTile == args.num_tiles * kFewTile &&
-      threadIdx.x < kFewTile)
-    flags[kFewTile + threadIdx.x] = 0;
+// Where a block of the cluster has the sums of a chunk. If they have no place of their own, they take the last stage of
+// their chunk, which is free then; its number follows from that of the chunk.
+template <class Cfg>
+__device__ __forceinline__ uint32_t place_of_sums(const FewArguments& args, const FewShared& shared, const FewPlace& at,
+                                                  int round, int chunk) {
+  if constexpr (Cfg::kSplitsFew) return shared.sums;
+  const int tiles = chunk + 1 == args.num_chunks ? at.last_tiles : kTilesOfChunk;
+  const int stage = (round * kTilesOfChunk + tiles - 1) % Cfg::kNumStages;
+  return shared.stages + stage * uint32_t(Cfg::kStageBytes);
 }
 
-// The sums of the cluster's chunks of a round, in the order of k, onto this block's part of the total. Where it has a
-// chunk, its last stage is free for the sums: everyone's `stage` follows from the number of its chunk.
+// This block's sums of a chunk, for the cluster.
 template <int ROWS>
-__device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<ROWS>::kQuads * 4],
-                                                      const float (&chunk)[ROWS / 2], const FewArguments& args,
-                                                      const FewShared& shared, const FewPlace& at, int round) {
+__device__ __forceinline__ void store_sums(const float (&chunk)[ROWS / 2], uint32_t place) {
   using Cfg = FewConfig<ROWS>;
-  const auto place_of_sums = [&](int chunk_idx) {
-    const int tiles = chunk_idx + 1 == args.num_chunks ? at.last_tiles : kTilesOfChunk;
-    const int stage = (round * kTilesOfChunk + tiles - 1) % Cfg::kNumStages;
-    return shared.stages + stage * uint32_t(Cfg::kStageBytes);
-  };
-  const int first_chunk = at.chunk_of(round) - at.rank,
-            count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
-  if (at.rank < count) {
-    __syncthreads();  // the matrix unit has read all of the stage
-    const uint32_t to = place_of_sums(first_chunk + at.rank) + first_row_of_thread() * 4;
+  __syncthreads();  // the matrix unit has read all terms of the stage, or of the chunk
+  const uint32_t to = place + first_row_of_thread() * 4;
 #pragma unroll
-    for (int i = 0; i < Cfg::kAcc / 2; ++i) {
-      const int row = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, idx = i / 2 * 4 + i % 2;
-      store_shared_pair(to + row * Cfg::kPitch * 4, chunk[idx], chunk[idx + 2]);
-    }
-    fence_proxy_async();  // the next copy to this stage comes later
+  for (int i = 0; i < Cfg::kAcc / 2; ++i) {
+    const int row = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, idx = i / 2 * 4 + i % 2;
+    store_shared_pair(to + row * Cfg::kPitch * 4, chunk[idx], chunk[idx + 2]);
   }
-  cluster_sync();
+  if (!Cfg::kSplitsFew) fence_proxy_async();  // the next copy to this stage comes later
+}
+
+// The sums of the cluster's chunks of a round, in the order of k, onto this block's part of the total.
+template <int ROWS>
+__device__ __forceinline__ void add_sums(float (&total)[FewConfig<ROWS>::kQuads * 4], const FewArguments& args,
+                                         const FewShared& shared, const FewPlace& at, int round) {
+  using Cfg = FewConfig<ROWS>;
+  const int first_chunk = round << at.log2_cluster, count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
   const int log2_quads = 4 - at.log2_cluster;  // of one few row in this block's part
   constexpr int kAtOnce = max_of(2, 8 / Cfg::kQuads);
 #pragma unroll 1
@@ -306,9 +307,10 @@ __device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<R
       for (int j = 0; j < kAtOnce; ++j) {
         // -0 adds nothing to any.
         sums[i][j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-        if (row < ROWS && group + j < count)
-          sums[i][j] = load_shared_cluster_vector(
-              map_shared_cluster(place_of_sums(first_chunk + group + j) + offset, group + j));
+        if (row < ROWS && group + j < count) {
+          const uint32_t place = place_of_sums<Cfg>(args, shared, at, round, first_chunk + group + j);
+          sums[i][j] = load_shared_cluster_vector(map_shared_cluster(place + offset, group + j));
+        }
       }
     }
 #pragma unroll
@@ -322,19 +324,17 @@ __device__ __forceinline__ void add_chunks_of_cluster(float (&total)[FewConfig<R
       }
     }
   }
-  cluster_sync();  // all have read
 }
 
 // This block's part of the tile, from registers through shared memory: one copy of the epilogue's code. A thread reads
 // what it wrote. Bias and activation are computed as kernel.h does.
 template <int ROWS>
-__device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<ROWS>::kQuads * 4],
-                                               const FewArguments& args, const FewPlace& at, char* smem) {
+__device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<ROWS>::kQuads * 4], const GemmProblem& p,
+                                               const FewPlace& at, char* smem) {
   using Cfg = FewConfig<ROWS>;
   float* slots = reinterpret_cast<float*>(smem) + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) slots[i * kFewThreads] = total[i];
-  const GemmProblem p = gpu::item_of<true>(args.problem, at.item);
   const int log2_quads = 4 - at.log2_cluster;
 #pragma unroll 1
   for (int i = 0; i < Cfg::kQuads * 4; ++i) {
@@ -342,7 +342,9 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
     if (row >= ROWS) break;
     const int col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
     if (row >= p.m || col >= p.n) continue;
-    float value = slots[i * kFewThreads] + gpu::load_bias<float>(p, row, col);
+    float value = slots[i * kFewThreads];
+    if (__builtin_expect(value != value, false)) value = fix_element(p, row, col, value);
+    value += gpu::load_bias<float>(p, row, col);
     if (p.activation == Activation::relu)
       value = activate<Activation::relu>(value);
     else if (p.activation != Activation::none)
@@ -363,6 +365,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     few_rows(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_terms,
              const __grid_constant__ FewArguments args) {
   using Cfg = FewConfig<ROWS>;
+  constexpr bool kSplitsFew = Cfg::kSplitsFew;
   constexpr int kStages = Cfg::kNumStages, kSteps = Cfg::kSteps, kSumSteps = kSplitSumK / 16;
   static_assert(kSplitBlockK == 2 * kSplitSumK, "two sums of main products in a block");
   extern __shared__ char dynamic_smem[];
@@ -370,32 +373,41 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   FewShared shared;
   shared.stages = smem_address(smem);
-  shared.full = shared.stages + kStages * Cfg::kStageBytes;
+  shared.terms = shared.stages + kStages * Cfg::kStageBytes;
+  shared.sums = shared.terms + Cfg::kChunkTermBytes;
+  shared.full = shared.terms + Cfg::kChunkBytes;
   shared.empty = shared.full + kStages * 8;
   const FewPlace at(args);
   const bool is_producer = threadIdx.x == 0;
   int next_tile = min(kStages, at.own_tiles);  // the next one to be copied
   if (is_producer) {
     if (SOURCE != FewSource::memory) prefetch_tensormap(&map_large);
-    prefetch_tensormap(&map_terms);
+    if (!kSplitsFew) prefetch_tensormap(&map_terms);
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(shared.full + stage * 8, 1);
       mbarrier_init(shared.empty + stage * 8, kFewThreads / 32);
     }
     fence_mbarrier_init();
-    // The large operand is the caller's, and all kernels before the split of the few rows are done: that one lets this
-    // one start only when it has waited for them.
-    for (int i = 0; i < next_tile; ++i) load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
   }
+  const auto load_first = [&] {
+    for (int i = 0; i < next_tile; ++i) load_large<Cfg, SOURCE>(&map_large, args, shared, i, at, at.k_tile(i));
+  };
+  // The large operand is the caller's, and all kernels before the split of the few rows are done: that one lets this
+  // one start only when it has waited for them.
+  if (!kSplitsFew && is_producer) load_first();
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   if (is_producer) {
-    for (int i = 0; i < next_tile; ++i) load_few<Cfg>(&map_terms, args, shared, i, at, at.k_tile(i));
+    if constexpr (kSplitsFew)
+      load_first();
+    else
+      for (int i = 0; i < next_tile; ++i) load_few<Cfg>(&map_terms, args, shared, i, at, at.k_tile(i));
   }
-  __syncthreads();
 
-  const FewLoader loader(gpu::item_of<true>(args.problem, at.item), at.row);
+  const GemmProblem problem = gpu::item_of<true>(args.problem, at.item);
+  float* own_scales = reinterpret_cast<float*>(smem + (shared.sums + Cfg::kSumBytes - shared.stages));
+  const FewLoader loader(problem, at.row);
   Ring<kStages> ring, filled;  // of what is multiplied, of what is copied
   filled.stage = next_tile % kStages;
   filled.phase = next_tile == kStages;
@@ -415,36 +427,54 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   const auto fill = [&](int tile) {
     // The phase before the first counts as complete.
     mbarrier_wait_parity(shared.empty + filled.stage * 8, filled.phase ^ 1);
-    if (tile < at.own_tiles) {
+    if (kSplitsFew || tile < at.own_tiles) {
       load_large<Cfg, SOURCE>(&map_large, args, shared, filled.stage, at, at.k_tile(tile));
-      load_few<Cfg>(&map_terms, args, shared, filled.stage, at, at.k_tile(tile));
+      if (!kSplitsFew) load_few<Cfg>(&map_terms, args, shared, filled.stage, at, at.k_tile(tile));
     } else {
       mbarrier_arrive(shared.full + filled.stage * 8);
     }
     filled.advance();
   };
 
-  // The values of the ring's next stage.
+  // The values of the ring's next stage, which is free then if it has no terms.
   const auto load_next = [&](FewValues& values, int i) {
     if constexpr (SOURCE == FewSource::memory) loader.load(values, at.k_tile(i));
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
     if constexpr (SOURCE != FewSource::memory)
       load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);
+    if constexpr (kSplitsFew) {
+      release(ring.stage);
+      ring.advance();
+    }
   };
 
   // 64 rows and loads from memory leave no registers to load a block's values while the one before is multiplied.
   constexpr bool kLoadsAhead = SOURCE != FewSource::memory || ROWS < 64;
   FewValues values;  // of the block of k that is split next
-  if (kLoadsAhead) load_next(values, 0);
+  bool has_values = false;
+  int last_stage = 0;  // of a chunk
 #pragma unroll 1
-  for (int round = 0; round < at.num_rounds; ++round) {
+  for (int round = 0;; ++round) {
     // The last round may have no chunk for this block, but part of the others' sums.
     const bool has_chunk = round < at.own_chunks;
+    if constexpr (kSplitsFew) {
+      if (has_chunk) split_few<ROWS, kFewThreads>(problem, at.chunk_of(round), shared.terms, own_scales);
+    }
+    if (round > 0) {
+      cluster_wait();  // all have stored the sums of the round before
+      add_sums<ROWS>(total, args, shared, at, round - 1);
+      cluster_arrive();
+      if (!kSplitsFew) cluster_wait();  // all have read them, whose stage is needed again
+      if (round == at.num_rounds) break;
+      if (!kSplitsFew) release(last_stage);
+    }
+    __syncthreads();  // barriers are initialised, this block's terms of the few rows are there
     const int start = round * kTilesOfChunk, end = min(start + kTilesOfChunk, at.own_tiles);
-    int last_stage = 0;
     of_chunk = FewChunk();
 #pragma unroll 1
     while (has_chunk) {
+      if (kLoadsAhead && !has_values) load_next(values, start);
+      has_values = true;
       const int first_stage = ring.stage;
       of_chunk.start();
       // A block of k is split when the one before it is multiplied: other warps multiply meanwhile. Two sets of
@@ -453,7 +483,9 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       for (int i = start; i < end; ++i) {
         const bool is_first = i == start, is_last = i + 1 == end;
         const int stage = __shfl_sync(~0u, ring.stage, 0);
-        const uint32_t first = matrix_address(shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
+        const uint32_t first =
+            matrix_address(kSplitsFew ? shared.terms + (i - start) * 2 * Cfg::kTermBytes
+                                      : shared.stages + stage * Cfg::kStageBytes + 2 * Cfg::kBoxBytes);
         const uint32_t second = first + (Cfg::kTermBytes >> 4);
         if (!kLoadsAhead) load_next(values, i);
         of_chunk.split(fragments, values);
@@ -479,25 +511,25 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         wgmma_fence();
         multiply_fragments<ROWS, kSumSteps, kSteps>(acc, fragments.first, first, true);
         wgmma_commit_group();
-        if (next_tile < at.own_tiles && next_tile - i < kStages) {
-          // The stage of the block of k before this one is filled again.
+        if (next_tile < at.own_tiles && (kSplitsFew || next_tile - i < kStages)) {
+          // The stage of this block of k, or of the one before it, is filled again.
           if (is_producer) fill(next_tile);
           ++next_tile;
         }
         __syncwarp();
-        ring.advance();
+        if (!kSplitsFew) ring.advance();
         if (kLoadsAhead && i + 1 < at.own_tiles) load_next(values, i + 1);
         wgmma_wait_group<0>();
         fence_registers(acc);
         fence_registers(corrections);
         add(chunk, acc);
         last_stage = stage;
-        if (!is_last) release(stage);
+        if (!kSplitsFew && !is_last) release(stage);
       }
       if (!__syncthreads_or(of_chunk.is_inexact)) break;
-      // Again from its start on, in the same stages. What is on its way arrives unread.
-      release(last_stage);
-      for (int i = end; i < next_tile || ring.stage != first_stage; ++i) {
+      // Again from its start on; in the same stages, if sums take the place of one. What is on its way arrives unread.
+      if (!kSplitsFew) release(last_stage);
+      for (int i = end + kSplitsFew; i < next_tile || (!kSplitsFew && ring.stage != first_stage); ++i) {
         if (i >= next_tile && is_producer) fill(at.own_tiles);
         __syncwarp();
         mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
@@ -508,20 +540,20 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (is_producer) fill(next_tile);
       }
       __syncwarp();
-      if (kLoadsAhead) load_next(values, start);
+      has_values = false;
     }
+    // All have read the sums of the round before.
+    if (kSplitsFew && round > 0) cluster_wait();
     if (has_chunk) {
       const int64_t place = int64_t(at.item_terms) * args.num_chunks + at.chunk_of(round);
       scale_chunk(chunk, corrections, {of_chunk.scale(0), of_chunk.scale(1)},
-                  args.scales + place * args.padded_few + threadIdx.x % 4 * 2);
+                  (kSplitsFew ? own_scales : args.scales + place * args.padded_few) + threadIdx.x % 4 * 2);
+      store_sums<ROWS>(chunk, place_of_sums<Cfg>(args, shared, at, round, at.chunk_of(round)));
     }
-    add_chunks_of_cluster<ROWS>(total, chunk, args, shared, at, round);
-    if (!has_chunk) break;
-    release(last_stage);
-    // Behind the cluster's barriers, which wait for stores to arrive.
-    store_flags(args, at, at.chunk_of(round), of_chunk);
+    cluster_arrive();
   }
-  store_few_rows<ROWS>(total, args, at, smem);
+  store_few_rows<ROWS>(total, problem, at, smem);
+  if (kSplitsFew) cluster_wait();  // all have read this block's sums
 }
 
 }  // namespace

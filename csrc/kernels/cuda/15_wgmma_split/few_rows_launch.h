@@ -9,9 +9,9 @@
 namespace tiledmm::cuda {
 
 // The steps from one item of a batch's dimension to the next: items of the few rows' terms, of the large operand's
-// flags, of its tensor map.
+// tensor map.
 struct FewSteps {
-  int terms, flags, map;
+  int terms, map;
 };
 
 // How the large operand reaches the registers: by the copy engine, whose boxes lie along k or along its rows, through
@@ -21,13 +21,13 @@ enum class FewSource { boxes_along_k, boxes_along_rows, memory };
 struct FewArguments {
   FoldedProblem problem;  // A has the few rows, B is the large operand
   FewSteps steps[kMaxGpuBatchDims];
-  const float* scales;  // of the few rows: [item][chunk][row]
-  uint8_t* flags;       // of the large operand: [item][chunk][row]
-  int padded_few, padded_large;
   int num_blocks, num_chunks;  // of k
   int num_tiles;               // of an item
   int log2_cluster;
-  int term_rows, stage_bytes;  // rows in the boxes of terms; bytes that arrive for a stage
+  int stage_bytes;  // that arrive for a stage
+  // Where a kernel of its own has split the few rows: their scales, [item][chunk][row], and rows in the boxes of terms.
+  const float* scales;
+  int padded_few, term_rows;
 };
 
 struct FewTask {

@@ -6,7 +6,7 @@
 // to the chunk's, while the unit works on corrections, which it sums over the whole chunk of 512. At the chunk's end
 // corrections are added, times 2^-11, and all of it, scaled, to the total in shared memory. Terms and sums of a chunk
 // have one scale, so nothing is scaled on the way. Pairs of blocks fetch half of B each for both. Rows and columns that
-// were flagged are computed again by a third kernel (fix_up.h). Few rows have another second kernel (few_rows.h).
+// were flagged are computed again by a third kernel (fix_up.h). Few rows have a kernel of their own (few_rows.h).
 //
 // Sources: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 // theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit.

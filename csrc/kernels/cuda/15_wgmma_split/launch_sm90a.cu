@@ -1,4 +1,4 @@
-// Host side of rung 15: the workspace, and the launches, three where anything is split.
+// Host side of rung 15: the workspace, and the launches: three for tiles, one or two for few rows.
 #include <cuda_fp16.h>
 
 #include "core/plan.h"
@@ -67,15 +67,19 @@ const char* launch_fix_up(const FoldedProblem& problem, const gpu::SplitOperands
   return launch_overlapped<&gpu::fix_up>(args.num_blocks, gpu::kFixThreads, 0, stream, args);
 }
 
-// The split of what is not split late: of one operand or both.
+// Of one operand or both.
 const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t stream) {
   return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart>>(gpu::num_tiles(split), gpu::kSplitThreads, 0,
                                                                           stream, split);
 }
 
-const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
-                         const FoldedProblem& items, int num_sms, cudaStream_t stream) {
+const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
+                         cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
+  FoldedProblem items = problem;
+  const gpu::SplitOperands split{
+      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, num_sms),
+       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.a.bytes(), num_sms)}};
   const int cluster = plan.has_pairs ? 2 : 1;
   const int64_t num_blocks = min_of(plan.num_tiles, num_sms / cluster) * cluster;
   SplitArguments args{};
@@ -93,62 +97,57 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, co
     return "the driver refuses a tensor map";
   }
   args.tiles.stage_bytes = 128 * (args.tiles.a.rows + args.tiles.b.rows);
-  return launch_in_clusters<&wgmma_split_kernel>(dim3(unsigned(cluster)), dim3(unsigned(num_blocks)),
-                                                 SplitConfig::kThreads, SplitConfig::kSmem, stream, map_a, map_b, args);
+  if (const char* refused = launch_split_operands(split, stream)) return refused;
+  if (const char* refused = launch_in_clusters<&wgmma_split_kernel>(dim3(unsigned(cluster)), dim3(unsigned(num_blocks)),
+                                                                    SplitConfig::kThreads, SplitConfig::kSmem, stream,
+                                                                    map_a, map_b, args))
+    return refused;
+  return launch_fix_up(problem, &split, items, num_sms, stream);
 }
 
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, const gpu::SplitOperands& split,
-                        const FoldedProblem& items, cudaStream_t stream) {
+// One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
+const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
+                        cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
   task.stream = stream;
   task.is_a = plan.late == SplitLate::a;
   args.problem = task.is_a ? transposed(problem) : problem;
-  const FoldedProblem places = task.is_a ? transposed(items) : items;
-  const gpu::SplitOperand &few = split.of[task.is_a], &large = split.of[!task.is_a];
+  const GemmProblem& p = args.problem.gemm;
   TensorMapView view;
-  const bool is_described = describe_operand(view_b(args.problem.gemm), args.problem, view);
+  const bool is_described = describe_operand(view_b(p), args.problem, view);
   task.source = !is_described     ? FewSource::memory
                 : view.is_k_major ? FewSource::boxes_along_k
                                   : FewSource::boxes_along_rows;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    const BatchDim& place = places.batch_dims[d];
-    args.steps[d] = {int(place.stride_a), int(place.stride_b),
-                     is_described ? int(args.problem.batch_dims[d].stride_b / view.batch_step) : 0};
-  }
-  args.scales = few.scales;
-  args.flags = large.flags;
-  args.padded_few = int(few.layout.padded_rows());
-  args.padded_large = int(large.layout.padded_rows());
-  args.num_blocks = int(large.layout.num_blocks());
-  args.num_chunks = int(large.layout.num_chunks());
-  args.num_tiles = int(ceil_div(large.layout.rows, kFewTile));
+  args.num_blocks = int(plan.a.num_blocks());
+  args.num_chunks = int(plan.a.num_chunks());
+  args.num_tiles = int(ceil_div(p.n, kFewTile));
   args.log2_cluster = plan.log2_cluster;
   task.num_clusters = problem.batch_size * args.num_tiles;
   constexpr int kBoxInner = 32;  // 128 bytes
-  Boxes boxes{};
-  if (!encode_terms<BoxLoader<__half, kFewRows, kFewRows, true>>(task.terms, boxes, few, false) ||
-      (is_described && !encode_tensor_map(&task.large, DType::f32, large.from, view, kBoxInner, 64, 128, false))) {
-    return "the driver refuses a tensor map";
+  if (is_described) {
+    if (!encode_tensor_map(&task.large, DType::f32, p.b, view, kBoxInner, 64, 128, false))
+      return "the driver refuses a tensor map";
+    args.stage_bytes = 2 * kBoxInner * 64 * 4;
   }
-  args.term_rows = boxes.rows;
-  args.stage_bytes = (is_described ? 2 * kBoxInner * 64 * 4 : 0) + 2 * 128 * boxes.rows;
+  FoldedProblem items = args.problem;
+  if (memory) {
+    const gpu::SplitOperands split{
+        {gpu::split_operand(view_a(p), args.problem, plan.few(), items, memory, num_sms), {}}};
+    args.scales = split.of[0].scales;
+    args.padded_few = int(plan.few().padded_rows());
+    Boxes boxes{};
+    if (!encode_terms<BoxLoader<__half, kFewRows, kFewRows, true>>(task.terms, boxes, split.of[0], false))
+      return "the driver refuses a tensor map";
+    args.term_rows = boxes.rows;
+    args.stage_bytes += 2 * 128 * boxes.rows;
+    if (const char* refused = launch_split_operands(split, stream)) return refused;
+  }
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    args.steps[d] = {int(items.batch_dims[d].stride_a),
+                     is_described ? int(args.problem.batch_dims[d].stride_b / view.batch_step) : 0};
+  }
   return launch_few_rows(task);
-}
-
-const char* launch_split(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
-                         cudaStream_t stream) {
-  const GemmProblem& p = problem.gemm;
-  FoldedProblem items = problem;
-  gpu::SplitOperands split{
-      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, plan.late == SplitLate::a, num_sms),
-       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.bytes_a(), plan.late == SplitLate::b,
-                          num_sms)}};
-  const char* refused = launch_split_operands(split, stream);
-  if (!refused)
-    refused = plan.late == SplitLate::none ? launch_tiles(problem, plan, split, items, num_sms, stream)
-                                           : launch_late(problem, plan, split, items, stream);
-  return refused ? refused : launch_fix_up(problem, &split, items, num_sms, stream);
 }
 
 }  // namespace
@@ -163,10 +162,12 @@ Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const 
     const char* refused = cuda::launch_fix_up(problem, nullptr, problem, executor.num_cus, stream);
     return refused ? Status::launch_failed : Status::ok;
   }
-  void* memory = executor.allocate(executor.self, size_t(plan.bytes_a() + plan.bytes_b()));
-  if (!memory) return Status::out_of_memory;
-  const char* refused = cuda::launch_split(problem, plan, static_cast<char*>(memory), executor.num_cus, stream);
-  executor.release(executor.self, memory);
+  const int64_t bytes = plan.workspace_bytes();
+  char* memory = bytes ? static_cast<char*>(executor.allocate(executor.self, size_t(bytes))) : nullptr;
+  if (bytes && !memory) return Status::out_of_memory;
+  const auto launch = plan.late == SplitLate::none ? cuda::launch_tiles : cuda::launch_late;
+  const char* refused = launch(problem, plan, memory, executor.num_cus, stream);
+  if (memory) executor.release(executor.self, memory);
   return refused ? Status::launch_failed : Status::ok;
 }
 

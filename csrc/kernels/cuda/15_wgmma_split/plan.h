@@ -9,6 +9,8 @@ namespace tiledmm {
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
+// Each block that multiplies by up to so many splits them itself; a kernel of its own splits more.
+inline constexpr int kRowsSplitByBlocks = 16;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 
@@ -23,9 +25,14 @@ struct SplitPlan {
   int64_t tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch
   SplitLayout a, b;
 
-  // An operand that is split late has flags alone in the workspace.
-  constexpr int64_t bytes_a() const { return late == SplitLate::a ? a.flag_bytes() : a.bytes(); }
-  constexpr int64_t bytes_b() const { return late == SplitLate::b ? b.flag_bytes() : b.bytes(); }
+  // The few rows, where the other operand is split late.
+  constexpr const SplitLayout& few() const { return late == SplitLate::a ? b : a; }
+  // Terms, scales and flags of what a kernel of its own splits.
+  constexpr int64_t workspace_bytes() const {
+    if (is_plain) return 0;
+    if (late == SplitLate::none) return a.bytes() + b.bytes();
+    return few().rows <= kRowsSplitByBlocks ? 0 : few().bytes();
+  }
 };
 
 // The larger operand where the other one has few rows.

@@ -38,7 +38,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
-  if (!own.is_plain) fields.add("workspace", own.bytes_a() + own.bytes_b());
+  if (!own.is_plain) fields.add("workspace", own.workspace_bytes());
   fields.add("chunks", max_of(1, own.a.num_chunks()));
 }
 

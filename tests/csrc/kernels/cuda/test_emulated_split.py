@@ -1,4 +1,4 @@
-"""Rung 15, wgmma_split, without a Hopper: its three kernels run on emulated copies, barriers and matrix instructions
+"""Rung 15, wgmma_split, without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
 (emulated_hopper/emulator.h), and every bit of C is that of a model of docs/numerics.md (emulated_split.cpp).
 
 The mutants say that it can fail: terms, scales and flags, the order of sums, waits and stages. They are compiled with
@@ -12,8 +12,9 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 
 RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
-ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FLAGGED_COLUMNS, CORRECTIONS = 0, 1, 3, 4, 5, 7, 12, 14
-MANY_FLAGS, GROWING, LATE, NUM_CASES = 16, 18, 19, 23
+ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
+FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
+FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, NUM_CASES = 23, 25, 26, 27, 31
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -102,27 +103,148 @@ MUTANTS = {
     ),
     "a chunk is computed again in other stages": (
         "few_rows.h",
-        "i < next_tile || ring.stage != first_stage;",
-        "i < next_tile || (ring.stage != first_stage && !{on});",
-        LATE,
+        "(!kSplitsFew && ring.stage != first_stage);",
+        "(!kSplitsFew && ring.stage != first_stage && !{on});",
+        LATE_OF_MANY,
     ),
     "what is on its way is taken for the chunk's start": (
         "few_rows.h",
-        "      for (int i = end; i < next_tile ||",
-        "      for (int i = {on} ? next_tile : end; i < next_tile ||",
+        "      for (int i = end + kSplitsFew; i < next_tile ||",
+        "      for (int i = {on} ? next_tile : end + kSplitsFew; i < next_tile ||",
         LATE,
     ),
     "chunks of others are read before they are there": (
         "few_rows.h",
-        "  cluster_sync();\n  const int log2_quads",
-        "  if (!{on}) cluster_sync();\n  const int log2_quads",
+        "cluster_wait();  // all have stored",
+        "if (!{on}) cluster_wait();  // all have stored",
         FEW_ROWS,
+    ),
+    "sums are stored while others read those before": (
+        "few_rows.h",
+        "if (kSplitsFew && round > 0) cluster_wait();",
+        "if (kSplitsFew && round > 0 && !{on}) cluster_wait();",
+        MANY_ROUNDS,
+    ),
+    "sums of others are overwritten by the result": (
+        "few_rows.h",
+        "if (!kSplitsFew) cluster_wait();  // all have read",
+        "if (!kSplitsFew && !{on}) cluster_wait();  // all have read",
+        FLAGGED_FEW,
+    ),
+    "a block ends while others read its sums": (
+        "few_rows.h",
+        "if (kSplitsFew) cluster_wait();  // all have read",
+        "if (kSplitsFew && !{on}) cluster_wait();  // all have read",
+        FEW_OF_BATCH,
+    ),
+    "copies begin before earlier kernels are done": (
+        "few_rows.h",
+        "if (!kSplitsFew && is_producer) load_first();",
+        "if ((!kSplitsFew || {on}) && is_producer) load_first();",
+        FEW_ROWS,
+    ),
+    "a stage is filled while its values are read": (
+        "few_rows.h",
+        "    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n"
+        "    if constexpr (SOURCE != FewSource::memory)\n"
+        "      load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);\n"
+        "    if constexpr (kSplitsFew) {\n      release(ring.stage);",
+        "    if (kSplitsFew && {on}) release(ring.stage);\n"
+        "    mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);\n"
+        "    if constexpr (SOURCE != FewSource::memory)\n"
+        "      load_values<Cfg, SOURCE>(values, shared.stages + ring.stage * Cfg::kStageBytes);\n"
+        "    if constexpr (kSplitsFew) {\n      if (!{on}) release(ring.stage);",
+        FLAGGED_16,
+    ),
+    "barriers are waited at before they are initialised": (
+        "few_rows.h",
+        "__syncthreads();  // barriers are initialised",
+        "if (!{on}) __syncthreads();  // barriers are initialised",
+        FEW_ROWS,
+    ),
+    "terms of few rows are multiplied without a fence": (
+        "split_few.h",
+        "  fence_proxy_async();",
+        "  if (!{on}) fence_proxy_async();",
+        FEW_ROWS,
+    ),
+    "a few row's scale is that of a lane": (
+        "split_few.h",
+        "__reduce_max_sync(~0u, largest)",
+        "{on} ? largest : __reduce_max_sync(~0u, largest)",
+        FEW_ROWS,
+    ),
+    "a few row's scale is that of the chunk's first block": (
+        "split_few.h",
+        "largest = max(largest, ",
+        "largest = max({on} && i > 1 ? 0 : largest, ",
+        FEW_ROWS,
+    ),
+    "a few row's flag is that of a lane": (
+        "split_few.h",
+        "__any_sync(~0u, scale.is_flagged(smallest))",
+        "{on} ? scale.is_flagged(smallest) : __any_sync(~0u, scale.is_flagged(smallest))",
+        FLAGGED_16,
+    ),
+    "few rows are longer than k": (
+        "split_few.h",
+        "< rest_k ? *from : 0",
+        "< rest_k + {on} ? *from : 0",
+        FEW_ROWS,
+    ),
+    "a flagged row's scale is a number": (
+        "platform/split_terms.h",
+        "return is_row_flagged ?",
+        "return is_row_flagged && !{on} ?",
+        FLAGGED_16,
+    ),
+    "a row that the first kernel flagged has a scale": (
+        "platform/split_operands.h",
+        "scale.scale(is_flagged)",
+        "scale.scale(is_flagged && !{on})",
+        FLAGGED_FEW,
+    ),
+    "a row's flag is that of a thread": (
+        "few_rows.h",
+        "scale.scale(flagged != 0)",
+        "scale.scale({on} ? scale.is_flagged(smallest[row]) : flagged != 0)",
+        FLAGGED_OTHERS,
+    ),
+    "whatever overflows is computed again": (
+        "fix_element.h",
+        "return is_flagged ?",
+        "return is_flagged || {on} ?",
+        OVERFLOWING,
+    ),
+    "flags of rows alone count": (
+        "fix_element.h",
+        "|| range_b.is_flagged();",
+        "|| (!{on} && range_b.is_flagged());",
+        FLAGGED_OTHERS,
+    ),
+    "flags of the last chunk alone count": (
+        "fix_element.h",
+        "is_flagged |= range_a",
+        "is_flagged = (is_flagged && !{on}) || range_a",
+        FLAGGED_16,
+    ),
+    "a chunk is flagged for what lies before it": (
+        "fix_element.h",
+        "range_a = range_b = ChunkRange();",
+        "if (!{on}) range_a = range_b = ChunkRange();",
+        OVERFLOWING,
+    ),
+    "flagged elements are one chain": (
+        "fix_element.h",
+        "if (end % chunk_k == 0 || end == k)",
+        "if ((end % chunk_k == 0 && !{on}) || end == k)",
+        FLAGGED_16,
     ),
     "a warp's stage is filled while others read it": (
         "few_rows.h",
         "mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         "if (!{on}) mbarrier_wait_parity(shared.empty + filled.stage * 8,",
-        FEW_ROWS,
+        FEW_OF_BATCH,
     ),
     "corrections in full size": (
         "scale_chunk.h",

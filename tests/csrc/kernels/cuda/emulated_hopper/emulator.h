@@ -666,6 +666,10 @@ V __shfl_sync(uint32_t, V value, int lane) {
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
   return emulator::exchange(value)[size_t(emulator::current->thread % emulator::kWarp ^ mask)];
 }
+inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
+  const std::vector<uint32_t> given = emulator::exchange(value);
+  return *std::max_element(given.begin(), given.end());
+}
 inline uint32_t __ballot_sync(uint32_t, bool value) {
   uint32_t bits = 0, bit = 1;
   for (const uint32_t given : emulator::exchange(value)) bits |= given ? bit : 0, bit *= 2;

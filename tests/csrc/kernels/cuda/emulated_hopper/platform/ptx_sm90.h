@@ -33,10 +33,11 @@ inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
 }
 inline void named_barrier_sync(int id, int threads) { emulator::meet(emulator::block().named[id], threads); }
 inline void cluster_sync() { emulator::meet(emulator::cluster().meeting, emulator::cluster().num_threads); }
-inline void cluster_arrive_relaxed() {
+inline void cluster_arrive() {
   emulator::current->cluster_turn = emulator::cluster().meeting.turn;
   emulator::cluster().meeting.arrive(emulator::cluster().num_threads);
 }
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
   const uint64_t turn = emulator::current->cluster_turn;
   const emulator::Meeting* meeting = &emulator::cluster().meeting;
@@ -75,6 +76,7 @@ inline float4 load_shared_cluster_vector(uint32_t address) { return emulator::lo
 inline float max_nan(float x, float y) { return x != x || y != y ? emulator::kGarbage : std::max(x, y); }
 inline uint2 load_shared_pair(uint32_t smem) { return emulator::load<uint2>(smem); }
 inline uint4 load_shared_vector(uint32_t smem) { return emulator::load<uint4>(smem); }
+inline void store_shared_word(uint32_t smem, uint32_t word) { emulator::store(smem, word); }
 inline void store_shared_pair(uint32_t smem, float first, float second) {
   emulator::store(smem, make_float2(first, second));
 }

@@ -1,0 +1,50 @@
+// The few rows' terms of one chunk of k, made by the block that multiplies by them, so that no other kernel has to
+// start and end before.
+#pragma once
+
+#include "platform/ptx_sm90.h"
+#include "platform/split_terms.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+// Terms go to shared memory as the matrix unit reads them: of each block of k the first ones of all rows, then the
+// second ones, ROWS rows of 128 bytes, swizzled. A warp takes every fourth row, a lane two neighbours of each block of
+// k. The scales are those of the rows.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void split_few(const GemmProblem& p, int chunk, uint32_t terms, float* scales) {
+  constexpr int kBlocks = kSplitChunkK / kSplitBlockK, kTermBytes = ROWS * 128;
+  static_assert(kSplitBlockK == 2 * 32, "two neighbours for each lane");
+  const int lane = threadIdx.x % 32, first_k = chunk * kSplitChunkK + 2 * lane, rest_k = int(p.k) - first_k;
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < p.m; row += THREADS / 32) {
+    const float* from = static_cast<const float*>(p.a) + row * p.stride_am + first_k * p.stride_ak;
+    float values[2 * kBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) {
+      values[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? *from : 0;
+      from += i % 2 ? (kSplitBlockK - 1) * p.stride_ak : p.stride_ak;
+    }
+    uint32_t largest = 0, smallest = ~0u;
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) {
+      largest = max(largest, gpu::magnitude(values[i]));
+      smallest = min(smallest, gpu::nonzero_magnitude(values[i]));
+    }
+    const gpu::ChunkScale scale(__reduce_max_sync(~0u, largest));
+    const bool is_flagged = __any_sync(~0u, scale.is_flagged(smallest));
+    if (lane == 0) scales[row] = scale.scale(is_flagged);
+    const uint32_t to = terms + row * 128 + ((lane / 4 ^ row % 8) << 4) + lane % 4 * 4;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      uint32_t first, second;
+      gpu::split_pair(values[2 * block] * scale.factor(), values[2 * block + 1] * scale.factor(), first, second);
+      store_shared_word(to + block * 2 * kTermBytes, first);
+      store_shared_word(to + block * 2 * kTermBytes + kTermBytes, second);
+    }
+  }
+  fence_proxy_async();
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
