@@ -25,28 +25,20 @@ __device__ __forceinline__ float fix_element(const GemmProblem& p, int row, int 
   const float* a = static_cast<const float*>(p.a) + row * p.stride_am;
   const float* b = static_cast<const float*>(p.b) + col * p.stride_bn;
   const int k = int(p.k), chunk_k = int(simt_chunk_k(1, p.k));
-  constexpr int kUnit = int(kChunkUnit), kAtOnce = 16;  // loads in flight
-  static_assert(kSplitChunkK % kUnit == 0 && kUnit % kAtOnce == 0, "chunks of both kinds end with a unit");
+  constexpr int kUnit = int(kChunkUnit);
+  static_assert(kSplitChunkK % kUnit == 0, "chunks of both kinds end with a unit");
   float total = -0.0f, chain = 0;  // -0 adds nothing to any
   bool is_flagged = false;
   ChunkRange range_a, range_b;
 #pragma unroll 1
   for (int first = 0; first < k; first += kUnit) {
     const int end = min(first + kUnit, k);
-#pragma unroll 1
-    for (int at = first; at < end; at += kAtOnce) {
-      float x[kAtOnce], y[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        x[i] = at + i < end ? a[(at + i) * p.stride_ak] : 0;
-        y[i] = at + i < end ? b[(at + i) * p.stride_bk] : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (at + i < end) chain = __fmaf_rn(x[i], y[i], chain);
-        range_a.take(x[i]);
-        range_b.take(y[i]);
-      }
+#pragma unroll 4
+    for (int i = first; i < end; ++i) {
+      const float x = a[i * p.stride_ak], y = b[i * p.stride_bk];
+      chain = __fmaf_rn(x, y, chain);
+      range_a.take(x);
+      range_b.take(y);
     }
     if (end % chunk_k == 0 || end == k) {
       total += chain;
