@@ -49,7 +49,7 @@ def ratios_by_class(machines: dict) -> Ratios:
 
 def plot_speed(machines: Ratios) -> Figure:
     """One panel a machine: the geometric mean of each class of shape and precision, its worst and its best row."""
-    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    figure = Figure(figsize=(4 * len(machines), 7.5), layout="constrained")
     names_before: list[str] = []
     for axes, (machine, classes) in zip(
         figure.subplots(1, len(machines), squeeze=False)[0], machines.items(), strict=True

@@ -355,7 +355,7 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
 
 def title_of(name: str, machine: dict[str, list[dict]]) -> str:
     for results in (*machine["gpu"], *machine["ladder"], *machine["cpu"], *machine["split"]):
-        return results.get("device") or f"{results['cpu']}, {results['num_cores']} cores"
+        return results.get("device") or f"{results['cpu']}, {results['isa']}, {results['num_cores']} cores"
     return name.replace("_", " ")
 
 

@@ -63,8 +63,8 @@ def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):
         "gpu": {"cpu": [], "gpu": [GPU], "split": [], "ladder": []},
     }
     found = plot_results.ratios_by_class(machines)
-    assert list(found) == ["a gpu", "a cpu, 2 cores"]
-    assert found["a cpu, 2 cores"] == {"long k": {"fp32": (1.0, 0.5, 2.0)}}
+    assert list(found) == ["a gpu", "a cpu, avx2, 2 cores"]
+    assert found["a cpu, avx2, 2 cores"] == {"long k": {"fp32": (1.0, 0.5, 2.0)}}
     geomean, worst, best = found["a gpu"]["large"]["bf16"]
     assert (worst, best) == (0.99, 1.2)
     assert geomean == pytest.approx((0.99 * 1.0 * 1.2) ** (1 / 3))
