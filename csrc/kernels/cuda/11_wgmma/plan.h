@@ -274,8 +274,8 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
     const int64_t cluster = ceil_div(p.k, p.chunk_k);
     const int64_t num_tiles = p.batch * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
     plan.splits_chunks = false;
-    plan.shares_tiles = !is_exchanged && !p.needs_row_sums && is_chunked && shares_tiles(shape) && cluster <= kMaxCluster &&
-                        num_tiles <= clusters_at_once(cluster, num_sms);
+    plan.shares_tiles = !is_exchanged && !p.needs_row_sums && is_chunked && shares_tiles(shape) &&
+                        cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms);
     if (plan.shares_tiles) consider(0, 0);
   }
 }

@@ -433,9 +433,9 @@ Case random_case() {
 
 // Shapes in which work is shared out in every way: split k, blocks of packed panels, rows streamed, dot
 // products, of columns that may begin in one set of the nearest cache.
-const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099}, {3, 1000, 700},
-                                   {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},   {130, 97, 130}, {4, 257, 2050},
-                                   {1, 21, 2048},  {2, 13, 4096}};
+const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099},
+                                   {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
+                                   {130, 97, 130}, {4, 257, 2050}, {1, 21, 2048},  {2, 13, 4096}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace
