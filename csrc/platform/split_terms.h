@@ -44,9 +44,10 @@ struct ChunkScale {
   }
   // The factor turns an element into what its terms make up, the scale turns that into the element.
   TILEDMM_DEVICE float factor() const { return float_of(uint32_t(127 + kTopExponent - exponent) << 23); }
-  TILEDMM_DEVICE float scale() const { return float_of(uint32_t(127 - kTopExponent + exponent) << 23); }
-  // A flagged row has a scale that is not a number, and so are its sums.
-  TILEDMM_DEVICE float scale(bool is_row_flagged) const { return is_row_flagged ? float_of(0x7fffffff) : scale(); }
+  // That of a flagged row is not a number, and so are the row's sums.
+  TILEDMM_DEVICE float scale(bool is_row_flagged) const {
+    return is_row_flagged ? float_of(0x7fffffff) : float_of(uint32_t(127 - kTopExponent + exponent) << 23);
+  }
   // Whether the row is flagged for it, or for an element that is not zero.
   TILEDMM_DEVICE bool is_flagged(uint32_t nonzero) const {
     return !is_in_range || is_below(nonzero, exponent - kSplitRange);

@@ -188,13 +188,15 @@ def fma_peak(dtype: torch.dtype) -> float | None:
     """
     if not hasattr(torch.ops.tiledmm, "_fma_peak"):
         return None
-    peak = 0.0
+    peak: float = torch.ops.tiledmm._fma_peak(dtype)
+    if not peak:
+        return None
     for _ in range(5):  # a stranger may have half of the cores for a while
         end = time.perf_counter() + 0.1  # a core that has slept takes some of it to reach its clock
         while time.perf_counter() < end:
             peak = max(peak, torch.ops.tiledmm._fma_peak(dtype))
         time.sleep(0.1)
-    return peak or None
+    return peak
 
 
 def copy_bandwidths() -> dict[int, float]:

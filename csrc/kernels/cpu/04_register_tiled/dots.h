@@ -28,7 +28,8 @@ struct Dots {
   // Calls finish(first column, how many, totals, their distance from row to row) for vector after vector of columns, of
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
   // chain, 40 by two): of neighbouring vectors of columns, or, where those would begin in one set of the nearest cache,
-  // which has no room for so many, of two chunks. Not of columns that come from memory, twice as many runs at a time.
+  // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired: they would be
+  // twice as many runs of it at a time.
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
     if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
@@ -73,7 +74,7 @@ struct Dots {
     Reg<A> of[MR][VECTORS] = {};
   };
 
-  // Of `count` elements from `first` on. `step_a`: from the words of A for one vector to those for the next.
+  // The sums of `count` elements from `first` on. `step_a`: from the words of A for one vector to those for the next.
   template <int MR, int VECTORS>
   static TILEDMM_INLINE Sums<MR, VECTORS> sums_of(const LanesAlongK<T, Op, VECTORS>& lanes, int64_t first,
                                                   int64_t count, int64_t ahead, const Word* a, int64_t step_a) {

@@ -67,7 +67,7 @@ const char* launch_fix_up(const FoldedProblem& problem, const gpu::SplitOperands
   return launch_overlapped<&gpu::fix_up>(args.num_blocks, gpu::kFixThreads, 0, stream, args);
 }
 
-// Of one operand or both.
+// The kernel that splits one operand or both.
 const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t stream) {
   return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart>>(gpu::num_tiles(split), gpu::kSplitThreads, 0,
                                                                           stream, split);

@@ -13,6 +13,7 @@ inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
 inline constexpr int kRowsSplitByBlocks = 16;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, which go by the width, and plans agree");
 
 // The operand that is split after the load.
 enum class SplitLate : int8_t { none, a, b };
