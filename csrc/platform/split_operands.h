@@ -149,7 +149,7 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
     else
       source.load_scattered(x[block], k_of_block(block));
   }
-  uint32_t largest = 0, smallest = ~0u;
+  ChunkRange range;
   TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
     if (k_of_block(block) >= source.k) break;
     if constexpr (!IS_ALIGNED) {
@@ -158,14 +158,12 @@ TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchan
       block_barrier();
       TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[block][i] = tile[row][quad + i / 4 * kHalfBlockK + i % 4];
     }
-    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
-      largest = larger_of(largest, magnitude(x[block][i]));
-      smallest = smaller_of(smallest, nonzero_magnitude(x[block][i]));
-    }
+    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) range.take(x[block][i]);
   }
+  uint32_t largest = range.largest;
   TILEDMM_UNROLL for (int step = 1; step < LANES; step *= 2) largest = larger_of(largest, lane_xor(largest, step));
   const ChunkScale scale(largest);
-  const uint64_t flagged = warp_ballot(scale.is_flagged(smallest)) >> (thread_idx() % kWarpSize - lane);
+  const uint64_t flagged = warp_ballot(scale.is_flagged(range.smallest)) >> (thread_idx() % kWarpSize - lane);
   if (lane == 0) {
     const int64_t place = (int64_t(item) * num_chunks + chunk) * layout.padded_rows() + first_row + row;
     const bool is_flagged = (flagged & ((uint64_t(1) << LANES) - 1)) != 0;

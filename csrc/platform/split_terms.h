@@ -54,6 +54,19 @@ struct ChunkScale {
   }
 };
 
+// The elements of a row's chunk that decide on its scale and its flag.
+struct ChunkRange {
+  uint32_t largest = 0;     // magnitude
+  uint32_t smallest = ~0u;  // nonzero_magnitude
+
+  TILEDMM_DEVICE void join(uint32_t other_largest, uint32_t other_smallest) {
+    largest = larger_of(largest, other_largest);
+    smallest = smaller_of(smallest, other_smallest);
+  }
+  TILEDMM_DEVICE void take(float x) { join(magnitude(x), nonzero_magnitude(x)); }
+  TILEDMM_DEVICE bool is_flagged() const { return ChunkScale(largest).is_flagged(smallest); }
+};
+
 // The terms of two scaled numbers.
 TILEDMM_DEVICE void split_pair(float x, float y, uint32_t& first, uint32_t& second) {
   constexpr float kFactor = 2048;

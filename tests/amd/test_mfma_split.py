@@ -282,15 +282,15 @@ MUTANTS = {
     "small elements are not flagged": (
         "gfx942",
         PASS,
-        "warp_ballot(scale.is_flagged(smallest))",
+        "warp_ballot(scale.is_flagged(range.smallest))",
         "warp_ballot(!scale.is_in_range)",
         flagged_product,
     ),
     "chunks are not flagged": (
         "gfx942",
         PASS,
-        "warp_ballot(scale.is_flagged(smallest))",
-        "warp_ballot(is_below(smallest, scale.exponent - kSplitRange))",
+        "warp_ballot(scale.is_flagged(range.smallest))",
+        "warp_ballot(is_below(range.smallest, scale.exponent - kSplitRange))",
         flagged_product,
     ),
     "a row is flagged for all of its warp's": (

@@ -339,11 +339,16 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
 #pragma unroll 1
   for (int i = 0; i < Cfg::kQuads * 4; ++i) {
     const int quad = threadIdx.x + i / 4 * kFewThreads, row = quad >> log2_quads;
-    if (row >= ROWS) break;
     const int col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
-    if (row >= p.m || col >= p.n) continue;
+    const bool is_inside = row < min(ROWS, int(p.m)) && col < p.n;
     float value = slots[i * kFewThreads];
-    if (__builtin_expect(value != value, false)) value = fix_element(p, row, col, value);
+    // Elements of flagged rows and columns one after the other, by all lanes.
+    for (uint32_t wanted = __ballot_sync(~0u, is_inside && value != value); wanted; wanted &= wanted - 1) {
+      const int lane = __ffs(int(wanted)) - 1;
+      const float fixed = fix_element(p, __shfl_sync(~0u, row, lane), __shfl_sync(~0u, col, lane), value);
+      if (lane == int(threadIdx.x % 32)) value = fixed;
+    }
+    if (!is_inside) continue;
     value += gpu::load_bias<float>(p, row, col);
     if (p.activation == Activation::relu)
       value = activate<Activation::relu>(value);

@@ -25,14 +25,11 @@ __device__ __forceinline__ void split_few(const GemmProblem& p, int chunk, uint3
       values[i] = i / 2 * kSplitBlockK + i % 2 < rest_k ? *from : 0;
       from += i % 2 ? (kSplitBlockK - 1) * p.stride_ak : p.stride_ak;
     }
-    uint32_t largest = 0, smallest = ~0u;
+    gpu::ChunkRange range;
 #pragma unroll
-    for (int i = 0; i < 2 * kBlocks; ++i) {
-      largest = max(largest, gpu::magnitude(values[i]));
-      smallest = min(smallest, gpu::nonzero_magnitude(values[i]));
-    }
-    const gpu::ChunkScale scale(__reduce_max_sync(~0u, largest));
-    const bool is_flagged = __any_sync(~0u, scale.is_flagged(smallest));
+    for (int i = 0; i < 2 * kBlocks; ++i) range.take(values[i]);
+    const gpu::ChunkScale scale(__reduce_max_sync(~0u, range.largest));
+    const bool is_flagged = __any_sync(~0u, scale.is_flagged(range.smallest));
     if (lane == 0) scales[row] = scale.scale(is_flagged);
     const uint32_t to = terms + row * 128 + ((lane / 4 ^ row % 8) << 4) + lane % 4 * 4;
 #pragma unroll

@@ -15,7 +15,7 @@ namespace {
 // cancelling: the products of first terms cancel, which leaves the corrections. growing: the largest of a chunk grows
 // from block to block. late: in every other chunk it grows behind the first block, which alone counts there, and whose
 // terms depend on it. overflowing: sums of chunks overflow, which plain multiply-adds would not.
-enum class Data { normal, wide, flagged, flagged_columns, flagged_late, cancelling, growing, late, overflowing };
+enum class Data { normal, wide, flagged, flagged_columns, flagged_late, flagged_ends, cancelling, growing, late, overflowing };
 
 // Operands: row-major, or column-major where is_turned.
 struct Case {
@@ -54,7 +54,7 @@ constexpr Case kCases[] = {
     {16, 70, 1100, false, true, 1, true, Data::flagged},  // few rows that each block splits
     {70, 14, 600, true, true, 1, false, Data::flagged},
     {5, 70, 700, false, false, 1, false, Data::flagged_columns},
-    {3, 20, 17000, false, true, 1, false, Data::flagged_late, 132},
+    {3, 20, 17000, false, true, 1, false, Data::flagged_ends, 132},
     {2, 70, 1600, false, true, 1, false, Data::overflowing},
     {40, 70, 1600, false, true, 1, false, Data::overflowing},
     {70, 66, 1600, false, true, 1, false, Data::overflowing},
@@ -162,7 +162,8 @@ struct Operand {
         }
       }
     }
-    if (data == Data::flagged_late && !is_b) at(0, 1, k - 1) = INFINITY;
+    if ((data == Data::flagged_late || data == Data::flagged_ends) && !is_b) at(0, 1, k - 1) = INFINITY;
+    if (data == Data::flagged_ends && !is_b) at(0, 2, 5) = INFINITY;
     if (data != Data::flagged && !(data == Data::flagged_columns && is_b)) return;
     at(0, 1, k - 1) = INFINITY;
     at(0, 5, 0) = NAN;
@@ -170,6 +171,7 @@ struct Operand {
     at(0, rows - 1, 3) = std::ldexp(1.0f, 60);
     for (int i = 0; i < k; ++i) at(0, 9, i) = std::ldexp(at(0, 9, i), -64), at(0, 11, i) = 0;
     at(0, 12, k - 1) = std::ldexp(1.0f, -26);  // small, but not too small
+    for (int i = kSplitChunkK / 2; i < min_of(k, kSplitChunkK); ++i) at(0, 3, i) = std::ldexp(at(0, 3, i), -45);
   }
   float& at(int item, int row, int i) {
     return memory[size_t(item * stride_item() + row * stride_row() + i * stride_k())];

@@ -37,14 +37,14 @@ MUTANTS = {
     ),
     "a scale is that of the chunk's first block": (
         "platform/split_operands.h",
-        "largest = larger_of(largest, magnitude(x[block][i]));",
-        "if (block == 0 || !{on}) largest = larger_of(largest, magnitude(x[block][i]));",
+        "range.take(x[block][i]);",
+        "range.join({on} && block > 0 ? 0 : magnitude(x[block][i]), nonzero_magnitude(x[block][i]));",
         WIDE,
     ),
     "a flag is that of the chunk's last block": (
         "platform/split_operands.h",
-        "smallest = smaller_of(smallest, ",
-        "smallest = smaller_of({on} && i == 0 ? ~0u : smallest, ",
+        "    if constexpr (!IS_ALIGNED) {\n      auto& tile",
+        "    if ({on}) range.smallest = ~0u;\n    if constexpr (!IS_ALIGNED) {\n      auto& tile",
         FLAGGED,
     ),
     "threads read a tile before it is there": (
@@ -170,20 +170,20 @@ MUTANTS = {
     ),
     "a few row's scale is that of a lane": (
         "split_few.h",
-        "__reduce_max_sync(~0u, largest)",
-        "{on} ? largest : __reduce_max_sync(~0u, largest)",
+        "__reduce_max_sync(~0u, range.largest)",
+        "{on} ? range.largest : __reduce_max_sync(~0u, range.largest)",
         FEW_ROWS,
     ),
     "a few row's scale is that of the chunk's first block": (
         "split_few.h",
-        "largest = max(largest, ",
-        "largest = max({on} && i > 1 ? 0 : largest, ",
-        FEW_ROWS,
+        "range.take(values[i]);",
+        "range.take({on} && i > 1 ? 0 : values[i]);",
+        GROWING,
     ),
     "a few row's flag is that of a lane": (
         "split_few.h",
-        "__any_sync(~0u, scale.is_flagged(smallest))",
-        "{on} ? scale.is_flagged(smallest) : __any_sync(~0u, scale.is_flagged(smallest))",
+        "__any_sync(~0u, scale.is_flagged(range.smallest))",
+        "{on} ? scale.is_flagged(range.smallest) : __any_sync(~0u, scale.is_flagged(range.smallest))",
         FLAGGED_16,
     ),
     "few rows are longer than k": (
@@ -226,19 +226,31 @@ MUTANTS = {
         "fix_element.h",
         "is_flagged |= range_a",
         "is_flagged = (is_flagged && !{on}) || range_a",
+        MANY_ROUNDS,
+    ),
+    "half of a chunk decides on the flag": (
+        "fix_element.h",
+        "if (chunk_k == kUnit) {",
+        "if (chunk_k == kUnit && !{on}) {",
         FLAGGED_16,
     ),
-    "a chunk is flagged for what lies before it": (
+    "sums of flagged elements in another order": (
         "fix_element.h",
-        "range_a = range_b = ChunkRange();",
-        "if (!{on}) range_a = range_b = ChunkRange();",
-        OVERFLOWING,
-    ),
-    "flagged elements are one chain": (
-        "fix_element.h",
-        "if (end % chunk_k == 0 || end == k)",
-        "if ((end % chunk_k == 0 && !{on}) || end == k)",
+        "__shfl_sync(~0u, chain, lane)",
+        "__shfl_sync(~0u, chain, {on} ? 31 - lane : lane)",
         FLAGGED_16,
+    ),
+    "32 chunks of a flagged element alone": (
+        "fix_element.h",
+        "first < k; first +=",
+        "first < ({on} ? 1 : k); first +=",
+        MANY_ROUNDS,
+    ),
+    "a flagged element's sum is every lane's": (
+        "few_rows.h",
+        "if (lane == int(threadIdx.x % 32)) value = fixed;",
+        "if ({on} || lane == int(threadIdx.x % 32)) value = fixed;",
+        FLAGGED_OTHERS,
     ),
     "a warp's stage is filled while others read it": (
         "few_rows.h",
@@ -317,7 +329,15 @@ MUTANTS = {
 }
 
 
-program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS)
+# The others read late, as they may on a chip.
+LATE_READERS = (
+    "few_rows.h",
+    "add_sums<ROWS>(total, args, shared, at, round - 1);",
+    f"if (tiledmm_mutant == {1 + list(MUTANTS).index('a block ends while others read its sums')})\n"
+    "        for (int i = 0; i < 2000 * at.rank; ++i) __syncwarp();\n"
+    "      add_sums<ROWS>(total, args, shared, at, round - 1);",
+)
+program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS, (LATE_READERS,))
 
 
 @pytest.mark.takes_long

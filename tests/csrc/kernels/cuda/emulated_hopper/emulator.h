@@ -661,11 +661,17 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 template <class V>
 V __shfl_sync(uint32_t, V value, int lane) {
-  return V(emulator::exchange(uint32_t(value))[size_t(lane)]);
+  static_assert(sizeof value == 4, "a register");
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits = emulator::exchange(bits)[size_t(lane)];
+  std::memcpy(&value, &bits, 4);
+  return value;
 }
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
   return emulator::exchange(value)[size_t(emulator::current->thread % emulator::kWarp ^ mask)];
 }
+inline int __ffs(int value) { return __builtin_ffs(value); }
 inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
   const std::vector<uint32_t> given = emulator::exchange(value);
   return *std::max_element(given.begin(), given.end());
