@@ -3,25 +3,20 @@
     python benchmarks/bench_models.py --json benchmarks/results/nvidia_h200/models.json
 
 ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama in bf16, each eager and compiled. The
-models are those of transformers with random weights. A step is forward, backward and AdamW.
+models are those of transformers with random weights. A step is forward, backward and AdamW. Where the calling thread
+takes longer than the GPU ("launch us" beside the median), a step tells of that thread and not of kernels.
 """
 
 import argparse
 import copy
 import functools
 import json
+import statistics
+import time
 from collections.abc import Callable
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from torch import nn
 
 from torch_tiledmm import replace_linear
 from torch_tiledmm.testing.bench import OURS, output_file
@@ -29,41 +24,54 @@ from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import time_on_gpu
 
 VENDOR = "vendor"
-LLAMA = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=4,
-    num_attention_heads=16,
-    num_key_value_heads=4,
-    use_cache=False,
-)
+MODEL_HEAD = ("model", "", "us", "shortest", "nn.Linear us", "shortest", "launch us", "of nn.Linear")
+MODEL_HEAD += ("ratio", "of the shortest")
 
 
 def random_tokens(size: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(size, (batch, length), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
 
 
-def vit() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
-    images = torch.randn(32, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    model = ViTForImageClassification(ViTConfig(num_labels=1000))
-    return model, {"pixel_values": images, "labels": torch.arange(32, device="cuda")}
+def vit(batch: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    import transformers
+
+    images = torch.randn(batch, 3, 224, 224, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
+    return model, {"pixel_values": images, "labels": torch.arange(batch, device="cuda")}
 
 
-def bert() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    import transformers
+
     tokens = random_tokens(30000, 16, 384)
-    return BertForMaskedLM(BertConfig()), {"input_ids": tokens, "labels": tokens}
+    return transformers.BertForMaskedLM(transformers.BertConfig()), {"input_ids": tokens, "labels": tokens}
 
 
-def llama() -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    import transformers
+
     tokens = random_tokens(32000, 2, 1023)
-    return LlamaForCausalLM(LLAMA).to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
+    config = transformers.LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
 
 
-MODELS = {"ViT-base, 32 images": (vit, True), "BERT-base, 16 x 384": (bert, True), "Llama, 2 x 1023": (llama, False)}
+MODELS = {
+    "ViT-base, 32 images": (functools.partial(vit, 32), True),
+    "ViT-base, 64 images": (functools.partial(vit, 64), True),
+    "BERT-base, 16 x 384": (bert, True),
+    "Llama, 2 x 1023": (llama, False),
+}
 
 
-def training_step(model: PreTrainedModel, inputs: dict, *, is_autocast: bool, is_compiled: bool) -> Callable[[], None]:
+def training_step(model: nn.Module, inputs: dict, *, is_autocast: bool, is_compiled: bool) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     forward = torch.compile(model) if is_compiled else model
 
@@ -75,6 +83,25 @@ def training_step(model: PreTrainedModel, inputs: dict, *, is_autocast: bool, is
         optimizer.zero_grad(set_to_none=True)
 
     return run
+
+
+def launch_seconds(step: Callable[[], None]) -> float:
+    """What the calling thread takes for a step, the GPU idle before it: the median of ten."""
+    samples = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        samples.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(samples)
+
+
+def model_line(row: dict) -> tuple[str, ...]:
+    way = "compiled" if row["is_compiled"] else "eager"
+    times = [f"{row['timings'][arm][name]:.0f}" for arm in (OURS, VENDOR) for name in ("median_us", "minimum_us")]
+    launches = [f"{row['launch_us'][arm]:.0f}" for arm in (OURS, VENDOR)]
+    return (row["model"], way, *times, *launches, f"{row['ratio']:.2f}", f"{row['ratio_of_shortest']:.2f}")
 
 
 def measure_model(name: str, *, is_compiled: bool) -> dict:
@@ -94,7 +121,9 @@ def measure_model(name: str, *, is_compiled: bool) -> dict:
         "model": name,
         "is_compiled": is_compiled,
         "timings": {arm: timing.to_dict() for arm, timing in timings.items()},
+        "launch_us": {arm: round(launch_seconds(call) * 1e6, 1) for arm, call in arms.items()},
         "ratio": round(timings[VENDOR].median / timings[OURS].median, 3),
+        "ratio_of_shortest": round(timings[VENDOR].minimum / timings[OURS].minimum, 3),
     }
 
 
@@ -110,7 +139,7 @@ def main() -> None:
         for is_compiled in (False, True):
             results["models"].append(row := measure_model(name, is_compiled=is_compiled))
             torch.compiler.reset()
-            print(row["model"], "compiled" if is_compiled else "eager", row["ratio"], row["timings"], flush=True)
+            print(*model_line(row), sep=" | ", flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench_gpu import PRODUCT_HEAD, goal_text, is_met, product_line
 from bench_linear import linear_table
+from bench_models import MODEL_HEAD, model_line
 from bench_split import PRODUCT_HEAD as SPLIT_HEAD
 from bench_split import class_lines, error_lines, method_lines, step_line
 from bench_split import product_line as split_line
@@ -105,10 +106,11 @@ def render_cpu(all_results: list[dict]) -> list[str]:
 
 def load_results(folder: Path) -> dict[str, list[dict]]:
     """The runs of one machine: those of bench_matmul.py, bench_linear.py and bench_threads.py ("cpu", in this order and
-    that of the dtypes), of bench_gpu.py ("gpu", "families"), of bench_split.py ("split"), of `ladder` ("ladder"), and
-    what `ladder --count` counted ("counts").
+    that of the dtypes), of bench_gpu.py ("gpu", "families"), of bench_models.py ("models"), of bench_split.py
+    ("split"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
     """
-    found: dict[str, list[dict]] = {"cpu": [], "gpu": [], "families": [], "split": [], "ladder": [], "counts": []}
+    names = ("cpu", "gpu", "families", "models", "split", "ladder", "counts")
+    found: dict[str, list[dict]] = {name: [] for name in names}
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())
         if isinstance(results, list):
@@ -267,6 +269,14 @@ def render_families(results: dict) -> list[str]:
     return [*lines, *markdown_table(rows)]
 
 
+def render_models(results: dict) -> list[str]:
+    """Steps of whole models."""
+    lines = ["", "## Training steps of whole models", "", f"Commit {results['commit']}, {results['date']}. Medians and"]
+    lines += ["shortest steps, and what the calling thread takes to launch one. Where that is as long as the step, the"]
+    lines += ["GPU waits for the thread, and the ratio tells of threads and not of kernels.", ""]
+    return [*lines, *markdown_table([MODEL_HEAD, *map(model_line, results["models"])])]
+
+
 def render_split(results: dict) -> list[str]:
     """What algorithm="split" reaches against the vendor's fp32, and its errors."""
     tables = {
@@ -344,6 +354,8 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
         lines += render_gpu(results)
     for results in machine["families"]:
         lines += render_families(results)
+    for results in machine["models"]:
+        lines += render_models(results)
     for results in machine["split"]:
         lines += render_split(results)
     if machine["ladder"]:

@@ -318,6 +318,18 @@ def test_missing_markers_and_missing_results_are_named(folder, readme_table):
     assert code == 2 and "results:begin" in text
 
 
+def test_models_tell_who_waits_for_whom(folder, readme_table):
+    times = {"median_us": 2000.4, "minimum_us": 1900.0}
+    row = {"model": "a model", "is_compiled": True, "ratio": 1.25, "ratio_of_shortest": 1.3}
+    row |= {"timings": {"tiledmm": times, "vendor": {"median_us": 2500.0, "minimum_us": 2470.0}}}
+    row |= {"launch_us": {"tiledmm": 900.0, "vendor": 800.0}}
+    put(folder, "a_gpu/gpu.json", GPU)
+    put(folder, "a_gpu/models.json", FAMILIES | {"benchmark": "models", "models": [row]})
+    assert readme_table() == (0, "")
+    text = (folder / "results" / "a_gpu" / "README.md").read_text()
+    assert "| a model | compiled | 2000 | 1900 | 2500 | 2470 | 900 | 800 | 1.25 | 1.30 |" in text.splitlines()
+
+
 def test_families_stand_beside_their_bars(folder, readme_table):
     put(folder, "a_gpu/gpu.json", GPU)
     put(folder, "a_gpu/families.json", FAMILIES)

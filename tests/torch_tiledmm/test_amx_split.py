@@ -70,7 +70,7 @@ def test_nobody_gets_it_without_asking():
     assert entries["amx_split"].rung == 6 and entries["amx_split"].order == "amx_split_chunks"
     assert not entries["amx_split"].is_native
     for size in (16, 1000, 4096):
-        own, choice = candidate(size, size, size, "fp32", device="cpu:amx")
+        own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20
 

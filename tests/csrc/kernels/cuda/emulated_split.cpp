@@ -15,7 +15,18 @@ namespace {
 // cancelling: the products of first terms cancel, which leaves the corrections. growing: the largest of a chunk grows
 // from block to block. late: in every other chunk it grows behind the first block, which alone counts there, and whose
 // terms depend on it. overflowing: sums of chunks overflow, which plain multiply-adds would not.
-enum class Data { normal, wide, flagged, flagged_columns, flagged_late, flagged_ends, cancelling, growing, late, overflowing };
+enum class Data {
+  normal,
+  wide,
+  flagged,
+  flagged_columns,
+  flagged_late,
+  flagged_ends,
+  cancelling,
+  growing,
+  late,
+  overflowing
+};
 
 // Operands: row-major, or column-major where is_turned.
 struct Case {
