@@ -326,30 +326,61 @@ __device__ __forceinline__ void add_sums(float (&total)[FewConfig<ROWS>::kQuads 
   }
 }
 
-// This block's part of the tile, from registers through shared memory: one copy of the epilogue's code. A thread reads
-// what it wrote. Bias and activation are computed as kernel.h does.
+// An element of this block's part of the tile: number `i` of a thread's sums.
+template <int ROWS>
+struct FewElement {
+  int row, col;
+  bool is_inside;
+
+  __device__ __forceinline__ FewElement(const GemmProblem& p, const FewPlace& at, int i, int thread) {
+    const int log2_quads = 4 - at.log2_cluster, quad = thread + i / 4 * kFewThreads;
+    row = quad >> log2_quads;
+    col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
+    is_inside = row < min(ROWS, int(p.m)) && col < p.n;
+  }
+};
+
+// Elements of flagged rows and columns, in `slots`, one after the other by all lanes of a warp. The warps share out
+// both those of a row and those of a column.
+template <int ROWS>
+__device__ __forceinline__ void fix_elements(float* slots, const GemmProblem& p, const FewPlace& at) {
+  constexpr int kWarps = kFewThreads / 32;
+#pragma unroll 1
+  for (int first = 0; first < FewConfig<ROWS>::kQuads * 4 * kFewThreads; first += 32) {
+    const int idx = first + int(threadIdx.x % 32), i = first / kFewThreads;
+    const FewElement<ROWS> element(p, at, i, idx % kFewThreads);
+    const bool is_own = element.is_inside && (element.row + i) % kWarps == int(threadIdx.x / 32);
+    const float value = is_own ? slots[idx] : 0;
+    for (uint32_t wanted = __ballot_sync(~0u, value != value); wanted; wanted &= wanted - 1) {
+      const int lane = __ffs(int(wanted)) - 1;
+      const float fixed =
+          fix_element(p, __shfl_sync(~0u, element.row, lane), __shfl_sync(~0u, element.col, lane), value);
+      if (lane == int(threadIdx.x % 32)) slots[idx] = fixed;
+    }
+  }
+  __syncthreads();
+}
+
+// This block's part of the tile, from registers through shared memory: one copy of the epilogue's code. Bias and
+// activation are computed as kernel.h does.
 template <int ROWS>
 __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<ROWS>::kQuads * 4], const GemmProblem& p,
                                                const FewPlace& at, char* smem) {
-  using Cfg = FewConfig<ROWS>;
-  float* slots = reinterpret_cast<float*>(smem) + threadIdx.x;
+  constexpr int kCount = FewConfig<ROWS>::kQuads * 4;
+  float* slots = reinterpret_cast<float*>(smem);
+  bool is_any_flagged = false;
 #pragma unroll
-  for (int i = 0; i < Cfg::kQuads * 4; ++i) slots[i * kFewThreads] = total[i];
-  const int log2_quads = 4 - at.log2_cluster;
+  for (int i = 0; i < kCount; ++i) {
+    slots[i * kFewThreads + threadIdx.x] = total[i];
+    is_any_flagged |= total[i] != total[i];
+  }
+  if (__syncthreads_or(is_any_flagged)) fix_elements<ROWS>(slots, p, at);
 #pragma unroll 1
-  for (int i = 0; i < Cfg::kQuads * 4; ++i) {
-    const int quad = threadIdx.x + i / 4 * kFewThreads, row = quad >> log2_quads;
-    const int col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
-    const bool is_inside = row < min(ROWS, int(p.m)) && col < p.n;
-    float value = slots[i * kFewThreads];
-    // Elements of flagged rows and columns one after the other, by all lanes.
-    for (uint32_t wanted = __ballot_sync(~0u, is_inside && value != value); wanted; wanted &= wanted - 1) {
-      const int lane = __ffs(int(wanted)) - 1;
-      const float fixed = fix_element(p, __shfl_sync(~0u, row, lane), __shfl_sync(~0u, col, lane), value);
-      if (lane == int(threadIdx.x % 32)) value = fixed;
-    }
-    if (!is_inside) continue;
-    value += gpu::load_bias<float>(p, row, col);
+  for (int i = 0; i < kCount; ++i) {
+    const FewElement<ROWS> element(p, at, i, threadIdx.x);
+    if (!element.is_inside) continue;
+    const int row = element.row, col = element.col;
+    float value = slots[i * kFewThreads + threadIdx.x] + gpu::load_bias<float>(p, row, col);
     if (p.activation == Activation::relu)
       value = activate<Activation::relu>(value);
     else if (p.activation != Activation::none)

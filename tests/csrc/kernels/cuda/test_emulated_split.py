@@ -248,9 +248,15 @@ MUTANTS = {
     ),
     "a flagged element's sum is every lane's": (
         "few_rows.h",
-        "if (lane == int(threadIdx.x % 32)) value = fixed;",
-        "if ({on} || lane == int(threadIdx.x % 32)) value = fixed;",
+        "if (lane == int(threadIdx.x % 32)) slots[idx] = fixed;",
+        "if ({on} || lane == int(threadIdx.x % 32)) slots[idx] = fixed;",
         FLAGGED_OTHERS,
+    ),
+    "flagged elements are stored before another warp has their sums": (
+        "few_rows.h",
+        "  }\n  __syncthreads();\n}\n\n// This block's part",
+        "  }\n  if (!{on}) __syncthreads();\n}\n\n// This block's part",
+        FLAGGED_16,
     ),
     "a warp's stage is filled while others read it": (
         "few_rows.h",
