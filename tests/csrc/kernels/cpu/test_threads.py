@@ -47,8 +47,9 @@ MUTANTS = {
     "a workspace that calls share": (
         TILE,
         "char* workspace = is_near ? near_workspace :",
+        # Written here, since what a path writes there is for each chip to choose.
         "static char shared_workspace[16 << 10];\n"
-        "  char* workspace = is_near ? ({on} ? shared_workspace : near_workspace) :",
+        "  char* workspace = is_near ? ({on} ? (shared_workspace[0] = 0, shared_workspace) : near_workspace) :",
     ),
     "a workspace that threads share": (
         TILE,
