@@ -205,7 +205,7 @@ def test_bits_do_not_depend_on_layout_or_n(dtype_name):
             ]
             for layout, result in zip(LAYOUTS, results, strict=True):
                 assert_same_bits(result, results[0], algorithm, m, n, k, layout)
-            if algorithm == "split":  # a few columns are not split
+            if "split" in algorithm:  # few columns are not split
                 continue
             a, b = make_layout(m, k, "N", dtype, 0), make_layout(k, n, "T", dtype, 1)
             for num_columns in {1, n // 3, n // 2, n - 1} - {0}:

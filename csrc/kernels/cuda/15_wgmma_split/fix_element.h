@@ -16,7 +16,7 @@ __device__ __forceinline__ float fix_element(const GemmProblem& p, int row, int 
   const float* a = static_cast<const float*>(p.a) + row * p.stride_am;
   const float* b = static_cast<const float*>(p.b) + col * p.stride_bn;
   const int k = int(p.k), chunk_k = int(simt_chunk_k(1, k));
-  constexpr int kUnit = int(kChunkUnit), kAtOnce = 16;
+  constexpr int kUnit = int(kChunkUnit);
   static_assert(kSplitChunkK == 2 * kUnit, "flags are those of two units");
   float total = -0.0f;  // -0 adds nothing to any
   bool is_flagged = false;
@@ -29,20 +29,12 @@ __device__ __forceinline__ float fix_element(const GemmProblem& p, int row, int 
 #pragma unroll 1
     for (int unit = 0; unit < chunk_k; unit += kUnit) {
       const int end = min(own_first + unit + kUnit, own_end);
-#pragma unroll 1
-      for (int i = own_first + unit; i < end; i += kAtOnce) {
-        float x[kAtOnce], y[kAtOnce];
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          x[j] = i + j < end ? a[(i + j) * p.stride_ak] : 0;
-          y[j] = i + j < end ? b[(i + j) * p.stride_bk] : 0;
-        }
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          chain = i + j < end ? __fmaf_rn(x[j], y[j], chain) : chain;
-          range_a.take(x[j]);
-          range_b.take(y[j]);
-        }
+#pragma unroll 8
+      for (int i = own_first + unit; i < end; ++i) {
+        const float x = a[i * p.stride_ak], y = b[i * p.stride_bk];
+        chain = __fmaf_rn(x, y, chain);
+        range_a.take(x);
+        range_b.take(y);
       }
       if (chunk_k == kUnit) {  // the other unit is a neighbour's
         range_a.join(__shfl_xor_sync(~0u, range_a.largest, 1), __shfl_xor_sync(~0u, range_a.smallest, 1));

@@ -317,7 +317,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 # Of which file which tests.
 PACKAGE_TESTS = {
-    "test_property.py": "bits and (bf16 or fp16)",
+    "test_property.py": "bits and (bf16 or fp16 or (layout_or_n and fp32))",
     "test_amx_split.py": "on_amx",
     "test_orders.py": "on_the_cpu or available or (not_depend_on_m and amx)",
     "test_dispatch.py": "on_the_cpu or available or (not_depend_on_m and amx)",
