@@ -44,7 +44,7 @@ struct ChunkScale {
   }
   // The factor turns an element into what its terms make up, the scale turns that into the element.
   TILEDMM_DEVICE float factor() const { return float_of(uint32_t(127 + kTopExponent - exponent) << 23); }
-  // That of a flagged row is not a number, and so are the row's sums.
+  // The scale of a flagged row is not a number, and so are the row's sums.
   TILEDMM_DEVICE float scale(bool is_row_flagged) const {
     return is_row_flagged ? float_of(0x7fffffff) : float_of(uint32_t(127 - kTopExponent + exponent) << 23);
   }

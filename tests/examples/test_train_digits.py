@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+import torch_tiledmm
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
 
@@ -24,7 +26,9 @@ def test_learns_the_same_and_plots(tmp_path):
     assert len(accuracies) == 2 and accuracies[0] == accuracies[1]
     assert float(accuracies[0][1]) > 0.85  # chance is 0.1
     difference = re.search(r"largest difference of the learned weights: (\S+)", done.stdout)
-    assert float(difference[1]) < 1e-12  # AVX-512's order may be that of the vendor
+    # Not the same kernel, and the same result. AVX-512's order may be that of the vendor, with the same bits.
+    may_be_equal = torch_tiledmm.build_info().isa["cpu"].startswith(("avx512", "amx"))
+    assert (0 < float(difference[1]) or may_be_equal) and float(difference[1]) < 1e-12
     assert len(re.findall("GFLOP/s", done.stdout)) == 2 * 2  # two shapes: 64 -> 64 twice, 64 -> 10
     assert f"plot: {plot}" in done.stdout and plot.read_bytes().startswith(b"\x89PNG")
 

@@ -14,7 +14,8 @@ namespace {
 
 // cancelling: the products of first terms cancel, which leaves the corrections. growing: the largest of a chunk grows
 // from block to block. late: in every other chunk it grows behind the first block, which alone counts there, and whose
-// terms depend on it. overflowing: sums of chunks overflow, which plain multiply-adds would not.
+// terms depend on it. flagged_late: an element of the last chunk is infinite, flagged_ends: one of the first as well,
+// in another row. overflowing: sums of chunks overflow, which plain multiply-adds would not.
 enum class Data {
   normal,
   wide,

@@ -238,9 +238,10 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
-        # that sum rows keep numbers in memory from before their consumers get more registers, and read them once. So do
-        # 64 few rows of wgmma_split, read element by element, from before their loop.
-        allowed = {"02": 16, "04": 128, "10": 448, "11": 24, "15": 24}.get(name_of(source)[:2], 0)
+        # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
+        # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
+        # loop there, too.
+        allowed = {"02": 16, "04": 128, "10": 448, "11": 12, "15": 24}.get(name_of(source)[:2], 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
 
