@@ -21,7 +21,7 @@
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
-#include "kernels/cuda/15_wgmma_split/fix_element.h"
+#include "kernels/cuda/15_wgmma_split/fix_columns.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
 #include "kernels/cuda/15_wgmma_split/scale_chunk.h"
 #include "kernels/cuda/15_wgmma_split/split_few.h"
@@ -340,23 +340,21 @@ struct FewElement {
   }
 };
 
-// Elements of flagged rows and columns, in `slots`, one after the other by all lanes of a warp. The warps share out
-// both those of a row and those of a column.
+// Elements of flagged rows and columns, in `slots`: those of two neighbouring quads, one after the other.
 template <int ROWS>
 __device__ __forceinline__ void fix_elements(float* slots, const GemmProblem& p, const FewPlace& at) {
-  constexpr int kWarps = kFewThreads / 32;
+  static_assert(kFixColumns == 8 && kFewTile / kFewCluster % kFixColumns == 0, "two quads of one row");
+  FixChain* chains = reinterpret_cast<FixChain*>(slots + FewConfig<ROWS>::kQuads * 4 * kFewThreads);
+  const int num_quads = int(p.m) << (4 - at.log2_cluster);
 #pragma unroll 1
-  for (int first = 0; first < FewConfig<ROWS>::kQuads * 4 * kFewThreads; first += 32) {
-    const int idx = first + int(threadIdx.x % 32), i = first / kFewThreads;
-    const FewElement<ROWS> element(p, at, i, idx % kFewThreads);
-    const bool is_own = element.is_inside && (element.row + i) % kWarps == int(threadIdx.x / 32);
-    const float value = is_own ? slots[idx] : 0;
-    for (uint32_t wanted = __ballot_sync(~0u, value != value); wanted; wanted &= wanted - 1) {
-      const int lane = __ffs(int(wanted)) - 1;
-      const float fixed =
-          fix_element(p, __shfl_sync(~0u, element.row, lane), __shfl_sync(~0u, element.col, lane), value);
-      if (lane == int(threadIdx.x % 32)) slots[idx] = fixed;
-    }
+  for (int first = 0; first < num_quads; first += 2) {
+    const int quad = first + int(threadIdx.x) % 8 / 4, i = quad / kFewThreads * 4 + int(threadIdx.x) % 4;
+    const FewElement<ROWS> element(p, at, i, quad % kFewThreads);
+    float& slot = slots[i * kFewThreads + quad % kFewThreads];
+    const float found = element.is_inside ? slot : 0;
+    if (!__any_sync(~0u, found != found)) continue;
+    const float fixed = fix_column<kFewThreads>(p, element.row, element.col, found, chains);
+    if (threadIdx.x < kFixColumns) slot = fixed;
   }
   __syncthreads();
 }

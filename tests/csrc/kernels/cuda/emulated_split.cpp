@@ -71,6 +71,7 @@ constexpr Case kCases[] = {
     {40, 70, 1600, false, true, 1, false, Data::overflowing},
     {70, 66, 1600, false, true, 1, false, Data::overflowing},
     {1, 70, 5000, false, true, 1, false, Data::normal, 1},  // many chunks for a block
+    {13, 14, 33000, false, false, 1, false, Data::flagged, 132},
 };
 
 // A row of A, or a column of B, as terms.

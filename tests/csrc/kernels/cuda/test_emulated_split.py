@@ -14,7 +14,7 @@ RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
-FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, NUM_CASES = 23, 25, 26, 27, 31
+FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS, NUM_CASES = 23, 25, 26, 27, 31, 32
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -211,46 +211,58 @@ MUTANTS = {
         FLAGGED_OTHERS,
     ),
     "whatever overflows is computed again": (
-        "fix_element.h",
+        "fix_columns.h",
         "return is_flagged ?",
         "return is_flagged || {on} ?",
         OVERFLOWING,
     ),
     "flags of rows alone count": (
-        "fix_element.h",
+        "fix_columns.h",
         "|| range_b.is_flagged();",
         "|| (!{on} && range_b.is_flagged());",
         FLAGGED_OTHERS,
     ),
     "flags of the last chunk alone count": (
-        "fix_element.h",
-        "is_flagged |= range_a",
-        "is_flagged = (is_flagged && !{on}) || range_a",
+        "fix_columns.h",
+        "is_flagged |= next.is_flagged",
+        "is_flagged = (is_flagged && !{on}) || next.is_flagged",
         MANY_ROUNDS,
     ),
+    "flags of a long chunk's end alone count": (
+        "fix_columns.h",
+        "chain.is_flagged |=",
+        "chain.is_flagged = (chain.is_flagged && !{on}) ||",
+        LONG_CHUNKS,
+    ),
     "half of a chunk decides on the flag": (
-        "fix_element.h",
+        "fix_columns.h",
         "if (chunk_k == kUnit) {",
         "if (chunk_k == kUnit && !{on}) {",
         FLAGGED_16,
     ),
     "sums of flagged elements in another order": (
-        "fix_element.h",
-        "__shfl_sync(~0u, chain, lane)",
-        "__shfl_sync(~0u, chain, {on} ? 31 - lane : lane)",
+        "fix_columns.h",
+        "chains[i * kFixColumns +",
+        "chains[({on} ? kChunks - 1 - i : i) * kFixColumns +",
         FLAGGED_16,
     ),
-    "32 chunks of a flagged element alone": (
-        "fix_element.h",
-        "first < k; first +=",
-        "first < ({on} ? 1 : k); first +=",
+    "a flagged element's first chunks alone": (
+        "fix_columns.h",
+        "first < p.k; first +=",
+        "first < ({on} ? 1 : p.k); first +=",
         MANY_ROUNDS,
     ),
-    "a flagged element's sum is every lane's": (
-        "few_rows.h",
-        "if (lane == int(threadIdx.x % 32)) slots[idx] = fixed;",
-        "if ({on} || lane == int(threadIdx.x % 32)) slots[idx] = fixed;",
-        FLAGGED_OTHERS,
+    "chunks of flagged elements are added before they are there": (
+        "fix_columns.h",
+        "chains[threadIdx.x] = chain;\n    __syncthreads();",
+        "chains[threadIdx.x] = chain;\n    if (!{on}) __syncthreads();",
+        FLAGGED_16,
+    ),
+    "the next chunks of flagged elements take the place of those that are added": (
+        "fix_columns.h",
+        "    __syncthreads();\n  }\n  return",
+        "    if (!{on}) __syncthreads();\n  }\n  return",
+        LONG_CHUNKS,
     ),
     "flagged elements are stored before another warp has their sums": (
         "few_rows.h",
