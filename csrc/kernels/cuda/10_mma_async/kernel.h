@@ -3,11 +3,10 @@
 //
 // Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
-// matrix unit works on this one's. fp64 uses Hopper's m16n8k8, twice as fast there as m8n8k4, with the bits of a chain
-// of FMAs in the order of k: cuBLAS's speed. Where k is long, chunks of it go to blocks of their own, whose sums are
-// added in order, or a block adds one after the other to a total, in registers or, of some tiles, in C. Limits:
-// mma.sync reaches 62 % of what wgmma does on sm_90, other than in fp64. 16-bit operands that are not aligned to 16
-// bytes are repacked first, but in small products (10_mma_unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
+// matrix unit works on this one's. Where k is long, chunks of it go to blocks of their own, whose sums are added in
+// order, or a block adds one after the other to a total, in registers or, of some tiles, in C. Limits: mma.sync reaches
+// 62 % of what wgmma does on sm_90, other than in fp64, where it reaches cuBLAS's speed. 16-bit operands that are not
+// aligned to 16 bytes are repacked first, but in small products (unaligned.cu). Pipeline after NVIDIA's CUTLASS 2
 // (efficient_gemm.md).
 #pragma once
 
@@ -17,7 +16,7 @@
 #include "platform/async_tile.h"
 #include "platform/chunk_sums.h"
 #include "platform/divisor.h"
-#include "platform/mma.h"
+#include "platform/mma_16x8.h"
 #include "platform/strip.h"
 
 namespace tiledmm::gpu {
@@ -53,28 +52,6 @@ struct Config {
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
   static_assert(kStages >= 3, "one stage is read, one is filled, one is on its way");
 };
-
-// 16 x 8, of 8 words along k in every dtype.
-template <class T>
-TILEDMM_DEVICE void multiply(Acc<T> (&acc)[4], const typename WordOf<T>::Word (&a)[4],
-                             const typename WordOf<T>::Word (&b)[2]) {
-  if constexpr (sizeof(T) == 8) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+d"(acc[0]), "+d"(acc[1]), "+d"(acc[2]), "+d"(acc[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
-#else
-    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-      double sums[2] = {acc[2 * half], acc[2 * half + 1]};
-      TILEDMM_UNROLL for (int w = 0; w < 2; ++w) Mma<T>::multiply(sums, {a[2 * w + half]}, {b[w]});
-      acc[2 * half] = sums[0], acc[2 * half + 1] = sums[1];
-    }
-#endif
-  } else {
-    Mma<T>::multiply(acc, a, b);
-  }
-}
 
 // How the blocks share out the problem: the kernels' first parameter, as each line of constants that the first copy
 // waits for takes 0.1 us. Tiles go through groups of rows of tiles, so that those in flight share operands in cache.
@@ -135,24 +112,6 @@ struct WarpSums {
     warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
     warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
     clear();
-  }
-
-  // From one iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. They
-  // are 50 cycles after the instruction started, and those of a warp start 32 cycles apart, in order: a warp of four
-  // sums and more is always late enough (tests/csrc/kernels/gpu/test_device_code.py checks the order). One of fewer
-  // reads its sums here with other instructions than those of the matrix unit, and so waits for them; that makes ptxas
-  // give up its order of the loop, too, which costs large tiles 7 %. `zero` is 0, which the compiler must not know.
-  TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] void* smem, [[maybe_unused]] int zero) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (sizeof(T) == 8 && kFragsM * kFragsN < 4) {
-      int mixed = 0;
-      TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-        TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) mixed ^= __double2hiint(acc[i][j][0]);
-      }
-      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.shared.s32 [%1], %2;\n}" ::"r"(zero),
-                   "r"(uint32_t(__cvta_generic_to_shared(smem))), "r"(mixed));
-    }
-#endif
   }
 
   // Calls visit(i, j, e) for each sum of this lane.
@@ -233,7 +192,7 @@ struct WarpSums {
   }
   TILEDMM_DEVICE void multiply_row(int step, int i) {
     TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-      multiply<T>(acc[i][j], frag_a[step % kSetsA][i], frag_b[step % 2][j]);
+      multiply_16x8<T>(acc[i][j], frag_a[step % kSetsA][i], frag_b[step % 2][j]);
     }
   }
 
@@ -385,7 +344,7 @@ mma_async(Work work, FoldedProblem problem) {
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
       for (; k_tile < end; ++k_tile, stage = next(stage)) {
         multiply_k_tile(stage, copy);
-        sums.wait_for_sums(&smem, work.zero);
+        wait_for_sums<T>(sums.acc, &smem, work.zero);
       }
     };
 
@@ -404,7 +363,7 @@ mma_async(Work work, FoldedProblem problem) {
               multiply_k_tile(
                   stage, [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
             }
-            sums.wait_for_sums(&smem, work.zero);
+            wait_for_sums<T>(sums.acc, &smem, work.zero);
           }
           // The tiles behind the last full turn, or those of a chunk before its first one.
           const int first_turn = k_tile + kStages - stage;

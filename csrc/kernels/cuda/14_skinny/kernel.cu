@@ -1,4 +1,4 @@
-// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, sm_80 and later.
+// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 16; sm_80 and later.
 //
 // The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
 // memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
@@ -16,14 +16,17 @@
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 #include "platform/chunk_sums.h"
-#include "platform/mma.h"
+#include "platform/mma_16x8.h"
 
 namespace tiledmm::gpu {
 namespace {
 
 constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
-static_assert(kChunkUnit % skinny_block_k(8) == 0, "a chunk of the order of summation ends with a k tile");
+template <class T>
+inline constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;  // as plans tell dtypes apart
+static_assert(kChunkUnit % skinny_block_k(DType::f16, 8) == 0 && kChunkUnit64 % skinny_block_k(DType::f64, 8) == 0,
+              "a chunk of the order of summation ends with a k tile");
 
 // Threads of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
@@ -32,7 +35,8 @@ constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads +
 struct Work {
   SkinnyPlan plan;
   int width_a, width_b;  // bytes of one copy: 16, 8 or 4; 2 where elements have to be gathered
-  float* partials;       // as ChunkSums has them, null where a block computes all of k
+  void* partials;        // as ChunkSums has them, null where a block computes all of k
+  int zero;              // always
 };
 
 // What a block computes at a time.
@@ -94,8 +98,8 @@ TILEDMM_OUT_OF_LINE void copy_edge_chunks(char* to, int step_to, const T* from, 
       copy_chunk<16>(to, from, valid);
     } else if (width == 8) {
       copy_chunk<8>(to, from, valid);
-    } else if (width == 4) {
-      copy_chunk<4>(to, from, valid);
+    } else if (sizeof(T) < 8 && width == 4) {
+      if constexpr (sizeof(T) < 8) copy_chunk<4>(to, from, valid);
     } else {
       gather_chunks<2>(to, step_to, from, step, stride, num_chunks - i, num_inside - i, inside);
     }
@@ -127,7 +131,7 @@ struct TileCopier {
     step_far = kCopyThreads / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
     first_far = thread_idx() / chunks_per_row;
-    const int row_bytes = skinny_row_bytes(IS_K_MAJOR, block_mn, BLOCK_K);
+    const int row_bytes = skinny_row_bytes(kDType<T>, IS_K_MAJOR, block_mn, BLOCK_K);
     first_to = first_far * row_bytes + close * int(sizeof(T));
     step_to = step_far * row_bytes;
     step = step_far * stride_far();
@@ -174,7 +178,7 @@ struct TileCopier {
       const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
       const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
       // No copy ends within the operand's memory: memcheck does not see that it reads no further.
-      const int whole_width = inside % (width / int(sizeof(T))) == 0 ? width : 2;
+      const int whole_width = inside % max_of(width / int(sizeof(T)), 1) == 0 ? width : 2;
       copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, whole_width);
     }
     from += tile_step;
@@ -199,18 +203,19 @@ struct Ring {
 };
 
 // Where elements of a tile lie in shared memory, [mn][k] or [k][mn], in bytes.
-template <bool IS_K_MAJOR>
+template <class T, bool IS_K_MAJOR>
 struct TileLayout {
+  using Word = typename WordOf<T>::Word;
   int row_bytes;
 
   TILEDMM_DEVICE int offset(int mn, int k) const {
-    return IS_K_MAJOR ? mn * row_bytes + k * 2 : k * row_bytes + mn * 2;
+    return IS_K_MAJOR ? mn * row_bytes + k * int(sizeof(T)) : k * row_bytes + mn * int(sizeof(T));
   }
-  // The elements (mn, k) and (mn, k + 1).
-  TILEDMM_DEVICE uint32_t load_word(const char* tile, int mn, int k) const {
-    const char* from = tile + offset(mn, k);
-    if constexpr (IS_K_MAJOR) {
-      return load_shared(reinterpret_cast<const uint32_t*>(from));
+  // Word number `word` along k.
+  TILEDMM_DEVICE Word load_word(const char* tile, int mn, int word) const {
+    const char* from = tile + offset(mn, word * WordOf<T>::kElements);
+    if constexpr (IS_K_MAJOR || sizeof(Word) == sizeof(T)) {
+      return load_shared(reinterpret_cast<const Word*>(from));
     } else {
       const uint32_t low = load_shared(reinterpret_cast<const uint16_t*>(from));
       return low | uint32_t(load_shared(reinterpret_cast<const uint16_t*>(from + row_bytes))) << 16;
@@ -229,20 +234,23 @@ struct TileLayout {
 // The sums of one warp: 16 columns of C for FRAGS times 8 rows.
 template <class T, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct WarpSums {
-  using M = Mma<T>;
-  static_assert(M::kM == kGroup && M::kN == 8 && M::kElementsK == 16, "mma.sync m16n8k16, or the host's");
+  using L = LayoutM16N8;
+  using Word = typename WordOf<T>::Word;
+  static_assert(L::kM == kGroup && L::kN == 8);
+  static constexpr int kStepK = L::kWordsK * WordOf<T>::kElements;
+  static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
   using Stage = WarpStage<T, 8 * FRAGS, kGroup>;
 
-  float acc[FRAGS][M::kAccs];    // of this chunk
-  float total[FRAGS][M::kAccs];  // of the chunks before
-  TileLayout<IS_A_K_MAJOR> tile_a;
-  TileLayout<IS_B_K_MAJOR> tile_b;
+  Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk
+  Acc<T> total[FRAGS][L::kAccs];   // of the chunks before
+  TileLayout<T, IS_A_K_MAJOR> tile_a;
+  TileLayout<T, IS_B_K_MAJOR> tile_b;
   int col;  // within the block tile
   int lane = thread_idx() % 32, lane_a, lane_b;
 
   TILEDMM_DEVICE WarpSums(int block_n, int col)
-      : tile_a{skinny_row_bytes(IS_A_K_MAJOR, 8 * FRAGS, BLOCK_K)},
-        tile_b{skinny_row_bytes(IS_B_K_MAJOR, block_n, BLOCK_K)},
+      : tile_a{skinny_row_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, BLOCK_K)},
+        tile_b{skinny_row_bytes(kDType<T>, IS_B_K_MAJOR, block_n, BLOCK_K)},
         col(col) {
     lane_a = tile_a.lane_offset(FRAGS == 1 ? decltype(tile_a)::Order::k_only : decltype(tile_a)::Order::k_first);
     lane_b = tile_b.lane_offset(decltype(tile_b)::Order::mn_first) + tile_b.offset(col, 0);
@@ -250,33 +258,35 @@ struct WarpSums {
 
   template <class Visit>
   TILEDMM_DEVICE void for_each(const Visit& visit) {
-    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) { TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) visit(f, e); }
+    TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) { TILEDMM_UNROLL for (int e = 0; e < L::kAccs; ++e) visit(f, e); }
   }
   TILEDMM_DEVICE void clear() {
-    for_each([&](int f, int e) { acc[f][e] = 0; });
+    for_each([&](int f, int e) { acc[f][0][e] = 0; });
   }
   // The end of a chunk: `acc` starts anew, or, after the last one, becomes the total.
   TILEDMM_DEVICE void add_to_total(bool is_first, bool is_last) {
     for_each([&](int f, int e) {
-      total[f][e] = is_first ? acc[f][e] : total[f][e] + acc[f][e];
-      acc[f][e] = is_last ? total[f][e] : 0;
+      total[f][e] = is_first ? acc[f][0][e] : total[f][e] + acc[f][0][e];
+      acc[f][0][e] = is_last ? total[f][e] : 0;
     });
   }
 
   // Fragments of a few steps of the instruction along k; those after them are loaded while these are multiplied.
-  static constexpr int kSteps = FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1, kParts = BLOCK_K / 16 / kSteps;
-  static_assert(M::kElementsK == 16 && kParts % 2 == 0, "the two sets of fragments take turns");
+  static constexpr int kSteps = sizeof(T) == 8 ? (FRAGS == 1 ? 2 : 1) : FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1;
+  static constexpr int kParts = BLOCK_K / kStepK / kSteps;
+  static_assert(kParts % 2 == 0, "the two sets of fragments take turns");
   struct Fragments {
-    uint32_t a[kSteps][FRAGS][M::kWordsB], b[kSteps][M::kWordsA];
+    Word a[kSteps][FRAGS][L::kWordsB], b[kSteps][L::kWordsA];
   };
 
   // Those of a k tile from its part `part` on.
   TILEDMM_DEVICE void load_fragments(const char* smem_a, const char* smem_b, int part, Fragments& frags) const {
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      const int k = (part * kSteps + s) * 16;
+      const int step = part * kSteps + s;
       auto& a = frags.a[s];
       auto& b = frags.b[s];
-      if constexpr (kHasLdmatrix) {
+      if constexpr (kUsesLdmatrix) {
+        const int k = step * kStepK;
         ldmatrix<!IS_B_K_MAJOR>(smem_b + lane_b + tile_b.offset(0, k), b[0], b[1], b[2], b[3]);
         if constexpr (FRAGS > 1) {
           TILEDMM_UNROLL for (int f = 0; f < FRAGS; f += 2) {
@@ -288,12 +298,12 @@ struct WarpSums {
           ldmatrix<!IS_A_K_MAJOR>(smem_a + lane_a + tile_a.offset(0, k), a[0][0], a[0][1], odd[0], odd[1]);
         }
       } else {
-        TILEDMM_UNROLL for (int w = 0; w < M::kWordsA; ++w) {
-          b[w] = tile_b.load_word(smem_b, col + M::a_row(lane, w), k + 2 * M::a_word(lane, w));
+        TILEDMM_UNROLL for (int w = 0; w < L::kWordsA; ++w) {
+          b[w] = tile_b.load_word(smem_b, col + L::a_row(lane, w), step * L::kWordsK + L::a_word(lane, w));
         }
         TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-          TILEDMM_UNROLL for (int w = 0; w < M::kWordsB; ++w) {
-            a[f][w] = tile_a.load_word(smem_a, 8 * f + M::b_col(lane, w), k + 2 * M::b_word(lane, w));
+          TILEDMM_UNROLL for (int w = 0; w < L::kWordsB; ++w) {
+            a[f][w] = tile_a.load_word(smem_a, 8 * f + L::b_col(lane, w), step * L::kWordsK + L::b_word(lane, w));
           }
         }
       }
@@ -302,13 +312,14 @@ struct WarpSums {
 
   TILEDMM_DEVICE void multiply(const Fragments& frags) {
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) M::multiply(acc[f], frags.b[s], frags.a[s][f]);
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) multiply_16x8<T>(acc[f][0], frags.b[s], frags.a[s][f]);
     }
   }
 
   // To C, or to the partial sums.
-  TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t col, float* partials, Stage& stage) {
-    for_each([&](int f, int e) { store_shared(&stage.acc[8 * f + M::c_col(lane, e)][M::c_row(lane, e)], acc[f][e]); });
+  TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t col, Acc<T>* partials, Stage& stage) {
+    for_each(
+        [&](int f, int e) { store_shared(&stage.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
     if (!partials) return stage.store(gemm, 0, 1, col);
     warp_barrier();
     for (int idx = lane; idx < 8 * FRAGS * kGroup; idx += 32) {
@@ -325,14 +336,13 @@ struct WarpSums {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
-  constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kElements = Chunk<T>::kElements;
   const int num_threads = num_skinny_threads(plan);
-  constexpr int kMaxChunksA = 8 * FRAGS * kBlockK / 8 / kCopyThreads;
-  constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / 8 / kCopyThreads + 1;
-  static_assert(kMaxChunksA * kCopyThreads * 8 == 8 * FRAGS * kBlockK, "every thread copies as much of the few rows");
+  constexpr int kMaxChunksA = int(ceil_div(8 * FRAGS * kBlockK, kElements * kCopyThreads));
+  constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / kElements / kCopyThreads + 1;
   TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, work.width_a);
   TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, work.width_b);
-  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
+  const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
   int64_t unit_idx = block_idx(), left_k = 0;
   int tile = 0, num_ahead = 0;
@@ -374,16 +384,16 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
-  constexpr int kBlockK = skinny_block_k(8 * FRAGS);
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS);
   using Sums = WarpSums<T, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
   const int num_threads = num_skinny_threads(plan);
   const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
   auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
-  const int tile_a_bytes = skinny_tile_bytes(IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
+  const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(problem.chunk_k / kBlockK);
-  const char* const stages = opaque(smem);  // as in copy_tiles
+  const char* const stages = sizeof(T) == 2 ? opaque(smem) : smem;  // for ldmatrix, as in copy_tiles
   Ring ring(plan.num_stages);
   Sums sums(plan.groups * kGroup, col);
   typename Sums::Fragments frags[2];
@@ -410,6 +420,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
         }
         sums.multiply(frags[part % 2]);
       }
+      wait_for_sums<T>(sums.acc, smem, work.zero);
       if (adds_chunks) {
         const bool is_last = tile + 1 == unit.num_tiles;
         if (++in_chunk == chunk_tiles || is_last) {
@@ -419,7 +430,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
       }
     }
     const GemmProblem gemm = item_of<true>(problem, unit.batch_idx);
-    float* partials = work.partials;
+    auto* partials = static_cast<Acc<T>*>(work.partials);
     if (partials) partials += (unit.batch_idx * plan.num_chunks + unit.chunk) * gemm.m * gemm.n;
     sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
   }
@@ -444,6 +455,15 @@ Status launch_work(const FoldedProblem& problem, const Work& work, const Executo
                       size_t(work.plan.shared_bytes), executor, work, blocks, problem);
 }
 
+// More rows than fp64 is served with.
+template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+Status launch_more_rows(const FoldedProblem& problem, const Work& work, const Executor& executor) {
+  if constexpr (8 * FRAGS <= skinny_max_m(kDType<T>))
+    return launch_work<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, executor);
+  else
+    return Status::unsupported;
+}
+
 template <class T>
 Status launch_layouts(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
@@ -454,20 +474,20 @@ Status launch_layouts(const FoldedProblem& problem, const Work& work, const Exec
       case 16:
         return launch_work<T, 2, kA, kB>(problem, work, executor);
       case 32:
-        return launch_work<T, 4, kA, kB>(problem, work, executor);
+        return launch_more_rows<T, 4, kA, kB>(problem, work, executor);
       default:
-        return launch_work<T, 8, kA, kB>(problem, work, executor);
+        return launch_more_rows<T, 8, kA, kB>(problem, work, executor);
     }
   });
 }
 
 template <class T>
 Status launch(const FoldedProblem& problem, Work& work, const Executor& executor) {
-  ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
+  ChunkSums<Acc<T>> chunk_sums(problem, problem.gemm.n, executor);
   if (work.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;
   const Status status = launch_layouts<T>(problem, work, executor);
-  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.add<T>() : status;
+  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.template add<T>() : status;
 }
 
 }  // namespace
@@ -479,8 +499,10 @@ Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executo
   work.width_a = own.width_a;
   work.width_b = own.width_b;
   work.plan = own.plan;
-  return problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)
-                                          : launch<BFloat16>(problem, work, executor);
+  const DType dtype = problem.gemm.dtype;
+  return dtype == DType::f64   ? launch<double>(problem, work, executor)
+         : dtype == DType::f16 ? launch<Half>(problem, work, executor)
+                               : launch<BFloat16>(problem, work, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -7,17 +7,21 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "core/summation.h"
 #include "core/transposed.h"
 
 namespace tiledmm {
 
-inline constexpr int kSkinnyMaxM = 64;
+// Rows of few rows. In fp64 the sums of more take the matrix unit longer than tiles of rung 10 do.
+constexpr int skinny_max_m(DType dtype) { return dtype == DType::f64 ? 16 : 64; }
 inline constexpr int kSkinnyGroup = 16;               // columns of C of one warp: what a matrix instruction takes
 inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
 // Whether C^T = B^T A^T is computed instead: the larger operand streams.
-constexpr bool exchanges_operands(int64_t m, int64_t n) { return m > kSkinnyMaxM || (n <= kSkinnyMaxM && n < m); }
+constexpr bool exchanges_operands(DType dtype, int64_t m, int64_t n) {
+  return m > skinny_max_m(dtype) || (n <= skinny_max_m(dtype) && n < m);
+}
 
 // The chunks' sums take so much memory at most: a result beyond that has enough units without splitting k.
 inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
@@ -33,22 +37,43 @@ struct SkinnyPlan {
 
 // Rows of the few in a block: whole fragments.
 constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-constexpr int skinny_block_k(int block_m) { return block_m <= 16 ? 256 : 128; }
+constexpr int skinny_block_k(DType dtype, int block_m) {
+  return dtype == DType::f64 ? int(kChunkUnit64) : block_m <= 16 ? 256 : 128;
+}
 // Warps that multiply in one block, as far as registers go.
 constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
-// Rows of a tile in shared memory lie an odd number of 16 bytes apart: without bank conflicts.
-constexpr int skinny_row_bytes(bool is_k_major, int block_mn, int block_k) {
-  return ((is_k_major ? block_k : block_mn) / 8 | 1) * 16;
+// Rows of a tile in shared memory lie an odd number of 16 bytes apart, in fp64 of 32: without bank conflicts.
+constexpr int skinny_row_bytes(DType dtype, bool is_k_major, int block_mn, int block_k) {
+  const int bytes = (is_k_major ? block_k : block_mn) * int(size_of(dtype));
+  return dtype == DType::f64 ? bytes + 32 : (bytes / 16 | 1) * 16;
 }
-constexpr int skinny_tile_bytes(bool is_k_major, int block_mn, int block_k) {
-  return skinny_row_bytes(is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
+constexpr int skinny_tile_bytes(DType dtype, bool is_k_major, int block_mn, int block_k) {
+  return skinny_row_bytes(dtype, is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
 }
 
 // What the model below reads, of the problem as the kernel sees it: m is the few rows.
 struct SkinnyProblem {
+  DType dtype;
   int64_t m, n, k, chunk_k, batch;
   bool is_a_k_major, is_b_k_major;
 };
+
+// Microseconds in fp64.
+inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
+                                     int copy_width) {
+  const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
+  const double tiles = double(max_of(1, ceil_div(int64_t(k), kChunkUnit64)));
+  const double bytes_a = 8 * k * double(problem.m);
+  const double bytes_b = 8 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
+  const double chain = tiles * (problem.m <= 8 ? 0.14 : 0.17) * (copy_width == 16 ? 1 : 1.5);
+  const double copies = (bytes_a + bytes_b) / 50e3;
+  const double unit = 0.3 + (chain > copies ? chain : copies);
+  const double shared = bytes_b / 4e6 + bytes_a / 6e6;
+  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
+  const int64_t rest = plan.num_units % num_sms;
+  const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
+  return 5.5 + rounds + (plan.splits_chunks ? 3.5 : 0);
+}
 
 // Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
 // units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.
@@ -56,7 +81,8 @@ struct SkinnyProblem {
 // batch.
 inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
                                  int copy_width = 16) {
-  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
+  if (problem.dtype == DType::f64) return model_microseconds_f64(problem, plan, num_sms, copy_width);
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(problem.dtype, block_m);
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double tiles = double(max_of(1, ceil_div(int64_t(k), block_k)));
   const double bytes_a = 2 * k * double(problem.m);
@@ -82,17 +108,20 @@ template <class Visit>
 void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes, const Visit& visit) {
   const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
   const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
-  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(block_m);
-  const double partial_bytes = 4.0 * double(chunks) * double(problem.batch) * double(problem.m) * double(problem.n);
+  const DType dtype = problem.dtype;
+  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(dtype, block_m);
+  const int sum_bytes = dtype == DType::f64 ? 8 : 4;
+  const double partial_bytes =
+      double(sum_bytes) * double(chunks) * double(problem.batch) * double(problem.m) * double(problem.n);
   const bool may_split = chunks > 1 && partial_bytes <= double(kSkinnyMaxPartialBytes);
   for (int splits = 0; splits <= int(may_split); ++splits) {
     for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
-      plan.stage_bytes = skinny_tile_bytes(problem.is_a_k_major, block_m, block_k) +
-                         skinny_tile_bytes(problem.is_b_k_major, groups * kSkinnyGroup, block_k);
-      const int fixed = groups * block_m * (kSkinnyGroup + 4) * 4;  // C on its way out
+      plan.stage_bytes = skinny_tile_bytes(dtype, problem.is_a_k_major, block_m, block_k) +
+                         skinny_tile_bytes(dtype, problem.is_b_k_major, groups * kSkinnyGroup, block_k);
+      const int fixed = groups * block_m * (kSkinnyGroup + 4) * sum_bytes;  // C on its way out
       for (const int stages : kSkinnyStages) {
         if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
       }
@@ -128,13 +157,13 @@ struct SkinnyLaunch {
 
 // Its problem as the kernel sees it; the plan is left to be chosen.
 inline SkinnyLaunch describe_skinny(const FoldedProblem& given, SkinnyProblem& shape) {
-  SkinnyLaunch launch{exchanges_operands(given.gemm.m, given.gemm.n), 0, 0, {}};
+  SkinnyLaunch launch{exchanges_operands(given.gemm.dtype, given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
-  shape = {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  shape = {p.dtype, p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
   return launch;
 }
 

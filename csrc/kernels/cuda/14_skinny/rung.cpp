@@ -13,8 +13,10 @@ namespace {
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (problem.gemm.row_sums) return "it does not sum rows";
-  if (size_of(problem.gemm.dtype) != 2) return "it serves fp16 and bf16";
-  if (min_of(problem.gemm.m, problem.gemm.n) > kSkinnyMaxM) return "it serves up to 64 rows or columns";
+  const DType dtype = problem.gemm.dtype;
+  if (dtype == DType::f32) return "it serves fp16, bf16 and fp64";
+  if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
+    return dtype == DType::f64 ? "in fp64 it serves up to 16 rows or columns" : "it serves up to 64 rows or columns";
   return nullptr;
 }
 
@@ -38,7 +40,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
   fields.add_tile("block", block_m, own.plan.groups * kSkinnyGroup);
-  fields.add("block_k", skinny_block_k(block_m));
+  fields.add("block_k", skinny_block_k(problem.gemm.dtype, block_m));
   fields.add("stages", own.plan.num_stages);
   fields.add("split_k", own.plan.num_chunks);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));

@@ -45,8 +45,8 @@ LIKE_OTHERS = (
 )
 FP16 = {
     "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
-    "kernels/cuda/14_skinny/kernel.cu": "problem.gemm.dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
-    "                                          : ",
+    "kernels/cuda/14_skinny/kernel.cu": "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
+    "                               : ",
 }
 # For sm_90a, tiles that lie between others of their file.
 BETWEEN = {
@@ -284,8 +284,8 @@ def test_sums_of_fp64_are_written_before_they_are_read(tmp_path):
     if not NVCC or not CUOBJDUMP:
         pytest.skip("there is no nvcc or no cuobjdump")
     command = [*gpu_objects.nvcc_command(NVCC, ["9.0a"], werror=True), f"-I{gpu_objects.CSRC}", "-c"]
-    sources, sass = gpu_objects.CSRC.glob("kernels/cuda/10_mma_async/instances_f64_*.cu"), ""
-    for source in sources:
+    kernels, sass = gpu_objects.CSRC / "kernels/cuda", ""
+    for source in [*kernels.glob("10_mma_async/instances_f64_*.cu"), kernels / "14_skinny/kernel.cu"]:
         target = tmp_path / gpu_objects.object_name(source)
         subprocess.run([*command, source, "-o", target], check=True)
         sass += subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True).stdout
