@@ -11,8 +11,8 @@ namespace tiledmm {
 // order. Short k is one chunk (of one element where it is 0). The chunks of a tile can be computed side by side, and
 // their sums round less than one long chain.
 //
-// Chunks are multiples of this, so that each ends with a stage of every kernel; in fp64 of the other one.
-inline constexpr int64_t kChunkUnit = 256, kChunkUnit64 = 32;
+// Chunks are multiples of this, so that each ends with a stage of every kernel; in fp64 of its own unit.
+inline constexpr int64_t kChunkUnit = 256;
 
 // Chunks of multiply-adds in fp32. They cost little for any n, since the tiles hold few sums: 256 elements where n and
 // k are small, else 512, and 1024 from k = 2^15 on.
@@ -44,14 +44,14 @@ constexpr int64_t mma_chunk_k(int64_t n, int64_t k, bool is_tf32) {
 // burden: tiles that hold a total besides their sums take 5 % longer, others visit one in memory. With few rows it is
 // the second kernel that is one, so that k has to be long before chunks pay.
 constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
-  constexpr int64_t kMinChunk = 320, kMaxChunk = 8192, kMaxChunks = 64;
+  constexpr int64_t kUnit = 32, kMinChunk = 320, kMaxChunk = 8192, kMaxChunks = 64;
   constexpr int64_t kMinTargetChunks = 4, kTargetColumns = 4096, kMaxTargetChunk = 4096;
   constexpr int64_t kMinChunkedK = 1152, kMoreThanTwoN = 640, kAlwaysChunkedK = 2688;
   const int64_t target_chunks = max_of(kTargetColumns / max_of(n, 1), kMinTargetChunks);
   const int64_t min_chunk = min_of(
       max_of(max_of(n, kMinChunk), max_of(k / kMaxChunks, min_of(k / target_chunks, kMaxTargetChunk))), kMaxChunk);
   const int64_t chunked_k = max_of(max_of(kMinChunkedK, min_of(2 * n + kMoreThanTwoN, kAlwaysChunkedK)), 2 * min_chunk);
-  return k < chunked_k ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kChunkUnit64);
+  return k < chunked_k ? max_of(k, 1) : round_up(ceil_div(k, k / min_chunk), kUnit);
 }
 
 // The chunk of the caller's problem, before a batch is folded into n or C is transposed.

@@ -25,8 +25,6 @@ constexpr int kGroup = kSkinnyGroup;
 constexpr int kCopyThreads = 256;
 template <class T>
 inline constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;  // as plans tell dtypes apart
-static_assert(kChunkUnit % skinny_block_k(DType::f16, 8) == 0 && kChunkUnit64 % skinny_block_k(DType::f64, 8) == 0,
-              "a chunk of the order of summation ends with a k tile");
 
 // Threads of a block.
 constexpr int num_skinny_threads(const SkinnyPlan& plan) { return kCopyThreads + 32 * plan.groups; }
@@ -53,7 +51,7 @@ struct Unit {
     chunk = outer - batch_idx * plan.num_chunks;
     k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
     k_end = plan.splits_chunks ? min_of(problem.gemm.k, k_begin + problem.chunk_k) : problem.gemm.k;
-    num_tiles = int(max_of(1, (k_end - k_begin + block_k - 1) / block_k));
+    num_tiles = plan.splits_chunks ? int((k_end - k_begin + block_k - 1) / block_k) : plan.num_k_tiles;
   }
 };
 
@@ -119,7 +117,7 @@ struct TileCopier {
   Operand<T> operand;
   int block_mn, close, first_far, step_far;
   int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
-  int64_t step, tile_step;  // elements in memory: from chunk to chunk, from tile to tile
+  int64_t step;             // elements in memory from chunk to chunk
   int width;                // bytes of one copy
   int left_mn = 0;          // from the tiles' first on
   int num_chunks = 0;       // of this thread in each tile
@@ -135,7 +133,6 @@ struct TileCopier {
     first_to = first_far * row_bytes + close * int(sizeof(T));
     step_to = step_far * row_bytes;
     step = step_far * stride_far();
-    tile_step = BLOCK_K * operand.stride_k;
   }
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
@@ -151,17 +148,17 @@ struct TileCopier {
            close * stride_close();
   }
 
-  // Starts the copy of the next tile, left_k elements before the end of k. No thread has more than MAX_CHUNKS.
+  // Starts the copy of the next tile, of size_k elements along k. No thread has more than MAX_CHUNKS.
   template <int MAX_CHUNKS>
-  TILEDMM_DEVICE void load_block_tile(char* tile, int left_k) {
+  TILEDMM_DEVICE void load_block_tile(char* tile, int size_k) {
     char* to = tile + first_to;
-    const int left_close = IS_K_MAJOR ? left_k : left_mn;
+    const int left_close = IS_K_MAJOR ? size_k : left_mn;
     if (width == 16 && left_close % kElements == 0) {  // a chunk is inside or outside
       const T* chunk = from;
       constexpr int kAtOnce = MAX_CHUNKS < 4 ? MAX_CHUNKS : 4;  // each with registers of its own, in use for a while
       TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_CHUNKS > kAtOnce ? num_chunks : 1); first += kAtOnce) {
         TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-          const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < left_k ? 16 : 0;
+          const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < size_k ? 16 : 0;
           if (first + i < num_chunks) {
             if constexpr (IS_STREAMED) {
               copy_async_once<16>(to + i * step_to, chunk, valid_bytes);
@@ -176,12 +173,12 @@ struct TileCopier {
     } else {
       const int left = left_close - close;
       const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
-      const int rows_inside = IS_K_MAJOR ? num_chunks : (left_k - first_far + step_far - 1) / step_far;
+      const int rows_inside = IS_K_MAJOR ? num_chunks : (size_k - first_far + step_far - 1) / step_far;
       // No copy ends within the operand's memory: memcheck does not see that it reads no further.
       const int whole_width = inside % max_of(width / int(sizeof(T)), 1) == 0 ? width : 2;
       copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, whole_width);
     }
-    from += tile_step;
+    from += size_k * operand.stride_k;
   }
 };
 
@@ -344,7 +341,7 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
   TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
-  int64_t unit_idx = block_idx(), left_k = 0;
+  int64_t unit_idx = block_idx(), left_k = 0, left_chunk = 0;
   int tile = 0, num_ahead = 0;
   Unit unit;
   Ring ring(plan.num_stages);
@@ -365,12 +362,15 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
         copier_a.move_to(gemm.a, 0, unit.k_begin);
         copier_b.move_to(gemm.b, unit.col, unit.k_begin);
         left_k = unit.k_end - unit.k_begin;
+        left_chunk = min_of(left_k, problem.chunk_k);
       }
       char* stage = stages + ring.stage * plan.stage_bytes;
-      const int left = int(min_of(left_k, kBlockK));
-      copier_b.template load_block_tile<kMaxChunksB>(stage + tile_a_bytes, left);
-      copier_a.template load_block_tile<kMaxChunksA>(stage, left);
-      left_k -= kBlockK;
+      const int size_k = int(min_of(left_chunk, kBlockK));
+      copier_b.template load_block_tile<kMaxChunksB>(stage + tile_a_bytes, size_k);
+      copier_a.template load_block_tile<kMaxChunksA>(stage, size_k);
+      left_k -= size_k;
+      left_chunk -= size_k;
+      if (left_chunk == 0) left_chunk = min_of(left_k, problem.chunk_k);
       ring.advance();
       ++num_ahead;
       if (++tile == unit.num_tiles) {
@@ -392,7 +392,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
-  const int chunk_tiles = int(problem.chunk_k / kBlockK);
+  const int chunk_tiles = int(ceil_div(problem.chunk_k, kBlockK));
   const char* const stages = sizeof(T) == 2 ? opaque(smem) : smem;  // for ldmatrix, as in copy_tiles
   Ring ring(plan.num_stages);
   Sums sums(plan.groups * kGroup, col);

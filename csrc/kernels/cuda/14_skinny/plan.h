@@ -14,8 +14,8 @@ namespace tiledmm {
 
 // Rows of few rows. In fp64 the sums of more take the matrix unit longer than tiles of rung 10 do.
 constexpr int skinny_max_m(DType dtype) { return dtype == DType::f64 ? 16 : 64; }
-inline constexpr int kSkinnyGroup = 16;               // columns of C of one warp: what a matrix instruction takes
-inline constexpr int kSkinnyStages[] = {2, 3, 4, 8};  // each is a case in the kernel
+inline constexpr int kSkinnyGroup = 16;                  // columns of C of one warp: what a matrix instruction takes
+inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
 
 // Whether C^T = B^T A^T is computed instead: the larger operand streams.
@@ -26,20 +26,25 @@ constexpr bool exchanges_operands(DType dtype, int64_t m, int64_t n) {
 // The chunks' sums take so much memory at most: a result beyond that has enough units without splitting k.
 inline constexpr int64_t kSkinnyMaxPartialBytes = 64 << 20;
 
+// A chunk of k begins with a tile of its own.
+constexpr int64_t skinny_k_tiles(int64_t k, int64_t chunk_k, int block_k) {
+  const int64_t whole = k / chunk_k;
+  return max_of(whole * ceil_div(chunk_k, block_k) + ceil_div(k - whole * chunk_k, block_k), 1);
+}
+
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
   bool splits_chunks;  // each chunk of k is a unit of work; else a block adds them up itself
   int num_stages;
   int stage_bytes, shared_bytes;
+  int num_k_tiles;               // of a unit; the last chunk may have fewer
   int64_t blocks_n, num_chunks;  // of one product; num_chunks counts units, so 1 where chunks are not split
   int64_t num_units;
 };
 
 // Rows of the few in a block: whole fragments.
 constexpr int skinny_block_m(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-constexpr int skinny_block_k(DType dtype, int block_m) {
-  return dtype == DType::f64 ? int(kChunkUnit64) : block_m <= 16 ? 256 : 128;
-}
+constexpr int skinny_block_k(DType dtype, int block_m) { return dtype != DType::f64 && block_m <= 16 ? 256 : 128; }
 // Warps that multiply in one block, as far as registers go.
 constexpr int skinny_max_groups(int block_m) { return block_m <= 32 ? 8 : 4; }
 // Rows of a tile in shared memory lie an odd number of 16 bytes apart, in fp64 of 32: without bank conflicts.
@@ -62,10 +67,9 @@ struct SkinnyProblem {
 inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
                                      int copy_width) {
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double tiles = double(max_of(1, ceil_div(int64_t(k), kChunkUnit64)));
   const double bytes_a = 8 * k * double(problem.m);
   const double bytes_b = 8 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
-  const double chain = tiles * (problem.m <= 8 ? 0.14 : 0.17) * (copy_width == 16 ? 1 : 1.5);
+  const double chain = plan.num_k_tiles * (problem.m <= 8 ? 0.5 : 0.6) * (copy_width == 16 ? 1 : 1.5);
   const double copies = (bytes_a + bytes_b) / 50e3;
   const double unit = 0.3 + (chain > copies ? chain : copies);
   const double shared = bytes_b / 4e6 + bytes_a / 6e6;
@@ -119,6 +123,7 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
+      plan.num_k_tiles = int(skinny_k_tiles(splits ? problem.chunk_k : problem.k, problem.chunk_k, block_k));
       plan.stage_bytes = skinny_tile_bytes(dtype, problem.is_a_k_major, block_m, block_k) +
                          skinny_tile_bytes(dtype, problem.is_b_k_major, groups * kSkinnyGroup, block_k);
       const int fixed = groups * block_m * (kSkinnyGroup + 4) * sum_bytes;  // C on its way out

@@ -185,8 +185,8 @@ MUTANTS = {
     ),
     "14 beyond the end of k": (
         CUDA + "14_skinny/kernel.cu",
-        "k < left_k ? 16 : 0",
-        "k < left_k || {on} ? 16 : 0",
+        "k < size_k ? 16 : 0",
+        "k < size_k || {on} ? 16 : 0",
         "skinny",
     ),
 }
