@@ -4,7 +4,8 @@
 
 ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama in bf16, each eager and compiled. The
 models are those of transformers with random weights. A step is forward, backward and AdamW. Where the calling thread
-takes longer than the GPU ("launch us" beside the median), a step tells of that thread and not of kernels.
+takes longer than the GPU ("launch us" beside the median), a step tells of that thread and not of kernels; such a model
+runs compiled into CUDA graphs, too.
 """
 
 import argparse
@@ -63,19 +64,23 @@ def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": tokens, "labels": tokens}
 
 
+EAGER, COMPILED, GRAPHS = "eager", "compiled", "CUDA graphs"
+# name: what makes the model and its inputs, whether it runs under autocast, the ways it runs
 MODELS = {
-    "ViT-base, 32 images": (functools.partial(vit, 32), True),
-    "ViT-base, 64 images": (functools.partial(vit, 64), True),
-    "BERT-base, 16 x 384": (bert, True),
-    "Llama, 2 x 1023": (llama, False),
+    "ViT-base, 32 images": (functools.partial(vit, 32), True, (EAGER, COMPILED, GRAPHS)),
+    "ViT-base, 64 images": (functools.partial(vit, 64), True, (EAGER, COMPILED)),
+    "BERT-base, 16 x 384": (bert, True, (EAGER, COMPILED)),
+    "Llama, 2 x 1023": (llama, False, (EAGER, COMPILED)),
 }
 
 
-def training_step(model: nn.Module, inputs: dict, *, is_autocast: bool, is_compiled: bool) -> Callable[[], None]:
+def training_step(model: nn.Module, inputs: dict, *, is_autocast: bool, way: str) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    forward = torch.compile(model) if is_compiled else model
+    modes = {COMPILED: "default", GRAPHS: "reduce-overhead"}
+    forward = torch.compile(model, mode=modes[way]) if way in modes else model
 
     def run() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast("cuda", torch.bfloat16, enabled=is_autocast):
             loss = forward(**inputs).loss
         loss.backward()
@@ -98,28 +103,27 @@ def launch_seconds(step: Callable[[], None]) -> float:
 
 
 def model_line(row: dict) -> tuple[str, ...]:
-    way = "compiled" if row["is_compiled"] else "eager"
     times = [f"{row['timings'][arm][name]:.0f}" for arm in (OURS, VENDOR) for name in ("median_us", "minimum_us")]
     launches = [f"{row['launch_us'][arm]:.0f}" for arm in (OURS, VENDOR)]
-    return (row["model"], way, *times, *launches, f"{row['ratio']:.2f}", f"{row['ratio_of_shortest']:.2f}")
+    return (row["model"], row["way"], *times, *launches, f"{row['ratio']:.2f}", f"{row['ratio_of_shortest']:.2f}")
 
 
-def measure_model(name: str, *, is_compiled: bool) -> dict:
-    make, is_autocast = MODELS[name]
+def measure_model(name: str, way: str) -> dict:
+    make, is_autocast, _ = MODELS[name]
     torch.manual_seed(0)
     model, inputs = make()
     model.cuda().train()
     tiled = copy.deepcopy(model)
     replace_linear(tiled)
-    step = functools.partial(training_step, inputs=inputs, is_autocast=is_autocast, is_compiled=is_compiled)
+    step = functools.partial(training_step, inputs=inputs, is_autocast=is_autocast, way=way)
     arms = {OURS: step(tiled), VENDOR: step(model)}
-    for call in arms.values():  # compiles
-        call()
-        call()
+    for call in arms.values():  # compiles, records graphs
+        for _ in range(4):
+            call()
     timings = time_on_gpu(arms, seconds=1.5)
     return {
         "model": name,
-        "is_compiled": is_compiled,
+        "way": way,
         "timings": {arm: timing.to_dict() for arm, timing in timings.items()},
         "launch_us": {arm: round(launch_seconds(call) * 1e6, 1) for arm, call in arms.items()},
         "ratio": round(timings[VENDOR].median / timings[OURS].median, 3),
@@ -136,8 +140,8 @@ def main() -> None:
         parser.error("there is no GPU")
     results = describe_gpu_run("models") | {"models": []}
     for name in args.models:
-        for is_compiled in (False, True):
-            results["models"].append(row := measure_model(name, is_compiled=is_compiled))
+        for way in MODELS[name][2]:
+            results["models"].append(row := measure_model(name, way))
             torch.compiler.reset()
             print(*model_line(row), sep=" | ", flush=True)
     if args.json:

@@ -320,7 +320,7 @@ def test_missing_markers_and_missing_results_are_named(folder, readme_table):
 
 def test_models_tell_who_waits_for_whom(folder, readme_table):
     times = {"median_us": 2000.4, "minimum_us": 1900.0}
-    row = {"model": "a model", "is_compiled": True, "ratio": 1.25, "ratio_of_shortest": 1.3}
+    row = {"model": "a model", "way": "compiled", "ratio": 1.25, "ratio_of_shortest": 1.3}
     row |= {"timings": {"tiledmm": times, "vendor": {"median_us": 2500.0, "minimum_us": 2470.0}}}
     row |= {"launch_us": {"tiledmm": 900.0, "vendor": 800.0}}
     put(folder, "a_gpu/gpu.json", GPU)
