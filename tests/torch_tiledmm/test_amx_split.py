@@ -1,8 +1,8 @@
 """algorithm="split" on a CPU with AMX: who serves it, its terms and flags by a model, and the products.
 
 Products are computed where the machine has AMX, and in a copy of the package with emulated tiles by
-../csrc/kernels/cpu/test_amx.py, where the bits of single elements are tested, too. The bound is that of
-docs/numerics.md.
+../csrc/kernels/cpu/test_amx.py, where the bits of single elements are tested, too. That copy splits smaller products.
+The bound is that of docs/numerics.md.
 """
 
 import math
@@ -16,9 +16,23 @@ from test_split import U
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
 
-CHUNK_K, MIN_K, MIN_N = 512, 64, 16
+CHUNK_K = 512
 HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
 on_amx = pytest.mark.skipif(not HAS_AMX, reason="amx_split needs AMX")
+
+
+def candidate(*args, **kwargs):
+    found = torch_tiledmm.explain(*args, **kwargs)
+    return next(c for c in found.candidates if c.algorithm == "amx_split"), found.choice
+
+
+def path(m, n, k):
+    return candidate(m, n, k, "fp32", device="cpu:amx")[0].config["path"]
+
+
+PLAIN = "multiply-adds"
+MIN_N, MIN_K = (16, 64) if path(1, 16, 64) != PLAIN else (1024, 1024)
+MORE_N, MORE_K = MIN_N - 16, MIN_K - 64  # what products have to be larger by than those of the emulated package
 
 
 def split_terms(x):
@@ -60,16 +74,11 @@ IN_RANGE = [name for name in DATA if name not in ("small", "denormal", "near the
 # ---- everywhere
 
 
-def candidate(*args, **kwargs):
-    found = torch_tiledmm.explain(*args, **kwargs)
-    return next(c for c in found.candidates if c.algorithm == "amx_split"), found.choice
-
-
 def test_nobody_gets_it_without_asking():
     entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cpu")}
     assert entries["amx_split"].rung == 6 and entries["amx_split"].order == "amx_split_chunks"
     assert not entries["amx_split"].is_native
-    for size in (16, 1000, 4096):
+    for size in (16, MIN_K, 4096):
         own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20
@@ -90,13 +99,10 @@ def test_refusals_have_reasons(dtype, device, reason):
 
 
 def test_n_and_k_alone_decide_what_is_multiplied_plainly():
-    def path(m, n, k):
-        return candidate(m, n, k, "fp32", device="cpu:amx")[0].config["path"]
-
     for m in (1, 15, 5000):
-        assert path(m, 16, 64) == "6 products in bf16"
-        for n, k in ((16, 63), (15, 64), (15, 5000), (5000, 1)):
-            assert path(m, n, k) == "multiply-adds"
+        assert path(m, MIN_N, MIN_K) == "6 products in bf16"
+        for n, k in ((MIN_N, MIN_K - 1), (MIN_N - 1, MIN_K), (MIN_N - 1, 5000), (5000, 1)):
+            assert path(m, n, k) == PLAIN
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -143,6 +149,7 @@ def check(a, b, out):
 def test_bound_layouts_and_flagged_lanes_on_amx(name):
     torch.manual_seed(2)
     for m, n, k in [(1, 16, 64), (33, 47, 70), (65, 130, 577), (20, 300, 1088)]:
+        n, k = n + MORE_N, k + MORE_K
         a, b = DATA[name](m, k), DATA[name](k, n)
         expected = split(a, b)
         if name != "near the largest":
@@ -160,11 +167,11 @@ def test_bound_layouts_and_flagged_lanes_on_amx(name):
 
 
 @on_amx
-@pytest.mark.parametrize("k", [64, 500, 3000])
+@pytest.mark.parametrize("k", [MIN_K, MIN_K + 436, 3000])
 @pytest.mark.parametrize("name", IN_RANGE)
 def test_errors_are_at_most_those_of_multiply_adds_on_amx(name, k):
     torch.manual_seed(3)
-    a, b = DATA[name](48, k), DATA[name](k, 64)
+    a, b = DATA[name](48, k), DATA[name](k, 48 + MIN_N)
     exact, sums = a.double() @ b.double(), (a.double().abs() @ b.double().abs()).clamp_min(2.0**-1000)
 
     def errors(out):
@@ -181,7 +188,7 @@ def test_errors_are_at_most_those_of_multiply_adds_on_amx(name, k):
 @on_amx
 def test_a_long_sum_of_positive_numbers_on_amx():
     torch.manual_seed(4)
-    a, b = torch.rand(16, 1 << 17), torch.rand(1 << 17, 16)
+    a, b = torch.rand(16, 1 << 17), torch.rand(1 << 17, MIN_N)
     exact = a.double() @ b.double()
     own, plain = ((matmul(a, b, algorithm=name).double() - exact).abs() / exact for name in ("split", "native"))
     assert own.max() <= plain.max() and own.square().mean() <= plain.square().mean()
@@ -191,19 +198,20 @@ def test_a_long_sum_of_positive_numbers_on_amx():
 def test_cancellation_on_amx():
     a = torch.full((9, 4096), 1 + 2**-8 + 2**-20)
     a[:, 1::2] *= -1
-    assert (split(a, torch.ones(4096, 17)) == 0).all()
+    assert (split(a, torch.ones(4096, MIN_N + 1)) == 0).all()
 
 
 @on_amx
 def test_rows_do_not_know_their_neighbours_on_amx():
     torch.manual_seed(5)
-    a, b = torch.randn(300, 1000), torch.randn(1000, 100)
+    k = MIN_K + 936
+    a, b = torch.randn(300, k), torch.randn(k, 100 + MORE_N)
     whole = split(a, b)
     for first, rows in ((0, 1), (3, 2), (127, 130), (260, 40)):
         assert torch.equal(split(a[first : first + rows], b), whole[first : first + rows])
-    for first, cols in ((0, 16), (13, 87)):
+    for first, cols in ((0, MIN_N), (13, 87 + MORE_N)):
         assert torch.equal(split(a, b[:, first : first + cols]), whole[:, first : first + cols])
-    items = a[:60].reshape(3, 20, 1000)
+    items = a[:60].reshape(3, 20, k)
     batch = split(items, torch.stack([b, b * 2, b]))
     assert torch.equal(batch, torch.stack([whole[:20], 2 * whole[20:40], whole[40:60]]))
     threads = torch.get_num_threads()
@@ -218,11 +226,12 @@ def test_rows_do_not_know_their_neighbours_on_amx():
 @on_amx
 def test_flagged_rows_leave_the_others_unchanged_on_amx():
     torch.manual_seed(6)
-    a, b = torch.randn(100, 700), torch.randn(700, 90)
+    k, n = 700 + MORE_K, 90 + MORE_N
+    a, b = torch.randn(100, k), torch.randn(k, n)
     clean = split(a, b)
     wrong_a, wrong_b = a.clone(), b.clone()
     wrong_a[5, 600], wrong_a[31, 1], wrong_a[32, 3], wrong_a[99] = torch.inf, torch.nan, 2.0**100, 2.0**-70
-    wrong_b[0, 7], wrong_b[699, 89] = 3e38, -torch.inf
+    wrong_b[0, 7], wrong_b[k - 1, n - 1] = 3e38, -torch.inf
     out, plain = split(wrong_a, wrong_b), matmul(wrong_a, wrong_b, algorithm="native")
     is_flagged = flags(wrong_a)[:, None] | flags(wrong_b.mT)
     assert is_flagged.sum(0).min() == 4 and is_flagged.sum(1).min() == 2
@@ -234,7 +243,8 @@ def test_flagged_rows_leave_the_others_unchanged_on_amx():
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
 def test_linear_with_bias_and_activation_on_amx(activation):
     torch.manual_seed(7)
-    x, w, bias = torch.randn(50, 520), torch.randn(140, 520) / 20, torch.randn(140)
+    n, k = 140 + MORE_N, 520 + MORE_K
+    x, w, bias = torch.randn(50, k), torch.randn(n, k) / 20, torch.randn(n)
     x[3], w[9] = x[3] * 2.0**-60, w[9] * 2.0**-60  # computed by the vector kernel
     sums = x.double() @ w.double().mT + bias
     functions = {
@@ -251,9 +261,10 @@ def test_linear_with_bias_and_activation_on_amx(activation):
 @on_amx
 def test_backward_is_split_too_on_amx():
     torch.manual_seed(8)
-    layer = TiledLinear(96, 64, algorithm="split")
-    x = torch.randn(80, 96, requires_grad=True)
-    grad = torch.randn(80, 64)
+    inputs, outputs, rows = 96 + MORE_N, 64 + MORE_N, 80 + MORE_K
+    layer = TiledLinear(inputs, outputs, algorithm="split")
+    x = torch.randn(rows, inputs, requires_grad=True)
+    grad = torch.randn(rows, outputs)
     layer(x).backward(grad)
     assert torch.equal(x.grad, split(grad, layer.weight))
     assert torch.equal(layer.weight.grad, split(grad.mT, x))

@@ -16,9 +16,13 @@ namespace {
 
 // k is summed in chunks of so many elements. docs/numerics.md: changing it changes bits.
 inline constexpr int64_t kAmxSplitChunkK = 512;
-// Shorter k is left to the vector kernel: its chain has the smaller bound. So are fewer columns of the caller's C, for
-// which splitting A costs more than tiles gain.
-inline constexpr int64_t kAmxSplitMinK = 64, kAmxSplitMinN = 16;
+// Shorter k, and fewer columns of the caller's C, are left to the vector kernel, which is faster with most m: splitting
+// costs more than tiles gain. Tests compile kernels that split smaller products, too. Below 64 of k the vector kernel's
+// chain would have the smaller bound.
+#ifndef TILEDMM_AMX_SPLIT_LEAST
+#define TILEDMM_AMX_SPLIT_LEAST 1024
+#endif
+inline constexpr int64_t kAmxSplitMinN = TILEDMM_AMX_SPLIT_LEAST, kAmxSplitMinK = max_of(kAmxSplitMinN, 64);
 // The largest magnitude of a lane that is split, if not all of it is zero: 2^-50 .. 2^60, as bits of fp32.
 inline constexpr uint32_t kMinLargest = (127 - 50) << 23, kMaxLargest = (127 + 60) << 23;
 

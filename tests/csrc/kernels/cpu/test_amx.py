@@ -35,6 +35,8 @@ TILE, MULTIPLIER = "kernels/cpu/shared/tile.h", "kernels/cpu/shared/tile_multipl
 SPLIT = "kernels/cpu/06_amx_split"
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
 EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
+# Rung 06 then splits products that are small enough for the model and the emulation.
+SMALL_SPLITS = "-DTILEDMM_AMX_SPLIT_LEAST=16"
 WHOLE = "amx_fp16"
 # name: file, text, what takes its place ({on}: this mutant is switched on). Those found by the model of the order ...
 MUTANTS_OF_ORDER = {
@@ -191,7 +193,7 @@ def programs(built_once, num_jobs):
         # Rung 06 leaves flagged lanes to the portable vector kernel here.
         sources = sources_of("portable.cpp")
         own = [path for path in sources if test_sanitize.is_of_amx(path)]
-        flags = [EMULATED[EMULATED_FOR_MUTANTS]]
+        flags = [EMULATED[EMULATED_FOR_MUTANTS], SMALL_SPLITS]
         test_sanitize.compile_sources(folder, num_jobs, ALL_MUTANTS, [*own, *ORDERS], flags)
         objects = [(folder if path in own else shared) / gpu_objects.object_name(path) for path in sources]
         mains = [test_sanitize.main_object(built_once), *(folder / gpu_objects.object_name(path) for path in ORDERS)]
@@ -246,13 +248,15 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
-    changed = [path for path in sources if "TILEDMM_EMULATE_AMX" in path.read_text()]
+    changed = [
+        path for path in sources if path.parent.name == "06_amx_split" or "TILEDMM_EMULATE_AMX" in path.read_text()
+    ]
     same = [path for path in sources if path not in changed]
     built = [found for path in same if (found := object_of_the_build(path))]
     same = [*ORDERS, *(path for path in same if not object_of_the_build(path))]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
-        gpu_objects.Sources(changed, [*command, *flags], folder),
+        gpu_objects.Sources(changed, [*command, SMALL_SPLITS, *flags], folder),
     ]
     of_same, own = gpu_objects.compile_objects(groups, num_jobs, is_quiet=True)
     mains, shared = of_same[: len(ORDERS)], [*built, *of_same[len(ORDERS) :]]
