@@ -20,12 +20,12 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (!is_empty(problem)) plan.as<AmxSplitPlan>() = choose_amx_split_plan(problem, chip.num_cus);
 }
 
-void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
-  fields.add("path", is_plain(problem) ? "multiply-adds" : "6 products in bf16");
-  if (is_plain(problem)) return;
+  if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
+  fields.add("path", "6 products in bf16");
   const int64_t m = own.is_exchanged ? p.n : p.m, n = own.is_exchanged ? p.m : p.n;
   const int64_t strips_a = ceil_div(m, kAmxStrip), strips_b = ceil_div(min_of(n, own.range_n), kAmxStrip);
   fields.add_tile("block", own.task_m, own.task_n);

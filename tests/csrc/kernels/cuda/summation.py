@@ -22,5 +22,5 @@ def count_chunks_of_fp64(n, k):
     least = min(max(n, 320, k // 64, min(k // max(4096 // columns, 4), 4096)), 8192)
     if k < max(1152, min(2 * n + 640, 2688), 2 * least):
         return 1 if k > 0 else 0
-    chunk_k = -(-(-(-k // (k // least))) // 32) * 32
-    return -(-k // chunk_k)
+    wanted = -(-k // (k // least))
+    return -(-k // (-(-wanted // 32) * 32))
