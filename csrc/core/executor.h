@@ -21,17 +21,4 @@ struct Executor {
   void (*release)(void* self, void* memory);
 };
 
-// Memory lent by the caller, given back when the kernels have been launched.
-struct Workspace {
-  const Executor& executor;
-  void* memory = nullptr;
-
-  explicit Workspace(const Executor& executor) : executor(executor) {}
-  ~Workspace() {
-    if (memory) executor.release(executor.self, memory);
-  }
-  Workspace(const Workspace&) = delete;
-  bool allocate(int64_t bytes) { return (memory = executor.allocate(executor.self, size_t(bytes))) != nullptr; }
-};
-
 }  // namespace tiledmm

@@ -80,6 +80,5 @@ void copy_async(void* to, const void* from, int bytes, int valid_bytes);
 void commit_copies();
 void wait_copies(int pending);
 void count_flops(int64_t flops);
-void fail(const char* what);  // ends the run with this error
 
 }  // namespace tiledmm::host_gpu

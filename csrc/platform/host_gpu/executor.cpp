@@ -154,11 +154,6 @@ class Block {
     }
   }
 
-  void fail(const std::string& what) {
-    if (!session_.error.empty()) return;
-    session_.error = what + " (block " + std::to_string(block_idx_[0]) + ", thread " + std::to_string(thread_) + ")";
-  }
-
  private:
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -180,6 +175,11 @@ class Block {
       block.kernel_(block.arguments_);
       block.pause(State::done);
     }
+  }
+
+  void fail(const std::string& what) {
+    if (!session_.error.empty()) return;
+    session_.error = what + " (block " + std::to_string(block_idx_[0]) + ", thread " + std::to_string(thread_) + ")";
   }
 
   void check_shared(bool is_store, uintptr_t address, size_t bytes) {
@@ -347,7 +347,6 @@ void copy_async(void* to, const void* from, int bytes, int valid_bytes) {
 void commit_copies() { Block::current()->commit_copies(); }
 void wait_copies(int pending) { Block::current()->wait_copies(size_t(pending)); }
 void count_flops(int64_t flops) { Block::current()->count_flops(flops); }
-void fail(const char* what) { Block::current()->fail(what); }
 
 namespace {
 

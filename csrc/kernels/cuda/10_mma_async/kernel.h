@@ -16,7 +16,6 @@
 #include "platform/async_tile.h"
 #include "platform/chunk_sums.h"
 #include "platform/divisor.h"
-#include "platform/handover.h"
 #include "platform/mma_16x8.h"
 #include "platform/strip.h"
 
@@ -25,7 +24,7 @@ namespace {
 
 constexpr int kMaxBlocks = 0x7fffffff;
 
-template <class T_, int SHAPE, ChunkTotal TOTAL, bool SHARES = false>
+template <class T_, int SHAPE, ChunkTotal TOTAL>
 struct Config {
   using T = T_;
   static constexpr MmaAsyncShape kShape = mma_async_shape(sizeof(T) == 8 ? DType::f64 : DType::f16, SHAPE);
@@ -36,7 +35,6 @@ struct Config {
   static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8;
   static constexpr int kSteps = kBlockK / (LayoutM16N8::kWordsK * WordOf<T>::kElements);
   static constexpr int kStages = kShape.num_stages;
-  static constexpr bool kShares = SHARES;  // the last units, a chunk of a tile each (Sharing)
   static constexpr bool kSumsChunks = TOTAL != ChunkTotal::none;
   static constexpr bool kTotalInC = TOTAL == ChunkTotal::in_c;
   static constexpr bool kTotalInRegisters = TOTAL == ChunkTotal::in_registers;
@@ -68,31 +66,6 @@ struct Work {
   int zero;            // always
   bool is_vectorised;  // A and B can be copied 16 bytes at a time
   bool streams_b;      // it is read once: C has one row of tiles
-};
-
-// How the last units are shared out, where the number of units would leave multiprocessors with unlike many: to as many
-// blocks as have a place, in equal parts along all of their k tiles. A block that has a unit's first k tiles computes
-// them before anything else, and hands the sums over to the next block, which computes the unit's others at its end.
-// So nobody waits for long, and each sum is still one chain in the order of k. Stream-K (arXiv 2301.03598) shares out
-// tiles likewise, and adds parts that began at zero.
-struct Sharing {
-  int num_whole;            // units with a block of their own
-  Divisor unit_k_tiles;     // of a unit
-  int k_tiles, num_longer;  // of a sharing block; so many have one more
-  void* states;             // the sums that are handed over: [sharing block][sum][thread]
-  uint32_t* flags;          // of the sharing blocks
-};
-
-// The k tiles of a block, counted through all units.
-struct SharedRange {
-  int idx, begin, end;  // idx: among the sharing blocks; -1 and less: the block has a unit of its own
-
-  TILEDMM_DEVICE explicit SharedRange(const Sharing& sharing) : idx(int(block_idx()) - sharing.num_whole) {
-    const int unit_k_tiles = int(sharing.unit_k_tiles.value);
-    begin = idx < 0 ? int(block_idx()) * unit_k_tiles
-                    : sharing.num_whole * unit_k_tiles + idx * sharing.k_tiles + min_of(idx, sharing.num_longer);
-    end = begin + (idx < 0 ? unit_k_tiles : sharing.k_tiles + int(idx < sharing.num_longer));
-  }
 };
 
 struct TileIndex {
@@ -150,20 +123,6 @@ struct WarpSums {
   }
   TILEDMM_DEVICE void clear() {
     for_each([&](int i, int j, int e) { acc[i][j][e] = 0; });
-  }
-  // Those that another block goes on with, one after the other for all threads.
-  TILEDMM_DEVICE A* place_in(void* states, int idx) const {
-    return static_cast<A*>(states) + int64_t(idx) * kFragsM * kFragsN * 4 * Cfg::kThreads + thread_idx();
-  }
-  TILEDMM_DEVICE void load_state(void* states, int idx) {
-    const A* from = place_in(states, idx);
-    for_each(
-        [&](int i, int j, int e) { acc[i][j][e] = load_global(from + ((i * kFragsN + j) * 4 + e) * Cfg::kThreads); });
-  }
-  TILEDMM_DEVICE void store_state(void* states, int idx) {
-    A* to = place_in(states, idx);
-    for_each(
-        [&](int i, int j, int e) { store_global(to + ((i * kFragsN + j) * 4 + e) * Cfg::kThreads, acc[i][j][e]); });
   }
   // The first chunk's sums, and those of the others added to them, in registers.
   TILEDMM_DEVICE void end_chunk(bool is_first) {
@@ -286,43 +245,21 @@ struct Tiles {
 };
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_DEVICE void compute_units(const Work& work, const FoldedProblem& problem, const Sharing& sharing) {
+TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
+mma_async(Work work, FoldedProblem problem) {
   using T = typename Cfg::T;
   using TileA = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileA;
   using TileB = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::TileB;
   constexpr int kStages = Cfg::kStages, kSteps = Cfg::kSteps, kBlockK = Cfg::kBlockK;
   auto& smem = block_shared<typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared>();
-  int split;
-  int64_t row, col;
-  const auto move_to_unit = [&](int unit) {
-    split = work.num_tiles.quotient(unit);
-    const TileIndex tile = tile_at(unit - split * int(work.num_tiles.value), work);
-    row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.m, Cfg::kBlockM, problem.gemm.m);
-    col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
-  };
+  const int split = work.num_tiles.quotient(int(block_idx()));
+  const TileIndex tile = tile_at(int(block_idx()) - split * int(work.num_tiles.value), work);
   if (work.partial) let_later_kernels_start();  // add_chunks
-  [[maybe_unused]] const SharedRange range(sharing);
-  int unit = int(block_idx());
-  if constexpr (Cfg::kShares)
-    unit = sharing.unit_k_tiles.quotient(range.end - 1);
-  else
-    move_to_unit(unit);
-  for (int64_t batch_idx = block_idx_y();;) {
-    int first_tile = 0;  // of the unit's k tiles
-    if constexpr (Cfg::kShares) {
-      move_to_unit(unit);
-      first_tile = max_of(range.begin - unit * int(sharing.unit_k_tiles.value), 0);
-    }
+  const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.m, Cfg::kBlockM, problem.gemm.m);
+  const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
+  for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of<true>(problem, batch_idx);
-    int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
-    bool is_end_of_unit = true;
-    if constexpr (Cfg::kShares) {
-      const int64_t skipped = min_of(int64_t(first_tile) * kBlockK, size_k);
-      const int64_t end = int64_t(range.end - unit * int(sharing.unit_k_tiles.value)) * kBlockK;
-      is_end_of_unit = end >= size_k;
-      size_k = min_of(size_k, end) - skipped;
-      first_k += skipped;
-    }
+    const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
@@ -362,13 +299,6 @@ TILEDMM_DEVICE void compute_units(const Work& work, const FoldedProblem& problem
         copy_last_tiles(stage, stage);
       }
       commit_copies();  // a group for each k tile, empty or not: the waits count them
-    }
-    if constexpr (Cfg::kShares) {
-      if (first_tile > 0 && size_k > 0) {
-        wait_for_earlier_kernels();  // clear_flags
-        wait_for_handover(sharing.flags + range.idx - 1);
-        sums.load_state(sharing.states, range.idx - 1);
-      }
     }
     wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
@@ -463,75 +393,23 @@ TILEDMM_DEVICE void compute_units(const Work& work, const FoldedProblem& problem
 
     wait_copies<0>();
     block_barrier();  // nobody reads the last tiles any more
-    if (Cfg::kShares && !is_end_of_unit) {
-      wait_for_earlier_kernels();  // clear_flags
-      sums.store_state(sharing.states, range.idx);
-      hand_over(sharing.flags + range.idx);
-    } else if (!Cfg::kShares || size_k > 0) {  // else the block before has ended a unit of fewer k tiles
-      auto& strip = smem.strips[thread_idx() / 32];
-      // Anew, so that the main loop need not keep it in registers.
-      GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
-      if (work.partial)
-        gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
-      if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
-        sums.template store<T>(gemm, row, col, has_chunks, strip);
-      } else {
-        sums.template store<Acc<T>>(gemm, row, col, false, strip);
-      }
-    }
-    if constexpr (Cfg::kShares) {
-      if (first_tile > 0 || unit * int(sharing.unit_k_tiles.value) == range.begin) break;
-      --unit;
+    auto& strip = smem.strips[thread_idx() / 32];
+    // Anew, so that the main loop need not keep it in registers.
+    GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
+    if (work.partial)
+      gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
+    if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
+      sums.template store<T>(gemm, row, col, has_chunks, strip);
     } else {
-      batch_idx += num_blocks_y();
-      if (batch_idx >= problem.batch_size) break;
+      sums.template store<Acc<T>>(gemm, row, col, false, strip);
     }
   }
-}
-
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_async(Work work, FoldedProblem problem) {
-  compute_units<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>(work, problem, Sharing{});
-}
-
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
-mma_async_sharing(Work work, FoldedProblem problem, Sharing sharing) {
-  compute_units<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>(work, problem, sharing);
 }
 
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_sharing(const FoldedProblem& problem, const Work& work, int64_t units, int blocks_per_cu,
-                      const Executor& executor) {
-  const int64_t blocks = int64_t(blocks_per_cu) * executor.num_cus;
-  const int64_t unit_k_tiles = ceil_div(work.split_k, Cfg::kBlockK);
-  const SharedUnits shared = share_units(units, blocks, unit_k_tiles);
-  if (!shared.is_possible || problem.batch_size > 1) return Status::launch_failed;
-  const int64_t k_tiles = (units - shared.num_whole) * unit_k_tiles;
-  Sharing sharing{};
-  sharing.num_whole = int(shared.num_whole);
-  sharing.unit_k_tiles = Divisor(unit_k_tiles);
-  sharing.k_tiles = int(k_tiles / blocks);
-  sharing.num_longer = int(k_tiles % blocks);
-  const int64_t state_bytes = blocks * Cfg::kBlockM * Cfg::kBlockN * int64_t(sizeof(Acc<typename Cfg::T>));
-  Workspace workspace(executor);
-  if (!workspace.allocate(state_bytes + blocks * 4)) return Status::out_of_memory;
-  sharing.states = workspace.memory;
-  sharing.flags = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace.memory) + state_bytes);
-  const Status status =
-      launch_kernel(clear_flags, ceil_div(blocks, kClearThreads), 1, kClearThreads, 0, executor, sharing.flags, blocks);
-  if (status != Status::ok) return status;
-  return launch_early(mma_async_sharing<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, shared.num_whole + blocks, 1, Cfg::kThreads,
-                      sizeof(typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared), executor, work, problem,
-                      sharing);
-}
-
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                     const Executor& executor) {
+Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -539,10 +417,10 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice,
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
-  work.num_splits = int(choice.num_splits);
+  work.num_splits = int(num_splits);
   work.is_vectorised = is_vectorised;
   work.streams_b = tiles_m == 1;
-  const bool splits = choice.num_splits > 1;
+  const bool splits = num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
@@ -558,41 +436,32 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice,
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
-  const int64_t units = tiles_m * tiles_n * work.num_splits;
-  Status status;
-  if constexpr (Cfg::kShares)
-    status = launch_sharing<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, units, choice.sharing_blocks, executor);
-  else
-    status = launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, units, num_batch_blocks(problem), Cfg::kThreads,
-                           sizeof(Shared), executor, work, problem);
+  const Status status =
+      launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, tiles_m * tiles_n * work.num_splits,
+                    num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, work, problem);
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
 }
 
 template <class Cfg>
-Status launch_layout(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                     const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, choice, is_vectorised, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, is_vectorised, executor);
   });
 }
 
 }  // namespace
 
 template <class T, int SHAPE>
-Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                    const Executor& executor) {
-  constexpr MmaAsyncShape kShape = mma_async_shape(sizeof(T) == 8 ? DType::f64 : DType::f16, SHAPE);
+Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {
-    if constexpr (shares_tiles(kShape)) {
-      if (choice.sharing_blocks > 0)
-        return launch_layout<Config<T, SHAPE, ChunkTotal::none, true>>(problem, choice, is_vectorised, executor);
-    }
-    if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice, is_vectorised, executor);
+    if (num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, num_splits, is_vectorised, executor);
   }
-  return launch_layout<Config<T, SHAPE, kShape.total>>(problem, choice, is_vectorised, executor);
+  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, num_splits, is_vectorised,
+                                                                               executor);
 }
 
 }  // namespace tiledmm::gpu

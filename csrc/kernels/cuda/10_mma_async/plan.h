@@ -66,23 +66,7 @@ constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
 struct MmaAsyncChoice {
   int shape;
   int64_t num_splits;
-  int sharing_blocks = 0;  // of a multiprocessor, that share out the last tiles (handed over, see kernel.h)
 };
-
-// In fp64: tiles of which a multiprocessor may get one more than another, which takes it half as long again. There is
-// code for these to share out the last tiles.
-constexpr bool shares_tiles(const MmaAsyncShape& shape) { return shape.block_k == 16; }
-
-// Units of work, each a tile or a chunk of one: the first ones have a block each, the others are shared out evenly by
-// `places` blocks. These have at least a unit's work each, so that two blocks at most share a unit.
-struct SharedUnits {
-  int64_t num_whole;
-  bool is_possible;
-};
-constexpr SharedUnits share_units(int64_t units, int64_t places, int64_t unit_k_tiles) {
-  const int64_t left = units % places;
-  return {units - left - places, units > places && left > 0 && units * unit_k_tiles <= INT32_MAX};
-}
 
 // Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
 inline constexpr int64_t kMaxPartialBytes = 256 << 20;
@@ -99,9 +83,8 @@ constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) 
 
 // Microseconds in fp64 on an H200, fitted to 15000 measurements: multiprocessors take blocks_per_cu blocks at a time,
 // in rounds; memory and the second-level cache are busy beside them.
-inline double mma_async_f64_us(const MmaAsyncShape& shape, const MmaAsyncChoice& choice, const MmaAsyncCopies& copies,
-                               int64_t m, int64_t n, int64_t k, int64_t batch, int64_t chunk_k, int num_cus) {
-  const int64_t splits = choice.num_splits;
+inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const MmaAsyncCopies& copies, int64_t m,
+                               int64_t n, int64_t k, int64_t batch, int64_t chunk_k, int num_cus) {
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
@@ -116,11 +99,7 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, const MmaAsyncChoice&
            (3.5e-4 + visit * visits) * area * blocks_per_cu;
   };
   double multiply = double(rounds) * round_us(most);
-  if (choice.sharing_blocks > 0) {
-    // Each block drains its pipeline once more, and hands a tile's sums over.
-    const double places = double(choice.sharing_blocks * num_cus);
-    multiply = double(blocks) / places * round_us(choice.sharing_blocks) + shape.round_us + 3.0;
-  } else if (left > 0) {
+  if (left > 0) {
     // Multiprocessors that are done first take more than their share.
     const double share = double(ceil_div(left, num_cus));
     multiply += round_us(rounds > 0 ? share + 0.08 * (most - share) : share);
@@ -143,7 +122,7 @@ inline double mma_async_us(const MmaAsyncChoice& choice, DType dtype, const MmaA
                            int64_t n, int64_t k, int64_t batch, int64_t chunk_k, int num_cus) {
   const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
   const int64_t splits = choice.num_splits;
-  if (dtype == DType::f64) return mma_async_f64_us(shape, choice, copies, m, n, k, batch, chunk_k, num_cus);
+  if (dtype == DType::f64) return mma_async_f64_us(shape, splits, copies, m, n, k, batch, chunk_k, num_cus);
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t per_cu = ceil_div(blocks, num_cus), rounds = per_cu / shape.blocks_per_cu;
   const double full = shape.blocks_per_cu * shape.busy_us;  // of a step with as many blocks as there may be
@@ -180,21 +159,8 @@ void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, in
       const bool can_sum_chunks = shape.total != ChunkTotal::none;
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
       if (splits && can_sum_chunks && dtype != DType::f64) continue;
-      MmaAsyncChoice choice{i, splits ? chunks : 1};
-      const auto visit_choice = [&] {
-        visit(choice, mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
-      };
-      visit_choice();
-      if (dtype != DType::f64 || !shares_tiles(shape) || batch > 1 || choice.num_splits < chunks) continue;
-      const int64_t units = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * choice.num_splits;
-      const int64_t unit_k_tiles = ceil_div(min_of(k, chunk_k), shape.block_k);
-      for (int blocks = 1; blocks <= shape.blocks_per_cu; ++blocks) {
-        // With tiles for a whole wave and more the others have the chip's places anyway.
-        const int64_t places = int64_t(blocks) * num_cus;
-        if (units > num_cus * shape.blocks_per_cu && blocks < shape.blocks_per_cu) continue;
-        choice.sharing_blocks = blocks;
-        if (share_units(units, places, unit_k_tiles).is_possible) visit_choice();
-      }
+      const MmaAsyncChoice choice{i, splits ? chunks : 1};
+      visit(choice, mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
     }
   }
 }

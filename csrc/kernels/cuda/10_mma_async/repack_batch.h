@@ -37,6 +37,19 @@ repack_operand(Repack repack) {
   }
 }
 
+// Memory lent by the caller, given back when the kernels have been launched.
+struct Workspace {
+  const Executor& executor;
+  void* memory = nullptr;
+
+  explicit Workspace(const Executor& executor) : executor(executor) {}
+  ~Workspace() {
+    if (memory) executor.release(executor.self, memory);
+  }
+  Workspace(const Workspace&) = delete;
+  bool allocate(int64_t bytes) { return (memory = executor.allocate(executor.self, size_t(bytes))) != nullptr; }
+};
+
 // Makes an operand such that is_aligned. `stride` is A's or B's of a batch dimension.
 Status repack_if_unaligned(FoldedProblem& problem, int64_t BatchDim::* stride, const void*& data, int64_t rows,
                            int64_t& stride_mn, int64_t& stride_k, Workspace& workspace) {

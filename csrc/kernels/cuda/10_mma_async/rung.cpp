@@ -43,7 +43,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("block_k", shape.block_k);
     fields.add("stages", shape.num_stages);
     fields.add("split_k", own.choice.num_splits);
-    if (own.choice.sharing_blocks > 0) fields.add("sharing_blocks", own.choice.sharing_blocks);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
   if (own.is_transposed) fields.add("computes", "C^T");
