@@ -184,7 +184,7 @@ def test_batches(dtype):
         assert_close(matmul(a, b), expect_matmul(a, b))
     a, b = rand(3, 4, 30, 20, dtype=dtype).transpose(0, 1), rand(4, 3, 40, 20, dtype=dtype).mT
     for algorithm in RUNGS:
-        if serves(algorithm, dtype):
+        if not refusal(algorithm, dtype, 30, 40, 20):
             assert_close(matmul(a, b, algorithm=algorithm), expect_matmul(a, b))
 
 
