@@ -46,7 +46,7 @@ struct Unit {
   TILEDMM_DEVICE Unit(const FoldedProblem& problem, const SkinnyPlan& plan, int64_t idx, int block_k) {
     // Divisions take time: one product in one chunk needs none.
     const int64_t outer = idx < plan.blocks_n ? 0 : idx / plan.blocks_n;
-    col = (idx - outer * plan.blocks_n) * plan.groups * kGroup;
+    col = (idx - outer * plan.blocks_n) * plan.cols;
     batch_idx = plan.num_chunks == 1 ? outer : outer / plan.num_chunks;
     chunk = outer - batch_idx * plan.num_chunks;
     k_begin = plan.splits_chunks ? chunk * problem.chunk_k : 0;
@@ -115,7 +115,7 @@ struct TileCopier {
   static_assert(kCopyThreads % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
-  int block_mn, close, first_far, step_far;
+  int num_mn, close, first_far, step_far;
   int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
   int64_t step;             // elements in memory from chunk to chunk
   int width;                // bytes of one copy
@@ -123,8 +123,9 @@ struct TileCopier {
   int num_chunks = 0;       // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
-  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int width)
-      : operand(operand), block_mn(block_mn), width(width) {
+  // Of the block_mn rows, or columns, of a tile num_mn are used.
+  TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int num_mn, int width)
+      : operand(operand), num_mn(num_mn), width(width) {
     const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
     step_far = kCopyThreads / chunks_per_row;
     close = thread_idx() % chunks_per_row * kElements;
@@ -140,7 +141,7 @@ struct TileCopier {
 
   // The next tiles are those from (mn, k) on, of another product perhaps.
   TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
-    left_mn = int(min_of(operand.size_mn - mn, block_mn));
+    left_mn = int(min_of(operand.size_mn - mn, num_mn));
     const int num_rows = IS_K_MAJOR ? left_mn : BLOCK_K;
     const bool has_chunks = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
     num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
@@ -313,16 +314,18 @@ struct WarpSums {
     }
   }
 
-  // To C, or to the partial sums.
-  TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t col, Acc<T>* partials, Stage& stage) {
+  // To C, or to the partial sums; columns from `end` on belong to others.
+  TILEDMM_DEVICE void store_block_tile(GemmProblem gemm, int64_t col, int64_t end, Acc<T>* partials, Stage& stage) {
     for_each(
         [&](int f, int e) { store_shared(&stage.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
+    const int64_t ld = gemm.n;
+    gemm.n = min_of(ld, end);
     if (!partials) return stage.store(gemm, 0, 1, col);
     warp_barrier();
     for (int idx = lane; idx < 8 * FRAGS * kGroup; idx += 32) {
       const int row = idx / kGroup, c = idx % kGroup;
       if (row < gemm.m && col + c < gemm.n) {
-        store_global(partials + row * gemm.n + col + c, load_shared(&stage.acc[row][c]));
+        store_global(partials + row * ld + col + c, load_shared(&stage.acc[row][c]));
       }
     }
     warp_barrier();
@@ -337,8 +340,9 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
   const int num_threads = num_skinny_threads(plan);
   constexpr int kMaxChunksA = int(ceil_div(8 * FRAGS * kBlockK, kElements * kCopyThreads));
   constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / kElements / kCopyThreads + 1;
-  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, work.width_a);
-  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, work.width_b);
+  TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, 8 * FRAGS, work.width_a);
+  TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, plan.cols,
+                                                      work.width_b);
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   char* const stages = opaque(smem);  // else its address is computed anew for every tile, which takes long
   int64_t unit_idx = block_idx(), left_k = 0, left_chunk = 0;
@@ -432,7 +436,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
     const GemmProblem gemm = item_of<true>(problem, unit.batch_idx);
     auto* partials = static_cast<Acc<T>*>(work.partials);
     if (partials) partials += (unit.batch_idx * plan.num_chunks + unit.chunk) * gemm.m * gemm.n;
-    sums.store_block_tile(gemm, unit.col + col, partials, stage_c);
+    sums.store_block_tile(gemm, unit.col + col, unit.col + plan.cols, partials, stage_c);
   }
 }
 

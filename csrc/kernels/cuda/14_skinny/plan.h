@@ -34,6 +34,7 @@ constexpr int64_t skinny_k_tiles(int64_t k, int64_t chunk_k, int block_k) {
 
 struct SkinnyPlan {
   int groups;          // of kSkinnyGroup columns in a block
+  int cols;            // of C in a unit, which the groups have room for
   bool splits_chunks;  // each chunk of k is a unit of work; else a block adds them up itself
   int num_stages;
   int stage_bytes, shared_bytes;
@@ -70,7 +71,7 @@ inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyP
   const double tile = (problem.m <= 8 ? 0.55 : 1.05) + 0.11 * plan.groups;
   const double unit = 0.9 + plan.num_k_tiles * tile * (copy_width == 16 ? 1 : 1.5);
   const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double shared = 8 * unit_k * double(min_of(problem.n, plan.groups * kSkinnyGroup)) / 3.55e6;
+  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / 3.55e6;
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
   const int64_t rest = plan.num_units % num_sms;
   const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
@@ -107,7 +108,7 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
 
 // Calls visit(plan) for each way to share out a problem.
 template <class Visit>
-void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes, const Visit& visit) {
+void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes, const Visit& visit) {
   const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
   const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
   const DType dtype = problem.dtype;
@@ -132,6 +133,14 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes
       plan.shared_bytes = plan.num_stages * plan.stage_bytes + fixed;
       plan.blocks_n = ceil_div(groups_n, groups);
       plan.num_chunks = splits ? chunks : 1;
+      plan.cols = groups * kSkinnyGroup;
+      if (dtype == DType::f64) {
+        // As many rounds of units, all of them full: few multiprocessors do not draw from memory what all do.
+        const int64_t outer = plan.num_chunks * problem.batch, rounds = ceil_div(plan.blocks_n * outer, num_sms);
+        const int64_t blocks_n = max_of(rounds * num_sms / outer, plan.blocks_n);
+        plan.cols = int(max_of(round_up(ceil_div(problem.n, blocks_n), 4), kSkinnyGroup));
+        plan.blocks_n = ceil_div(problem.n, plan.cols);
+      }
       plan.num_units = plan.blocks_n * plan.num_chunks * problem.batch;
       visit(plan);
     }
@@ -141,7 +150,7 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int64_t max_shared_bytes
 inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
   SkinnyPlan best{};
   double best_time = 0;
-  for_each_skinny_plan(problem, max_shared_bytes, [&](const SkinnyPlan& plan) {
+  for_each_skinny_plan(problem, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
     const double time = model_microseconds(problem, plan, num_sms);
     if (best.groups == 0 || time < best_time) {
       best = plan;

@@ -28,7 +28,7 @@ void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
 void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
   SkinnyProblem shape;
   SkinnyLaunch launch = describe_skinny(problem, shape);
-  for_each_skinny_plan(shape, chip.max_shared_bytes, [&](const SkinnyPlan& own) {
+  for_each_skinny_plan(shape, chip.num_cus, chip.max_shared_bytes, [&](const SkinnyPlan& own) {
     launch.plan = own;
     plans.emplace_back().as<SkinnyLaunch>() = launch;
     plans.back().cost_us = skinny_microseconds(launch, shape, chip.num_cus);
@@ -39,7 +39,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   if (is_empty(problem)) return;
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
-  fields.add_tile("block", block_m, own.plan.groups * kSkinnyGroup);
+  fields.add_tile("block", block_m, own.plan.cols);
   fields.add("block_k", skinny_block_k(problem.gemm.dtype, block_m));
   fields.add("stages", own.plan.num_stages);
   fields.add("split_k", own.plan.num_chunks);

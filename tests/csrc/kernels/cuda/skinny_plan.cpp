@@ -1,6 +1,6 @@
 // Prints the plan that choose_skinny_plan chooses for each problem on standard input (whether it is of fp64 instead of
 // 16 bits, m n k batch, then the shared memory of a block), and the time that the model expects: groups, stages, shared
-// bytes, units, blocks along n, chunks, time.
+// bytes, units, blocks along n, chunks, columns of a unit, time.
 #include "kernels/cuda/14_skinny/plan.h"
 
 #include <cstdio>
@@ -20,8 +20,9 @@ int main() {
       const SkinnyProblem problem{
           dtype, is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, is_k_major, is_k_major};
       const SkinnyPlan plan = choose_skinny_plan(problem, 132, shared);
-      std::printf("%d %d %d %ld %ld %ld %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes, long(plan.num_units),
-                  long(plan.blocks_n), long(plan.num_chunks), model_microseconds(problem, plan, 132, 16));
+      std::printf("%d %d %d %ld %ld %ld %d %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes,
+                  long(plan.num_units), long(plan.blocks_n), long(plan.num_chunks), plan.cols,
+                  model_microseconds(problem, plan, 132, 16));
     }
   }
 }

@@ -59,10 +59,11 @@ def test_every_plan_fits_and_covers_its_problem(is_f64, plan):
         if min(shape) <= most
     ]
     for (_, m, n, k, batch, shared), layouts in zip(problems, plan(problems), strict=True):
-        for groups, stages, shared_bytes, units, blocks_n, chunks, time in layouts:
+        for groups, stages, shared_bytes, units, blocks_n, chunks, cols, time in layouts:
             assert stages >= 2 and shared_bytes <= shared and time > 0, (m, n, k)
             streamed = m if m > most or (n <= most and n < m) else n
-            assert blocks_n * groups * 16 >= streamed > (blocks_n - 1) * groups * 16, (m, n, k)
+            assert cols <= groups * 16 if is_f64 else cols == groups * 16
+            assert blocks_n * cols >= streamed > (blocks_n - 1) * cols, (m, n, k)
             assert units == blocks_n * chunks * batch
             assert chunks in (1, (count_chunks_of_fp64 if is_f64 else count_chunks)(n, k)), (m, n, k)
 
