@@ -269,12 +269,15 @@ def render_families(results: dict) -> list[str]:
     return [*lines, *markdown_table(rows)]
 
 
-def render_models(results: dict) -> list[str]:
-    """Steps of whole models."""
-    lines = ["", "## Training steps of whole models", "", f"Commit {results['commit']}, {results['date']}. Medians and"]
-    lines += ["shortest steps, and what the calling thread takes to launch one. Where that is as long as the step, the"]
-    lines += ["GPU waits for the thread, and the ratio tells of threads and not of kernels.", ""]
-    return [*lines, *markdown_table([MODEL_HEAD, *map(model_line, results["models"])])]
+def render_models(runs: list[dict]) -> list[str]:
+    """Steps of whole models, of one run after the other."""
+    lines = ["", "## Training steps of whole models", "", "Medians and shortest steps, and what the calling thread takes"]
+    lines += ["to launch one. Where that is as long as the step, the GPU waits for the thread, and the ratio tells of"]
+    lines += ["threads and not of kernels."]
+    for results in runs:
+        lines += ["", f"Commit {results['commit']}, {results['date']}.", ""]
+        lines += markdown_table([MODEL_HEAD, *map(model_line, results["models"])])
+    return lines
 
 
 def render_split(results: dict) -> list[str]:
@@ -354,8 +357,8 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
         lines += render_gpu(results)
     for results in machine["families"]:
         lines += render_families(results)
-    for results in machine["models"]:
-        lines += render_models(results)
+    if machine["models"]:
+        lines += render_models(machine["models"])
     for results in machine["split"]:
         lines += render_split(results)
     if machine["ladder"]:
