@@ -36,7 +36,7 @@ TILEDMM_DEVICE void multiply_16x8(Acc<T> (&acc)[4], const typename WordOf<T>::Wo
 // order of the loop, too, which costs large tiles 7 %. `zero` is 0, which the compiler must not know; `smem` is any
 // word.
 template <class T, int ROWS, int COLS>
-TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] const Acc<T> (*acc)[COLS][4], [[maybe_unused]] void* smem,
+TILEDMM_DEVICE void wait_for_sums([[maybe_unused]] const Acc<T> (&acc)[ROWS][COLS][4], [[maybe_unused]] void* smem,
                                   [[maybe_unused]] int zero) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if constexpr (sizeof(T) == 8 && ROWS * COLS < 4) {

@@ -344,7 +344,7 @@ mma_async(Work work, FoldedProblem problem) {
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
       for (; k_tile < end; ++k_tile, stage = next(stage)) {
         multiply_k_tile(stage, copy);
-        wait_for_sums<T, Cfg::kFragsM, Cfg::kFragsN>(sums.acc, &smem, work.zero);
+        wait_for_sums<T>(sums.acc, &smem, work.zero);
       }
     };
 
@@ -363,7 +363,7 @@ mma_async(Work work, FoldedProblem problem) {
               multiply_k_tile(
                   stage, [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
             }
-            wait_for_sums<T, Cfg::kFragsM, Cfg::kFragsN>(sums.acc, &smem, work.zero);
+            wait_for_sums<T>(sums.acc, &smem, work.zero);
           }
           // The tiles behind the last full turn, or those of a chunk before its first one.
           const int first_turn = k_tile + kStages - stage;

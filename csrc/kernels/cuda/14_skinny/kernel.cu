@@ -308,14 +308,9 @@ struct WarpSums {
     }
   }
 
-  // `smem`, `zero`: see wait_for_sums. Of two sums in turns, ptxas lets each instruction follow the other one's without
-  // a wait for its own sum.
-  TILEDMM_DEVICE void multiply(const Fragments& frags, void* smem, int zero) {
+  TILEDMM_DEVICE void multiply(const Fragments& frags) {
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) {
-        if constexpr (FRAGS == 2) wait_for_sums<T, 1, 1>(&acc[f], smem, zero);
-        multiply_16x8<T>(acc[f][0], frags.b[s], frags.a[s][f]);
-      }
+      TILEDMM_UNROLL for (int f = 0; f < FRAGS; ++f) multiply_16x8<T>(acc[f][0], frags.b[s], frags.a[s][f]);
     }
   }
 
@@ -427,9 +422,9 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
           block_barrier_of_roles(num_threads);  // the next tile is whole, all of this one in registers
           load_part(0);
         }
-        sums.multiply(frags[part % 2], smem, work.zero);
+        sums.multiply(frags[part % 2]);
       }
-      wait_for_sums<T, FRAGS, 1>(sums.acc, smem, work.zero);
+      wait_for_sums<T>(sums.acc, smem, work.zero);
       if (adds_chunks) {
         const bool is_last = tile + 1 == unit.num_tiles;
         if (++in_chunk == chunk_tiles || is_last) {
