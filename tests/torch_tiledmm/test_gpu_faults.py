@@ -50,7 +50,7 @@ def problems():
             ("mma_async", fp64, 64, 65536, 128, 1),  # chunks of k
             ("simt_pipelined", fp32, 64, 65536, 128, 1),
             ("skinny", bf16, 33, 65536, 250, 1),
-            ("skinny", fp64, 16, 65536, 250, 1),
+            ("skinny", fp64, 8, 65536, 250, 1),
         ]
     if IS_HOPPER:
         found += [("wgmma", bf16, 4096, 4096, 4095, 2), ("wgmma", bf16, 64, 65536, 200, 1)]

@@ -70,7 +70,7 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
         ("mma_async", torch.bfloat16, 24, 65, 4099, "TN"),
         ("skinny", torch.float16, 5, 33, 4100, "NN"),
         ("skinny", torch.float64, 5, 33, 1500, "NN"),
-        ("skinny", torch.float64, 12, 21, 1301, "TT"),
+        ("skinny", torch.float64, 21, 8, 1301, "TT"),
         ("skinny", torch.float64, 3, 150, 257, "NT"),
         ("simt_pipelined", torch.float32, 5, 36, 1030, "NT"),
     ],

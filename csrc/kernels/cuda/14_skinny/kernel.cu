@@ -1,4 +1,4 @@
-// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 16; sm_80 and later.
+// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 8; sm_80 and later.
 //
 // The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
 // memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
@@ -270,7 +270,7 @@ struct WarpSums {
   }
 
   // Fragments of a few steps of the instruction along k; those after them are loaded while these are multiplied.
-  static constexpr int kSteps = sizeof(T) == 8 ? (FRAGS == 1 ? 2 : 1) : FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1;
+  static constexpr int kSteps = sizeof(T) == 8 ? 2 : FRAGS <= 2 ? 4 : FRAGS == 4 ? 2 : 1;
   static constexpr int kParts = BLOCK_K / kStepK / kSteps;
   static_assert(kParts % 2 == 0, "the two sets of fragments take turns");
   struct Fragments {
@@ -476,7 +476,7 @@ Status launch_layouts(const FoldedProblem& problem, const Work& work, const Exec
       case 8:
         return launch_work<T, 1, kA, kB>(problem, work, executor);
       case 16:
-        return launch_work<T, 2, kA, kB>(problem, work, executor);
+        return launch_more_rows<T, 2, kA, kB>(problem, work, executor);
       case 32:
         return launch_more_rows<T, 4, kA, kB>(problem, work, executor);
       default:

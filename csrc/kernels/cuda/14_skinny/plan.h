@@ -12,8 +12,8 @@
 
 namespace tiledmm {
 
-// Rows of few rows. In fp64 the sums of more take the matrix unit longer than tiles of rung 10 do.
-constexpr int skinny_max_m(DType dtype) { return dtype == DType::f64 ? 16 : 64; }
+// So many rows are few. In fp64 tiles of rung 10 are as fast from 9 on.
+constexpr int skinny_max_m(DType dtype) { return dtype == DType::f64 ? 8 : 64; }
 inline constexpr int kSkinnyGroup = 16;                  // columns of C of one warp: what a matrix instruction takes
 inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8};  // each is a case in the kernel
 inline constexpr int kNumSkinnyStages = int(sizeof(kSkinnyStages) / sizeof(int));
@@ -68,8 +68,7 @@ struct SkinnyProblem {
 // memory takes. A tenth more than measured, as rung 10's model expects for few rows, so that the two compare.
 inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
                                      int copy_width) {
-  const double tile = (problem.m <= 8 ? 0.55 : 1.05) + 0.11 * plan.groups;
-  const double unit = 0.9 + plan.num_k_tiles * tile * (copy_width == 16 ? 1 : 1.5);
+  const double unit = 0.9 + plan.num_k_tiles * (0.55 + 0.11 * plan.groups) * (copy_width == 16 ? 1 : 1.5);
   const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / 3.55e6;
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };

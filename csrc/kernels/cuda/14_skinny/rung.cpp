@@ -16,7 +16,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const DType dtype = problem.gemm.dtype;
   if (dtype == DType::f32) return "it serves fp16, bf16 and fp64";
   if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
-    return dtype == DType::f64 ? "in fp64 it serves up to 16 rows or columns" : "it serves up to 64 rows or columns";
+    return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
   return nullptr;
 }
 

@@ -71,7 +71,7 @@ DType random_dtype(const Algorithm& algorithm) {
   if (algorithm.is_in_short_chunks) return DType::f64;
   for (;;) {
     const auto dtype = DType(random_int(0, kNumDTypes - 1));
-    if (!is_refused(*algorithm.rung, dtype, 16, 16, 64)) return dtype;
+    if (!is_refused(*algorithm.rung, dtype, 8, 8, 64)) return dtype;
   }
 }
 
