@@ -271,9 +271,9 @@ def render_families(results: dict) -> list[str]:
 
 def render_models(runs: list[dict]) -> list[str]:
     """Steps of whole models, of one run after the other."""
-    lines = ["", "## Training steps of whole models", "", "Medians and shortest steps, and what the calling thread takes"]
-    lines += ["to launch one. Where that is as long as the step, the GPU waits for the thread, and the ratio tells of"]
-    lines += ["threads and not of kernels."]
+    lines = ["", "## Training steps of whole models", "", "Medians and shortest steps, and what the calling thread"]
+    lines += ["takes to launch one. Where that is as long as the step, the GPU waits for the thread, and the ratio"]
+    lines += ["tells of threads and not of kernels."]
     for results in runs:
         lines += ["", f"Commit {results['commit']}, {results['date']}.", ""]
         lines += markdown_table([MODEL_HEAD, *map(model_line, results["models"])])
