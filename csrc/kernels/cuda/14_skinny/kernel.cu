@@ -239,7 +239,7 @@ struct WarpSums {
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
   using Stage = WarpStage<T, 8 * FRAGS, kGroup>;
 
-  Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk
+  Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk, as wait_for_sums takes them
   Acc<T> total[FRAGS][L::kAccs];   // of the chunks before
   TileLayout<T, IS_A_K_MAJOR> tile_a;
   TileLayout<T, IS_B_K_MAJOR> tile_b;
