@@ -64,6 +64,12 @@ struct SkinnyProblem {
   bool is_a_k_major, is_b_k_major;
 };
 
+// What the items of a batch take besides, by ten random batches in 16 bits.
+inline double items_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
+  const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
+  return problem.batch == 1 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
+}
+
 // Microseconds in fp64, by 64 random products on an H200: rounds of units, each as long as a warp's chain or as the
 // memory takes. A tenth more than measured, as rung 10's model expects for few rows, so that the two compare.
 inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
@@ -74,7 +80,7 @@ inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyP
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
   const int64_t rest = plan.num_units % num_sms;
   const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  return 7.5 + rounds + (plan.splits_chunks ? 3.1 : 0);
+  return 7.5 + rounds + items_microseconds(problem, plan, num_sms) + (plan.splits_chunks ? 3.1 : 0);
 }
 
 // Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
@@ -99,10 +105,9 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
   const int64_t rest = plan.num_units % num_sms;
   const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  // What an item of a batch takes besides, by ten random batches; with narrow copies it is part of `unit`.
-  const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
-  const double items = problem.batch == 1 || copy_width < 16 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
-  return 7.2 + rounds + items + (plan.splits_chunks ? 3.5 : 0);
+  // With narrow copies items are part of `unit`.
+  return 7.2 + rounds + (copy_width < 16 ? 0 : items_microseconds(problem, plan, num_sms)) +
+         (plan.splits_chunks ? 3.5 : 0);
 }
 
 // Calls visit(plan) for each way to share out a problem.
