@@ -38,7 +38,14 @@ SANITIZE_OF = {
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 AMX = ("05_amx", "06_amx_split")
-HAS_AMX = torch_tiledmm.build_info().isa["cpu"].startswith("amx")
+AVAILABLE = {entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available}
+# Files of instructions that not every machine has, and the rung that says whether this one has them.
+NEEDED_RUNG = {
+    "amx.cpp": "amx",
+    "amx_split.cpp": "amx",
+    "avx512.cpp": "register_tiled.avx512",
+    "avx512_bf16.cpp": "register_tiled.avx512_bf16",
+}
 TILE, EPILOGUE = "kernels/cpu/04_register_tiled/launch.h", "platform/epilogue.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
@@ -82,6 +89,8 @@ MUTANTS = {
     ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
+# The first named shapes show these, and no random case does.
+SHOWN_BY_NAMED_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows")
 
 
 def mutable_sources(folder: Path, mutants: dict) -> Path:
@@ -130,16 +139,15 @@ def is_of_amx(source: Path) -> bool:
 
 
 def can_run(source: Path) -> bool:
-    """Whether this machine has the instructions, if these are kernels of AMX: launchers are weak, others can be left
-    out."""
-    return HAS_AMX or source.parent.name not in AMX or source.name == "rung.cpp"
+    """Whether this machine has the instructions: launchers are weak, others can be left out."""
+    return source.name not in NEEDED_RUNG or NEEDED_RUNG[source.name] in AVAILABLE
 
 
 def shared_objects(built_once, num_jobs: int) -> Path:
-    """The folder with the objects of all sources but those of AMX, which test_amx.py links, too."""
+    """The folder with the objects of what this machine runs but those of AMX, which test_amx.py links, too."""
 
     def build(folder: Path) -> None:
-        sources = [path for path in gpu_objects.cpp_sources() if not is_of_amx(path)]
+        sources = [path for path in gpu_objects.cpp_sources() if not is_of_amx(path) and can_run(path)]
         compile_sources(folder, num_jobs, MUTANTS, sources)
 
     return built_once("sanitized", build)
@@ -183,7 +191,7 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(program):
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    num_random_cases = 0 if mutant == "no memory for dot products" else 400  # only a named shape shows it
+    num_random_cases = 0 if mutant in SHOWN_BY_NAMED_SHAPES else 400
     done = run(program, num_random_cases, list(MUTANTS).index(mutant) + 1)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])
