@@ -29,7 +29,7 @@ TILEDMM_DEVICE void multiply_16x8(Acc<T> (&acc)[4], const typename WordOf<T>::Wo
   }
 }
 
-// From one iteration of a loop to the next, ptxas 13.0 lets m16n8k8 of fp64 read sums that are not written yet. They
+// ptxas 13.0 lets m16n8k8 of fp64 read sums that an earlier iteration of its loop has not written yet. They
 // are 50 cycles after the instruction started, and those of a warp start 32 cycles apart, in order: a warp of four sums
 // and more is always late enough (tests/csrc/kernels/gpu/test_device_code.py checks the order). One of fewer reads its
 // sums here with other instructions than those of the matrix unit, and so waits for them; that makes ptxas give up its

@@ -78,7 +78,7 @@ def test_nobody_gets_it_without_asking():
     entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cpu")}
     assert entries["amx_split"].rung == 6 and entries["amx_split"].order == "amx_split_chunks"
     assert not entries["amx_split"].is_native
-    for size in (16, MIN_K, 4096):
+    for size in (16, 1000, 4096):
         own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20
@@ -100,8 +100,8 @@ def test_refusals_have_reasons(dtype, device, reason):
 
 def test_n_and_k_alone_decide_what_is_multiplied_plainly():
     for m in (1, 15, 5000):
-        assert splits(m, MIN_N, MIN_K)
-        for n, k in ((MIN_N, MIN_K - 1), (MIN_N - 1, MIN_K), (MIN_N - 1, 5000), (5000, 1)):
+        assert splits(m, 1024, 1024)
+        for n, k in ((1024, 1023), (1023, 1024), (1023, 5000), (5000, 1)):
             assert not splits(m, n, k)
 
 

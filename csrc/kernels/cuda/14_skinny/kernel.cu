@@ -123,7 +123,7 @@ struct TileCopier {
   int num_chunks = 0;       // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
-  // Of the block_mn rows, or columns, of a tile num_mn are used.
+  // A tile has room for block_mn rows, or columns. The first num_mn are used.
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int num_mn, int width)
       : operand(operand), num_mn(num_mn), width(width) {
     const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
@@ -454,18 +454,13 @@ skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
 
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const FoldedProblem& problem, const Work& work, const Executor& executor) {
-  const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-  return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
-                      size_t(work.plan.shared_bytes), executor, work, blocks, problem);
-}
-
-// More rows than fp64 is served with.
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_more_rows(const FoldedProblem& problem, const Work& work, const Executor& executor) {
-  if constexpr (8 * FRAGS <= skinny_max_m(kDType<T>))
-    return launch_work<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, executor);
-  else
+  if constexpr (8 * FRAGS > skinny_max_m(kDType<T>)) {
     return Status::unsupported;
+  } else {
+    const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
+    return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
+                        size_t(work.plan.shared_bytes), executor, work, blocks, problem);
+  }
 }
 
 template <class T>
@@ -476,11 +471,11 @@ Status launch_layouts(const FoldedProblem& problem, const Work& work, const Exec
       case 8:
         return launch_work<T, 1, kA, kB>(problem, work, executor);
       case 16:
-        return launch_more_rows<T, 2, kA, kB>(problem, work, executor);
+        return launch_work<T, 2, kA, kB>(problem, work, executor);
       case 32:
-        return launch_more_rows<T, 4, kA, kB>(problem, work, executor);
+        return launch_work<T, 4, kA, kB>(problem, work, executor);
       default:
-        return launch_more_rows<T, 8, kA, kB>(problem, work, executor);
+        return launch_work<T, 8, kA, kB>(problem, work, executor);
     }
   });
 }

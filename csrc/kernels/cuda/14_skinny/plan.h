@@ -70,6 +70,13 @@ inline double items_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   return problem.batch == 1 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
 }
 
+// Rounds of units, each as long as one unit takes, or as the memory takes for all of them.
+inline double rounds_microseconds(const SkinnyPlan& plan, int num_sms, double unit, double shared) {
+  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
+  const int64_t rest = plan.num_units % num_sms;
+  return double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
+}
+
 // Microseconds in fp64, by 64 random products on an H200: rounds of units, each as long as a warp's chain or as the
 // memory takes. A tenth more than measured, as rung 10's model expects for few rows, so that the two compare.
 inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
@@ -77,10 +84,8 @@ inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyP
   const double unit = 0.9 + plan.num_k_tiles * (0.55 + 0.11 * plan.groups) * (copy_width == 16 ? 1 : 1.5);
   const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / 3.55e6;
-  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
-  const int64_t rest = plan.num_units % num_sms;
-  const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  return 7.5 + rounds + items_microseconds(problem, plan, num_sms) + (plan.splits_chunks ? 3.1 : 0);
+  return 7.5 + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(problem, plan, num_sms) +
+         (plan.splits_chunks ? 3.1 : 0);
 }
 
 // Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
@@ -92,22 +97,19 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   if (problem.dtype == DType::f64) return model_microseconds_f64(problem, plan, num_sms, copy_width);
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(problem.dtype, block_m);
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double tiles = double(max_of(1, ceil_div(int64_t(k), block_k)));
   const double bytes_a = 2 * k * double(problem.m);
   const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
   const double narrow = copy_width == 16 ? 0 : copy_width == 8 ? 0.30 : copy_width == 4 ? 0.37 : 0.67;
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
-  const double chain = tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a), copies = (bytes_a + bytes_b) / 46e3;
+  const double chain = plan.num_k_tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a),
+               copies = (bytes_a + bytes_b) / 46e3;
   const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
   const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
-  const auto round = [&](double units) { return unit > units * shared ? unit : units * shared; };
-  const int64_t rest = plan.num_units % num_sms;
-  const double rounds = double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
-  // With narrow copies items are part of `unit`.
-  return 7.2 + rounds + (copy_width < 16 ? 0 : items_microseconds(problem, plan, num_sms)) +
-         (plan.splits_chunks ? 3.5 : 0);
+  // The items' time is part of `unit` where copies are narrow.
+  return 7.2 + rounds_microseconds(plan, num_sms, unit, shared) +
+         (copy_width < 16 ? 0 : items_microseconds(problem, plan, num_sms)) + (plan.splits_chunks ? 3.5 : 0);
 }
 
 // Calls visit(plan) for each way to share out a problem.
@@ -139,7 +141,8 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max
       plan.num_chunks = splits ? chunks : 1;
       plan.cols = groups * kSkinnyGroup;
       if (dtype == DType::f64) {
-        // As many rounds of units, all of them full: few multiprocessors do not draw from memory what all do.
+        // As many rounds of units, all of them full: few multiprocessors do not draw from memory what all do. In 16
+        // bits the model was fitted to whole groups.
         const int64_t outer = plan.num_chunks * problem.batch, rounds = ceil_div(plan.blocks_n * outer, num_sms);
         const int64_t blocks_n = max_of(rounds * num_sms / outer, plan.blocks_n);
         plan.cols = int(max_of(round_up(ceil_div(problem.n, blocks_n), 4), kSkinnyGroup));

@@ -348,7 +348,7 @@ __device__ __forceinline__ void fix_elements(float* slots, const GemmProblem& p,
   const int num_quads = int(p.m) << (4 - at.log2_cluster);
 #pragma unroll 1
   for (int first = 0; first < num_quads; first += 2) {
-    const int quad = first + int(threadIdx.x) % 8 / 4, i = quad / kFewThreads * 4 + int(threadIdx.x) % 4;
+    const int quad = first + int(threadIdx.x) % kFixColumns / 4, i = quad / kFewThreads * 4 + int(threadIdx.x) % 4;
     const FewElement<ROWS> element(p, at, i, quad % kFewThreads);
     float& slot = slots[i * kFewThreads + quad % kFewThreads];
     const float found = element.is_inside ? slot : 0;

@@ -248,9 +248,7 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
-    changed = [
-        path for path in sources if path.parent.name == "06_amx_split" or "TILEDMM_EMULATE_AMX" in path.read_text()
-    ]
+    changed = [path for path in sources if test_sanitize.is_of_amx(path)]
     same = [path for path in sources if path not in changed]
     built = [found for path in same if (found := object_of_the_build(path))]
     same = [*ORDERS, *(path for path in same if not object_of_the_build(path))]
