@@ -400,8 +400,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
              const __grid_constant__ FewArguments args) {
   using Cfg = FewConfig<ROWS>;
   constexpr bool kSplitsFew = Cfg::kSplitsFew;
-  constexpr int kStages = Cfg::kNumStages, kSteps = Cfg::kSteps, kSumSteps = kSplitSumK / 16;
-  static_assert(kSplitBlockK == 2 * kSplitSumK, "two sums of main products in a block");
+  constexpr int kStages = Cfg::kNumStages, kSteps = Cfg::kSteps;
+  static_assert(kSplitSumK == 16 && kSteps == 4, "a step is a sum of main products, two are made at a time");
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
   char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
@@ -447,9 +447,10 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   filled.phase = next_tile == kStages;
   FewFragments fragments;
   FewChunk of_chunk;
-  // Sums of kSplitSumK of a block of k; corrections of a chunk, its sums; those of all.
-  float acc[Cfg::kAcc], corrections[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
-  forget_registers(acc);
+  // Sums of two steps of k; corrections of a chunk, its sums; those of all.
+  float acc[2][Cfg::kAcc], corrections[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
+  forget_registers(acc[0]);
+  forget_registers(acc[1]);
   forget_registers(corrections);
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
@@ -526,7 +527,8 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (!is_first) scale_rows(corrections, fragments.ratio);
         fence_registers(corrections);
         wgmma_fence();
-        multiply_fragments<ROWS, 0, kSumSteps>(acc, fragments.first, first, true);
+        multiply_fragments<ROWS, 0, 1>(acc[0], fragments.first, first, true);
+        multiply_fragments<ROWS, 1, 2>(acc[1], fragments.first, first, true);
         wgmma_commit_group();
         // A's second terms by B's first, then A's first by B's second.
         multiply_fragments<ROWS, 0, kSteps>(corrections, IS_A ? fragments.second : fragments.first,
@@ -535,15 +537,19 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
                                             IS_A ? second : first, false);
         wgmma_commit_group();
         wgmma_wait_group<1>();
-        fence_registers(acc);
+        fence_registers(acc[0]);
+        fence_registers(acc[1]);
 #pragma unroll
         for (int j = 0; j < Cfg::kAcc; ++j) {
           // What is multiplied by the ratio is exact.
-          chunk[j] = is_first ? acc[j] : __fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[j]);
+          chunk[j] = is_first ? acc[0][j] : __fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[0][j]);
         }
-        fence_registers(acc);
+        add(chunk, acc[1]);
+        fence_registers(acc[0]);
+        fence_registers(acc[1]);
         wgmma_fence();
-        multiply_fragments<ROWS, kSumSteps, kSteps>(acc, fragments.first, first, true);
+        multiply_fragments<ROWS, 2, 3>(acc[0], fragments.first, first, true);
+        multiply_fragments<ROWS, 3, 4>(acc[1], fragments.first, first, true);
         wgmma_commit_group();
         if (next_tile < at.own_tiles && (kSplitsFew || next_tile - i < kStages)) {
           // The stage of this block of k, or of the one before it, is filled again.
@@ -554,9 +560,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (!kSplitsFew) ring.advance();
         if (kLoadsAhead && i + 1 < at.own_tiles) load_next(values, i + 1);
         wgmma_wait_group<0>();
-        fence_registers(acc);
+        fence_registers(acc[0]);
+        fence_registers(acc[1]);
         fence_registers(corrections);
-        add(chunk, acc);
+        add(chunk, acc[0]);
+        add(chunk, acc[1]);
         last_stage = stage;
         if (!kSplitsFew && !is_last) release(stage);
       }

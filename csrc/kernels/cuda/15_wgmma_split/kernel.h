@@ -123,7 +123,8 @@ struct SplitConsumer {
 
   // The tile's sums over k, in `total`; the thread's first row and column.
   __device__ __forceinline__ void multiply(float (&total)[Cfg::kAcc], const Place& at, int row, int col) {
-    constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK;
+    constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK, kSteps = Cfg::kBlockK / kSplitSumK;
+    static_assert(kSteps == 4, "each adds a half of one of the two corrections");
     const float* scales_a = args.scales_a + int64_t(at.batch_a) * args.num_chunks * args.padded_m + row;
     const float* scales_b = args.scales_b + int64_t(at.batch_b) * args.num_chunks * args.padded_n + col;
     float (&chunk)[Cfg::kAcc] = total;
@@ -139,29 +140,31 @@ struct SplitConsumer {
       int previous = -1;  // its stages are not released
 #pragma unroll 1
       for (bool is_first = true; k_tile < end; ++k_tile, is_first = false) {
-        constexpr uint32_t kHalf = kSplitSumK / 16 * 2;
         const int stage = ring.stage;
         const uint32_t first = take_stage();
-        wgmma_fence();
-        multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);
-        wgmma_commit_group();
-        const uint32_t second = take_stage();
-        multiply_terms<Cfg::kBlockK>(corrections, first_a + second, first_b + first, is_first);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        fence_registers(acc);
-        add(chunk, acc);
-        if (previous >= 0) release(previous);
-        previous = stage;
-        fence_registers(acc);
-        wgmma_fence();
-        multiply_terms<Cfg::kBlockK - kSplitSumK>(acc, first_a + first + kHalf, first_b + first + kHalf, true);
-        wgmma_commit_group();
-        multiply_terms<Cfg::kBlockK>(corrections, first_a + first, first_b + second, false);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        fence_registers(acc);
-        add(chunk, acc);
+        uint32_t second = 0;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          // From one step of 16 of k to the next, as matrix_address counts.
+          constexpr uint32_t kStep = 2;
+          wgmma_fence();
+          multiply_terms<kSplitSumK>(acc, first_a + first + step * kStep, first_b + first + step * kStep, true);
+          wgmma_commit_group();
+          if (step == 0) second = take_stage();
+          // Half of one of the two corrections.
+          const bool is_second_a = step < kSteps / 2;
+          const uint32_t half = step % 2 * (kSteps / 2) * kStep;
+          multiply_terms<Cfg::kBlockK / 2>(corrections, first_a + (is_second_a ? second : first) + half,
+                                           first_b + (is_second_a ? first : second) + half, is_first && step == 0);
+          wgmma_commit_group();
+          wgmma_wait_group<1>();
+          fence_registers(acc);
+          add(chunk, acc);
+          fence_registers(acc);
+          if (step > 0) continue;
+          if (previous >= 0) release(previous);
+          previous = stage;
+        }
       }
       wgmma_wait_group<0>();
       fence_registers(corrections);

@@ -91,8 +91,8 @@ MUTANTS = {
     ),
     "sums keep the scale that they had": (
         "few_rows.h",
-        "__fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[j])",
-        "__fmaf_rn(chunk[j], {on} ? 1 : fragments.ratio[j / 2 % 2], acc[j])",
+        "__fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[0][j])",
+        "__fmaf_rn(chunk[j], {on} ? 1 : fragments.ratio[j / 2 % 2], acc[0][j])",
         GROWING,
     ),
     "no chunk is computed again": (
@@ -282,17 +282,22 @@ MUTANTS = {
         "__fmaf_rn(corrections[i], {on} ? 1 : 1.0f / 2048, sums[i])",
         ONE_TILE,
     ),
-    "both halves of the main products in one sum": (
+    "main products of two steps in one sum": (
         "kernel.h",
-        "multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);",
-        "multiply_terms<kSplitSumK>(acc, first_a + first, first_b + first, true);\n"
-        "        if ({on}) multiply_terms<kSplitSumK>(acc, first_a + first + kHalf, first_b + first + kHalf, false);",
+        "first_b + first + step * kStep, true);",
+        "first_b + first + step * kStep, !{on} || step != 1);",
+        ONE_TILE,
+    ),
+    "the second half of a correction before the first": (
+        "kernel.h",
+        "half = step % 2 *",
+        "half = ({on} ? 1 - step % 2 : step % 2) *",
         ONE_TILE,
     ),
     "corrections of the first block alone": (
         "kernel.h",
-        "first_b + first, is_first);",
-        "first_b + first, is_first || {on});",
+        "half, is_first && step == 0);",
+        "half, (is_first || {on}) && step == 0);",
         ONE_TILE,
     ),
     "chunks of twice the length": (
@@ -309,9 +314,8 @@ MUTANTS = {
     ),
     "sums are read before they are there": (
         "kernel.h",
-        "        wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n        if (previous",
-        "        if (!{on}) wgmma_wait_group<1>();\n        fence_registers(acc);\n        add(chunk, acc);\n"
-        "        if (previous",
+        "wgmma_wait_group<1>();\n          fence_registers(acc);",
+        "if (!{on}) wgmma_wait_group<1>();\n          fence_registers(acc);",
         MANY_CHUNKS,
     ),
     "corrections are read before they are there": (
@@ -340,8 +344,8 @@ MUTANTS = {
     ),
     "stages are free before they are multiplied": (
         "kernel.h",
-        "if (previous >= 0) release(previous);\n        previous = stage;",
-        "if (previous >= 0 && !{on}) release(previous);\n        if ({on}) release(stage);\n        previous = stage;",
+        "if (previous >= 0) release(previous);",
+        "if (!{on} && previous >= 0) release(previous);\n          if ({on}) release(stage);",
         MANY_CHUNKS,
     ),
 }
