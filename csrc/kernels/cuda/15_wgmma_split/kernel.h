@@ -33,7 +33,7 @@ struct SplitConfig {
   using LoaderB = Loader;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static constexpr int kAcc = kBlockN / 2;
   // A block of k takes two stages: first terms of A and of B, second ones.
@@ -52,8 +52,34 @@ struct SplitArguments {
   Arguments tiles;  // but for the strides of C; the steps of the batch are items of the terms
   const float *scales_a, *scales_b;
   int num_chunks, padded_m, padded_n;
+  int whole_tiles, num_units;  // as SplitPlan has them
+  float* sums;                 // of chunks: [tile behind the whole ones][block of a pair][chunk][128][128]
   int64_t stride_cm, stride_cn;
 };
+
+// Number `idx` of the units of work: a tile, or a chunk of k of one. Its `slab` is -1, or says which sums are the
+// chunk's.
+__device__ __forceinline__ Place place_of_unit(const SplitArguments& args, int idx) {
+  using Cfg = SplitConfig;
+  const int part = idx - args.whole_tiles, tile = part / args.num_chunks, chunk = part - tile * args.num_chunks;
+  Place at = place_of<Cfg>(tile_of(part < 0 ? idx : args.whole_tiles + tile, args.tiles), args.tiles);
+  at.slab = -1;
+  if (part < 0) return at;
+  constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK;
+  at.first_k_tile = chunk * kBlocksOfChunk;
+  at.num_k_tiles = min(at.num_k_tiles - at.first_k_tile, kBlocksOfChunk);
+  at.slab = ((tile << args.tiles.cluster_m) + cluster_rank<Cfg>(args.tiles).m) * args.num_chunks + chunk;
+  return at;
+}
+
+// The units of one block.
+template <class Function>
+__device__ __forceinline__ void for_each_unit(const SplitArguments& args, const Function& function) {
+  const int shift = args.tiles.cluster_m;
+  for (int i = int(blockIdx.x) >> shift; i < args.num_units; i += int(gridDim.x) >> shift) {
+    function(place_of_unit(args, i));
+  }
+}
 
 struct SplitShared {
   uint32_t stages, full, empty;
@@ -121,12 +147,13 @@ struct SplitConsumer {
     release_stage<Cfg>(shared, first + 1 == Cfg::kNumStages ? 0 : first + 1);
   }
 
-  // The tile's sums over k, in `total`; the thread's first row and column.
+  // The unit's sums over k, in `total`; the thread's first row and column.
   __device__ __forceinline__ void multiply(float (&total)[Cfg::kAcc], const Place& at, int row, int col) {
     constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK, kSteps = Cfg::kBlockK / kSplitSumK;
     static_assert(kSteps == 4, "each adds a half of one of the two corrections");
-    const float* scales_a = args.scales_a + int64_t(at.batch_a) * args.num_chunks * args.padded_m + row;
-    const float* scales_b = args.scales_b + int64_t(at.batch_b) * args.num_chunks * args.padded_n + col;
+    const int first_chunk = at.first_k_tile / kBlocksOfChunk;
+    const float* scales_a = args.scales_a + (int64_t(at.batch_a) * args.num_chunks + first_chunk) * args.padded_m + row;
+    const float* scales_b = args.scales_b + (int64_t(at.batch_b) * args.num_chunks + first_chunk) * args.padded_n + col;
     float (&chunk)[Cfg::kAcc] = total;
     float acc[Cfg::kAcc], corrections[Cfg::kAcc];
     forget_registers(acc);
@@ -208,6 +235,55 @@ __device__ __forceinline__ void store_split(const float (&total)[SplitConfig::kA
   }
 }
 
+// 64 rows of a chunk's sums.
+__device__ __forceinline__ void store_chunk(const float (&chunk)[SplitConfig::kAcc], const SplitArguments& args,
+                                            const Place& at, int first_row) {
+  float* to = args.sums + (int64_t(at.slab) * kSplitBlock + first_row - at.row) * kSplitBlock + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < SplitConfig::kAcc; i += 2)
+    *reinterpret_cast<float2*>(to + i / 2 % 2 * 8 * kSplitBlock + i / 4 * 8) = make_float2(chunk[i], chunk[i + 1]);
+}
+
+// The sums of chunks that were computed side by side are added in the order of k, then bias and activation. Four
+// neighbours of a row for a thread, a tile for kBlocksOfTile blocks.
+constexpr int kAddThreads = 128, kBlocksOfTile = kSplitBlock * kSplitBlock / 4 / kAddThreads;
+__global__ void __launch_bounds__(kAddThreads)
+    add_split_chunks(const __grid_constant__ SplitArguments args, const __grid_constant__ FoldedProblem problem) {
+  constexpr int kAtOnce = 8;
+  griddepcontrol_launch_dependents();
+  const int tile = int(blockIdx.x) / kBlocksOfTile, cluster_m = args.tiles.cluster_m;
+  const int quad = (int(blockIdx.x) - tile * kBlocksOfTile) * kAddThreads + int(threadIdx.x);
+  const float* from = args.sums + int64_t(tile) * args.num_chunks * kSplitBlock * kSplitBlock + quad * 4;
+  TileIndex idx = tile_of(args.whole_tiles + (tile >> cluster_m), args.tiles);
+  const int first_row = ((idx.row << cluster_m) + (tile & ((1 << cluster_m) - 1))) * kSplitBlock;
+  const int row = first_row + quad * 4 / kSplitBlock, col = idx.col * kSplitBlock + quad * 4 % kSplitBlock;
+  if (row >= problem.gemm.m) return;
+  griddepcontrol_wait();
+  float total[4] = {-0.0f, -0.0f, -0.0f, -0.0f};  // adds nothing to any
+#pragma unroll 1
+  for (int chunk = 0; chunk < args.num_chunks; chunk += kAtOnce) {
+    float4 next[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      next[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+      if (chunk + i < args.num_chunks)
+        next[i] = *reinterpret_cast<const float4*>(from + int64_t(chunk + i) * kSplitBlock * kSplitBlock);
+    }
+#pragma unroll
+    for (const float4& sums : next) {
+      total[0] += sums.x;
+      total[1] += sums.y;
+      total[2] += sums.z;
+      total[3] += sums.w;
+    }
+  }
+  const GemmProblem item = gpu::item_of<true>(problem, idx.slab);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (col + i < item.n) gpu::store_element<float>(item, row, col + i, total[i]);
+  }
+}
+
 __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     wgmma_split_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                        const __grid_constant__ SplitArguments args) {
@@ -249,11 +325,11 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     setmaxnreg_dec<Cfg::kProducerRegisters>();
     if (warp == kProducerWarp && elect_sync()) {
       Ring<Cfg::kNumStages> ring;
-      for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
+      for_each_unit(args, [&](const Place& at) {
         for (int i = 0; i < 2 * at.num_k_tiles; ++i) {
           // The phase before the first counts as complete.
           mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
-          load_split_stage(&map_a, &map_b, args, shared, ring.stage, at, i / 2, i % 2);
+          load_split_stage(&map_a, &map_b, args, shared, ring.stage, at, at.first_k_tile + i / 2, i % 2);
           ring.advance();
         }
       });
@@ -263,10 +339,11 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
     const int consumer = __shfl_sync(~0u, warp / 4, 0), thread = threadIdx.x % kWarpgroup;
     char* totals = smem_totals + consumer * Cfg::kTotalBytes;
     SplitConsumer own(args, shared, reinterpret_cast<float*>(totals) + thread, consumer);
-    for_each_piece<Cfg, Cfg>(args.tiles, 0, args.tiles.num_tiles, [&](const Place& at) {
+    for_each_unit(args, [&](const Place& at) {
       const int row = at.row + consumer * 64 + warp % 4 * 16 + lane / 4;
       float total[Cfg::kAcc];
       own.multiply(total, at, row, at.col + lane % 4 * 2);
+      if (at.slab >= 0) return store_chunk(total, args, at, row);
       const TileBias<float> bias = load_bias<Cfg>(args.tiles, at.col, row, 8);
       finish_block_tile<Cfg>(total, bias, args.tiles, totals, consumer);
       store_split(total, args, at, row);

@@ -1,4 +1,4 @@
-// Host side of rung 15: the workspace, and the launches: three for tiles, one or two for few rows.
+// Host side of rung 15: the workspace, and the launches: three or four for tiles, one or two for few rows.
 #include <cuda_fp16.h>
 
 #include "core/plan.h"
@@ -81,7 +81,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
       {gpu::split_operand(view_a(p), problem, plan.a, items, memory, num_sms),
        gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.a.bytes(), num_sms)}};
   const int cluster = plan.has_pairs ? 2 : 1;
-  const int64_t num_blocks = min_of(plan.num_tiles, num_sms / cluster) * cluster;
+  const int64_t num_blocks = min_of(plan.num_units(), num_sms / cluster) * cluster;
   SplitArguments args{};
   args.tiles = tile_arguments(problem, items, plan, num_blocks);
   args.scales_a = split.of[0].scales;
@@ -89,6 +89,9 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
   args.num_chunks = int(plan.a.num_chunks());
   args.padded_m = int(plan.a.padded_rows());
   args.padded_n = int(plan.b.padded_rows());
+  args.whole_tiles = int(plan.whole_tiles);
+  args.num_units = int(plan.num_units());
+  args.sums = reinterpret_cast<float*>(memory + plan.a.bytes() + plan.b.bytes());
   args.stride_cm = p.stride_cm;
   args.stride_cn = p.stride_cn;
   CUtensorMap map_a{}, map_b{};
@@ -102,6 +105,11 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
                                                                     SplitConfig::kThreads, SplitConfig::kSmem, stream,
                                                                     map_a, map_b, args))
     return refused;
+  if (const int64_t tiles = (plan.num_tiles - plan.whole_tiles) * cluster) {
+    if (const char* refused =
+            launch_overlapped<&add_split_chunks>(tiles * kBlocksOfTile, kAddThreads, 0, stream, args, problem))
+      return refused;
+  }
   return launch_fix_up(problem, &split, items, num_sms, stream);
 }
 

@@ -11,6 +11,8 @@ namespace tiledmm {
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
 // Each block that multiplies by up to so many splits them itself; a kernel of its own splits more.
 inline constexpr int kRowsSplitByBlocks = 16;
+// Sums of chunks that are computed side by side take so much memory at most.
+inline constexpr int64_t kSplitMaxSumBytes = 32 << 20;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, which go by the width, and plans agree");
@@ -24,14 +26,21 @@ struct SplitPlan {
   int8_t log2_cluster;                  // of the blocks that share a tile of it
   bool has_pairs;                       // of blocks, of which each fetches half of B for both
   int64_t tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch
+  int64_t whole_tiles;                  // the first ones, of all of k; of the others each chunk is a unit of work
   SplitLayout a, b;
+
+  constexpr int64_t num_units() const { return whole_tiles + (num_tiles - whole_tiles) * a.num_chunks(); }
+  // What the chunks of those others sum, a tile of each block and chunk.
+  constexpr int64_t sum_bytes() const {
+    return (num_units() - whole_tiles) * (has_pairs ? 2 : 1) * kSplitBlock * kSplitBlock * 4;
+  }
 
   // The few rows, where the other operand is split late.
   constexpr const SplitLayout& few() const { return late == SplitLate::a ? b : a; }
-  // Terms, scales and flags of what a kernel of its own splits.
+  // Terms, scales and flags of what a kernel of its own splits, and sums of chunks.
   constexpr int64_t workspace_bytes() const {
     if (is_plain) return 0;
-    if (late == SplitLate::none) return a.bytes() + b.bytes();
+    if (late == SplitLate::none) return a.bytes() + b.bytes() + sum_bytes();
     return few().rows <= kRowsSplitByBlocks ? 0 : few().bytes();
   }
 };
@@ -40,6 +49,28 @@ struct SplitPlan {
 constexpr SplitLate split_late(const GemmProblem& p) {
   if (p.n <= kFewRows && p.m > p.n) return SplitLate::a;
   return p.m <= kFewRows ? SplitLate::b : SplitLate::none;
+}
+
+// Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
+// are few, else those of the last round. Returns the microseconds of all tiles by a model fitted on an H200.
+inline double share_out_chunks(SplitPlan& plan, int num_sms) {
+  const int64_t places = max_of(num_sms / (plan.has_pairs ? 2 : 1), 1), blocks_k = plan.a.num_blocks();
+  // `units` units of so many blocks of k; a multiprocessor is slower where all of them have work.
+  const auto rounds_us = [&](int64_t units, int64_t blocks) {
+    const double fill = min_of(1.0, double(units) / double(places));
+    return double(ceil_div(units, places)) * (2 + (0.85 + 0.45 * fill) * double(blocks));
+  };
+  plan.whole_tiles = plan.num_tiles;
+  double best = rounds_us(plan.num_tiles, blocks_k);
+  if (plan.a.num_chunks() == 1) return best;
+  SplitPlan other = plan;
+  other.whole_tiles = plan.num_tiles / places * places;
+  if (other.sum_bytes() > kSplitMaxSumBytes) return best;
+  const double rest = rounds_us(other.num_units() - other.whole_tiles, kSplitChunkK / kSplitBlockK);
+  const double us = (other.whole_tiles ? rounds_us(other.whole_tiles, blocks_k) : 0) + rest +
+                    double(other.sum_bytes()) * 2 / 3.5e6 + 3;
+  if (us < best) best = us, plan = other;
+  return best;
 }
 
 // The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products, or
@@ -73,8 +104,7 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
     const int64_t pairs = ceil_div(plan.tiles_m, 2) * plan.tiles_n * problem.batch_size;
     plan.has_pairs = plan.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
     if (plan.has_pairs) plan.tiles_m = ceil_div(plan.tiles_m, 2), plan.num_tiles = pairs;
-    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 +
-              double(rounds) * (2 + 0.85 * double(plan.a.num_blocks()));
+    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 + share_out_chunks(plan, num_sms);
   }
   return plan;
 }

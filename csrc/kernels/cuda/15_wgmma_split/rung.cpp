@@ -40,6 +40,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
   if (!own.is_plain) fields.add("workspace", own.workspace_bytes());
   fields.add("chunks", max_of(1, own.a.num_chunks()));
+  if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ RUNG = "kernels/cuda/15_wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
-FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS, NUM_CASES = 23, 25, 26, 27, 31, 32
+FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS = 23, 25, 26, 27, 31
+BY_CHUNKS, PAIRS_BY_CHUNKS, NUM_CASES = 32, 33, 35
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -305,6 +306,36 @@ MUTANTS = {
         "min(k_tile + kBlocksOfChunk, at.num_k_tiles)",
         "min(k_tile + ({on} ? 2 : 1) * kBlocksOfChunk, at.num_k_tiles)",
         MANY_CHUNKS,
+    ),
+    "chunks side by side are added from the last on": (
+        "kernel.h",
+        "from + int64_t(chunk + i)",
+        "from + int64_t({on} ? args.num_chunks - 1 - chunk - i : chunk + i)",
+        BY_CHUNKS,
+    ),
+    "chunks side by side have the first one's scales": (
+        "kernel.h",
+        "first_chunk = at.first_k_tile / kBlocksOfChunk;",
+        "first_chunk = {on} ? 0 : at.first_k_tile / kBlocksOfChunk;",
+        BY_CHUNKS,
+    ),
+    "chunks side by side are all the first one": (
+        "kernel.h",
+        "at, at.first_k_tile + i / 2, i % 2);",
+        "at, ({on} ? 0 : at.first_k_tile) + i / 2, i % 2);",
+        BY_CHUNKS,
+    ),
+    "whole tiles are left out": (
+        "kernel.h",
+        "place_of<Cfg>(tile_of(part < 0 ? idx :",
+        "place_of<Cfg>(tile_of(part < 0 ? ({on} ? 0 : idx) :",
+        BY_CHUNKS,
+    ),
+    "a pair has one place for its chunks": (
+        "kernel.h",
+        "+ cluster_rank<Cfg>(args.tiles).m) * args.num_chunks",
+        "+ ({on} ? 0 : cluster_rank<Cfg>(args.tiles).m)) * args.num_chunks",
+        PAIRS_BY_CHUNKS,
     ),
     "the total is that of the last two chunks": (
         "kernel.h",
