@@ -10,8 +10,6 @@ inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
 inline constexpr int kSplitRows = 32;    // of an operand, that are split together
 // k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
-// So many main products a matrix unit sums at most before its sums are added to others.
-inline constexpr int kSplitSumK = 16;
 // Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
 // magnitudes, would exceed theirs.
 inline constexpr int kSplitMinK = kSplitBlockK;

@@ -62,7 +62,8 @@ def error_bound(a, b):
     if k < MIN_K:
         return plain
     small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
-    units = 49 + math.ceil(k / 32) if IS_AMD else 54 + math.ceil(k / CHUNK_K)
+    on_hopper = 28 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k / CHUNK_K)
+    units = 49 + math.ceil(k / 32) if IS_AMD else on_hopper
     split = units * U * sums + small + (k + 2) * 2.0**-149
     is_flagged = split_rows(a)[3][:, None] | split_rows(b.mT.contiguous())[3]
     return torch.where(is_flagged, plain, split)
@@ -180,6 +181,22 @@ def test_the_large_operand_of_few_rows_is_split_after_the_load():
     # Memory for the terms of the few rows, but not for those of the others.
     own = candidate(16, 4096, 4096, "fp32", device="cuda:sm_90")[0]
     assert own.config["workspace"] < 4096 * 4096 / 32
+
+
+def test_chunks_side_by_side_fill_the_chip():
+    """Of all tiles where there are few, else of those behind the last full round; 66 pairs of tiles are a round."""
+
+    def by_chunks(m, n, k):
+        own = candidate(m, n, k, "fp32", device="cuda:sm_90")[0]
+        terms = candidate(8192, 8192, k, "fp32", device="cuda:sm_90")[0].config["workspace"] * (m + n) / 16384
+        tiles = own.config.get("tiles_by_chunks", 0)
+        sums = tiles * own.config["chunks"] * 2 * 128 * 128 * 4
+        assert abs(own.config["workspace"] - terms - sums) < terms / 16 and sums <= 32 << 20
+        return tiles
+
+    assert by_chunks(512, 768, 3072) == 12
+    assert by_chunks(2047, 2049, 2048) == 136 - 2 * 66
+    assert by_chunks(512, 768, 512) == by_chunks(4096, 4096, 4096) == by_chunks(2816, 768, 4096) == 0
 
 
 def test_it_is_refused_where_there_is_no_kernel():

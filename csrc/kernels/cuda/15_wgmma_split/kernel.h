@@ -2,7 +2,7 @@
 //
 // Since rung 11: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (split_operands.h), and
 // multiplied as first * first + 2^-11 (second * first + first * second); what is left out is 2^-22 of a product at
-// most. The unit truncates as it sums, so no sum of main products is longer than 32 of k: fp32 instructions add these
+// most. The unit truncates as it sums, so no sum of main products is longer than 16 of k: fp32 instructions add these
 // to the chunk's, while the unit works on corrections, which it sums over the whole chunk of 512. At the chunk's end
 // corrections are added, times 2^-11, and all of it, scaled, to the total in shared memory. Terms and sums of a chunk
 // have one scale, so nothing is scaled on the way. Pairs of blocks fetch half of B each for both. Rows and columns that

@@ -6,6 +6,8 @@
 
 namespace tiledmm {
 
+// So many main products the matrix unit sums before its sums are added to others.
+inline constexpr int kSplitSumK = 16;
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
@@ -54,11 +56,12 @@ constexpr SplitLate split_late(const GemmProblem& p) {
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
 // are few, else those of the last round. Returns the microseconds of all tiles by a model fitted on an H200.
 inline double share_out_chunks(SplitPlan& plan, int num_sms) {
-  const int64_t places = max_of(num_sms / (plan.has_pairs ? 2 : 1), 1), blocks_k = plan.a.num_blocks();
-  // `units` units of so many blocks of k; a multiprocessor is slower where all of them have work.
-  const auto rounds_us = [&](int64_t units, int64_t blocks) {
-    const double fill = min_of(1.0, double(units) / double(places));
-    return double(ceil_div(units, places)) * (2 + (0.85 + 0.45 * fill) * double(blocks));
+  const int64_t places = max_of(num_sms / (plan.has_pairs ? 2 : 1), 1);
+  const auto blocks_k = double(plan.a.num_blocks());
+  // `units` units of so many blocks of k; a multiprocessor is faster where not all of them have work.
+  const auto rounds_us = [&](int64_t units, double blocks) {
+    const double fill = double(units % places) / double(places);
+    return double(units / places) * (2 + 1.3 * blocks) + (fill > 0 ? 2 + (0.85 + 0.45 * fill) * blocks : 0);
   };
   plan.whole_tiles = plan.num_tiles;
   double best = rounds_us(plan.num_tiles, blocks_k);
@@ -66,9 +69,10 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
   SplitPlan other = plan;
   other.whole_tiles = plan.num_tiles / places * places;
   if (other.sum_bytes() > kSplitMaxSumBytes) return best;
-  const double rest = rounds_us(other.num_units() - other.whole_tiles, kSplitChunkK / kSplitBlockK);
-  const double us = (other.whole_tiles ? rounds_us(other.whole_tiles, blocks_k) : 0) + rest +
-                    double(other.sum_bytes()) * 2 / 3.5e6 + 3;
+  // A launch, and sums that stay in the second-level cache.
+  const double us = rounds_us(other.whole_tiles, blocks_k) +
+                    rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
+                    double(other.sum_bytes()) * 2 / 8e6 + 3;
   if (us < best) best = us, plan = other;
   return best;
 }
