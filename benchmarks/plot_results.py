@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 from readme_table import LADDER_SHAPE, ROOT, VENDOR, ladder_tables, ladders_of_the_page, load_machines, title_of
 
@@ -155,7 +156,7 @@ def split_methods(machines: dict) -> dict[str, list[dict]]:
 
 def plot_split(machines: dict[str, list[dict]]) -> Figure:
     """A panel for each machine: error against time, a point for each method and kind of data."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(4.5 * len(machines), 4), layout="constrained")
     panels = figure.subplots(1, len(machines), squeeze=False)[0]
     for axes, (title, rows) in zip(panels, machines.items(), strict=True):
         for data, marker in (("normal", "o"), ("uniform (0, 1)", "s")):
@@ -169,6 +170,9 @@ def plot_split(machines: dict[str, list[dict]]) -> Figure:
                     )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.margins(x=0.3, y=0.1)  # room for the names
         axes.set_xlabel("microseconds")
         axes.set_ylabel("largest error / S, in 2^-24")
