@@ -449,8 +449,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   FewChunk of_chunk;
   // Sums of two steps of k; corrections of a chunk, its sums; those of all.
   float acc[2][Cfg::kAcc], corrections[Cfg::kAcc], chunk[Cfg::kAcc], total[Cfg::kQuads * 4];
-  forget_registers(acc[0]);
-  forget_registers(acc[1]);
+  for (auto& sums : acc) forget_registers(sums);
   forget_registers(corrections);
 #pragma unroll
   for (int i = 0; i < Cfg::kQuads * 4; ++i) total[i] = -0.0f;
@@ -537,16 +536,14 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
                                             IS_A ? second : first, false);
         wgmma_commit_group();
         wgmma_wait_group<1>();
-        fence_registers(acc[0]);
-        fence_registers(acc[1]);
+        for (auto& sums : acc) fence_registers(sums);
 #pragma unroll
         for (int j = 0; j < Cfg::kAcc; ++j) {
           // What is multiplied by the ratio is exact.
           chunk[j] = is_first ? acc[0][j] : __fmaf_rn(chunk[j], fragments.ratio[j / 2 % 2], acc[0][j]);
         }
         add(chunk, acc[1]);
-        fence_registers(acc[0]);
-        fence_registers(acc[1]);
+        for (auto& sums : acc) fence_registers(sums);
         wgmma_fence();
         multiply_fragments<ROWS, 2, 3>(acc[0], fragments.first, first, true);
         multiply_fragments<ROWS, 3, 4>(acc[1], fragments.first, first, true);
@@ -560,8 +557,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
         if (!kSplitsFew) ring.advance();
         if (kLoadsAhead && i + 1 < at.own_tiles) load_next(values, i + 1);
         wgmma_wait_group<0>();
-        fence_registers(acc[0]);
-        fence_registers(acc[1]);
+        for (auto& sums : acc) fence_registers(sums);
         fence_registers(corrections);
         add(chunk, acc[0]);
         add(chunk, acc[1]);
