@@ -137,26 +137,30 @@ class Buffer {
   size_t mapped_bytes_ = 0;
 };
 
-// An array of any order of dimensions and any gaps between its elements; broadcast in some of them if it is
-// an input.
+// any: any order of dimensions and any gaps between elements; broadcast in some dimensions if it is an input.
+enum class Strides { any, row_major, column_major };
+
+// An array.
 struct Operand {
   std::vector<int64_t> sizes, strides;
   int64_t offset, num_elements;  // the first element, and all that the memory holds
   std::unique_ptr<Buffer> buffer;
   DType dtype;
 
-  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output) : sizes(std::move(all_sizes)), dtype(dtype) {
+  Operand(DType dtype, std::vector<int64_t> all_sizes, bool is_output, Strides wanted)
+      : sizes(std::move(all_sizes)), dtype(dtype) {
+    const bool is_any = wanted == Strides::any;
     const size_t rank = sizes.size();
     std::vector<size_t> order(rank);  // innermost first
     for (size_t d = 0; d < rank; ++d) order[d] = rank - 1 - d;
-    if (chance(40)) std::swap(order[0], order[1]);  // column-major
-    if (chance(15)) std::shuffle(order.begin(), order.end(), generator);
+    if (is_any ? chance(40) : wanted == Strides::column_major) std::swap(order[0], order[1]);
+    if (is_any && chance(15)) std::shuffle(order.begin(), order.end(), generator);
     strides.assign(rank, 0);
-    const bool is_sparse = chance(20), is_padded = chance(50);
+    const bool is_sparse = is_any && chance(20), is_padded = is_any && chance(50);
     int64_t span = is_sparse ? random_int(2, 3) : 1, last = 0;
     for (size_t place = 0; place < rank; ++place) {
       const size_t d = order[place];
-      if (!is_output && chance(d + 2 < rank ? 30 : 3)) continue;
+      if (is_any && !is_output && chance(d + 2 < rank ? 30 : 3)) continue;
       strides[d] = span;
       last += max_of(0, sizes[d] - 1) * span;
       span = max_of(1, sizes[d]) * span + (is_padded ? random_int(0, 9) : 0);
@@ -232,7 +236,8 @@ struct Case {
   std::vector<int64_t> batch;
   DType dtype;
   Activation activation;
-  int bias_along;  // 0: no bias, 1: n, 2: m
+  int bias_along;      // 0: no bias, 1: n, 2: m
+  bool is_nt = false;  // A and C row-major, B column-major; else of any strides
 };
 
 std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const std::vector<double>& b,
@@ -335,9 +340,11 @@ void run_case(const Case& c) {
   if (std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& asked) { return asked.takes(volume); })) {
     return;
   }
-  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false), b(c.dtype, with_matrix(c.batch, c.k, c.n), false);
-  Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true);
-  Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false);
+  const Strides strides = c.is_nt ? Strides::row_major : Strides::any;
+  Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, strides);
+  Operand b(c.dtype, with_matrix(c.batch, c.k, c.n), false, c.is_nt ? Strides::column_major : Strides::any);
+  Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true, strides);
+  Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false, strides);
   a.fill();
   b.fill();
   bias.fill();
@@ -436,6 +443,8 @@ Case random_case() {
 const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099}, {300, 1, 4099},
                                    {3, 1000, 700}, {8, 640, 1030}, {700, 5, 600},  {1, 1, 9000},
                                    {130, 97, 130}, {4, 257, 2050}, {1, 21, 2048},  {2, 13, 4096}};
+// Those of them whose way only an NT product takes.
+const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace
@@ -450,6 +459,10 @@ int main(int argc, char** argv) {
   }
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
   int64_t num_named = 0;
+  for (const auto& shape : kNtShapes) {
+    run_case({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, true});
+    ++num_named;
+  }
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (const auto& shape : kNamedShapes) {
       run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});

@@ -72,9 +72,9 @@ constexpr Case kCases[] = {
     {70, 66, 1600, false, true, 1, false, Data::overflowing},
     {1, 70, 5000, false, true, 1, false, Data::normal, 1},  // many chunks for a block
     {13, 14, 33000, false, false, 1, false, Data::flagged, 132},
-    {100, 270, 2600, true, false, 1, true, Data::normal, 2},   // two whole tiles and one by chunks
-    {260, 70, 2100, false, true, 1, true, Data::flagged, 16},  // all by chunks, in pairs
-    {66, 130, 2600, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
+    {66, 260, 1500, true, false, 1, true, Data::normal, 2},    // two whole tiles and one by chunks
+    {260, 66, 1100, false, true, 1, true, Data::flagged, 16},  // all by chunks, in pairs
+    {66, 129, 1500, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
 };
 
 // A row of A, or a column of B, as terms.
