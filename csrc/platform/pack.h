@@ -137,8 +137,17 @@ struct Fma {
       words[1] = (Reg<Word>)(unit & 0xffff0000);
     } else {
       using Halves = Reg<uint16_t, TILEDMM_VECTOR_BYTES / 2>;
+#if TILEDMM_VECTOR_BYTES == 32
+      // All first halves, then all second ones: 5 instructions, where g++ makes 9 of the lines below.
+      const __m256i order =
+          _mm256_set_epi64x(0x0f0e0b0a07060302, 0x0d0c090805040100, 0x0f0e0b0a07060302, 0x0d0c090805040100);
+      const __m256i sorted = _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)unit, order), 0xd8);
+      words[0] = convert_halves((Halves)_mm256_castsi256_si128(sorted));
+      words[1] = convert_halves((Halves)_mm256_extracti128_si256(sorted, 1));
+#else
       words[0] = convert_halves(__builtin_convertvector(unit & 0xffff, Halves));
       words[1] = convert_halves(__builtin_convertvector(unit >> 16, Halves));
+#endif
     }
   }
 };
