@@ -35,7 +35,6 @@ namespace tiledmm::cuda {
 namespace {
 
 constexpr int kFewThreads = 128;
-constexpr int kTilesOfChunk = kSplitChunkK / kSplitBlockK;
 
 // ROWS: the few, rounded up to a width of the instruction.
 template <int ROWS>
@@ -52,7 +51,7 @@ struct FewConfig {
   // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. They and the few
   // rows' scales follow a whole chunk's terms; else the sums take the place of a stage.
   static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4;
-  static constexpr int kChunkTermBytes = kTilesOfChunk * 2 * kTermBytes;
+  static constexpr int kChunkTermBytes = kBlocksOfChunk * 2 * kTermBytes;
   static constexpr int kChunkBytes = kSplitsFew ? kChunkTermBytes + kSumBytes + ROWS * 4 : 0;
   static_assert(kSplitsFew || kSumBytes <= kStageBytes, "sums take the place of a stage");
   static constexpr int kSmem = 1024 + kNumStages * kStageBytes + kChunkBytes + 2 * kNumStages * 8;
@@ -76,11 +75,11 @@ struct FewPlace {
     const int idx = int(blockIdx.x) >> log2_cluster;
     item = args.problem.batch_size == 1 ? 0 : idx / args.num_tiles;
     row = (idx - int(item) * args.num_tiles) * kFewTile;
-    last_tiles = args.num_blocks - (args.num_chunks - 1) * kTilesOfChunk;
+    last_tiles = args.num_blocks - (args.num_chunks - 1) * kBlocksOfChunk;
     num_rounds = (args.num_chunks + cluster - 1) >> log2_cluster;
     own_chunks = (args.num_chunks - rank + cluster - 1) >> log2_cluster;
     const bool has_last = ((args.num_chunks - 1) & (cluster - 1)) == rank;
-    own_tiles = own_chunks * kTilesOfChunk - (has_last ? kTilesOfChunk - last_tiles : 0);
+    own_tiles = own_chunks * kBlocksOfChunk - (has_last ? kBlocksOfChunk - last_tiles : 0);
     int rest = int(item);
 #pragma unroll 1
     for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
@@ -93,7 +92,7 @@ struct FewPlace {
   __device__ __forceinline__ int chunk_of(int round) const { return (round << log2_cluster) + rank; }
   // Number i of the blocks of k that this block multiplies, counted from the operand's start.
   __device__ __forceinline__ int k_tile(int i) const {
-    return chunk_of(i / kTilesOfChunk) * kTilesOfChunk + i % kTilesOfChunk;
+    return chunk_of(i / kBlocksOfChunk) * kBlocksOfChunk + i % kBlocksOfChunk;
   }
 };
 
@@ -268,8 +267,8 @@ template <class Cfg>
 __device__ __forceinline__ uint32_t place_of_sums(const FewArguments& args, const FewShared& shared, const FewPlace& at,
                                                   int round, int chunk) {
   if constexpr (Cfg::kSplitsFew) return shared.sums;
-  const int tiles = chunk + 1 == args.num_chunks ? at.last_tiles : kTilesOfChunk;
-  const int stage = (round * kTilesOfChunk + tiles - 1) % Cfg::kNumStages;
+  const int tiles = chunk + 1 == args.num_chunks ? at.last_tiles : kBlocksOfChunk;
+  const int stage = (round * kBlocksOfChunk + tiles - 1) % Cfg::kNumStages;
   return shared.stages + stage * uint32_t(Cfg::kStageBytes);
 }
 
@@ -503,7 +502,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       if (!kSplitsFew) release(last_stage);
     }
     __syncthreads();  // barriers are initialised, this block's terms of the few rows are there
-    const int start = round * kTilesOfChunk, end = min(start + kTilesOfChunk, at.own_tiles);
+    const int start = round * kBlocksOfChunk, end = min(start + kBlocksOfChunk, at.own_tiles);
     of_chunk = FewChunk();
 #pragma unroll 1
     while (has_chunk) {

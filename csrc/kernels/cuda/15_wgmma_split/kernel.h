@@ -46,6 +46,7 @@ struct SplitConfig {
   static constexpr int kSmem = 1024 + kNumStages * kStageBytes + kConsumers * kTotalBytes + 2 * kNumStages * 8;
   static_assert(kSmem <= 232448 && kNumStages < 2 * kSplitChunkK / kBlockK, "of one block on sm_90; see above");
   static constexpr uint64_t kDesc = matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  static constexpr uint32_t kStep = 2;  // Terms of the next 16 of k lie so far behind, as matrix_address counts.
 };
 
 struct SplitArguments {
@@ -65,7 +66,6 @@ __device__ __forceinline__ Place place_of_unit(const SplitArguments& args, int i
   Place at = place_of<Cfg>(tile_of(part < 0 ? idx : args.whole_tiles + tile, args.tiles), args.tiles);
   at.slab = -1;
   if (part < 0) return at;
-  constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK;
   at.first_k_tile = chunk * kBlocksOfChunk;
   at.num_k_tiles = min(at.num_k_tiles - at.first_k_tile, kBlocksOfChunk);
   at.slab = ((tile << args.tiles.cluster_m) + cluster_rank<Cfg>(args.tiles).m) * args.num_chunks + chunk;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], 
 #pragma unroll
   for (int step = 0; step < K / 16; ++step) {
     const auto descriptor = [&](uint32_t address) {
-      return (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * 2);
+      return (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * SplitConfig::kStep);
     };
     wgmma_mma_async<__half, SplitConfig::kBlockN, false, false>(acc, descriptor(a), descriptor(b),
                                                                 step > 0 || !is_first);
@@ -149,7 +149,7 @@ struct SplitConsumer {
 
   // The unit's sums over k, in `total`; the thread's first row and column.
   __device__ __forceinline__ void multiply(float (&total)[Cfg::kAcc], const Place& at, int row, int col) {
-    constexpr int kBlocksOfChunk = kSplitChunkK / Cfg::kBlockK, kSteps = Cfg::kBlockK / kSplitSumK;
+    constexpr int kSteps = Cfg::kBlockK / kSplitSumK;
     static_assert(kSteps == 4, "each adds a half of one of the two corrections");
     const int first_chunk = at.first_k_tile / kBlocksOfChunk;
     const float* scales_a = args.scales_a + (int64_t(at.batch_a) * args.num_chunks + first_chunk) * args.padded_m + row;
@@ -172,15 +172,14 @@ struct SplitConsumer {
         uint32_t second = 0;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          // From one step of 16 of k to the next, as matrix_address counts.
-          constexpr uint32_t kStep = 2;
           wgmma_fence();
-          multiply_terms<kSplitSumK>(acc, first_a + first + step * kStep, first_b + first + step * kStep, true);
+          multiply_terms<kSplitSumK>(acc, first_a + first + step * Cfg::kStep, first_b + first + step * Cfg::kStep,
+                                     true);
           wgmma_commit_group();
           if (step == 0) second = take_stage();
           // Half of one of the two corrections.
           const bool is_second_a = step < kSteps / 2;
-          const uint32_t half = step % 2 * (kSteps / 2) * kStep;
+          const uint32_t half = step % 2 * (kSteps / 2) * Cfg::kStep;
           multiply_terms<Cfg::kBlockK / 2>(corrections, first_a + (is_second_a ? second : first) + half,
                                            first_b + (is_second_a ? first : second) + half, is_first && step == 0);
           wgmma_commit_group();

@@ -33,7 +33,6 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   args.cluster_m = plan.has_pairs;
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
-  args.num_tiles = int(plan.num_tiles);
   // The tiles in flight form about a square of C, in groups of about the same size.
   int64_t square = 1;
   while (square * square < num_blocks) ++square;

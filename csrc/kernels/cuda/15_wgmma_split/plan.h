@@ -8,6 +8,7 @@ namespace tiledmm {
 
 // So many main products the matrix unit sums before its sums are added to others.
 inline constexpr int kSplitSumK = 16;
+inline constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;  // blocks of k in a chunk
 // Up to so many rows of A, or columns of B, the other operand is split after the load (few_rows.h): in tiles of so many
 // of its rows, their chunks shared out in a cluster of at most so many blocks.
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
@@ -56,7 +57,7 @@ constexpr SplitLate split_late(const GemmProblem& p) {
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
 // are few, else those of the last round. Returns the microseconds of all tiles by a model fitted on an H200.
 inline double share_out_chunks(SplitPlan& plan, int num_sms) {
-  const int64_t places = max_of(num_sms / (plan.has_pairs ? 2 : 1), 1);
+  const int64_t places = num_sms / (plan.has_pairs ? 2 : 1);
   const auto blocks_k = double(plan.a.num_blocks());
   // `units` units of so many blocks of k; a multiprocessor is faster where not all of them have work.
   const auto rounds_us = [&](int64_t units, double blocks) {

@@ -90,7 +90,7 @@ MUTANTS = {
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
-# Those that kNtShapes of sanitize.cpp show, and random shapes hardly.
+# Mutants that kNtShapes of sanitize.cpp finds, and random shapes hardly ever do.
 OF_NT_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows")
 
 

@@ -285,8 +285,8 @@ MUTANTS = {
     ),
     "main products of two steps in one sum": (
         "kernel.h",
-        "first_b + first + step * kStep, true);",
-        "first_b + first + step * kStep, !{on} || step != 1);",
+        "first_b + first + step * Cfg::kStep,\n                                     true);",
+        "first_b + first + step * Cfg::kStep, !{on} || step != 1);",
         ONE_TILE,
     ),
     "the second half of a correction before the first": (
