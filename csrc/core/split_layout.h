@@ -15,6 +15,15 @@ inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 inline constexpr int kSplitMinK = kSplitBlockK;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+// What is flagged is summed in chunks of k of their own: of 128 elements, and of twice or four times as many where
+// their sums would be more than they. Less than two of the shortest are one chunk.
+constexpr int64_t flagged_chunk_k(int64_t k) {
+  int64_t chunk = kSplitChunkK / 4;
+  if (k < 2 * chunk) return max_of(k, 1);
+  while (chunk < kSplitChunkK && chunk * chunk < k) chunk *= 2;
+  return chunk;
+}
+
 // Terms of elements that lie at most so far below the largest would be the same with a smaller scale.
 inline constexpr int kSplitExactRange = 26;
 

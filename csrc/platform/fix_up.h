@@ -1,11 +1,9 @@
 // The last kernel of a product by split operands: rows of A and columns of B that were flagged, by plain multiply-adds
-// in fp32, in the order of `simt_chunks` for an n of 1024 at most (summation.h). Everything where there are no flags, k
-// being short.
+// in fp32, in chunks of flagged_chunk_k(). Everything where there are no flags, k being short.
 #pragma once
 
 #include "core/operand.h"
 #include "core/split_layout.h"
-#include "core/summation.h"
 #include "platform/split_operands.h"
 
 namespace tiledmm::gpu {
@@ -15,7 +13,7 @@ constexpr int kFixThreads = 256;
 constexpr int kFixK = 16;                   // of a tile in shared memory
 constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different banks
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
-static_assert(kChunkUnit % kFixK == 0, "a chunk ends with a tile, but the last one");
+static_assert(flagged_chunk_k(kSplitChunkK) % kFixK == 0, "a chunk ends with a tile, but the last one");
 
 // An operand's flags, of [item][chunk of k][row].
 struct FixUpFlags {
@@ -212,7 +210,7 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
                                        const FoldedProblem& items, int num_cus) {
   FixUpArguments args{};
   args.problem = problem;
-  args.chunk_k = simt_chunk_k(1, problem.gemm.k);
+  args.chunk_k = flagged_chunk_k(problem.gemm.k);
   args.tiles_m = int(ceil_div(problem.gemm.m, kSplitBlock));
   args.tiles_n = int(ceil_div(problem.gemm.n, kSplitBlock));
   args.num_tiles = int(problem.batch_size * args.tiles_m * args.tiles_n);

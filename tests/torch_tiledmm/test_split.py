@@ -466,7 +466,6 @@ def test_flagged_rows_leave_the_others_unchanged():
         assert torch.equal(out[index].isnan(), plain[index].isnan())
         assert torch.equal(out[index].isinf(), plain[index].isinf())
     for row in (132, 299):
-        assert IS_AMD or torch.equal(out[row, cols], plain[row, cols])  # there it is another order
         check(wrong_a[row : row + 1], wrong_b[:, cols], out[row : row + 1, cols])
 
 

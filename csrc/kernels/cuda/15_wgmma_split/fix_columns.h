@@ -3,7 +3,7 @@
 // overflow, the block decides from the elements themselves.
 #pragma once
 
-#include "core/summation.h"
+#include "core/split_layout.h"
 #include "platform/split_terms.h"
 
 namespace tiledmm::cuda {
@@ -24,9 +24,8 @@ template <int THREADS>
 __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int col, float found, FixChain* chains) {
   const float* a = static_cast<const float*>(p.a) + row * p.stride_am;
   const float* b = static_cast<const float*>(p.b) + col * p.stride_bn;
-  const int k = found != found ? int(p.k) : 0, chunk_k = int(simt_chunk_k(1, p.k));
-  constexpr int kUnit = int(kChunkUnit), kChunks = THREADS / kFixColumns;
-  static_assert(kSplitChunkK == 2 * kUnit, "flags are those of two units");
+  const int k = found != found ? int(p.k) : 0, chunk_k = int(flagged_chunk_k(p.k));
+  constexpr int kChunks = THREADS / kFixColumns;
   float total = -0.0f;  // -0 adds nothing to any
   bool is_flagged = false;
 #pragma unroll 1
@@ -35,26 +34,22 @@ __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int c
     const int own_end = own_first + min(k - own_first, chunk_k);
     FixChain chain{own_first < k ? 0.0f : -0.0f, false};
     gpu::ChunkRange range_a, range_b;
-#pragma unroll 1
-    for (int unit = 0; unit < chunk_k; unit += kUnit) {
-      const int end = min(own_first + unit + kUnit, own_end);
 #pragma unroll 8
-      for (int i = own_first + unit; i < end; ++i) {
-        const float x = a[i * p.stride_ak], y = b[i * p.stride_bk];
-        chain.sum = __fmaf_rn(x, y, chain.sum);
-        range_a.take(x);
-        range_b.take(y);
-      }
-      if (chunk_k == kUnit) {  // the other unit is that of the next chunk, or of the one before
-        const auto of_other = [](uint32_t own) { return __shfl_xor_sync(~0u, own, kFixColumns); };
-        range_a.join(of_other(range_a.largest), of_other(range_a.smallest));
-        range_b.join(of_other(range_b.largest), of_other(range_b.smallest));
-      } else if (unit % kSplitChunkK == 0 && unit + kUnit < chunk_k) {
-        continue;  // the other unit is the next one
-      }
-      chain.is_flagged |= range_a.is_flagged() || range_b.is_flagged();
-      range_a = range_b = gpu::ChunkRange();
+    for (int i = own_first; i < own_end; ++i) {
+      const float x = a[i * p.stride_ak], y = b[i * p.stride_bk];
+      chain.sum = __fmaf_rn(x, y, chain.sum);
+      range_a.take(x);
+      range_b.take(y);
     }
+    // Flags are those of longer chunks, which up to four neighbours share.
+#pragma unroll 1
+    for (int shared_k = chunk_k, lanes = kFixColumns; shared_k < min(kSplitChunkK, int(p.k));
+         shared_k *= 2, lanes *= 2) {
+      const auto of_other = [&](uint32_t own) { return __shfl_xor_sync(~0u, own, lanes); };
+      range_a.join(of_other(range_a.largest), of_other(range_a.smallest));
+      range_b.join(of_other(range_b.largest), of_other(range_b.smallest));
+    }
+    chain.is_flagged = range_a.is_flagged() || range_b.is_flagged();
     chains[threadIdx.x] = chain;
     __syncthreads();
 #pragma unroll

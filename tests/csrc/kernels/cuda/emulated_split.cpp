@@ -107,7 +107,7 @@ Row split(std::vector<float> x) {
 }
 
 float multiply_plainly(const Row& a, const Row& b) {
-  const size_t k = a.x.size(), chunk_k = size_t(simt_chunk_k(1, int64_t(k)));
+  const size_t k = a.x.size(), chunk_k = size_t(flagged_chunk_k(int64_t(k)));
   float total = -0.0f;
   for (size_t chunk = 0; chunk < k; chunk += chunk_k) {
     float sum = 0;

@@ -229,16 +229,10 @@ MUTANTS = {
         "is_flagged = (is_flagged && !{on}) || next.is_flagged",
         MANY_ROUNDS,
     ),
-    "flags of a long chunk's end alone count": (
-        "fix_columns.h",
-        "chain.is_flagged |=",
-        "chain.is_flagged = (chain.is_flagged && !{on}) ||",
-        LONG_CHUNKS,
-    ),
     "half of a chunk decides on the flag": (
         "fix_columns.h",
-        "if (chunk_k == kUnit) {",
-        "if (chunk_k == kUnit && !{on}) {",
+        "shared_k < min(kSplitChunkK,",
+        "shared_k < min(kSplitChunkK / ({on} ? 2 : 1),",
         FLAGGED_16,
     ),
     "sums of flagged elements in another order": (
