@@ -100,6 +100,25 @@ TILEDMM_INLINE R insert_block([[maybe_unused]] R v, const void* from) {
 #endif
 }
 
+// 512 bits of four lanes, every STEP-th one, from element `first` on: block i of all four side by side in
+// vectors[i * STEP]. Two neighbouring blocks come by one load.
+template <int STEP, class T, class R>
+TILEDMM_INLINE void load_four_lanes([[maybe_unused]] const T* const* lanes, [[maybe_unused]] int64_t first,
+                                    [[maybe_unused]] R* vectors) {
+#if TILEDMM_VECTOR_BYTES == 64
+#pragma GCC unroll 2
+  for (int block = 0; block < 4; block += 2) {
+    const auto half = [&](int lane) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes[lane * STEP] + first) + block / 2);
+    };
+    const __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(1), 1);
+    const __m512i high = _mm512_inserti64x4(_mm512_castsi256_si512(half(2)), half(3), 1);
+    vectors[block * STEP] = (R)_mm512_shuffle_i32x4(low, high, 0x88);
+    vectors[(block + 1) * STEP] = (R)_mm512_shuffle_i32x4(low, high, 0xdd);
+  }
+#endif
+}
+
 // The first `count` lanes, 0 <= count <= kLanes; the others are 0 and their memory is not touched.
 template <class T>
 TILEDMM_INLINE Reg<T> load_partial(const T* from, int64_t count) {

@@ -145,8 +145,10 @@ struct BlockTile {
             if (is_first_use && !packs_on_the_way && (config.packs_b_on_the_way || jr % group_cols == 0)) {
               pack_b(jc + jr, min_of(group_cols, block_cols - jr), pc, depth, b);
             }
-            const ColsB<Word> packed_b{b},
-                unpacked_b{reinterpret_cast<const Word*>(cols_b(jc + jr, pc)), problem.stride_bk, b};
+            const Word* next_b = !is_b_kept(config) ? b : jr + kThreadN < block_cols ? b + strip_b : panel_b;
+            ColsB<Word> packed_b{b, reinterpret_cast<const char*>(next_b)};
+            const ColsB<Word> unpacked_b{reinterpret_cast<const Word*>(cols_b(jc + jr, pc)), packed_b.next,
+                                         problem.stride_bk, b};
             const ColsB<Word>& first_b = packs_on_the_way ? unpacked_b : packed_b;
             RowsA a = in_place ? rows_in_place(ic, pc) : rows_packed(block_a, config.thread_m);
             const int64_t tile_bytes = in_place ? config.thread_m * a.row_bytes : strip_a * int64_t(sizeof(Word));
@@ -160,6 +162,7 @@ struct BlockTile {
                                          : Ahead{};
               Ahead& next = is_ahead_a ? ahead_a : ahead.steps_left > 0 ? ahead : ahead_block;
               multiply_tile(words, a, ir == 0 ? first_b : packed_b, ic + ir, tile_rows, jc, jr, tile_cols, pc, next);
+              packed_b.next += words / kWordsOfLine * kLineBytes;
               a.base = next_a;
             }
           }

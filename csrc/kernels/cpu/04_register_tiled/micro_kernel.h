@@ -44,11 +44,15 @@ struct RowsA {
   int64_t word_bytes;  // from word to word of k
 };
 
+// Packed columns come from the third-level cache a line at a time, one for so many words of k that are multiplied.
+constexpr int kWordsOfLine = 4;
+
 // Where the columns of B are: packed; or, contiguous along n, where they lie, and the micro-kernel packs them on its
 // way.
 template <class Word>
 struct ColsB {
   const Word* from;
+  const char* next;        // packed columns that are used after these; they come meanwhile
   int64_t step = 0;        // from word to word of k, where they lie
   Word* packed = nullptr;  // where they go then
 };
@@ -175,7 +179,7 @@ class MicroTile {
   static constexpr int kLanes = Config<Op>::kLanes;
   static constexpr int kRegBytes = BYTES < TILEDMM_VECTOR_BYTES ? BYTES : TILEDMM_VECTOR_BYTES;
   static constexpr int kVectors = BYTES / kRegBytes;
-  static constexpr int kUnroll = kVectors == 1 || TILEDMM_VECTOR_BYTES < 64 ? 1 : 4;  // words of k at a time
+  static constexpr int kUnroll = kVectors == 1 || TILEDMM_VECTOR_BYTES < 64 ? 1 : kWordsOfLine;  // words of k at a time
   using Sums = Reg<Acc, kRegBytes>;
   using Words = Reg<Word, kRegBytes>;
   using Rows = RowReader<MR, ARE_NEIGHBOURS>;
@@ -191,7 +195,13 @@ class MicroTile {
     while (num_words > 0) {
       int64_t words = min_of(ahead.interval, num_words);
       num_words -= words;
-      for (; words >= kUnroll; words -= kUnroll) multiply_words(rows, b, acc, kWords);
+      for (; words >= kUnroll; words -= kUnroll) {
+        multiply_words(rows, b, acc, kWords);
+        if constexpr (kUnroll == kWordsOfLine) {
+          __builtin_prefetch(b.next, 0, 2);
+          b.next += kLineBytes;
+        }
+      }
       if constexpr (kUnroll > 1) {
         for (; words > 0; --words) multiply_words(rows, b, acc, std::integer_sequence<int, 0>{});
       }
