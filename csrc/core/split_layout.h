@@ -13,16 +13,27 @@ inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 // Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
 // magnitudes, would exceed theirs.
 inline constexpr int kSplitMinK = kSplitBlockK;
+// Longer k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
+// sums that one total takes.
+inline constexpr int64_t kSplitGroupK = 1 << 14;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
-// What is flagged is summed in chunks of k of their own: of 128 elements, and of twice or four times as many where
-// their sums would be more than they. Less than two of the shortest are one chunk.
-constexpr int64_t flagged_chunk_k(int64_t k) {
-  int64_t chunk = kSplitChunkK / 4;
-  if (k < 2 * chunk) return max_of(k, 1);
-  while (chunk < kSplitChunkK && chunk * chunk < k) chunk *= 2;
-  return chunk;
+constexpr int64_t num_split_groups(const GemmProblem& p) { return max_of(1, ceil_div(p.k, kSplitGroupK)); }
+// Of a group's results that are added to C.
+constexpr int64_t group_sum_bytes(const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  return num_split_groups(p) > 1 ? problem.batch_size * p.m * p.n * 4 : 0;
 }
+// The problem of the first group.
+inline FoldedProblem first_group(const FoldedProblem& problem) {
+  FoldedProblem group = problem;
+  group.gemm.k = min_of(group.gemm.k, kSplitGroupK);
+  return group;
+}
+
+// What is flagged is summed in shorter chunks of k. Less than two of them are one chunk.
+inline constexpr int kFlaggedChunkK = 128;
+constexpr int64_t flagged_chunk_k(int64_t k) { return k < 2 * kFlaggedChunkK ? max_of(k, 1) : kFlaggedChunkK; }
 
 // Terms of elements that lie at most so far below the largest would be the same with a smaller scale.
 inline constexpr int kSplitExactRange = 26;

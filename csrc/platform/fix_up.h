@@ -13,7 +13,7 @@ constexpr int kFixThreads = 256;
 constexpr int kFixK = 16;                   // of a tile in shared memory
 constexpr int kFixPitch = kSplitBlock + 4;  // rows along k begin in different banks
 constexpr int kFixValues = kSplitBlock * kFixK / kFixThreads;
-static_assert(flagged_chunk_k(kSplitChunkK) % kFixK == 0, "a chunk ends with a tile, but the last one");
+static_assert(kFlaggedChunkK % kFixK == 0, "a chunk ends with a tile, but the last one");
 
 // An operand's flags, of [item][chunk of k][row].
 struct FixUpFlags {
@@ -76,10 +76,11 @@ struct FixUpTile {
   }
 };
 
-// Whether anything is flagged in a tile: by one warp, with as many loads at a time as most tiles need.
+// Whether anything is flagged in a tile: by one warp, with all loads at a time.
 TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
   // A lane takes 16 flags of one chunk.
-  constexpr int kLanes = kSplitBlock / 16, kStep = kWarpSize / kLanes, kAtOnce = 8;
+  constexpr int kLanes = kSplitBlock / 16, kStep = kWarpSize / kLanes;
+  constexpr int kAtOnce = int(kSplitGroupK / kSplitChunkK) / kStep;
   const int lane = thread_idx() % kWarpSize;
   uint32_t any = 0;
   const auto load = [&](const FixUpFlags& of, int chunk) {
@@ -87,14 +88,12 @@ TILEDMM_DEVICE bool has_flags(const FixUpTile& tile) {
     return load_global(reinterpret_cast<const Vector16*>(of.flags + int64_t(chunk) * of.padded_rows) + lane % kLanes);
   };
   const auto any_of = [](const Vector16& v) { return v.words[0] | v.words[1] | v.words[2] | v.words[3]; };
-  TILEDMM_NO_UNROLL for (int first = lane / kLanes; first < tile.num_chunks; first += kAtOnce * kStep) {
-    Vector16 a[kAtOnce], b[kAtOnce];
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      a[i] = load(tile.flags_a, first + i * kStep);
-      b[i] = load(tile.flags_b, first + i * kStep);
-    }
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) any |= any_of(a[i]) | any_of(b[i]);
+  Vector16 a[kAtOnce], b[kAtOnce];
+  TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+    a[i] = load(tile.flags_a, lane / kLanes + i * kStep);
+    b[i] = load(tile.flags_b, lane / kLanes + i * kStep);
   }
+  TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) any |= any_of(a[i]) | any_of(b[i]);
   return warp_ballot(any != 0) != 0;
 }
 
@@ -140,8 +139,9 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
                       int(p.n) - first_col,
                       int(p.k),
                       is_k_major(p.stride_bn, p.stride_bk)};
-  float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
-  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = -0.0f, chain[i] = 0;  // -0 adds nothing to any
+  float chain[64], next_a[kFixValues], next_b[kFixValues];
+  ChunkTotal total[64];
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) chain[i] = 0;
   a.load(next_a, 0);
   b.load(next_b, 0);
   TILEDMM_NO_UNROLL for (int k = 0; k < p.k; k += kFixK) {
@@ -160,19 +160,19 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
         TILEDMM_UNROLL for (int i = 0; i < 64; ++i) chain[i] = multiply_add(frag_a[i / 8], frag_b[i % 8], chain[i]);
       }
       if ((k + kFixK) % args.chunk_k == 0 || k + kFixK >= p.k) {
-        TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] += chain[i], chain[i] = 0;
+        TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i].add(chain[i]), chain[i] = 0;
       }
     }
     block_barrier();
   }
   if (!has_work) return;
   if (p.k == 0) {
-    TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = 0;
+    TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i].sum = 0;
   }
   // Row by row through shared memory: one copy of the epilogue's code. A thread reads what it wrote.
   float* slots = &tile_a[0][0] + thread_idx();
   TILEDMM_NO_UNROLL for (int i = 0; i < 8; ++i) {
-    TILEDMM_UNROLL for (int j = 0; j < 8; ++j) slots[j * kFixThreads] = total[j];
+    TILEDMM_UNROLL for (int j = 0; j < 8; ++j) slots[j * kFixThreads] = total[j].rounded();
     TILEDMM_NO_UNROLL for (int j = 0; j < 8; ++j) {
       if (flags[thread_row + i] | flags[kSplitBlock + col_of(j)])
         store_element<float>(p, first_row + thread_row + i, first_col + col_of(j), slots[j * kFixThreads]);

@@ -31,6 +31,19 @@ TILEDMM_DEVICE bool is_below(uint32_t nonzero, int exponent) {
   return nonzero < 2 * (uint32_t(127 + exponent) << 23) - 1;
 }
 
+// The sum of a flagged element's chunks, and what rounding has taken from it (Knuth's TwoSum).
+struct ChunkTotal {
+  float sum = -0.0f, lost = 0;  // -0 adds nothing to any
+
+  TILEDMM_DEVICE void add(float chunk) {
+    const float next = sum + chunk, added = next - sum;
+    lost += (sum - (next - added)) + (chunk - added);
+    sum = next;
+  }
+  // What an infinite sum has lost is not a number.
+  TILEDMM_DEVICE float rounded() const { return sum + lost == sum + lost ? sum + lost : sum; }
+};
+
 // What the largest magnitude of a row's chunk makes of the chunk.
 struct ChunkScale {
   static constexpr int kTopExponent = 14;

@@ -15,7 +15,7 @@ from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.timing import gpu_name
 
 U = 2.0**-24
-MIN_K, CHUNK_K = 64, 512
+MIN_K, CHUNK_K, GROUP_K, FLAGGED_CHUNK_K = 64, 512, 1 << 14, 128
 NUM_RANDOM = 5_000  # products; on a GPU
 IS_AMD = torch.cuda.is_available() and torch.version.hip is not None
 CHIP = gpu_name().split(":")[1] if torch.cuda.is_available() else ""
@@ -57,13 +57,17 @@ def error_bound(a, b):
     k = a.shape[1]
     a64, b64 = a.double().abs(), b.double().abs()
     sums = a64 @ b64
-    adds = min(k, CHUNK_K) + math.ceil(k / CHUNK_K) + 2
+    groups = math.ceil(k / GROUP_K)
+    # A chain, what is left of its total's rounding, groups.
+    chain = k if k < 2 * FLAGGED_CHUNK_K else FLAGGED_CHUNK_K
+    adds = chain + 1 + groups + 2
     plain = adds * U * sums + (k + 2) * 2.0**-149
     if k < MIN_K:
         return plain
     small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
-    on_hopper = 28 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k / CHUNK_K)
-    units = 49 + math.ceil(k / 32) if IS_AMD else on_hopper
+    k_of_group = min(k, GROUP_K)
+    on_hopper = 28 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k_of_group / CHUNK_K)
+    units = groups + (49 + math.ceil(k_of_group / 32) if IS_AMD else on_hopper)
     split = units * U * sums + small + (k + 2) * 2.0**-149
     is_flagged = split_rows(a)[3][:, None] | split_rows(b.mT.contiguous())[3]
     return torch.where(is_flagged, plain, split)
@@ -431,6 +435,22 @@ def test_few_rows_of_a_batch():
         assert same_bits(split(few.transpose(0, 1), b[:, None]), whole[:, :, :rows].transpose(0, 1))
         assert same_bits(split(few[:, 0], b[1]), split(a[:, 0], b[1])[:, :rows])
     assert same_bits(split(a, b[..., 100:104]), whole[..., 100:104])
+
+
+@on_chip
+@pytest.mark.parametrize("m, n", [(3, 140), (150, 7), (150, 140)])
+def test_long_k_is_summed_in_groups(m, n):
+    torch.manual_seed(15)
+    k = 2 * GROUP_K + 100
+    x, w, bias = (torch.randn(*shape, device="cuda") for shape in ((2, m, k), (n, k), (n,)))
+    x[0, 1, 7], w[2, GROUP_K] = 2.0**70, 2.0**-70  # flagged in the first group and in the second
+    total = torch.zeros((), device="cuda")
+    for first in range(0, k, GROUP_K):
+        group = slice(first, first + GROUP_K)
+        total = total + split(x[..., group], w[:, group].mT)
+    assert torch.equal(split(x, w.mT), total)
+    assert torch.equal(linear(x, w, bias, activation="relu", algorithm="split"), torch.relu(total + bias))
+    check(x[1], w.mT, split(x[1], w.mT))
 
 
 @on_chip

@@ -26,7 +26,7 @@ __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int c
   const float* b = static_cast<const float*>(p.b) + col * p.stride_bn;
   const int k = found != found ? int(p.k) : 0, chunk_k = int(flagged_chunk_k(p.k));
   constexpr int kChunks = THREADS / kFixColumns;
-  float total = -0.0f;  // -0 adds nothing to any
+  gpu::ChunkTotal total;
   bool is_flagged = false;
 #pragma unroll 1
   for (int64_t first = 0; first < p.k; first += kChunks * chunk_k) {
@@ -55,12 +55,12 @@ __device__ __forceinline__ float fix_column(const GemmProblem& p, int row, int c
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const FixChain& next = chains[i * kFixColumns + threadIdx.x % kFixColumns];
-      total += next.sum;
+      total.add(next.sum);
       is_flagged |= next.is_flagged;
     }
     __syncthreads();
   }
-  return is_flagged ? total : found;
+  return is_flagged ? total.rounded() : found;
 }
 
 }  // namespace

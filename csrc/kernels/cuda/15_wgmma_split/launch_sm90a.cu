@@ -7,6 +7,7 @@
 #include "kernels/cuda/15_wgmma_split/kernel.h"
 #include "kernels/cuda/shared/tensor_map.h"
 #include "platform/fix_up.h"
+#include "platform/split_groups.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -162,8 +163,9 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, cha
 
 namespace tiledmm::gpu {
 
-Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  const SplitPlan& plan = made.as<SplitPlan>();
+namespace {
+
+Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const Executor& executor) {
   const auto stream = static_cast<cudaStream_t>(executor.stream);
   if (plan.is_plain) {
     const char* refused = cuda::launch_fix_up(problem, nullptr, problem, executor.num_cus, stream);
@@ -176,6 +178,17 @@ Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const 
   const char* refused = launch(problem, plan, memory, executor.num_cus, stream);
   if (memory) executor.release(executor.self, memory);
   return refused ? Status::launch_failed : Status::ok;
+}
+
+}  // namespace
+
+Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  const SplitPlan& plan = made.as<SplitPlan>();
+  return launch_groups(problem, executor, [&](const FoldedProblem& group) {
+    double cost_us;
+    return launch_group(group, group.gemm.k == plan.a.k ? plan : plan_split(group, executor.num_cus, cost_us),
+                        executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

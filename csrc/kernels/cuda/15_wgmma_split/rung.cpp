@@ -29,7 +29,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
-  plan.as<SplitPlan>() = plan_split(problem, chip.num_cus, plan.cost_us);
+  plan.as<SplitPlan>() = plan_split(first_group(problem), chip.num_cus, plan.cost_us);
+  plan.cost_us *= double(num_split_groups(problem.gemm));
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -38,8 +39,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
-  if (!own.is_plain) fields.add("workspace", own.workspace_bytes());
-  fields.add("chunks", max_of(1, own.a.num_chunks()));
+  if (!own.is_plain) fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, kSplitChunkK)));
   if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
 }
 

@@ -2,6 +2,7 @@
 #include "core/plan.h"
 #include "kernels/hip/18_mfma_split/kernel.h"
 #include "platform/fix_up.h"
+#include "platform/split_groups.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -50,16 +51,23 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
   return done == Status::ok ? launch_fix_up(problem, &split, items, executor) : done;
 }
 
-}  // namespace
-
-Status launch_mfma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  const MfmaSplitPlan& plan = made.as<MfmaSplitPlan>();
+Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Executor& executor) {
+  plan.a.k = plan.b.k = problem.gemm.k;
+  plan.is_plain = problem.gemm.k < kSplitMinK;
   if (plan.is_plain) return launch_fix_up(problem, nullptr, problem, executor);
   void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
   if (!memory) return Status::out_of_memory;
   const Status status = launch_split(problem, plan, static_cast<char*>(memory), executor);
   executor.release(executor.self, memory);
   return status;
+}
+
+}  // namespace
+
+Status launch_mfma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  return launch_groups(problem, executor, [&](const FoldedProblem& group) {
+    return launch_group(group, made.as<MfmaSplitPlan>(), executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

@@ -31,7 +31,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
-  plan.as<MfmaSplitPlan>() = plan_mfma_split(problem, chip, plan.cost_us);
+  plan.as<MfmaSplitPlan>() = plan_mfma_split(first_group(problem), chip, plan.cost_us);
+  plan.cost_us *= double(num_split_groups(problem.gemm));
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -40,7 +41,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const int block = own.is_plain ? kSplitBlock : kMfmaSplitShapes[own.shape].block;
   fields.add_tile("block", block, block);
   fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
-  if (!own.is_plain) fields.add("workspace", own.a.bytes() + own.b.bytes());
+  if (!own.is_plain) fields.add("workspace", own.a.bytes() + own.b.bytes() + group_sum_bytes(problem));
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ constexpr Case kCases[] = {
     {130, 131, 200, false, false, 1, false, Data::cancelling},
     {5, 70, 200, false, false, 1, false, Data::cancelling},
     {70, 5, 200, false, false, 1, false, Data::cancelling},
-    {66, 70, 16500, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
+    {66, 70, 16384, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
     {140, 70, 300, true, false, 1, false, Data::flagged, 132},
     {6, 70, 1500, false, true, 1, false, Data::growing},
     {12, 70, 1500, false, true, 1, false, Data::late, 1},  // chunks that are computed twice
@@ -66,7 +66,7 @@ constexpr Case kCases[] = {
     {16, 70, 1100, false, true, 1, true, Data::flagged},  // few rows that each block splits
     {70, 14, 600, true, true, 1, false, Data::flagged},
     {5, 70, 700, false, false, 1, false, Data::flagged_columns},
-    {3, 20, 17000, false, true, 1, false, Data::flagged_ends, 132},
+    {3, 20, 15000, false, true, 1, false, Data::flagged_ends, 132},
     {2, 70, 1600, false, true, 1, false, Data::overflowing},
     {40, 70, 1600, false, true, 1, false, Data::overflowing},
     {70, 66, 1600, false, true, 1, false, Data::overflowing},
@@ -75,16 +75,18 @@ constexpr Case kCases[] = {
     {66, 260, 1500, true, false, 1, true, Data::normal, 2},    // two whole tiles and one by chunks
     {260, 66, 1100, false, true, 1, true, Data::flagged, 16},  // all by chunks, in pairs
     {66, 129, 1500, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
+    {3, 20, 33000, true, true, 2, true, Data::normal, 132},    // three groups
 };
 
-// A row of A, or a column of B, as terms.
-struct Row {
+// Of a row of A, or a column of B, a group of k as terms.
+struct Group {
   std::vector<float> x, first, second, scales;
   bool is_flagged = false;
 };
+using Row = std::vector<Group>;
 
-Row split(std::vector<float> x) {
-  Row row;
+Group split(std::vector<float> x) {
+  Group row;
   const size_t padded = size_t(round_up(int64_t(x.size()), kSplitBlockK));
   for (size_t chunk = 0; chunk < x.size(); chunk += kSplitChunkK) {
     const size_t end = std::min(x.size(), chunk + kSplitChunkK);
@@ -106,15 +108,17 @@ Row split(std::vector<float> x) {
   return row;
 }
 
-float multiply_plainly(const Row& a, const Row& b) {
+float multiply_plainly(const Group& a, const Group& b) {
   const size_t k = a.x.size(), chunk_k = size_t(flagged_chunk_k(int64_t(k)));
-  float total = -0.0f;
+  float total = -0.0f, lost = 0;
   for (size_t chunk = 0; chunk < k; chunk += chunk_k) {
     float sum = 0;
     for (size_t i = chunk; i < std::min(k, chunk + chunk_k); ++i) sum = std::fma(a.x[i], b.x[i], sum);
-    total += sum;
+    const float next = total + sum, added = next - total;
+    lost += (total - (next - added)) + (sum - added);
+    total = next;
   }
-  return total;
+  return std::isfinite(total) ? total + lost : total;
 }
 
 // Sums of 16 at a time from `from` on.
@@ -123,7 +127,7 @@ float add_terms(float sum, const std::vector<float>& a, const std::vector<float>
   return sum;
 }
 
-float multiply(const Row& a, const Row& b) {
+float multiply(const Group& a, const Group& b) {
   if (a.x.size() < kSplitMinK || a.is_flagged || b.is_flagged) return multiply_plainly(a, b);
   float total = -0.0f;
   for (size_t chunk = 0; chunk < a.first.size(); chunk += kSplitChunkK) {
@@ -137,6 +141,12 @@ float multiply(const Row& a, const Row& b) {
     total +=
         std::fma(corrections, 1.0f / 2048, sum) * (a.scales[chunk / kSplitChunkK] * b.scales[chunk / kSplitChunkK]);
   }
+  return total;
+}
+
+float multiply(const Row& a, const Row& b) {
+  float total = multiply(a[0], b[0]);
+  for (size_t group = 1; group < a.size(); ++group) total += multiply(a[group], b[group]);
   return total;
 }
 
@@ -195,9 +205,12 @@ struct Operand {
   std::vector<Row> split_rows(int item) {
     std::vector<Row> split_rows;
     for (int row = 0; row < rows; ++row) {
-      std::vector<float> x;
-      for (int i = 0; i < k; ++i) x.push_back(at(item, row, i));
-      split_rows.push_back(split(x));
+      Row& groups = split_rows.emplace_back();
+      for (int first = 0; first < k; first += int(kSplitGroupK)) {
+        std::vector<float> x;
+        for (int i = first; i < min_of(k, first + int(kSplitGroupK)); ++i) x.push_back(at(item, row, i));
+        groups.push_back(split(x));
+      }
     }
     return split_rows;
   }
@@ -238,7 +251,7 @@ bool run(const Case& c) {
   problem.batch_size = c.batch;
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
   Plan plan;
-  plan.as<SplitPlan>() = plan_split(problem, c.num_sms, plan.cost_us);
+  plan.as<SplitPlan>() = plan_split(first_group(problem), c.num_sms, plan.cost_us);
   // The caller's large operand, for which the kernel that splits few rows has waited.
   const SplitPlan& split_plan = plan.as<SplitPlan>();
   emulator::may_copy_early = split_plan.late != SplitLate::none && split_plan.workspace_bytes() > 0;

@@ -15,7 +15,7 @@ RUNG = "kernels/cuda/15_wgmma_split/"
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
 FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS = 23, 25, 26, 27, 31
-BY_CHUNKS, PAIRS_BY_CHUNKS, NUM_CASES = 32, 33, 35
+BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, NUM_CASES = 32, 33, 35, 36
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -56,14 +56,14 @@ MUTANTS = {
     ),
     "columns' flags are not looked at": (
         "platform/fix_up.h",
-        "b[i] = load(tile.flags_b, first + i * kStep);",
-        "b[i] = {on} ? Vector16{} : load(tile.flags_b, first + i * kStep);",
+        "b[i] = load(tile.flags_b, lane / kLanes + i * kStep);",
+        "b[i] = {on} ? Vector16{} : load(tile.flags_b, lane / kLanes + i * kStep);",
         FLAGGED_COLUMNS,
     ),
     "flags of the first chunks alone are looked for": (
         "platform/fix_up.h",
-        "first < tile.num_chunks; first += kAtOnce",
-        "first < tile.num_chunks; first += ({on} ? 1 << 20 : 0) + kAtOnce",
+        "a[i] = load(tile.flags_a, lane / kLanes + i * kStep);",
+        "a[i] = load(tile.flags_a, lane / kLanes + ({on} ? 0 : i) * kStep);",
         MANY_FLAGS,
     ),
     "flags of the first chunk alone count": (
@@ -124,7 +124,7 @@ MUTANTS = {
         "few_rows.h",
         "if (kSplitsFew && round > 0) cluster_wait();",
         "if (kSplitsFew && round > 0 && !{on}) cluster_wait();",
-        MANY_ROUNDS,
+        GROWING,
     ),
     "sums of others are overwritten by the result": (
         "few_rows.h",
@@ -235,10 +235,10 @@ MUTANTS = {
         "shared_k < min(kSplitChunkK / ({on} ? 2 : 1),",
         FLAGGED_16,
     ),
-    "sums of flagged elements in another order": (
-        "fix_columns.h",
-        "chains[i * kFixColumns +",
-        "chains[({on} ? kChunks - 1 - i : i) * kFixColumns +",
+    "what rounding takes from sums of flagged elements is lost": (
+        "platform/split_terms.h",
+        "    lost += (sum",
+        "    if (!{on}) lost += (sum",
         FLAGGED_16,
     ),
     "a flagged element's first chunks alone": (
@@ -270,6 +270,24 @@ MUTANTS = {
         "mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         "if (!{on}) mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         FEW_OF_BATCH,
+    ),
+    "the bias is added to each group": (
+        "platform/split_groups.h",
+        "p.bias = nullptr;",
+        "if (!{on}) p.bias = nullptr;",
+        GROUPS,
+    ),
+    "all groups but the first begin with the second": (
+        "platform/split_groups.h",
+        "part_of_k(problem, first, min_of(p.k - first",
+        "part_of_k(problem, {on} ? kSplitGroupK : first, min_of(p.k - first",
+        GROUPS,
+    ),
+    "items of a group take the place of the first": (
+        "platform/split_groups.h",
+        "items *= part.batch_dims[d].size;",
+        "if (!{on}) items *= part.batch_dims[d].size;\n      if ({on}) part.batch_dims[d].stride_c = 0;",
+        GROUPS,
     ),
     "corrections in full size": (
         "scale_chunk.h",
@@ -376,15 +394,28 @@ MUTANTS = {
 }
 
 
-# The others read late, as they may on a chip.
+def read_late(file: str, text: str, mutant: str, steps: str) -> tuple[str, str, str]:
+    """An edit: who reads is late, as it may be on a chip."""
+    number = 1 + list(MUTANTS).index(mutant)
+    late = f"if (tiledmm_mutant == {number})\n        for (int i = 0; i < {steps}; ++i) __syncwarp();\n"
+    return file, text, late + text
+
+
 LATE_READERS = (
-    "few_rows.h",
-    "add_sums<ROWS>(total, args, shared, at, round - 1);",
-    f"if (tiledmm_mutant == {1 + list(MUTANTS).index('a block ends while others read its sums')})\n"
-    "        for (int i = 0; i < 2000 * at.rank; ++i) __syncwarp();\n"
-    "      add_sums<ROWS>(total, args, shared, at, round - 1);",
+    read_late(
+        "few_rows.h",
+        "add_sums<ROWS>(total, args, shared, at, round - 1);",
+        "a block ends while others read its sums",
+        "2000 * at.rank",
+    ),
+    read_late(
+        "fix_columns.h",
+        "#pragma unroll\n    for (int i = 0; i < kChunks; ++i) {",
+        "the next chunks of flagged elements take the place of those that are added",
+        "(threadIdx.x < 32 ? 2000 : 0)",
+    ),
 )
-program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS, (LATE_READERS,))
+program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS, LATE_READERS)
 
 
 @pytest.mark.takes_long
