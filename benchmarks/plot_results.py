@@ -71,7 +71,7 @@ def plot_speed(machines: Ratios) -> Figure:
         names_before = names
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_title(machine, fontsize=11)
+        axes.set_title(machine.replace(", ", "\n", 1), fontsize=11)
         axes.legend(fontsize=8, loc="best")
     figure.supxlabel("time of the library / ours (a ratio without unit, log scale)", fontsize=11)
     figure.supylabel("class of shapes", fontsize=11)

@@ -16,6 +16,15 @@ NVML = "libnvidia-ml.so.1"
 _CPU_INFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # What cpuinfo calls the instruction sets that matter for matrix products.
+# Family, models: those of x86 servers on which the kernels were timed, and their neighbours.
+_MICROARCHITECTURES = (
+    ("6", (143,), "Sapphire Rapids"),
+    ("6", (207,), "Emerald Rapids"),
+    ("6", (173, 174), "Granite Rapids"),
+    ("25", (*range(0x10), *range(0x20, 0x60)), "Zen 3"),
+    ("25", (*range(0x10, 0x20), *range(0x60, 0x80), *range(0xA0, 0xB0)), "Zen 4"),
+    ("26", range(0x100), "Zen 5"),
+)
 _FEATURES = (
     *("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),
     *("asimd", "asimdhp", "bf16", "sve", "sve2", "sme"),
@@ -150,9 +159,14 @@ def driver_version(library: str = NVML) -> str:
 
 
 def cpu_name() -> str:
-    lines = _read(_CPU_INFO).splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    """The name that the CPU gives itself, and its microarchitecture where the numbers beside it are known."""
+    pairs = (line.partition(":") for line in reversed(_read(_CPU_INFO).splitlines()))
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    for family, models, microarchitecture in _MICROARCHITECTURES:
+        if fields.get("cpu family") == family and fields.get("model") in [str(m) for m in models]:
+            return f"{name} ({microarchitecture})"
+    return name
 
 
 def _features() -> tuple[str, ...]:

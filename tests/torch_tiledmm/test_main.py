@@ -54,6 +54,22 @@ def test_info_says_what_the_processor_has_and_uses(capsys, tmp_path, monkeypatch
     assert line.startswith("cpu: Abacus 9, ") and ", L1d 48 KiB, L2 2 MiB, L3 36 MiB; has avx2 amx_tile;" in line
 
 
+@pytest.mark.parametrize(
+    "family, model, name",
+    [
+        ("26", "2", "AMD EPYC (Zen 5)"),
+        ("25", "1", "AMD EPYC (Zen 3)"),
+        ("25", "17", "AMD EPYC (Zen 4)"),
+        ("9", "2", "AMD EPYC"),
+    ],
+)
+def test_the_microarchitecture_is_named(family, model, name, tmp_path, monkeypatch):
+    first = f"vendor_id : AuthenticAMD\ncpu family : {family}\nmodel : {model}\nmodel name : AMD EPYC\n"
+    (tmp_path / "cpuinfo").write_text(first + "\nmodel : 99\nmodel name : another\n")
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert machine.cpu_name() == name
+
+
 def test_info_without_proc_and_sys_still_answers(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "no such file")
     monkeypatch.setattr(machine, "_CACHES", tmp_path / "no such folder")
