@@ -11,8 +11,8 @@ inline constexpr int kSplitRows = 32;    // of an operand, that are split togeth
 // k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 // Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
-// magnitudes, would exceed theirs. With 64 of wide range its root mean square still does.
-inline constexpr int kSplitMinK = kSplitBlockK + 1;
+// magnitudes, would exceed theirs.
+inline constexpr int kSplitMinK = kSplitBlockK;
 // Longer k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
 // sums that one total takes.
 inline constexpr int64_t kSplitGroupK = 1 << 14;

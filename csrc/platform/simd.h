@@ -111,10 +111,10 @@ TILEDMM_INLINE void load_four_lanes([[maybe_unused]] const T* const* lanes, [[ma
     const auto half = [&](int lane) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes[lane * STEP] + first) + block / 2);
     };
-    const __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(1), 1);
-    const __m512i high = _mm512_inserti64x4(_mm512_castsi256_si512(half(2)), half(3), 1);
-    vectors[block * STEP] = (R)_mm512_shuffle_i32x4(low, high, 0x88);
-    vectors[(block + 1) * STEP] = (R)_mm512_shuffle_i32x4(low, high, 0xdd);
+    const __m512i low = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(0)), half(1), 1);
+    const __m512i high = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(2)), half(3), 1);
+    vectors[block * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0x88);
+    vectors[(block + 1) * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0xdd);
   }
 #endif
 }

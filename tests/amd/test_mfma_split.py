@@ -81,7 +81,7 @@ CASES = {
     "large, gfx950": ("gfx950", LARGE, dict(m=131, n=20, k=330, a_close="m", pads=(1, 2, 3))),
     "batch": ("gfx942", SMALL, dict(m=5, n=34, k=70, batch=3, b_close="n")),
     "two chunks": ("gfx942", SMALL, dict(m=3, n=2, k=700)),
-    "short k": ("gfx942", SMALL, dict(m=40, n=33, k=64, b_close="n", has_bias=True, activation="gelu")),
+    "short k": ("gfx942", SMALL, dict(m=40, n=33, k=63, b_close="n", has_bias=True, activation="gelu")),
     "no k": ("gfx942", SMALL, dict(m=3, n=5, k=0, has_bias=True)),
     "two groups": ("gfx942", SMALL, dict(m=3, n=2, k=16454, has_bias=True)),
 }
@@ -92,7 +92,7 @@ def test_products_are_right(case, kernels_of, launcher):
     arch, shape, sizes = CASES[case]
     product = Product("fp32", **sizes)
     launches, _ = multiply(kernels_of(arch), launcher, product, shape)
-    assert len(launches) == (1 if sizes["k"] <= 64 else 3 if sizes["k"] <= 1 << 14 else 7)
+    assert len(launches) == (1 if sizes["k"] < 64 else 3 if sizes["k"] <= 1 << 14 else 7)
     product.check()
 
 
@@ -104,7 +104,7 @@ def repeated(product):
 
 
 def test_a_repeated_operand_is_split_once(kernels_of, launcher):
-    product = repeated(Product("fp32", 4, 40, 66, batch=3))
+    product = repeated(Product("fp32", 4, 40, 64, batch=3))
     launches, _ = multiply(kernels_of("gfx942"), launcher, product)
     assert launches[0][1][0] == 3 * 4 + 4  # tiles of 32 rows, padded to 128
     product.check()
