@@ -13,11 +13,12 @@ inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 // Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
 // magnitudes, would exceed theirs.
 inline constexpr int kSplitMinK = kSplitBlockK;
-// Longer k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
-// sums that one total takes.
-inline constexpr int64_t kSplitGroupK = 1 << 14;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
+
+// Long k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
+// sums that one total takes.
+inline constexpr int64_t kSplitGroupK = 1 << 14;
 constexpr int64_t num_split_groups(const GemmProblem& p) { return max_of(1, ceil_div(p.k, kSplitGroupK)); }
 // Of a group's results that are added to C.
 constexpr int64_t group_sum_bytes(const FoldedProblem& problem) {

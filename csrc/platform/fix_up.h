@@ -139,9 +139,12 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
                       int(p.n) - first_col,
                       int(p.k),
                       is_k_major(p.stride_bn, p.stride_bk)};
-  float chain[64], next_a[kFixValues], next_b[kFixValues];
-  ChunkTotal total[64];
-  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) chain[i] = 0;
+  float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
+  uint32_t lost[32];  // of two neighbours
+  const auto total_of = [&](int i) {
+    return ChunkTotal{total[i], float_of(i % 2 ? lost[i / 2] & 0xffff0000 : lost[i / 2] << 16)};
+  };
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = ChunkTotal().sum, lost[i / 2] = 0, chain[i] = 0;
   a.load(next_a, 0);
   b.load(next_b, 0);
   TILEDMM_NO_UNROLL for (int k = 0; k < p.k; k += kFixK) {
@@ -160,19 +163,23 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
         TILEDMM_UNROLL for (int i = 0; i < 64; ++i) chain[i] = multiply_add(frag_a[i / 8], frag_b[i % 8], chain[i]);
       }
       if ((k + kFixK) % args.chunk_k == 0 || k + kFixK >= p.k) {
-        TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i].add(chain[i]), chain[i] = 0;
+        TILEDMM_UNROLL for (int i = 0; i < 64; i += 2) {
+          ChunkTotal first = total_of(i), second = total_of(i + 1);
+          first.add(chain[i]), second.add(chain[i + 1]);
+          total[i] = first.sum, total[i + 1] = second.sum;
+          lost[i / 2] = bits_of(first.lost) >> 16 | bits_of(second.lost);
+          chain[i] = chain[i + 1] = 0;
+        }
       }
     }
     block_barrier();
   }
   if (!has_work) return;
-  if (p.k == 0) {
-    TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i].sum = 0;
-  }
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = p.k == 0 ? 0 : total_of(i).rounded();
   // Row by row through shared memory: one copy of the epilogue's code. A thread reads what it wrote.
   float* slots = &tile_a[0][0] + thread_idx();
   TILEDMM_NO_UNROLL for (int i = 0; i < 8; ++i) {
-    TILEDMM_UNROLL for (int j = 0; j < 8; ++j) slots[j * kFixThreads] = total[j].rounded();
+    TILEDMM_UNROLL for (int j = 0; j < 8; ++j) slots[j * kFixThreads] = total[j];
     TILEDMM_NO_UNROLL for (int j = 0; j < 8; ++j) {
       if (flags[thread_row + i] | flags[kSplitBlock + col_of(j)])
         store_element<float>(p, first_row + thread_row + i, first_col + col_of(j), slots[j * kFixThreads]);

@@ -283,9 +283,11 @@ struct LanesAlongK {
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) {
       Reg<Unit> units[COUNT * kBlockUnits] = {};
-      if constexpr (kBlocks == 4 && COUNT == 4 && kBlockUnits == 4) {
+      if constexpr (kBlocks == 4 && COUNT == 4) {
 #pragma GCC unroll 4
-        for (int r = 0; r < 4; ++r) load_four_lanes<4>(&lane[v * kLanes + r], k_first + k, &units[r]);
+        for (int r = 0; r < kBlockUnits; ++r) {
+          load_four_lanes<kBlockUnits>(&lane[v * kLanes + r], k_first + k, &units[r]);
+        }
       } else {
         insert_lanes<COUNT, 0>(v * kLanes, k_first + k, units);
       }

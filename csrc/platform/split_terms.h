@@ -31,13 +31,14 @@ TILEDMM_DEVICE bool is_below(uint32_t nonzero, int exponent) {
   return nonzero < 2 * (uint32_t(127 + exponent) << 23) - 1;
 }
 
-// The sum of a flagged element's chunks, and what rounding has taken from it (Knuth's TwoSum).
+// The sum of a flagged element's chunks, and what rounding has taken from it (Knuth's TwoSum), cut off to the upper 16
+// bits, so that two of them are a word.
 struct ChunkTotal {
   float sum = -0.0f, lost = 0;  // -0 adds nothing to any
 
   TILEDMM_DEVICE void add(float chunk) {
     const float next = sum + chunk, added = next - sum;
-    lost += (sum - (next - added)) + (chunk - added);
+    lost = float_of(bits_of(lost + ((sum - (next - added)) + (chunk - added))) & 0xffff0000);
     sum = next;
   }
   // What an infinite sum has lost is not a number.

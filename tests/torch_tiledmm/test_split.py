@@ -175,6 +175,13 @@ def test_short_k_is_multiplied_plainly_by_n_and_k_alone():
     } == {"3 products in fp16"}
 
 
+def test_long_k_needs_the_memory_of_a_group():
+    def workspace(k):
+        return candidate(500, 600, k, "fp32", device="cuda:sm_90")[0].config["workspace"]
+
+    assert workspace(1 << 20) == workspace(GROUP_K) + 500 * 600 * 4 > workspace(GROUP_K // 2)
+
+
 def test_the_large_operand_of_few_rows_is_split_after_the_load():
     def late(m, n):
         return candidate(m, n, 4096, "fp32", device="cuda:sm_90")[0].config.get("split_after_load")

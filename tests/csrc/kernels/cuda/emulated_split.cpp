@@ -115,7 +115,7 @@ float multiply_plainly(const Group& a, const Group& b) {
     float sum = 0;
     for (size_t i = chunk; i < std::min(k, chunk + chunk_k); ++i) sum = std::fma(a.x[i], b.x[i], sum);
     const float next = total + sum, added = next - total;
-    lost += (total - (next - added)) + (sum - added);
+    lost = __uint_as_float(__float_as_uint(lost + ((total - (next - added)) + (sum - added))) & 0xffff0000u);
     total = next;
   }
   return std::isfinite(total) ? total + lost : total;

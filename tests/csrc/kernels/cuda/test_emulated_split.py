@@ -237,8 +237,8 @@ MUTANTS = {
     ),
     "what rounding takes from sums of flagged elements is lost": (
         "platform/split_terms.h",
-        "    lost += (sum",
-        "    if (!{on}) lost += (sum",
+        "    lost = float_of(bits_of(",
+        "    if (!{on}) lost = float_of(bits_of(",
         FLAGGED_16,
     ),
     "a flagged element's first chunks alone": (
@@ -270,6 +270,12 @@ MUTANTS = {
         "mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         "if (!{on}) mbarrier_wait_parity(shared.empty + filled.stage * 8,",
         FEW_OF_BATCH,
+    ),
+    "what two neighbours have lost is exchanged": (
+        "platform/fix_up.h",
+        "float_of(i % 2 ? lost",
+        "float_of(i % 2 != {on} ? lost",
+        FLAGGED,
     ),
     "the bias is added to each group": (
         "platform/split_groups.h",
