@@ -19,17 +19,47 @@ inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRang
 // Long k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
 // sums that one total takes.
 inline constexpr int64_t kSplitGroupK = 1 << 14;
+// Results that are added up later take so much memory at most, but for those of a single group.
+inline constexpr int64_t kSplitMaxSumBytes = 32 << 20;
 constexpr int64_t num_split_groups(const GemmProblem& p) { return max_of(1, ceil_div(p.k, kSplitGroupK)); }
-// Of a group's results that are added to C.
+// Whole groups that are multiplied together, a dimension of the batch more, so that few tiles fill a chip.
+constexpr int64_t groups_at_once(const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  if (p.num_batch_dims == kMaxGpuBatchDims) return 1;
+  const int64_t fitting = kSplitMaxSumBytes / max_of(4, problem.batch_size * p.m * p.n * 4);
+  return max_of(1, min_of(p.k / kSplitGroupK, fitting));
+}
+// Of results of groups.
 constexpr int64_t group_sum_bytes(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  return num_split_groups(p) > 1 ? problem.batch_size * p.m * p.n * 4 : 0;
+  return num_split_groups(p) > 1 ? groups_at_once(problem) * problem.batch_size * p.m * p.n * 4 : 0;
 }
-// The problem of the first group.
-inline FoldedProblem first_group(const FoldedProblem& problem) {
-  FoldedProblem group = problem;
-  group.gemm.k = min_of(group.gemm.k, kSplitGroupK);
-  return group;
+// `num_groups` groups of `count` elements of k from `first` on as one more dimension of the batch, the outermost. C is
+// [group][item][row][col], and somewhere else; bias and activation are left for later.
+inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int64_t count, int64_t num_groups) {
+  FoldedProblem part = problem;
+  GemmProblem& p = part.gemm;
+  p.k = count;
+  p.a = static_cast<const float*>(p.a) + first * p.stride_ak;
+  p.b = static_cast<const float*>(p.b) + first * p.stride_bk;
+  p.c = nullptr, p.stride_cm = p.n, p.stride_cn = 1;
+  p.bias = nullptr, p.activation = Activation::none;
+  int64_t stride_c = p.m * p.n;
+  for (int32_t d = p.num_batch_dims - 1; d >= 0; --d) {
+    part.batch_dims[d].stride_c = stride_c;
+    stride_c *= part.batch_dims[d].size;
+  }
+  if (num_groups == 1) return part;
+  for (int32_t d = p.num_batch_dims; d > 0; --d) part.batch_dims[d] = part.batch_dims[d - 1];
+  part.batch_dims[0] = {num_groups, count * p.stride_ak, count * p.stride_bk, stride_c};
+  ++p.num_batch_dims;
+  part.batch_size *= num_groups;
+  return part;
+}
+// What is multiplied first: all of k, or groups of it.
+inline FoldedProblem first_groups(const FoldedProblem& problem) {
+  if (problem.gemm.k <= kSplitGroupK) return problem;
+  return groups_of(problem, 0, kSplitGroupK, groups_at_once(problem));
 }
 
 // What is flagged is summed in shorter chunks of k. Less than two of them are one chunk.

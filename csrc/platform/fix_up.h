@@ -141,10 +141,10 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
                       is_k_major(p.stride_bn, p.stride_bk)};
   float total[64], chain[64], next_a[kFixValues], next_b[kFixValues];
   uint32_t lost[32];  // of two neighbours
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = ChunkTotal().sum, lost[i / 2] = 0, chain[i] = 0;
   const auto total_of = [&](int i) {
     return ChunkTotal{total[i], float_of(i % 2 ? lost[i / 2] & 0xffff0000 : lost[i / 2] << 16)};
   };
-  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = ChunkTotal().sum, lost[i / 2] = 0, chain[i] = 0;
   a.load(next_a, 0);
   b.load(next_b, 0);
   TILEDMM_NO_UNROLL for (int k = 0; k < p.k; k += kFixK) {

@@ -175,11 +175,14 @@ def test_short_k_is_multiplied_plainly_by_n_and_k_alone():
     } == {"3 products in fp16"}
 
 
-def test_long_k_needs_the_memory_of_a_group():
-    def workspace(k):
-        return candidate(500, 600, k, "fp32", device="cuda:sm_90")[0].config["workspace"]
+def test_long_k_needs_the_memory_of_groups_that_are_multiplied_together():
+    def workspace(m, n, k, batch=1):
+        return candidate(m, n, k, "fp32", device="cuda:sm_90", batch=batch)[0].config["workspace"]
 
-    assert workspace(1 << 20) == workspace(GROUP_K) + 500 * 600 * 4 > workspace(GROUP_K // 2)
+    one = 5000 * 6000 * 4
+    assert workspace(5000, 6000, 1 << 20) == workspace(5000, 6000, GROUP_K) + one > workspace(5000, 6000, GROUP_K // 2)
+    # Results of 27 groups are less than 32 MiB.
+    assert workspace(500, 600, 1 << 20) == workspace(500, 600, GROUP_K, batch=27) + 27 * 500 * 600 * 4
 
 
 def test_the_large_operand_of_few_rows_is_split_after_the_load():
@@ -445,7 +448,7 @@ def test_few_rows_of_a_batch():
 
 
 @on_chip
-@pytest.mark.parametrize("m, n", [(3, 140), (150, 7), (150, 140)])
+@pytest.mark.parametrize("m, n", [(3, 140), (150, 7), (150, 140), (1600, 1500)])
 def test_long_k_is_summed_in_groups(m, n):
     torch.manual_seed(15)
     k = 2 * GROUP_K + 100

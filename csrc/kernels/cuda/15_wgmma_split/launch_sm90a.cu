@@ -186,7 +186,7 @@ Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const 
   const SplitPlan& plan = made.as<SplitPlan>();
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {
     double cost_us;
-    return launch_group(group, group.gemm.k == plan.a.k ? plan : plan_split(group, executor.num_cus, cost_us),
+    return launch_group(group, group.gemm.k == problem.gemm.k ? plan : plan_split(group, executor.num_cus, cost_us),
                         executor);
   });
 }

@@ -14,8 +14,6 @@ inline constexpr int kBlocksOfChunk = kSplitChunkK / kSplitBlockK;  // blocks of
 inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
 // Each block that multiplies by up to so many splits them itself; a kernel of its own splits more.
 inline constexpr int kRowsSplitByBlocks = 16;
-// Sums of chunks that are computed side by side take so much memory at most.
-inline constexpr int64_t kSplitMaxSumBytes = 32 << 20;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, which go by the width, and plans agree");

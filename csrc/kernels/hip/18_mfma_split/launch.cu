@@ -52,8 +52,10 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
 }
 
 Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Executor& executor) {
-  plan.a.k = plan.b.k = problem.gemm.k;
-  plan.is_plain = problem.gemm.k < kSplitMinK;
+  const GemmProblem& p = problem.gemm;
+  plan.is_plain = p.k < kSplitMinK;
+  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
+  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
   if (plan.is_plain) return launch_fix_up(problem, nullptr, problem, executor);
   void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
   if (!memory) return Status::out_of_memory;

@@ -279,20 +279,32 @@ MUTANTS = {
     ),
     "the bias is added to each group": (
         "platform/split_groups.h",
-        "p.bias = nullptr;",
-        "if (!{on}) p.bias = nullptr;",
+        "if (next < k) whole.gemm.bias",
+        "if (next < k && !{on}) whole.gemm.bias",
         GROUPS,
     ),
-    "all groups but the first begin with the second": (
+    "the rest of k begins with the second group": (
         "platform/split_groups.h",
-        "part_of_k(problem, first, min_of(p.k - first",
-        "part_of_k(problem, {on} ? kSplitGroupK : first, min_of(p.k - first",
+        "groups_of(problem, first, min_of(",
+        "groups_of(problem, {on} && first > 0 ? kSplitGroupK : first, min_of(",
+        GROUPS,
+    ),
+    "all groups at once are the first one": (
+        "core/split_layout.h",
+        "{num_groups, count * p.stride_ak,",
+        "{num_groups, {on} ? 0 : count * p.stride_ak,",
+        GROUPS,
+    ),
+    "the rest of k takes the place of the groups": (
+        "platform/split_groups.h",
+        "num_groups, first == 0, whole",
+        "num_groups, first == 0 || {on}, whole",
         GROUPS,
     ),
     "items of a group take the place of the first": (
-        "platform/split_groups.h",
-        "items *= part.batch_dims[d].size;",
-        "if (!{on}) items *= part.batch_dims[d].size;\n      if ({on}) part.batch_dims[d].stride_c = 0;",
+        "core/split_layout.h",
+        "part.batch_dims[d].stride_c = stride_c;",
+        "part.batch_dims[d].stride_c = {on} ? 0 : stride_c;",
         GROUPS,
     ),
     "corrections in full size": (
