@@ -15,7 +15,6 @@ import torch
 NVML = "libnvidia-ml.so.1"
 _CPU_INFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# What cpuinfo calls the instruction sets that matter for matrix products.
 # Family, models: those of x86 servers on which the kernels were timed, and their neighbours.
 _MICROARCHITECTURES = (
     ("6", (143,), "Sapphire Rapids"),
@@ -25,6 +24,7 @@ _MICROARCHITECTURES = (
     ("25", (*range(0x10, 0x20), *range(0x60, 0x80), *range(0xA0, 0xB0)), "Zen 4"),
     ("26", range(0x100), "Zen 5"),
 )
+# What cpuinfo calls the instruction sets that matter for matrix products.
 _FEATURES = (
     *("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),
     *("asimd", "asimdhp", "bf16", "sve", "sve2", "sme"),
@@ -158,10 +158,15 @@ def driver_version(library: str = NVML) -> str:
     return _read(Path("/sys/module/amdgpu/version")).strip()
 
 
+def _cpu_info() -> dict[str, str]:
+    """What cpuinfo says of the first processor."""
+    pairs = (line.partition(":") for line in reversed(_read(_CPU_INFO).splitlines()))
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 def cpu_name() -> str:
     """The name that the CPU gives itself, and its microarchitecture where the numbers beside it are known."""
-    pairs = (line.partition(":") for line in reversed(_read(_CPU_INFO).splitlines()))
-    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    fields = _cpu_info()
     name = fields.get("model name") or platform.processor() or platform.machine()
     for family, models, microarchitecture in _MICROARCHITECTURES:
         if fields.get("cpu family") == family and fields.get("model") in [str(m) for m in models]:
@@ -170,8 +175,8 @@ def cpu_name() -> str:
 
 
 def _features() -> tuple[str, ...]:
-    lines = _read(_CPU_INFO).splitlines()
-    words = next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    fields = _cpu_info()
+    words = fields.get("flags", fields.get("Features", "")).split()
     return tuple(feature for feature in _FEATURES if feature in words)
 
 

@@ -21,7 +21,6 @@ inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRang
 inline constexpr int64_t kSplitGroupK = 1 << 14;
 // Results that are added up later take so much memory at most, but for those of a single group.
 inline constexpr int64_t kSplitMaxSumBytes = 32 << 20;
-constexpr int64_t num_split_groups(const GemmProblem& p) { return max_of(1, ceil_div(p.k, kSplitGroupK)); }
 // Whole groups that are multiplied together, a dimension of the batch more, so that few tiles fill a chip.
 constexpr int64_t groups_at_once(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
@@ -29,10 +28,14 @@ constexpr int64_t groups_at_once(const FoldedProblem& problem) {
   const int64_t fitting = kSplitMaxSumBytes / max_of(4, problem.batch_size * p.m * p.n * 4);
   return max_of(1, min_of(p.k / kSplitGroupK, fitting));
 }
-// Of results of groups.
+// So many times groups are multiplied, one after the other.
+constexpr int64_t group_rounds(const FoldedProblem& problem) {
+  return max_of(1, ceil_div(ceil_div(problem.gemm.k, kSplitGroupK), groups_at_once(problem)));
+}
+// The memory that results of groups take until they are added.
 constexpr int64_t group_sum_bytes(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  return num_split_groups(p) > 1 ? groups_at_once(problem) * problem.batch_size * p.m * p.n * 4 : 0;
+  return p.k > kSplitGroupK ? groups_at_once(problem) * problem.batch_size * p.m * p.n * 4 : 0;
 }
 // `num_groups` groups of `count` elements of k from `first` on as one more dimension of the batch, the outermost. C is
 // [group][item][row][col], and somewhere else; bias and activation are left for later.
@@ -92,6 +95,15 @@ inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* strid
     if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
   }
   return items;
+}
+
+// The part of a plan that says whether operands are split, and where their terms lie.
+template <class Plan>
+void lay_out_operands(Plan& plan, const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  plan.is_plain = p.k < kSplitMinK;
+  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
+  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
 }
 
 }  // namespace tiledmm

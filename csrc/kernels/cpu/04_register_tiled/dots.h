@@ -33,15 +33,14 @@ struct Dots {
   // are 1.3 times as fast; Intel and Zen 4 transpose no faster than one chain takes.
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
+    [[maybe_unused]] const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
     if constexpr (TILEDMM_VECTOR_BYTES < 64 && MR <= 3) {
-      const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
       if (!is_one_set || 2 * kLanes <= 8) return multiply<MR, 2, false>(finish);
       if constexpr (MR <= 2) {
         if (depth >= 2 * kChunk && !fetches_b) return multiply<MR, 1, true>(finish);
       }
     }
     if constexpr (TILEDMM_VECTOR_BYTES == 64 && MR <= 2) {
-      const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
       if (!is_one_set && !fetches_b && is_zen5()) return multiply<MR, 2, false>(finish);
     }
     multiply<MR, 1, false>(finish);

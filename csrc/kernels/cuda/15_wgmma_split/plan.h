@@ -81,13 +81,11 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
 inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
   const GemmProblem& p = problem.gemm;
   SplitPlan plan{};
-  plan.is_plain = p.k < kSplitMinK;
+  lay_out_operands(plan, problem);
   plan.tiles_m = ceil_div(p.m, kSplitBlock);
   plan.tiles_n = ceil_div(p.n, kSplitBlock);
   plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
   const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
-  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
-  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
   if (!plan.is_plain) plan.late = split_late(p);
   if (plan.is_plain) {
     cost_us = 5 + double(rounds) * (1 + 0.06 * double(p.k));

@@ -52,10 +52,7 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
 }
 
 Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Executor& executor) {
-  const GemmProblem& p = problem.gemm;
-  plan.is_plain = p.k < kSplitMinK;
-  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
-  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
+  lay_out_operands(plan, problem);
   if (plan.is_plain) return launch_fix_up(problem, nullptr, problem, executor);
   void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
   if (!memory) return Status::out_of_memory;

@@ -44,10 +44,8 @@ inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& c
   constexpr double kStartUs = 5.8, kBandwidth = 0.69;
   const GemmProblem& p = problem.gemm;
   MfmaSplitPlan plan{};
-  plan.is_plain = p.k < kSplitMinK;
+  lay_out_operands(plan, problem);
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
-  plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
-  plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
   if (plan.is_plain) {
     const int64_t tiles = ceil_div(p.m, kSplitBlock) * ceil_div(p.n, kSplitBlock) * problem.batch_size;
     const double rate = chip.simt_tflops[int(DType::f32)] * 1e6 / chip.num_cus / 2;

@@ -32,7 +32,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
   plan.as<MfmaSplitPlan>() = plan_mfma_split(first_groups(problem), chip, plan.cost_us);
-  plan.cost_us *= double(ceil_div(num_split_groups(problem.gemm), groups_at_once(problem)));
+  plan.cost_us *= double(group_rounds(problem));
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

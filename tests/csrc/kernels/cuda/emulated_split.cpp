@@ -86,7 +86,7 @@ struct Group {
 using Row = std::vector<Group>;
 
 Group split(std::vector<float> x) {
-  Group row;
+  Group group;
   const size_t padded = size_t(round_up(int64_t(x.size()), kSplitBlockK));
   for (size_t chunk = 0; chunk < x.size(); chunk += kSplitChunkK) {
     const size_t end = std::min(x.size(), chunk + kSplitChunkK);
@@ -95,17 +95,17 @@ Group split(std::vector<float> x) {
     for (size_t i = chunk; i < end; ++i) largest = std::max(largest, std::fabs(x[i])), is_finite &= std::isfinite(x[i]);
     const int exponent = largest > 0 && is_finite ? std::ilogb(largest) : 0;
     const bool is_in_range = largest > 0 && is_finite && exponent >= -60 && exponent < 60;
-    row.is_flagged |= !is_finite || (largest > 0 && !is_in_range);
-    row.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - 14 : 0));
+    group.is_flagged |= !is_finite || (largest > 0 && !is_in_range);
+    group.scales.push_back(std::ldexp(1.0f, is_in_range ? exponent - 14 : 0));
     for (size_t i = chunk; i < std::min(padded, chunk + kSplitChunkK); ++i) {
-      const float scaled = i < end && is_in_range ? x[i] / row.scales.back() : 0;
-      row.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, 14 - 40);
-      row.first.push_back(__half2float(__float2half_rn(scaled)));
-      row.second.push_back(__half2float(__float2half_rn((scaled - row.first.back()) * 2048)));
+      const float scaled = i < end && is_in_range ? x[i] / group.scales.back() : 0;
+      group.is_flagged |= scaled != 0 && std::fabs(scaled) < std::ldexp(1.0f, 14 - 40);
+      group.first.push_back(__half2float(__float2half_rn(scaled)));
+      group.second.push_back(__half2float(__float2half_rn((scaled - group.first.back()) * 2048)));
     }
   }
-  row.x = std::move(x);
-  return row;
+  group.x = std::move(x);
+  return group;
 }
 
 float multiply_plainly(const Group& a, const Group& b) {
