@@ -10,9 +10,9 @@ inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
 inline constexpr int kSplitRows = 32;    // of an operand, that are split together
 // k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
-// Shorter k is left to plain multiply-adds: the split's own error, 12 units of 2^-24 times the sum of the products'
-// magnitudes, would exceed theirs.
-inline constexpr int kSplitMinK = kSplitBlockK;
+// Shorter k is left to the chip's native kernel: the split's own error, 12 units of 2^-24 times the sum of the products'
+// magnitudes, could exceed that of its chain.
+inline constexpr int64_t kSplitMinK = 96;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
 
@@ -67,7 +67,7 @@ inline FoldedProblem first_groups(const FoldedProblem& problem) {
 
 // What is flagged is summed in shorter chunks of k. Less than two of them are one chunk.
 inline constexpr int kFlaggedChunkK = 128;
-constexpr int64_t flagged_chunk_k(int64_t k) { return k < 2 * kFlaggedChunkK ? max_of(k, 1) : kFlaggedChunkK; }
+constexpr int64_t flagged_chunk_k(int64_t k) { return k < 2 * kFlaggedChunkK ? k : kFlaggedChunkK; }
 
 // Terms of elements that lie at most so far below the largest would be the same with a smaller scale.
 inline constexpr int kSplitExactRange = 26;
@@ -97,11 +97,10 @@ inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* strid
   return items;
 }
 
-// The part of a plan that says whether operands are split, and where their terms lie.
+// The part of a plan that says where the operands' terms lie.
 template <class Plan>
 void lay_out_operands(Plan& plan, const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  plan.is_plain = p.k < kSplitMinK;
   plan.a = {num_items(problem, &BatchDim::stride_a), p.m, p.k};
   plan.b = {num_items(problem, &BatchDim::stride_b), p.n, p.k};
 }

@@ -1,5 +1,5 @@
 // The last kernel of a product by split operands: rows of A and columns of B that were flagged, by plain multiply-adds
-// in fp32, in chunks of flagged_chunk_k(). Everything where there are no flags, k being short.
+// in fp32, in chunks of flagged_chunk_k().
 #pragma once
 
 #include "core/operand.h"
@@ -17,7 +17,7 @@ static_assert(kFlaggedChunkK % kFixK == 0, "a chunk ends with a tile, but the la
 
 // An operand's flags, of [item][chunk of k][row].
 struct FixUpFlags {
-  const uint8_t* flags;  // null: everything is computed
+  const uint8_t* flags;
   int padded_rows;
 };
 
@@ -120,7 +120,7 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
   static_assert(sizeof shared.a >= 8 * kFixThreads * sizeof(float), "the outputs pass through it");
   const FixUpTile tile(args, idx);
   const int first_row = tile.first_row, first_col = tile.first_col;
-  flags[thread_idx()] = !args.flags_a.flags || is_flagged(tile);
+  flags[thread_idx()] = is_flagged(tile);
   block_barrier();
   const GemmProblem p = item_of<true>(args.problem, tile.item);
   const int thread_row = thread_idx() / 16 * 8, thread_col = thread_idx() % 16 * 4;
@@ -175,7 +175,7 @@ TILEDMM_DEVICE void fix_tile(const FixUpArguments& args, FixUpShared& shared, in
     block_barrier();
   }
   if (!has_work) return;
-  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = p.k == 0 ? 0 : total_of(i).rounded();
+  TILEDMM_UNROLL for (int i = 0; i < 64; ++i) total[i] = total_of(i).rounded();
   // Row by row through shared memory: one copy of the epilogue's code. A thread reads what it wrote.
   float* slots = &tile_a[0][0] + thread_idx();
   TILEDMM_NO_UNROLL for (int i = 0; i < 8; ++i) {
@@ -200,7 +200,7 @@ fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
   const int warp = thread_idx() / kWarpSize, num_tiles = args.num_tiles;
   TILEDMM_NO_UNROLL for (int64_t first = block_idx(); first < num_tiles; first += int64_t(kWarps) * args.num_blocks) {
     const int64_t own = first + int64_t(warp) * args.num_blocks;
-    const bool has_work = own < num_tiles && (!args.flags_a.flags || has_flags(FixUpTile(args, int(own))));
+    const bool has_work = own < num_tiles && has_flags(FixUpTile(args, int(own)));
     block_barrier();  // what was found before is done
     is_found[warp] = has_work;
     block_barrier();
@@ -212,8 +212,8 @@ fix_up(TILEDMM_IN_PLACE FixUpArguments args) {
   }
 }
 
-// What the kernel takes. `split`: null where everything is computed. `items`: as split_operand() leaves it.
-inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const SplitOperands* split,
+// What the kernel takes. `items`: as split_operand() leaves it.
+inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const SplitOperands& split,
                                        const FoldedProblem& items, int num_cus) {
   FixUpArguments args{};
   args.problem = problem;
@@ -222,13 +222,12 @@ inline FixUpArguments fix_up_arguments(const FoldedProblem& problem, const Split
   args.tiles_n = int(ceil_div(problem.gemm.n, kSplitBlock));
   args.num_tiles = int(problem.batch_size * args.tiles_m * args.tiles_n);
   args.num_blocks = int(min_of(args.num_tiles, num_cus));
-  if (!split) return args;
   const auto flags_of = [](const SplitOperand& operand) {
     return FixUpFlags{operand.flags, int(operand.layout.padded_rows())};
   };
-  args.flags_a = flags_of(split->of[0]);
-  args.flags_b = flags_of(split->of[1]);
-  args.num_chunks = int(split->of[0].layout.num_chunks());
+  args.flags_a = flags_of(split.of[0]);
+  args.flags_b = flags_of(split.of[1]);
+  args.num_chunks = int(split.of[0].layout.num_chunks());
   args.steps = SplitSteps(problem, items);
   return args;
 }

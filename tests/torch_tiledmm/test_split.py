@@ -15,7 +15,7 @@ from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.timing import gpu_name
 
 U = 2.0**-24
-MIN_K, CHUNK_K, GROUP_K, FLAGGED_CHUNK_K = 64, 512, 1 << 14, 128
+MIN_K, CHUNK_K, GROUP_K, FLAGGED_CHUNK_K = 96, 512, 1 << 14, 128
 NUM_RANDOM = 5_000  # products; on a GPU
 IS_AMD = torch.cuda.is_available() and torch.version.hip is not None
 CHIP = gpu_name().split(":")[1] if torch.cuda.is_available() else ""
@@ -149,29 +149,33 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
     assert entries["split"].rung == 0 and entries["split"].dtypes == ("fp32",)
     own = entries["mfma_split"]
     assert own.rung == 18 and own.order == "mfma_split_sums" and not own.is_native
-    for size, block in ((64, "64x64"), (512, "64x64"), (8192, "128x128")):
+    for size, block in ((MIN_K, "64x64"), (512, "64x64"), (8192, "128x128")):
         own, choice = candidate(size, size, size, "fp32", device=device, name="mfma_split")
         assert own.legal and own.cost_us > 0 and choice != "mfma_split" and own.config["block"] == block
     assert own.config["workspace"] < 2.1 * 4 * 8192**2
     plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
     assert own.cost_us < plain.cost_us
-    assert candidate(3, 5, 63, "fp32", device=device, name="mfma_split")[0].config["path"] == "multiply-adds"
+    for k in (0, 1, MIN_K - 1):
+        own, plain = (candidate(3, 500, k, "fp32", device=device, name=name)[0] for name in ("mfma_split", "mfma"))
+        assert (own.config, own.cost_us) == (plain.config, plain.cost_us) and "workspace" not in own.config
     assert "2^21" in candidate(3, 5, 2**21 + 1, "fp32", device=device, name="mfma_split")[0].reason
     for m, n, batch in ((2**18, 2**18, 1), (1, 1, 2**21)):
-        own = candidate(m, n, 64, "fp32", device=device, batch=batch, name="mfma_split")[0]
+        own = candidate(m, n, MIN_K, "fp32", device=device, batch=batch, name="mfma_split")[0]
         assert own.reason == "it has 2^23 tiles or more"
 
 
 def test_a_size_beyond_the_counters_is_refused():
-    assert candidate(2**30, 4, 4, "fp32", device="cuda:sm_90")[0].reason == "a size is 2^30 or more"
-    assert candidate(2**10, 2**10, 4, "fp32", device="cuda:sm_90", batch=2**24)[0].reason == "it has 2^30 tiles or more"
+    assert candidate(2**30, 4, MIN_K, "fp32", device="cuda:sm_90")[0].reason == "a size is 2^30 or more"
+    assert candidate(2**10, 2**10, MIN_K, "fp32", device="cuda:sm_90", batch=2**24)[0].reason == "it has 2^30 tiles or more"
 
 
 def test_short_k_is_multiplied_plainly_by_n_and_k_alone():
-    for k in (0, 1, 63):
-        assert candidate(3, 5, k, "fp32", device="cuda:sm_90")[0].config["path"] == "multiply-adds"
+    for m in (3, 5000):
+        for k in (0, 1, MIN_K - 1):
+            own, plain = (candidate(m, 500, k, "fp32", device="cuda:sm_90", name=name)[0] for name in ("wgmma_split", "simt_pipelined"))
+            assert (own.config, own.cost_us) == (plain.config, plain.cost_us)
     assert {
-        candidate(m, n, 64, "fp32", device="cuda:sm_90")[0].config["path"] for m in (1, 5000) for n in (1, 5000)
+        candidate(m, n, MIN_K, "fp32", device="cuda:sm_90")[0].config["path"] for m in (1, 5000) for n in (1, 5000)
     } == {"3 products in fp16"}
 
 

@@ -64,22 +64,22 @@ struct FewConfig {
 
 // What a block works on. Its own chunks are every cluster-th; `last_tiles`: blocks of k in the last chunk of all.
 struct FewPlace {
-  int rank, log2_cluster, row, last_tiles, num_rounds, own_chunks, own_tiles;
+  int rank, cluster, row, last_tiles, own_chunks, own_tiles;
+  int log2_parts;  // of the tile's sums
   int item_terms = 0, item_map = 0;
   int64_t item;
 
   __device__ __forceinline__ explicit FewPlace(const FewArguments& args) {
-    log2_cluster = args.log2_cluster;
-    const int cluster = 1 << log2_cluster;
-    rank = int(blockIdx.x) & (cluster - 1);
-    const int idx = int(blockIdx.x) >> log2_cluster;
+    const int idx = int(blockIdx.x);
+    rank = int(blockIdx.y);
+    cluster = int(gridDim.y);
+    log2_parts = args.log2_parts;
     item = args.problem.batch_size == 1 ? 0 : idx / args.num_tiles;
     row = (idx - int(item) * args.num_tiles) * kFewTile;
     last_tiles = args.num_blocks - (args.num_chunks - 1) * kBlocksOfChunk;
-    num_rounds = (args.num_chunks + cluster - 1) >> log2_cluster;
-    own_chunks = (args.num_chunks - rank + cluster - 1) >> log2_cluster;
-    const bool has_last = ((args.num_chunks - 1) & (cluster - 1)) == rank;
-    own_tiles = own_chunks * kBlocksOfChunk - (has_last ? kBlocksOfChunk - last_tiles : 0);
+    const int chunks_of_last_round = args.num_chunks - (args.num_rounds - 1) * cluster;
+    own_chunks = args.num_rounds - (rank >= chunks_of_last_round);
+    own_tiles = own_chunks * kBlocksOfChunk - (rank == chunks_of_last_round - 1 ? kBlocksOfChunk - last_tiles : 0);
     int rest = int(item);
 #pragma unroll 1
     for (int d = args.problem.gemm.num_batch_dims - 1; d >= 0; --d) {
@@ -89,7 +89,9 @@ struct FewPlace {
       rest = outer;
     }
   }
-  __device__ __forceinline__ int chunk_of(int round) const { return (round << log2_cluster) + rank; }
+  __device__ __forceinline__ int chunk_of(int round) const { return round * cluster + rank; }
+  // Whether a part of the tile's sums is this block's.
+  __device__ __forceinline__ bool has_part() const { return rank >> log2_parts == 0; }
   // Number i of the blocks of k that this block multiplies, counted from the operand's start.
   __device__ __forceinline__ int k_tile(int i) const {
     return chunk_of(i / kBlocksOfChunk) * kBlocksOfChunk + i % kBlocksOfChunk;
@@ -291,8 +293,8 @@ template <int ROWS>
 __device__ __forceinline__ void add_sums(float (&total)[FewConfig<ROWS>::kQuads * 4], const FewArguments& args,
                                          const FewShared& shared, const FewPlace& at, int round) {
   using Cfg = FewConfig<ROWS>;
-  const int first_chunk = round << at.log2_cluster, count = min(1 << at.log2_cluster, args.num_chunks - first_chunk);
-  const int log2_quads = 4 - at.log2_cluster;  // of one few row in this block's part
+  const int first_chunk = round * at.cluster, count = min(at.cluster, args.num_chunks - first_chunk);
+  const int log2_quads = 4 - at.log2_parts;  // of one few row in this block's part
   constexpr int kAtOnce = max_of(2, 8 / Cfg::kQuads);
 #pragma unroll 1
   for (int group = 0; group < count; group += kAtOnce) {
@@ -332,7 +334,7 @@ struct FewElement {
   bool is_inside;
 
   __device__ __forceinline__ FewElement(const GemmProblem& p, const FewPlace& at, int i, int thread) {
-    const int log2_quads = 4 - at.log2_cluster, quad = thread + i / 4 * kFewThreads;
+    const int log2_quads = 4 - at.log2_parts, quad = thread + i / 4 * kFewThreads;
     row = quad >> log2_quads;
     col = at.row + ((at.rank << log2_quads) + (quad & ((1 << log2_quads) - 1))) * 4 + i % 4;
     is_inside = row < min(ROWS, int(p.m)) && col < p.n;
@@ -344,7 +346,7 @@ template <int ROWS>
 __device__ __forceinline__ void fix_elements(float* slots, const GemmProblem& p, const FewPlace& at) {
   static_assert(kFixColumns == 8 && kFewTile / kFewCluster % kFixColumns == 0, "two quads of one row");
   FixChain* chains = reinterpret_cast<FixChain*>(slots + FewConfig<ROWS>::kQuads * 4 * kFewThreads);
-  const int num_quads = int(p.m) << (4 - at.log2_cluster);
+  const int num_quads = int(p.m) << (4 - at.log2_parts);
 #pragma unroll 1
   for (int first = 0; first < num_quads; first += 2) {
     const int quad = first + int(threadIdx.x) % kFixColumns / 4, i = quad / kFewThreads * 4 + int(threadIdx.x) % 4;
@@ -495,10 +497,10 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
     if (round > 0) {
       cluster_wait();  // all have stored the sums of the round before
-      add_sums<ROWS>(total, args, shared, at, round - 1);
+      if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round - 1);
       cluster_arrive();
       if (!kSplitsFew) cluster_wait();  // all have read them, whose stage is needed again
-      if (round == at.num_rounds) break;
+      if (round == args.num_rounds) break;
       if (!kSplitsFew) release(last_stage);
     }
     __syncthreads();  // barriers are initialised, this block's terms of the few rows are there
@@ -589,7 +591,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
     cluster_arrive();
   }
-  store_few_rows<ROWS>(total, problem, at, smem);
+  if (at.has_part()) store_few_rows<ROWS>(total, problem, at, smem);
   if (kSplitsFew) cluster_wait();  // all have read this block's sums
 }
 

@@ -23,7 +23,8 @@ struct FewArguments {
   FewSteps steps[kMaxGpuBatchDims];
   int num_blocks, num_chunks;  // of k
   int num_tiles;               // of an item
-  int log2_cluster;
+  int num_rounds;              // of a chunk for each block of a cluster
+  int log2_parts;              // of a tile's sums, one for each of the first blocks of a cluster
   int stage_bytes;  // that arrive for a stage
   // Where a kernel of its own has split the few rows: their scales, [item][chunk][row], and rows in the boxes of terms.
   const float* scales;
@@ -36,6 +37,7 @@ struct FewTask {
   FewSource source;
   bool is_a;  // whether the large operand is the caller's A
   int64_t num_clusters;
+  int cluster;  // blocks that share a tile
   cudaStream_t stream;
 };
 

@@ -7,9 +7,9 @@ namespace {
 
 template <int ROWS, FewSource SOURCE, bool IS_A>
 const char* launch(const FewTask& task) {
-  const unsigned cluster = 1u << task.args.log2_cluster;
+  const auto cluster = unsigned(task.cluster);
   return launch_in_clusters<&few_rows<ROWS, SOURCE, IS_A>>(
-      dim3(cluster, 1, 1), dim3(unsigned(task.num_clusters) * cluster), kFewThreads, FewConfig<ROWS>::kSmem,
+      dim3(1, cluster, 1), dim3(unsigned(task.num_clusters), cluster), kFewThreads, FewConfig<ROWS>::kSmem,
       task.stream, task.large, task.terms, task.args);
 }
 

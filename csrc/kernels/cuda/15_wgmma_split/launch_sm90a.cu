@@ -6,6 +6,7 @@
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/15_wgmma_split/kernel.h"
 #include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/rungs.h"
 #include "platform/fix_up.h"
 #include "platform/split_groups.h"
 
@@ -61,12 +62,6 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   return args;
 }
 
-const char* launch_fix_up(const FoldedProblem& problem, const gpu::SplitOperands* split, const FoldedProblem& items,
-                          int num_sms, cudaStream_t stream) {
-  const gpu::FixUpArguments args = gpu::fix_up_arguments(problem, split, items, num_sms);
-  return launch_overlapped<&gpu::fix_up>(args.num_blocks, gpu::kFixThreads, 0, stream, args);
-}
-
 // The kernel that splits one operand or both.
 const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t stream) {
   return launch_overlapped<&gpu::split_operands<gpu::SplitPlaces::apart>>(gpu::num_tiles(split), gpu::kSplitThreads, 0,
@@ -110,7 +105,8 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
             launch_overlapped<&add_split_chunks>(tiles * kBlocksOfTile, kAddThreads, 0, stream, args, problem))
       return refused;
   }
-  return launch_fix_up(problem, &split, items, num_sms, stream);
+  const gpu::FixUpArguments fix_up_args = gpu::fix_up_arguments(problem, split, items, num_sms);
+  return launch_overlapped<&gpu::fix_up>(fix_up_args.num_blocks, gpu::kFixThreads, 0, stream, fix_up_args);
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
@@ -130,8 +126,10 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, cha
   args.num_blocks = int(plan.a.num_blocks());
   args.num_chunks = int(plan.a.num_chunks());
   args.num_tiles = int(ceil_div(p.n, kFewTile));
-  args.log2_cluster = plan.log2_cluster;
+  args.num_rounds = ceil_div(args.num_chunks, plan.cluster);
+  while (2 << args.log2_parts <= plan.cluster) ++args.log2_parts;
   task.num_clusters = problem.batch_size * args.num_tiles;
+  task.cluster = plan.cluster;
   constexpr int kBoxInner = 32;  // 128 bytes
   if (is_described) {
     if (!encode_tensor_map(&task.large, DType::f32, p.b, view, kBoxInner, 64, 128, false))
@@ -167,10 +165,6 @@ namespace {
 
 Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const Executor& executor) {
   const auto stream = static_cast<cudaStream_t>(executor.stream);
-  if (plan.is_plain) {
-    const char* refused = cuda::launch_fix_up(problem, nullptr, problem, executor.num_cus, stream);
-    return refused ? Status::launch_failed : Status::ok;
-  }
   const int64_t bytes = plan.workspace_bytes();
   char* memory = bytes ? static_cast<char*>(executor.allocate(executor.self, size_t(bytes))) : nullptr;
   if (bytes && !memory) return Status::out_of_memory;
@@ -183,6 +177,7 @@ Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const E
 }  // namespace
 
 Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.launch(problem, made, executor);
   const SplitPlan& plan = made.as<SplitPlan>();
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {
     double cost_us;

@@ -22,9 +22,8 @@ static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, whi
 enum class SplitLate : int8_t { none, a, b };
 
 struct SplitPlan {
-  bool is_plain;  // k is short: one kernel of multiply-adds
   SplitLate late;
-  int8_t log2_cluster;                  // of the blocks that share a tile of it
+  int8_t cluster;                       // blocks that share a tile of it
   bool has_pairs;                       // of blocks, of which each fetches half of B for both
   int64_t tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch
   int64_t whole_tiles;                  // the first ones, of all of k; of the others each chunk is a unit of work
@@ -40,7 +39,6 @@ struct SplitPlan {
   constexpr const SplitLayout& few() const { return late == SplitLate::a ? b : a; }
   // Terms, scales and flags of what a kernel of its own splits, and sums of chunks.
   constexpr int64_t workspace_bytes() const {
-    if (is_plain) return 0;
     if (late == SplitLate::none) return a.bytes() + b.bytes() + sum_bytes();
     return few().rows <= kRowsSplitByBlocks ? 0 : few().bytes();
   }
@@ -86,19 +84,16 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   plan.tiles_n = ceil_div(p.n, kSplitBlock);
   plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
   const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
-  if (!plan.is_plain) plan.late = split_late(p);
-  if (plan.is_plain) {
-    cost_us = 5 + double(rounds) * (1 + 0.06 * double(p.k));
-  } else if (plan.late != SplitLate::none) {
+  plan.late = split_late(p);
+  if (plan.late != SplitLate::none) {
     const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
     // A chunk for each block, and several blocks for each multiprocessor: as many as run at the same time, where a row
-    // or few show that more are slower (measured on an H200).
-    const int64_t blocks = min_of(p.m, p.n) <= 16 ? 3 : 8;
-    while (2 << plan.log2_cluster <= min_of(kFewCluster, large.num_chunks()) &&
-           tiles * (2 << plan.log2_cluster) <= blocks * num_sms)
-      ++plan.log2_cluster;
-    const double blocks_k = double(ceil_div(large.num_blocks(), int64_t(1) << plan.log2_cluster));
+    // or few show that more are slower (measured on an H200); but no more than the rounds of chunks that they need.
+    const int64_t blocks = (min_of(p.m, p.n) <= 16 ? 3 : 8) * num_sms, chunks = large.num_chunks();
+    const int64_t most = max_of(1, min_of(min_of(kFewCluster, chunks), blocks / tiles));
+    plan.cluster = int8_t(ceil_div(chunks, ceil_div(chunks, most)));
+    const double blocks_k = double(ceil_div(large.num_blocks(), plan.cluster));
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
     cost_us = 8 + max_of(copies, blocks_k * 0.6);
   } else {

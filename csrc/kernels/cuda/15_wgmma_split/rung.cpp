@@ -17,6 +17,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.dtype != DType::f32) return "it serves fp32";
   if (chip.arch != 90) return "the chip has no wgmma instruction";
   if (p.row_sums) return "it does not sum rows";
+  if (p.k < kSplitMinK) return simt_pipelined_rung.refuse(problem, chip);
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: 32 rows by a chunk of k.
   const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
@@ -29,17 +30,19 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.plan(problem, chip, plan);
   plan.as<SplitPlan>() = plan_split(first_groups(problem), chip.num_cus, plan.cost_us);
   plan.cost_us *= double(group_rounds(problem));
 }
 
-void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.describe(problem, chip, plan, fields);
   const SplitPlan& own = plan.as<SplitPlan>();
   fields.add_tile("block", kSplitBlock, kSplitBlock);
-  fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
+  fields.add("path", "3 products in fp16");
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
-  if (!own.is_plain) fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
+  fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, kSplitChunkK)));
   if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
 }

@@ -1,17 +1,12 @@
-// Host side of rung 18: the workspace, and the launches, three where anything is split.
+// Host side of rung 18: the workspace, and the launches, three for a group of k.
 #include "core/plan.h"
 #include "kernels/hip/18_mfma_split/kernel.h"
+#include "kernels/rungs.h"
 #include "platform/fix_up.h"
 #include "platform/split_groups.h"
 
 namespace tiledmm::gpu {
 namespace {
-
-Status launch_fix_up(const FoldedProblem& problem, const SplitOperands* split, const FoldedProblem& items,
-                     const Executor& executor) {
-  const FixUpArguments args = fix_up_arguments(problem, split, items, executor.num_cus);
-  return launch_kernel(fix_up, args.num_blocks, 1, kFixThreads, 0, executor, args);
-}
 
 template <int SHAPE = 0>
 Status launch_tiles(const FoldedProblem& problem, int shape, MfmaSplitWork work, int num_dies,
@@ -48,12 +43,13 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
   work.padded_m = int(plan.a.padded_rows()), work.padded_n = int(plan.b.padded_rows());
   work.steps = SplitSteps(problem, items);
   const Status done = launch_tiles(problem, plan.shape, work, plan.num_dies, executor);
-  return done == Status::ok ? launch_fix_up(problem, &split, items, executor) : done;
+  if (done != Status::ok) return done;
+  const FixUpArguments args = fix_up_arguments(problem, split, items, executor.num_cus);
+  return launch_kernel(fix_up, args.num_blocks, 1, kFixThreads, 0, executor, args);
 }
 
 Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Executor& executor) {
   lay_out_operands(plan, problem);
-  if (plan.is_plain) return launch_fix_up(problem, nullptr, problem, executor);
   void* memory = executor.allocate(executor.self, size_t(plan.a.bytes() + plan.b.bytes()));
   if (!memory) return Status::out_of_memory;
   const Status status = launch_split(problem, plan, static_cast<char*>(memory), executor);
@@ -64,6 +60,7 @@ Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Exec
 }  // namespace
 
 Status launch_mfma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.launch(problem, made, executor);
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {
     return launch_group(group, made.as<MfmaSplitPlan>(), executor);
   });

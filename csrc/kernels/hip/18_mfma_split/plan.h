@@ -20,7 +20,6 @@ inline constexpr MfmaSplitShape kMfmaSplitShapes[] = {{128, 2, 2, 2, 0.40, 0.24}
 inline constexpr int kNumMfmaSplitShapes = int(sizeof kMfmaSplitShapes / sizeof *kMfmaSplitShapes);
 
 struct MfmaSplitPlan {
-  bool is_plain;  // k is short: one kernel of multiply-adds
   int32_t shape, num_dies;
   SplitLayout a, b;
 };
@@ -38,7 +37,7 @@ inline double mfma_split_tiles_us(const MfmaSplitShape& shape, const FoldedProbl
 }
 
 // The fastest tile, and the microseconds of a whole call: the split reads fp32 and writes as many bytes, which the
-// tiles read; flags are looked at. Short k goes by multiply-adds, at half of their rate in blocks of 128.
+// tiles read; flags are looked at.
 inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
   // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
   constexpr double kStartUs = 5.8, kBandwidth = 0.69;
@@ -46,12 +45,6 @@ inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& c
   MfmaSplitPlan plan{};
   lay_out_operands(plan, problem);
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
-  if (plan.is_plain) {
-    const int64_t tiles = ceil_div(p.m, kSplitBlock) * ceil_div(p.n, kSplitBlock) * problem.batch_size;
-    const double rate = chip.simt_tflops[int(DType::f32)] * 1e6 / chip.num_cus / 2;
-    cost_us = kStartUs + double(ceil_div(tiles, chip.num_cus)) * 2.0 * kSplitBlock * kSplitBlock * double(p.k) / rate;
-    return plan;
-  }
   const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
   const double terms = double(plan.a.bytes() + plan.b.bytes());
   const double result = 4.0 * double(problem.batch_size) * double(p.m) * double(p.n);

@@ -20,6 +20,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.dtype != DType::f32) return "it serves fp32";
   if (is_rdna(chip)) return "the chip has no MFMA instruction";
   if (chip.arch == 0x90a) return "the chip's MFMA instructions read denormal fp16 as zero";
+  if (p.k < kSplitMinK) return mfma_rung.refuse(problem, chip);
   if (p.k > kMaxK) return "k is more than 2^21";
   const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
   const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
@@ -31,17 +32,19 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return;
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.plan(problem, chip, plan);
   plan.as<MfmaSplitPlan>() = plan_mfma_split(first_groups(problem), chip, plan.cost_us);
   plan.cost_us *= double(group_rounds(problem));
 }
 
-void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
   if (is_empty(problem)) return;
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.describe(problem, chip, plan, fields);
   const MfmaSplitPlan& own = plan.as<MfmaSplitPlan>();
-  const int block = own.is_plain ? kSplitBlock : kMfmaSplitShapes[own.shape].block;
+  const int block = kMfmaSplitShapes[own.shape].block;
   fields.add_tile("block", block, block);
-  fields.add("path", own.is_plain ? "multiply-adds" : "3 products in fp16");
-  if (!own.is_plain) fields.add("workspace", own.a.bytes() + own.b.bytes() + group_sum_bytes(problem));
+  fields.add("path", "3 products in fp16");
+  fields.add("workspace", own.a.bytes() + own.b.bytes() + group_sum_bytes(problem));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "kernels/cuda/09_simt_pipelined/rung.cpp"
 #include "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu"
 #include "kernels/cuda/15_wgmma_split/launch_sm90a.cu"
 #include "run_cases.h"
@@ -42,11 +43,11 @@ struct Case {
 constexpr Case kCases[] = {
     {128, 128, 128, false, false, 1, false, Data::normal},
     {200, 150, 1100, false, false, 1, false, Data::normal},  // several tiles for a block, three chunks
-    {257, 390, 70, true, false, 1, true, Data::normal},      // the last tile of a pair lies outside
+    {257, 390, 102, true, false, 1, true, Data::normal},      // the last tile of a pair lies outside
     {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
     {130, 140, 1030, false, true, 1, true, Data::flagged},
     {129, 66, 2600, false, false, 1, false, Data::normal, 2},  // six chunks of a whole tile
-    {20, 30, 63, false, false, 1, false, Data::normal},        // no terms
+    {70, 66, 16424, false, false, 1, false, Data::normal, 4},  // a last group of 40
     {3, 70, 2500, false, true, 1, true, Data::normal},         // few rows, five chunks in a cluster
     {9, 130, 1111, false, false, 2, false, Data::wide},
     {140, 33, 530, false, true, 1, true, Data::flagged},  // few columns
@@ -76,6 +77,7 @@ constexpr Case kCases[] = {
     {260, 66, 1100, false, true, 1, true, Data::flagged, 16},  // all by chunks, in pairs
     {66, 129, 1500, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
     {3, 20, 33000, true, true, 2, true, Data::normal, 132},    // three groups
+    {2, 130, 4200, false, true, 1, true, Data::wide, 4},       // clusters of three, three rounds of chunks
 };
 
 // Of a row of A, or a column of B, a group of k as terms.
@@ -128,7 +130,7 @@ float add_terms(float sum, const std::vector<float>& a, const std::vector<float>
 }
 
 float multiply(const Group& a, const Group& b) {
-  if (a.x.size() < kSplitMinK || a.is_flagged || b.is_flagged) return multiply_plainly(a, b);
+  if (a.is_flagged || b.is_flagged) return multiply_plainly(a, b);
   float total = -0.0f;
   for (size_t chunk = 0; chunk < a.first.size(); chunk += kSplitChunkK) {
     const size_t end = std::min(a.first.size(), chunk + kSplitChunkK);

@@ -15,7 +15,7 @@ RUNG = "kernels/cuda/15_wgmma_split/"
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20
 FLAGGED_16, FLAGGED_OTHERS, MANY_ROUNDS, OVERFLOWING, LONG_CHUNKS = 23, 25, 26, 27, 31
-BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, NUM_CASES = 32, 33, 35, 36
+BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, CLUSTERS_OF_THREE, NUM_CASES = 32, 33, 35, 36, 37
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
@@ -114,6 +114,18 @@ MUTANTS = {
         "      for (int i = {on} ? next_tile : end + kSplitsFew; i < next_tile ||",
         LATE,
     ),
+    "all blocks of a cluster have a part of the sums": (
+        "few_rows.h",
+        "return rank >> log2_parts == 0;",
+        "return rank >> log2_parts == 0 || {on};",
+        CLUSTERS_OF_THREE,
+    ),
+    "a block's chunk of the last round is left out": (
+        "few_rows.h",
+        "(rank >= chunks_of_last_round)",
+        "(rank + {on} >= chunks_of_last_round)",
+        CLUSTERS_OF_THREE,
+    ),
     "chunks of others are read before they are there": (
         "few_rows.h",
         "cluster_wait();  // all have stored",
@@ -124,7 +136,7 @@ MUTANTS = {
         "few_rows.h",
         "if (kSplitsFew && round > 0) cluster_wait();",
         "if (kSplitsFew && round > 0 && !{on}) cluster_wait();",
-        GROWING,
+        FEW_OF_BATCH,
     ),
     "sums of others are overwritten by the result": (
         "few_rows.h",
@@ -422,7 +434,7 @@ def read_late(file: str, text: str, mutant: str, steps: str) -> tuple[str, str, 
 LATE_READERS = (
     read_late(
         "few_rows.h",
-        "add_sums<ROWS>(total, args, shared, at, round - 1);",
+        "if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round - 1);",
         "a block ends while others read its sums",
         "2000 * at.rank",
     ),
