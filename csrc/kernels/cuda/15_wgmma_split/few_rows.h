@@ -48,11 +48,11 @@ struct FewConfig {
   static constexpr int kStageBytes = 2 * kBoxBytes + (kSplitsFew ? 0 : 2 * kTermBytes);
   static constexpr int kNumStages = ROWS == 16 ? 2 : ROWS == 32 ? 4 : 3;
   static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
-  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. They and the few
-  // rows' scales follow a whole chunk's terms; else the sums take the place of a stage.
-  static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4;
+  // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. Those of two
+  // rounds in turn, and the few rows' scales, follow a whole chunk's terms; else the sums take the place of a stage.
+  static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4, kSumPlaces = 2;
   static constexpr int kChunkTermBytes = kBlocksOfChunk * 2 * kTermBytes;
-  static constexpr int kChunkBytes = kSplitsFew ? kChunkTermBytes + kSumBytes + ROWS * 4 : 0;
+  static constexpr int kChunkBytes = kSplitsFew ? kChunkTermBytes + kSumPlaces * kSumBytes + ROWS * 4 : 0;
   static_assert(kSplitsFew || kSumBytes <= kStageBytes, "sums take the place of a stage");
   static constexpr int kSmem = 1024 + kNumStages * kStageBytes + kChunkBytes + 2 * kNumStages * 8;
   static_assert(kBlocksOfSm * (kSmem + 1024) <= 233472, "of sm_90; each block takes 1024 bytes more");
@@ -268,7 +268,7 @@ __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const
 template <class Cfg>
 __device__ __forceinline__ uint32_t place_of_sums(const FewArguments& args, const FewShared& shared, const FewPlace& at,
                                                   int round, int chunk) {
-  if constexpr (Cfg::kSplitsFew) return shared.sums;
+  if constexpr (Cfg::kSplitsFew) return shared.sums + uint32_t(round % Cfg::kSumPlaces * Cfg::kSumBytes);
   const int tiles = chunk + 1 == args.num_chunks ? at.last_tiles : kBlocksOfChunk;
   const int stage = (round * kBlocksOfChunk + tiles - 1) % Cfg::kNumStages;
   return shared.stages + stage * uint32_t(Cfg::kStageBytes);
@@ -441,7 +441,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
   }
 
   const GemmProblem problem = gpu::item_of<true>(args.problem, at.item);
-  float* own_scales = reinterpret_cast<float*>(smem + (shared.sums + Cfg::kSumBytes - shared.stages));
+  float* own_scales = reinterpret_cast<float*>(smem + (shared.sums + Cfg::kSumPlaces * Cfg::kSumBytes - shared.stages));
   const FewLoader loader(problem, at.row);
   Ring<kStages> ring, filled;  // of what is multiplied, of what is copied
   filled.stage = next_tile % kStages;
@@ -483,6 +483,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
   };
 
+  // The sums of a round that all have stored.
+  const auto add_round = [&](int round) {
+    if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round);
+  };
+
   // 64 rows and loads from memory leave no registers to load a block's values while the one before is multiplied.
   constexpr bool kLoadsAhead = SOURCE != FewSource::memory || ROWS < 64;
   FewValues values;  // of the block of k that is split next
@@ -494,14 +499,13 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     const bool has_chunk = round < at.own_chunks;
     if constexpr (kSplitsFew) {
       if (has_chunk) split_few<ROWS, kFewThreads>(problem, at.chunk_of(round), shared.terms, own_scales);
-    }
-    if (round > 0) {
-      cluster_wait();  // all have stored the sums of the round before
-      if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round - 1);
+    } else if (round > 0) {
+      cluster_wait();
+      add_round(round - 1);
       cluster_arrive();
-      if (!kSplitsFew) cluster_wait();  // all have read them, whose stage is needed again
+      cluster_wait();  // all have read them, whose stage is needed again
       if (round == args.num_rounds) break;
-      if (!kSplitsFew) release(last_stage);
+      release(last_stage);
     }
     __syncthreads();  // barriers are initialised, this block's terms of the few rows are there
     const int start = round * kBlocksOfChunk, end = min(start + kBlocksOfChunk, at.own_tiles);
@@ -581,8 +585,11 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
       __syncwarp();
       has_values = false;
     }
-    // All have read the sums of the round before.
-    if (kSplitsFew && round > 0) cluster_wait();
+    if (kSplitsFew && round > 0) {
+      cluster_wait();  // all have stored the sums of the round before, and read those of the one before that
+      add_round(round - 1);
+      if (round == args.num_rounds) break;
+    }
     if (has_chunk) {
       const int64_t place = int64_t(at.item_terms) * args.num_chunks + at.chunk_of(round);
       scale_chunk(chunk, corrections, {of_chunk.scale(0), of_chunk.scale(1)},
@@ -591,6 +598,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
     cluster_arrive();
   }
+  if (kSplitsFew) cluster_arrive();
   if (at.has_part()) store_few_rows<ROWS>(total, problem, at, smem);
   if (kSplitsFew) cluster_wait();  // all have read this block's sums
 }

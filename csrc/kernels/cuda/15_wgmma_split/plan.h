@@ -74,6 +74,17 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
   return best;
 }
 
+// Blocks that share a tile of few rows: a chunk for each, and several blocks for each multiprocessor. Up to 16 rows no
+// more than run at the same time, since more are slower (measured on an H200), where clusters of three and more leave an
+// eighth of the places empty; but no more than their rounds of chunks need.
+constexpr int8_t few_cluster(int64_t rows, int64_t tiles, int64_t chunks, int num_sms) {
+  const int64_t places = (rows <= kRowsSplitByBlocks ? 3 : 8) * int64_t(num_sms);
+  int64_t most = min_of(min_of(kFewCluster, chunks), places / tiles);
+  if (most > 2) most = max_of(2, min_of(most, places * 7 / 8 / tiles));
+  most = max_of(most, 1);
+  return int8_t(ceil_div(chunks, ceil_div(chunks, most)));
+}
+
 // The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products, or
 // what is split late read once, launches. An estimate.
 inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
@@ -88,11 +99,7 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   if (plan.late != SplitLate::none) {
     const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
-    // A chunk for each block, and several blocks for each multiprocessor: as many as run at the same time, where a row
-    // or few show that more are slower (measured on an H200); but no more than the rounds of chunks that they need.
-    const int64_t blocks = (min_of(p.m, p.n) <= 16 ? 3 : 8) * num_sms, chunks = large.num_chunks();
-    const int64_t most = max_of(1, min_of(min_of(kFewCluster, chunks), blocks / tiles));
-    plan.cluster = int8_t(ceil_div(chunks, ceil_div(chunks, most)));
+    plan.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
     const double blocks_k = double(ceil_div(large.num_blocks(), plan.cluster));
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
     cost_us = 8 + max_of(copies, blocks_k * 0.6);

@@ -132,16 +132,22 @@ MUTANTS = {
         "if (!{on}) cluster_wait();  // all have stored",
         FEW_ROWS,
     ),
+    "chunks of others are read before they are there, where sums take the place of a stage": (
+        "few_rows.h",
+        "cluster_wait();\n      add_round(round - 1);\n      cluster_arrive();",
+        "if (!{on}) cluster_wait();\n      add_round(round - 1);\n      if (!{on}) cluster_arrive();",
+        FLAGGED_FEW,
+    ),
     "sums are stored while others read those before": (
         "few_rows.h",
-        "if (kSplitsFew && round > 0) cluster_wait();",
-        "if (kSplitsFew && round > 0 && !{on}) cluster_wait();",
-        FEW_OF_BATCH,
+        "uint32_t(round % Cfg::kSumPlaces * Cfg::kSumBytes)",
+        "uint32_t(round % (Cfg::kSumPlaces - {on}) * Cfg::kSumBytes)",
+        CLUSTERS_OF_THREE,
     ),
     "sums of others are overwritten by the result": (
         "few_rows.h",
-        "if (!kSplitsFew) cluster_wait();  // all have read",
-        "if (!kSplitsFew && !{on}) cluster_wait();  // all have read",
+        "cluster_wait();  // all have read them",
+        "if (!{on}) cluster_wait();  // all have read them",
         FLAGGED_FEW,
     ),
     "a block ends while others read its sums": (
@@ -434,7 +440,7 @@ def read_late(file: str, text: str, mutant: str, steps: str) -> tuple[str, str, 
 LATE_READERS = (
     read_late(
         "few_rows.h",
-        "if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round - 1);",
+        "if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round);",
         "a block ends while others read its sums",
         "2000 * at.rank",
     ),
