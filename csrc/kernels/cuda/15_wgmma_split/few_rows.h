@@ -47,7 +47,7 @@ struct FewConfig {
   static constexpr int kBoxBytes = 64 * 128, kTermBytes = ROWS * 128;
   static constexpr int kStageBytes = 2 * kBoxBytes + (kSplitsFew ? 0 : 2 * kTermBytes);
   static constexpr int kNumStages = ROWS == 16 ? 2 : ROWS == 32 ? 4 : 3;
-  static constexpr int kBlocksOfSm = ROWS <= 16 ? 3 : 2;
+  static constexpr int kBlocksOfSm = few_blocks_of_sm(ROWS);
   // Sums of a chunk, [few row][row of the large operand]; half a warp's pairs lie in different banks. Those of two
   // rounds in turn, and the few rows' scales, follow a whole chunk's terms; else the sums take the place of a stage.
   static constexpr int kPitch = kFewTile + 4, kSumBytes = ROWS * kPitch * 4, kSumPlaces = 2;

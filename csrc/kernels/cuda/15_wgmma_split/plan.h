@@ -16,6 +16,8 @@ inline constexpr int kFewRows = 64, kFewTile = 64, kFewCluster = 8;
 inline constexpr int kRowsSplitByBlocks = 16;
 // The width of the matrix instruction that takes them.
 constexpr int few_width(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+// Blocks of a multiprocessor, by registers and shared memory.
+constexpr int few_blocks_of_sm(int64_t rows) { return rows <= kRowsSplitByBlocks ? 3 : 2; }
 static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, which go by the width, and plans agree");
 
 // The operand that is split after the load.
@@ -74,11 +76,10 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
   return best;
 }
 
-// Blocks that share a tile of few rows: a chunk for each, and several blocks for each multiprocessor. Up to 16 rows no
-// more than run at the same time, since more are slower (measured on an H200), where clusters of three and more leave an
-// eighth of the places empty; but no more than their rounds of chunks need.
+// Blocks that share a tile of few rows, a chunk for each: as many as run at the same time, of which clusters of three and
+// more leave an eighth of the places empty; but no more than their rounds of chunks need. More are slower (H200).
 constexpr int8_t few_cluster(int64_t rows, int64_t tiles, int64_t chunks, int num_sms) {
-  const int64_t places = (rows <= kRowsSplitByBlocks ? 3 : 8) * int64_t(num_sms);
+  const int64_t places = few_blocks_of_sm(rows) * int64_t(num_sms);
   int64_t most = min_of(min_of(kFewCluster, chunks), places / tiles);
   if (most > 2) most = max_of(2, min_of(most, places * 7 / 8 / tiles));
   most = max_of(most, 1);
