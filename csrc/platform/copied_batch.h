@@ -14,7 +14,7 @@ struct CopiedBatch {
   // Elements from the source's first matrix to that of `item`.
   TILEDMM_DEVICE int64_t offset(int64_t item) const {
     int64_t offset = 0;
-    for (int d = num_dims - 1; d >= 0; --d) {
+    TILEDMM_NO_UNROLL for (int d = num_dims - 1; d >= 0; --d) {
       const int64_t outer = item / dims[d].size;
       offset += (item - outer * dims[d].size) * dims[d].stride_a;
       item = outer;

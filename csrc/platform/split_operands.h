@@ -12,11 +12,11 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitLanes = kSplitThreads / kSplitRows;   // threads of a row's block
-constexpr int kSplitValues = kSplitBlockK / kSplitLanes;  // of a thread and block
-constexpr int kFineLanes = 32;                 // threads of a row where tiles are few: a block for each eight
-constexpr int kHalfBlockK = kSplitBlockK / 2;  // a thread has four values in each half of a block
-static_assert(kSplitValues == 8 && kSplitLanes == 8, "two times four values");
+constexpr int kSplitLanes = 32;                               // threads of a row's chunk of k
+constexpr int kRowsAtOnce = kSplitThreads / kSplitLanes;      // of a tile
+constexpr int kSplitQuads = kSplitChunkK / kSplitLanes / 4;   // of neighbours along k, that a thread has
+constexpr int kHalfBlockK = kSplitBlockK / 2;                 // eight threads have one quad in each half of a block
+constexpr int kSplitPitch = kSplitChunkK + 4;                 // of a row in shared memory, a multiple of 16 bytes
 
 // One operand, where its terms go, and its tiles.
 struct SplitOperand {
@@ -26,8 +26,8 @@ struct SplitOperand {
   Half* terms;
   float* scales;   // of [item][chunk][row]
   uint8_t* flags;  // the same
-  bool is_aligned, has_fine_tiles;
-  int tiles_rows, num_tiles;
+  bool is_aligned;
+  int tile_rows, tiles_rows, num_tiles;  // rows of a tile; tiles along the rows, in all
   CopiedBatch batch;
 };
 struct SplitOperands {
@@ -68,133 +68,114 @@ struct alignas(8) TermPair {  // four terms
   uint32_t words[2];
 };
 
-// One tile of an operand, as a thread reads it.
+// Where the terms of an item go. Apart: all first ones, then all second ones. Side by side: the first ones of each half
+// of a row's block, then its second ones.
+enum class SplitPlaces { apart, side_by_side };
+
+// Rows of a tile that does not lie aligned along k. More of them are longer pieces of memory where rows are neighbours,
+// and more shared memory.
+template <SplitPlaces PLACES>
+constexpr int kScatteredRows = PLACES == SplitPlaces::apart ? 16 : 8;
+
+template <int ROWS>
+struct alignas(16) SplitTile {
+  float rows[ROWS][kSplitPitch];
+};
+
+// One tile of an operand: rows of a chunk of k.
 struct SplitSource {
-  const float* from;  // the tile's first element
+  const float* from;  // its first element
   int64_t stride_row, stride_k;
   int rows, k;  // inside of the operand, from there on
-  bool is_along_k;
 
-  // Two times four neighbours along k, of a row that is aligned, in the halves of a block of k: from `first_k` on.
-  TILEDMM_DEVICE void load_quads(float (&values)[kSplitValues], int row, int first_k) const {
-    const float* row_start = from + row * stride_row + first_k;
-    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-      const float* at = row_start + half * kHalfBlockK;
-      const int left = row < rows ? k - first_k - half * kHalfBlockK : 0;
+  // Where quad `i` of a thread begins along k.
+  TILEDMM_DEVICE static int quad_k(int i) {
+    const int lane = thread_idx() % kSplitLanes;
+    return (i / 2 * (kSplitLanes / 8) + lane / 8) * kSplitBlockK + i % 2 * kHalfBlockK + lane % 8 * 4;
+  }
+  // From a row that is aligned.
+  TILEDMM_DEVICE void load_quads(float (&values)[kSplitQuads][4], int row) const {
+    const float* row_start = from + row * stride_row;
+    TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
+      const float* at = row_start + quad_k(i);
+      const int left = row < rows ? k - quad_k(i) : 0;
       Vector16 quad{};
       if (left >= 4) {
         quad = load_global(reinterpret_cast<const Vector16*>(at));
       } else {
-        TILEDMM_UNROLL for (int i = 0; i < 3; ++i) {
-          if (i < left) quad.words[i] = bits_of(at[i]);
+        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
+          if (e < left) quad.words[e] = bits_of(at[e]);
         }
       }
-      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(quad.words[i]);
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) values[i][e] = float_of(quad.words[e]);
     }
   }
-
-  // Elements of 32 rows of a block of k, neighbouring threads along memory: where they lie.
-  TILEDMM_DEVICE int row(int i) const {
-    return is_along_k ? thread_idx() / kSplitBlockK + i * 4 : thread_idx() % kSplitRows;
-  }
-  TILEDMM_DEVICE int k_of(int i) const {
-    return is_along_k ? thread_idx() % kSplitBlockK : thread_idx() / kSplitRows + i * 8;
-  }
-  TILEDMM_DEVICE void load_scattered(float (&values)[kSplitValues], int first_k) const {
-    const float* at = from + row(0) * stride_row + (first_k + k_of(0)) * stride_k;
-    const int64_t step = is_along_k ? 4 * stride_row : 8 * stride_k;
-    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) {
-      values[i] = row(i) < rows && first_k + k_of(i) < k ? *at : 0;
-      at += step;
+  // All of the tile to shared memory, neighbouring threads along memory.
+  template <int ROWS>
+  TILEDMM_DEVICE void copy_scattered(float (&tile)[ROWS][kSplitPitch]) const {
+    constexpr int kAtOnce = 8;
+    static_assert(ROWS * kSplitChunkK % (kAtOnce * kSplitThreads) == 0, "every thread copies as much");
+    const bool is_along_k = is_k_major(stride_row, stride_k);
+    TILEDMM_NO_UNROLL for (int first = thread_idx(); first < ROWS * kSplitChunkK; first += kAtOnce * kSplitThreads) {
+      float values[kAtOnce];
+      int rows_of[kAtOnce], ks_of[kAtOnce];
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        const int idx = first + i * kSplitThreads;
+        rows_of[i] = is_along_k ? idx / kSplitChunkK : idx % ROWS;
+        ks_of[i] = is_along_k ? idx % kSplitChunkK : idx / ROWS;
+        const bool is_inside = rows_of[i] < rows && ks_of[i] < k;
+        values[i] = is_inside ? from[rows_of[i] * stride_row + ks_of[i] * stride_k] : 0;
+      }
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) tile[rows_of[i]][ks_of[i]] = values[i];
     }
   }
 };
 
-// Where the terms of an item go. Apart: all first ones, then all second ones. Side by side: the first ones of each half
-// of a row's block, then its second ones.
-enum class SplitPlaces { apart, side_by_side };
-// What threads exchange to hold values along k, two blocks of k in turn.
-using SplitExchange = float[2][kSplitRows][kSplitBlockK + 1];
-
-// One tile: rows of a chunk, aligned along k or not, each of which LANES threads hold in registers until its largest is
-// known.
-template <SplitPlaces PLACES, int LANES, bool IS_ALIGNED>
-TILEDMM_DEVICE void split_tile(const SplitOperand& operand, int idx, SplitExchange& exchange) {
+// The terms, scale and flag of a row's chunk.
+template <SplitPlaces PLACES>
+TILEDMM_DEVICE void split_row(const SplitOperand& operand, const float (&values)[kSplitQuads][4], int item, int chunk,
+                              int row, int rest_k) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
   constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
-  constexpr int kRows = kSplitThreads / LANES, kGroups = LANES / kSplitLanes;
-  constexpr int kBlocks = kSplitChunkK / kSplitBlockK / kGroups;  // of a thread
   const SplitLayout& layout = operand.layout;
-  const int row = thread_idx() / LANES, lane = thread_idx() % LANES, quad = lane % kSplitLanes * 4;
-  const auto k_of_block = [&](int block) { return (block * kGroups + lane / kSplitLanes) * kSplitBlockK; };
-  SplitSource source{};
-  source.is_along_k = is_k_major(operand.stride_row, operand.stride_k);
-  source.stride_row = operand.stride_row;
-  source.stride_k = operand.stride_k;
-  // Neighbouring blocks read neighbouring memory.
-  const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
-  idx -= item * operand.tiles_rows * num_chunks;
-  const int chunk = source.is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
-  const int first_row = (source.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * kRows;
-  const int first_k = chunk * kSplitChunkK;
-  source.rows = int(min_of(layout.rows - first_row, kRows));  // 0 or less: padding
-  source.k = int(min_of(layout.k - first_k, kSplitChunkK));
-  source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row + first_k * operand.stride_k;
-
-  float x[kBlocks][kSplitValues];
-  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
-    if (k_of_block(block) >= source.k) break;
-    if constexpr (IS_ALIGNED)
-      source.load_quads(x[block], row, k_of_block(block) + quad);
-    else
-      source.load_scattered(x[block], k_of_block(block));
-  }
+  const int lane = thread_idx() % kSplitLanes;
   ChunkRange range;
-  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
-    if (k_of_block(block) >= source.k) break;
-    if constexpr (!IS_ALIGNED) {
-      auto& tile = exchange[block % 2];
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) tile[source.row(i)][source.k_of(i)] = x[block][i];
-      block_barrier();
-      TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) x[block][i] = tile[row][quad + i / 4 * kHalfBlockK + i % 4];
-    }
-    TILEDMM_UNROLL for (int i = 0; i < kSplitValues; ++i) range.take(x[block][i]);
+  TILEDMM_UNROLL for (int i = 0; i < 4 * kSplitQuads; ++i) range.take(values[i / 4][i % 4]);
+  TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) {
+    range.join(lane_xor(range.largest, step), lane_xor(range.smallest, step));
   }
-  uint32_t largest = range.largest;
-  TILEDMM_UNROLL for (int step = 1; step < LANES; step *= 2) largest = larger_of(largest, lane_xor(largest, step));
-  const ChunkScale scale(largest);
-  const uint64_t flagged = warp_ballot(scale.is_flagged(range.smallest)) >> (thread_idx() % kWarpSize - lane);
+  const ChunkScale scale(range.largest);
+  const bool is_flagged = scale.is_flagged(range.smallest);
   if (lane == 0) {
-    const int64_t place = (int64_t(item) * num_chunks + chunk) * layout.padded_rows() + first_row + row;
-    const bool is_flagged = (flagged & ((uint64_t(1) << LANES) - 1)) != 0;
+    const int64_t place = (int64_t(item) * layout.num_chunks() + chunk) * layout.padded_rows() + row;
     operand.scales[place] = scale.scale(is_flagged);
     operand.flags[place] = is_flagged;
   }
-  if (row >= source.rows) return;
+  if (row >= layout.rows) return;
   const float factor = scale.factor();
   Half* terms = operand.terms + 2 * item * layout.terms_of_item() +
-                kStep * ((first_row + row) * layout.padded_k() + first_k) + quad;
+                kStep * (row * layout.padded_k() + chunk * kSplitChunkK) + lane % 8 * 4;
   const int64_t to_second = kAreApart ? layout.terms_of_item() : kHalfBlockK;
-  TILEDMM_UNROLL for (int block = 0; block < kBlocks; ++block) {
-    if (k_of_block(block) >= source.k) break;
-    TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
-      float scaled[4];
-      TILEDMM_UNROLL for (int i = 0; i < 4; ++i) scaled[i] = x[block][4 * half + i] * factor;
-      TermPair first, second;
-      split_pair(scaled[0], scaled[1], first.words[0], second.words[0]);
-      split_pair(scaled[2], scaled[3], first.words[1], second.words[1]);
-      Half* to = terms + kStep * (k_of_block(block) + half * kHalfBlockK);
-      store_global(reinterpret_cast<TermPair*>(to), first);
-      store_global(reinterpret_cast<TermPair*>(to + to_second), second);
-    }
+  TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
+    const int half_k = SplitSource::quad_k(i) / kHalfBlockK * kHalfBlockK;
+    if (half_k / kSplitBlockK * kSplitBlockK >= rest_k) break;  // no block of k
+    float scaled[4];
+    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) scaled[e] = values[i][e] * factor;
+    TermPair first, second;
+    split_pair(scaled[0], scaled[1], first.words[0], second.words[0]);
+    split_pair(scaled[2], scaled[3], first.words[1], second.words[1]);
+    Half* to = terms + kStep * half_k;
+    store_global(reinterpret_cast<TermPair*>(to), first);
+    store_global(reinterpret_cast<TermPair*>(to + to_second), second);
   }
 }
 
-// A tile a block.
+// A tile a block. Rows take their turns in a loop, since code that comes from cold memory is what a small operand costs
+// most.
 template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, 2)
+TILEDMM_KERNEL(kSplitThreads, 3)
 split_operands(TILEDMM_IN_PLACE SplitOperands both) {
-  __shared__ SplitExchange exchange;
+  __shared__ SplitTile<kScatteredRows<PLACES>> tile;
   // In this order: the next kernel may read the caller's operands before this one is done.
   wait_for_earlier_kernels();
   let_later_kernels_start();
@@ -203,20 +184,45 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   const bool is_second = idx >= of_first;
   const SplitOperand& operand = both.of[is_second];
   idx = is_second ? idx - of_first : idx;
-  if (operand.has_fine_tiles)
-    split_tile<PLACES, kFineLanes, true>(operand, idx, exchange);
-  else if (operand.is_aligned)
-    split_tile<PLACES, kSplitLanes, true>(operand, idx, exchange);
-  else
-    split_tile<PLACES, kSplitLanes, false>(operand, idx, exchange);
+  // Neighbouring blocks read neighbouring memory.
+  const SplitLayout& layout = operand.layout;
+  const bool is_along_k = is_k_major(operand.stride_row, operand.stride_k);
+  const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
+  idx -= item * operand.tiles_rows * num_chunks;
+  const int chunk = is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
+  const int first_row = (is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * operand.tile_rows;
+  SplitSource source{};
+  source.stride_row = operand.stride_row;
+  source.stride_k = operand.stride_k;
+  source.rows = int(min_of(layout.rows - first_row, operand.tile_rows));  // 0 or less: padding
+  source.k = int(min_of(layout.k - chunk * kSplitChunkK, kSplitChunkK));
+  source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row +
+                int64_t(chunk) * kSplitChunkK * operand.stride_k;
+  if (!operand.is_aligned) {
+    source.copy_scattered(tile.rows);
+    block_barrier();
+  }
+  TILEDMM_NO_UNROLL for (int row = thread_idx() / kSplitLanes; row < operand.tile_rows; row += kRowsAtOnce) {
+    float values[kSplitQuads][4];
+    if (operand.is_aligned) {
+      source.load_quads(values, row);
+    } else {
+      TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
+        const auto quad = load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
+        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) values[i][e] = float_of(quad.words[e]);
+      }
+    }
+    split_row<PLACES>(operand, values, item, chunk, first_row + row, source.k);
+  }
 }
 
 // ---- Host side
 
 // An operand's part of the workspace and its tiles. `items` is the problem whose strides of the batch become places
 // among the operand's items.
-inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
-                                  FoldedProblem& items, char* memory, int num_cus) {
+template <SplitPlaces PLACES>
+SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
+                                  FoldedProblem& items, char* memory) {
   SplitOperand operand{};
   operand.from = static_cast<const float*>(view.data);
   operand.stride_row = view.stride_row;
@@ -227,11 +233,9 @@ inline SplitOperand split_operand(const OperandView& view, const FoldedProblem& 
   operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
   operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());
   operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
-  const int64_t tiles = layout.num_items * layout.padded_rows() / kSplitRows * layout.num_chunks();
-  operand.has_fine_tiles = operand.is_aligned && tiles < num_cus;
-  const int rows = operand.has_fine_tiles ? kSplitThreads / kFineLanes : kSplitRows;
-  operand.tiles_rows = int(layout.padded_rows() / rows);
-  operand.num_tiles = int(tiles * (kSplitRows / rows));
+  operand.tile_rows = operand.is_aligned ? kRowsAtOnce : kScatteredRows<PLACES>;
+  operand.tiles_rows = int(layout.padded_rows() / operand.tile_rows);
+  operand.num_tiles = int(layout.num_items * layout.num_chunks()) * operand.tiles_rows;
   return operand;
 }
 

@@ -105,7 +105,7 @@ def repeated(product):
 def test_a_repeated_operand_is_split_once(kernels_of, launcher):
     product = repeated(Product("fp32", 4, 40, 100, batch=3))
     launches, _ = multiply(kernels_of("gfx942"), launcher, product)
-    assert launches[0][1][0] == 3 * 4 + 4  # tiles of 32 rows, padded to 128
+    assert launches[0][1][0] == 3 * 16 + 16  # tiles of 8 rows, padded to 128
     product.check()
 
 
@@ -282,22 +282,22 @@ MUTANTS = {
     "small elements are not flagged": (
         "gfx942",
         PASS,
-        "warp_ballot(scale.is_flagged(range.smallest))",
-        "warp_ballot(!scale.is_in_range)",
+        "scale.is_flagged(range.smallest)",
+        "!scale.is_in_range",
         flagged_product,
     ),
     "chunks are not flagged": (
         "gfx942",
         PASS,
-        "warp_ballot(scale.is_flagged(range.smallest))",
-        "warp_ballot(is_below(range.smallest, scale.exponent - kSplitRange))",
+        "scale.is_flagged(range.smallest)",
+        "is_below(range.smallest, scale.exponent - kSplitRange)",
         flagged_product,
     ),
-    "a row is flagged for all of its warp's": (
+    "a row's flag and scale are those of half of it": (
         "gfx942",
         PASS,
-        "(thread_idx() % kWarpSize - lane)",
-        "0",
+        "step < kSplitLanes;",
+        "step < kSplitLanes / 2;",
         flagged_product,
     ),
     "flags of the first chunk": (

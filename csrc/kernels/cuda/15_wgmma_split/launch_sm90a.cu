@@ -73,8 +73,8 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
   const GemmProblem& p = problem.gemm;
   FoldedProblem items = problem;
   const gpu::SplitOperands split{
-      {gpu::split_operand(view_a(p), problem, plan.a, items, memory, num_sms),
-       gpu::split_operand(view_b(p), problem, plan.b, items, memory + plan.a.bytes(), num_sms)}};
+      {gpu::split_operand<gpu::SplitPlaces::apart>(view_a(p), problem, plan.a, items, memory),
+       gpu::split_operand<gpu::SplitPlaces::apart>(view_b(p), problem, plan.b, items, memory + plan.a.bytes())}};
   const int cluster = plan.has_pairs ? 2 : 1;
   const int64_t num_blocks = min_of(plan.num_units(), num_sms / cluster) * cluster;
   SplitArguments args{};
@@ -110,7 +110,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
+const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int /*num_sms*/,
                         cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
@@ -139,7 +139,7 @@ const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, cha
   FoldedProblem items = args.problem;
   if (memory) {
     const gpu::SplitOperands split{
-        {gpu::split_operand(view_a(p), args.problem, plan.few(), items, memory, num_sms), {}}};
+        {gpu::split_operand<gpu::SplitPlaces::apart>(view_a(p), args.problem, plan.few(), items, memory), {}}};
     args.scales = split.of[0].scales;
     args.padded_few = int(plan.few().padded_rows());
     Boxes boxes{};

@@ -30,28 +30,28 @@ MUTANTS = {
         "|| (!{on} && is_below(nonzero, exponent - kSplitRange))",
         FLAGGED,
     ),
-    "two rows share a scale": (
+    "a scale is that of a part of the row's chunk": (
         "platform/split_operands.h",
-        "for (int step = 1; step < LANES; step *= 2)",
-        "for (int step = 1; step < ({on} ? 2 : 1) * LANES; step *= 2)",
+        "for (int step = 1; step < kSplitLanes; step *= 2)",
+        "for (int step = 1; step < kSplitLanes / ({on} ? 2 : 1); step *= 2)",
         WIDE,
     ),
     "a scale is that of the chunk's first block": (
         "platform/split_operands.h",
-        "range.take(x[block][i]);",
-        "range.join({on} && block > 0 ? 0 : magnitude(x[block][i]), nonzero_magnitude(x[block][i]));",
+        "range.take(values[i / 4][i % 4]);",
+        "range.join({on} && i > 7 ? 0 : magnitude(values[i / 4][i % 4]), nonzero_magnitude(values[i / 4][i % 4]));",
         WIDE,
     ),
-    "a flag is that of the chunk's last block": (
+    "a flag is that of one thread's elements": (
         "platform/split_operands.h",
-        "    if constexpr (!IS_ALIGNED) {\n      auto& tile",
-        "    if ({on}) range.smallest = ~0u;\n    if constexpr (!IS_ALIGNED) {\n      auto& tile",
-        FLAGGED,
+        "lane_xor(range.smallest, step)",
+        "{on} ? ~0u : lane_xor(range.smallest, step)",
+        FLAGGED_COLUMNS,
     ),
     "threads read a tile before it is there": (
         "platform/split_operands.h",
-        "      block_barrier();\n",
-        "      if (!{on}) block_barrier();\n",
+        "    block_barrier();\n",
+        "    if (!{on}) block_barrier();\n",
         MANY_TILES,
     ),
     "columns' flags are not looked at": (
