@@ -26,7 +26,7 @@ struct SplitOperand {
   Half* terms;
   float* scales;   // of [item][chunk][row]
   uint8_t* flags;  // the same
-  bool is_aligned;
+  bool is_along_k, is_aligned;             // the direction of memory, whose vectors of 16 bytes are aligned
   int tile_rows, tiles_rows, num_tiles;  // rows of a tile; tiles along the rows, in all
   CopiedBatch batch;
 };
@@ -93,29 +93,41 @@ struct SplitSource {
     const int lane = thread_idx() % kSplitLanes;
     return (i / 2 * (kSplitLanes / 8) + lane / 8) * kSplitBlockK + i % 2 * kHalfBlockK + lane % 8 * 4;
   }
-  // From a row that is aligned.
-  TILEDMM_DEVICE void load_quads(float (&values)[kSplitQuads][4], int row) const {
-    const float* row_start = from + row * stride_row;
+  // Neighbours that are aligned, of which `left` are inside.
+  TILEDMM_DEVICE static Vector16 load_quad(const float* at, int left) {
+    Vector16 quad{};
+    if (left >= 4) return load_global(reinterpret_cast<const Vector16*>(at));
+    TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
+      if (e < left) quad.words[e] = bits_of(at[e]);
+    }
+    return quad;
+  }
+  // From a row that is aligned along k.
+  TILEDMM_DEVICE void load_quads(Vector16 (&quads)[kSplitQuads], int row) const {
     TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
-      const float* at = row_start + quad_k(i);
-      const int left = row < rows ? k - quad_k(i) : 0;
-      Vector16 quad{};
-      if (left >= 4) {
-        quad = load_global(reinterpret_cast<const Vector16*>(at));
-      } else {
-        TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
-          if (e < left) quad.words[e] = bits_of(at[e]);
-        }
-      }
-      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) values[i][e] = float_of(quad.words[e]);
+      quads[i] = load_quad(from + row * stride_row + quad_k(i), row < rows ? k - quad_k(i) : 0);
     }
   }
-  // All of the tile to shared memory, neighbouring threads along memory.
+  // All of the tile to shared memory, whose rows are aligned neighbours: all loads at a time.
   template <int ROWS>
-  TILEDMM_DEVICE void copy_scattered(float (&tile)[ROWS][kSplitPitch]) const {
-    constexpr int kAtOnce = 8;
+  TILEDMM_DEVICE void copy_rows(float (&tile)[ROWS][kSplitPitch]) const {
+    constexpr int kQuads = ROWS / 4, kCount = kQuads * kSplitChunkK / kSplitThreads;
+    const int row = thread_idx() % kQuads * 4, first_k = thread_idx() / kQuads;
+    Vector16 quads[kCount];
+    TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
+      const int at_k = first_k + i * (kSplitThreads / kQuads);
+      quads[i] = load_quad(from + at_k * stride_k + row, at_k < k ? rows - row : 0);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e)
+        tile[row + e][first_k + i * (kSplitThreads / kQuads)] = float_of(quads[i].words[e]);
+    }
+  }
+  // The same of rows that lie anyhow, neighbouring threads along memory.
+  template <int ROWS>
+  TILEDMM_DEVICE void copy_scattered(float (&tile)[ROWS][kSplitPitch], bool is_along_k) const {
+    constexpr int kAtOnce = 16;
     static_assert(ROWS * kSplitChunkK % (kAtOnce * kSplitThreads) == 0, "every thread copies as much");
-    const bool is_along_k = is_k_major(stride_row, stride_k);
     TILEDMM_NO_UNROLL for (int first = thread_idx(); first < ROWS * kSplitChunkK; first += kAtOnce * kSplitThreads) {
       float values[kAtOnce];
       int rows_of[kAtOnce], ks_of[kAtOnce];
@@ -133,14 +145,14 @@ struct SplitSource {
 
 // The terms, scale and flag of a row's chunk.
 template <SplitPlaces PLACES>
-TILEDMM_DEVICE void split_row(const SplitOperand& operand, const float (&values)[kSplitQuads][4], int item, int chunk,
+TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quads)[kSplitQuads], int item, int chunk,
                               int row, int rest_k) {
   constexpr bool kAreApart = PLACES == SplitPlaces::apart;
   constexpr int kStep = kAreApart ? 1 : 2;  // of a row's terms, for each k
   const SplitLayout& layout = operand.layout;
   const int lane = thread_idx() % kSplitLanes;
   ChunkRange range;
-  TILEDMM_UNROLL for (int i = 0; i < 4 * kSplitQuads; ++i) range.take(values[i / 4][i % 4]);
+  TILEDMM_UNROLL for (int i = 0; i < 4 * kSplitQuads; ++i) range.take(float_of(quads[i / 4].words[i % 4]));
   TILEDMM_UNROLL for (int step = 1; step < kSplitLanes; step *= 2) {
     range.join(lane_xor(range.largest, step), lane_xor(range.smallest, step));
   }
@@ -160,7 +172,7 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const float (&values)
     const int half_k = SplitSource::quad_k(i) / kHalfBlockK * kHalfBlockK;
     if (half_k / kSplitBlockK * kSplitBlockK >= rest_k) break;  // no block of k
     float scaled[4];
-    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) scaled[e] = values[i][e] * factor;
+    TILEDMM_UNROLL for (int e = 0; e < 4; ++e) scaled[e] = float_of(quads[i].words[e]) * factor;
     TermPair first, second;
     split_pair(scaled[0], scaled[1], first.words[0], second.words[0]);
     split_pair(scaled[2], scaled[3], first.words[1], second.words[1]);
@@ -173,7 +185,7 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const float (&values)
 // A tile a block. Rows take their turns in a loop, since code that comes from cold memory is what a small operand costs
 // most.
 template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, 3)
+TILEDMM_KERNEL(kSplitThreads, kScatteredRows<PLACES> == 16 ? 4 : 3)
 split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   __shared__ SplitTile<kScatteredRows<PLACES>> tile;
   // In this order: the next kernel may read the caller's operands before this one is done.
@@ -186,11 +198,10 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   idx = is_second ? idx - of_first : idx;
   // Neighbouring blocks read neighbouring memory.
   const SplitLayout& layout = operand.layout;
-  const bool is_along_k = is_k_major(operand.stride_row, operand.stride_k);
   const int num_chunks = int(layout.num_chunks()), item = idx / (operand.tiles_rows * num_chunks);
   idx -= item * operand.tiles_rows * num_chunks;
-  const int chunk = is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
-  const int first_row = (is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * operand.tile_rows;
+  const int chunk = operand.is_along_k ? idx % num_chunks : idx / operand.tiles_rows;
+  const int first_row = (operand.is_along_k ? idx / num_chunks : idx % operand.tiles_rows) * operand.tile_rows;
   SplitSource source{};
   source.stride_row = operand.stride_row;
   source.stride_k = operand.stride_k;
@@ -198,21 +209,23 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   source.k = int(min_of(layout.k - chunk * kSplitChunkK, kSplitChunkK));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row +
                 int64_t(chunk) * kSplitChunkK * operand.stride_k;
-  if (!operand.is_aligned) {
-    source.copy_scattered(tile.rows);
+  const bool is_direct = operand.is_aligned && operand.is_along_k;
+  if (!is_direct) {
+    if (operand.is_aligned)
+      source.copy_rows(tile.rows);
+    else
+      source.copy_scattered(tile.rows, operand.is_along_k);
     block_barrier();
   }
   TILEDMM_NO_UNROLL for (int row = thread_idx() / kSplitLanes; row < operand.tile_rows; row += kRowsAtOnce) {
-    float values[kSplitQuads][4];
-    if (operand.is_aligned) {
-      source.load_quads(values, row);
+    Vector16 quads[kSplitQuads];
+    if (is_direct) {
+      source.load_quads(quads, row);
     } else {
-      TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
-        const auto quad = load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
-        TILEDMM_UNROLL for (int e = 0; e < 4; ++e) values[i][e] = float_of(quad.words[e]);
-      }
+      TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i)
+        quads[i] = load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
     }
-    split_row<PLACES>(operand, values, item, chunk, first_row + row, source.k);
+    split_row<PLACES>(operand, quads, item, chunk, first_row + row, source.k);
   }
 }
 
@@ -232,8 +245,9 @@ SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem
   operand.terms = reinterpret_cast<Half*>(memory);
   operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
   operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());
-  operand.is_aligned = view.stride_k == 1 && is_aligned(view, problem);
-  operand.tile_rows = operand.is_aligned ? kRowsAtOnce : kScatteredRows<PLACES>;
+  operand.is_along_k = is_k_major(view);
+  operand.is_aligned = is_aligned(view, problem);
+  operand.tile_rows = operand.is_aligned && operand.is_along_k ? kRowsAtOnce : kScatteredRows<PLACES>;
   operand.tiles_rows = int(layout.padded_rows() / operand.tile_rows);
   operand.num_tiles = int(layout.num_items * layout.num_chunks()) * operand.tiles_rows;
   return operand;

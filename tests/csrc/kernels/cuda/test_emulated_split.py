@@ -38,8 +38,8 @@ MUTANTS = {
     ),
     "a scale is that of the chunk's first block": (
         "platform/split_operands.h",
-        "range.take(values[i / 4][i % 4]);",
-        "range.join({on} && i > 7 ? 0 : magnitude(values[i / 4][i % 4]), nonzero_magnitude(values[i / 4][i % 4]));",
+        "range.take(float_of(quads[i / 4].words[i % 4]));",
+        "if (i < 8 || !{on}) range.take(float_of(quads[i / 4].words[i % 4]));",
         WIDE,
     ),
     "a flag is that of one thread's elements": (
