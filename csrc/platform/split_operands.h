@@ -93,22 +93,16 @@ struct SplitSource {
     const int lane = thread_idx() % kSplitLanes;
     return (i / 2 * (kSplitLanes / 8) + lane / 8) * kSplitBlockK + i % 2 * kHalfBlockK + lane % 8 * 4;
   }
-  // Neighbours that are aligned, of which `left` are inside.
-  TILEDMM_DEVICE static Vector16 load_quad(const float* at, int left) {
-    Vector16 quad{};
-    if (left >= 4) return load_global(reinterpret_cast<const Vector16*>(at));
-    TILEDMM_UNROLL for (int e = 0; e < 3; ++e) {
-      if (e < left) quad.words[e] = bits_of(at[e]);
-    }
-    return quad;
+  TILEDMM_DEVICE static Vector16 load_quad_if(bool is_inside, const float* at) {
+    return is_inside ? load_global(reinterpret_cast<const Vector16*>(at)) : Vector16{};
   }
-  // From a row that is aligned along k.
+  // From a row that is aligned along k, of which whole quads are inside.
   TILEDMM_DEVICE void load_quads(Vector16 (&quads)[kSplitQuads], int row) const {
     TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
-      quads[i] = load_quad(from + row * stride_row + quad_k(i), row < rows ? k - quad_k(i) : 0);
+      quads[i] = load_quad_if(row < rows && quad_k(i) < k, from + row * stride_row + quad_k(i));
     }
   }
-  // All of the tile to shared memory, whose rows are aligned neighbours: all loads at a time.
+  // All of the tile to shared memory, whose rows are aligned neighbours, in whole quads: all loads at a time.
   template <int ROWS>
   TILEDMM_DEVICE void copy_rows(float (&tile)[ROWS][kSplitPitch]) const {
     constexpr int kQuads = ROWS / 4, kCount = kQuads * kSplitChunkK / kSplitThreads;
@@ -116,7 +110,7 @@ struct SplitSource {
     Vector16 quads[kCount];
     TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
       const int at_k = first_k + i * (kSplitThreads / kQuads);
-      quads[i] = load_quad(from + at_k * stride_k + row, at_k < k ? rows - row : 0);
+      quads[i] = load_quad_if(row < rows && at_k < k, from + at_k * stride_k + row);
     }
     TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
       TILEDMM_UNROLL for (int e = 0; e < 4; ++e)
@@ -209,9 +203,9 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   source.k = int(min_of(layout.k - chunk * kSplitChunkK, kSplitChunkK));
   source.from = operand.from + operand.batch.offset(item) + first_row * operand.stride_row +
                 int64_t(chunk) * kSplitChunkK * operand.stride_k;
-  const bool is_direct = operand.is_aligned && operand.is_along_k;
+  const bool is_direct = operand.is_aligned && operand.is_along_k && source.k % 4 == 0;
   if (!is_direct) {
-    if (operand.is_aligned)
+    if (operand.is_aligned && !operand.is_along_k && source.rows % 4 == 0)
       source.copy_rows(tile.rows);
     else
       source.copy_scattered(tile.rows, operand.is_along_k);
