@@ -120,7 +120,7 @@ struct SplitSource {
   // The same of rows that lie anyhow, neighbouring threads along memory.
   template <int ROWS>
   TILEDMM_DEVICE void copy_scattered(float (&tile)[ROWS][kSplitPitch], bool is_along_k) const {
-    constexpr int kAtOnce = 16;
+    constexpr int kAtOnce = 8;
     static_assert(ROWS * kSplitChunkK % (kAtOnce * kSplitThreads) == 0, "every thread copies as much");
     TILEDMM_NO_UNROLL for (int first = thread_idx(); first < ROWS * kSplitChunkK; first += kAtOnce * kSplitThreads) {
       float values[kAtOnce];
