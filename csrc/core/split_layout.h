@@ -7,6 +7,7 @@
 namespace tiledmm {
 
 inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
+inline constexpr int kSplitRows = 8;     // of an operand, that a block splits at least
 // k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
 // Shorter k is left to the chip's native kernel: the split's own error, 12 units of 2^-24 times the sum of the products'

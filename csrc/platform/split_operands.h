@@ -12,8 +12,7 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitLanes = 32;                               // threads of a row's chunk of k
-constexpr int kRowsAtOnce = kSplitThreads / kSplitLanes;      // of a tile
+constexpr int kSplitLanes = kSplitThreads / kSplitRows;                               // threads of a row's chunk of k
 constexpr int kSplitQuads = kSplitChunkK / kSplitLanes / 4;   // of neighbours along k, that a thread has
 constexpr int kHalfBlockK = kSplitBlockK / 2;                 // eight threads have one quad in each half of a block
 constexpr int kSplitPitch = kSplitChunkK + 4;                 // of a row in shared memory, a multiple of 16 bytes
@@ -76,6 +75,10 @@ enum class SplitPlaces { apart, side_by_side };
 // and more shared memory.
 template <SplitPlaces PLACES>
 constexpr int kScatteredRows = PLACES == SplitPlaces::apart ? 16 : 8;
+
+// By registers on NVIDIA's chips, by LDS on AMD's.
+template <SplitPlaces PLACES>
+constexpr int kSplitBlocksOfCu = PLACES == SplitPlaces::apart ? 4 : 3;
 
 template <int ROWS>
 struct alignas(16) SplitTile {
@@ -179,7 +182,7 @@ TILEDMM_DEVICE void split_row(const SplitOperand& operand, const Vector16 (&quad
 // A tile a block. Rows take their turns in a loop, since code that comes from cold memory is what a small operand costs
 // most.
 template <SplitPlaces PLACES>
-TILEDMM_KERNEL(kSplitThreads, kScatteredRows<PLACES> == 16 ? 4 : 3)
+TILEDMM_KERNEL(kSplitThreads, kSplitBlocksOfCu<PLACES>)
 split_operands(TILEDMM_IN_PLACE SplitOperands both) {
   __shared__ SplitTile<kScatteredRows<PLACES>> tile;
   // In this order: the next kernel may read the caller's operands before this one is done.
@@ -211,7 +214,7 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
       source.copy_scattered(tile.rows, operand.is_along_k);
     block_barrier();
   }
-  TILEDMM_NO_UNROLL for (int row = thread_idx() / kSplitLanes; row < operand.tile_rows; row += kRowsAtOnce) {
+  TILEDMM_NO_UNROLL for (int row = thread_idx() / kSplitLanes; row < operand.tile_rows; row += kSplitRows) {
     Vector16 quads[kSplitQuads];
     if (is_direct) {
       source.load_quads(quads, row);
@@ -241,7 +244,7 @@ SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem
   operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());
   operand.is_along_k = is_k_major(view);
   operand.is_aligned = is_aligned(view, problem);
-  operand.tile_rows = operand.is_aligned && operand.is_along_k ? kRowsAtOnce : kScatteredRows<PLACES>;
+  operand.tile_rows = operand.is_aligned && operand.is_along_k ? kSplitRows : kScatteredRows<PLACES>;
   operand.tiles_rows = int(layout.padded_rows() / operand.tile_rows);
   operand.num_tiles = int(layout.num_items * layout.num_chunks()) * operand.tiles_rows;
   return operand;

@@ -5,8 +5,8 @@
 // A thread takes its part of a block of k in the order of the matrix unit's fragments, splits it, and the unit takes it
 // from registers. So the large operand is the instruction's A, of 64 rows, whatever the caller's roles; the few rows
 // are its B. Each block splits up to 16 of them itself (split_few.h), that pass more. A cluster of blocks shares a
-// tile: each computes chunks of k, each adds up part of the tile from everyone's shared memory. Limit: the memory's
-// rate, which the copies of several blocks of an SM keep busy.
+// tile: each computes chunks of k, and the first ones add up a part of the tile each from everyone's shared memory.
+// Limit: the memory's rate, which the copies of several blocks of an SM keep busy.
 //
 // The largest of a chunk, whose scale the terms must have, is known at its end. So blocks are split with the scale of
 // the largest so far, and where it grows, the sums so far are multiplied by the ratio of both scales, a power of two
@@ -21,6 +21,7 @@
 #pragma once
 
 #include "kernels/cuda/15_wgmma_split/few_rows_launch.h"
+#include "kernels/cuda/15_wgmma_split/few_values.h"
 #include "kernels/cuda/15_wgmma_split/fix_columns.h"
 #include "kernels/cuda/15_wgmma_split/plan.h"
 #include "kernels/cuda/15_wgmma_split/scale_chunk.h"
@@ -62,18 +63,16 @@ struct FewConfig {
   using Loader = BoxLoader<__half, kSplitBlockK, kSplitBlockK, true>;
 };
 
-// What a block works on. Its own chunks are every cluster-th; `last_tiles`: blocks of k in the last chunk of all.
+// What a block works on. Its own chunks are every cluster-th; `last_tiles`: blocks of k in the last chunk of all;
+// `log2_parts`: of the tile's sums.
 struct FewPlace {
-  int rank, cluster, row, last_tiles, own_chunks, own_tiles;
-  int log2_parts;  // of the tile's sums
+  int rank, cluster, log2_parts, row, last_tiles, own_chunks, own_tiles;
   int item_terms = 0, item_map = 0;
   int64_t item;
 
   __device__ __forceinline__ explicit FewPlace(const FewArguments& args) {
     const int idx = int(blockIdx.x);
-    rank = int(blockIdx.y);
-    cluster = int(gridDim.y);
-    log2_parts = args.log2_parts;
+    rank = int(blockIdx.y), cluster = int(gridDim.y), log2_parts = args.log2_parts;
     item = args.problem.batch_size == 1 ? 0 : idx / args.num_tiles;
     row = (idx - int(item) * args.num_tiles) * kFewTile;
     last_tiles = args.num_blocks - (args.num_chunks - 1) * kBlocksOfChunk;
@@ -131,77 +130,7 @@ __device__ __forceinline__ void load_few(const CUtensorMap* map, const FewArgume
                                       2 * at.item_terms + term, barrier);
 }
 
-// Row of the tile that a thread's fragments begin with. It takes two neighbours, as rows r and r + 8 of the
-// instruction: then what half a warp reads at once lies in different banks, in either order of memory.
-__device__ __forceinline__ int first_row_of_thread() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
-
-// A thread's part of a block of k of its two rows: of each step of 16 along k, with c = 2 * (lane % 4), elements c,
-// c + 1, c + 8, c + 9.
-using FewValues = float[2][kSplitBlockK / 4];
-
-template <class Cfg, FewSource SOURCE>
-__device__ __forceinline__ void load_values(FewValues& values, uint32_t smem) {
-  const int row = first_row_of_thread(), quarter = threadIdx.x % 4;
-  if constexpr (SOURCE == FewSource::boxes_along_k) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t from = smem + (row + h) * 128 + (((row + h) % 8 ^ quarter / 2) << 4) + quarter % 2 * 8;
-#pragma unroll
-      for (int step = 0; step < Cfg::kSteps; ++step) {
-#pragma unroll
-        for (int far = 0; far < 2; ++far) {
-          const uint2 pair =
-              load_shared_pair((from ^ ((step % 2 * 4 + far * 2) << 4)) + step / 2 * uint32_t(Cfg::kBoxBytes));
-          values[h][step * 4 + far * 2] = __uint_as_float(pair.x);
-          values[h][step * 4 + far * 2 + 1] = __uint_as_float(pair.y);
-        }
-      }
-    }
-  } else {
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const int k = quarter * 2 + odd;
-      const uint32_t from =
-          smem + row / 32 * Cfg::kBoxBytes + k * 128 + ((row % 32 / 4 ^ k) << 4) + uint32_t(row % 4 * 4);
-#pragma unroll
-      for (int step = 0; step < Cfg::kSteps; ++step) {
-#pragma unroll
-        for (int far = 0; far < 2; ++far) {
-          const uint2 pair = load_shared_pair(from + (step * 16 + far * 8) * 128);
-          values[0][step * 4 + far * 2 + odd] = __uint_as_float(pair.x);
-          values[1][step * 4 + far * 2 + odd] = __uint_as_float(pair.y);
-        }
-      }
-    }
-  }
-}
-
-// Loads a thread's values from memory. `from` is its first row, of `rows` that exist, and its first element.
-struct FewLoader {
-  const float* from;
-  int64_t stride_row, stride_k;
-  int rows, k;
-
-  __device__ __forceinline__ FewLoader(const GemmProblem& p, int tile_row)
-      : stride_row(p.stride_bn), stride_k(p.stride_bk) {
-    const int row = tile_row + first_row_of_thread(), first_k = threadIdx.x % 4 * 2;
-    from = static_cast<const float*>(p.b) + row * stride_row + first_k * stride_k;
-    rows = int(p.n) - row;
-    k = int(p.k) - first_k;
-  }
-  __device__ __forceinline__ void load(FewValues& values, int k_tile) const {
-    const int first_k = k_tile * kSplitBlockK;
-#pragma unroll
-    for (int i = 0; i < kSplitBlockK / 4; ++i) {
-      const int step_k = first_k + i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
-      const float* at = from + step_k * stride_k;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) values[h][i] = h < rows && step_k < k ? at[h * stride_row] : 0;
-    }
-  }
-};
-
-// Both terms of them as the matrix unit takes them, and what the sums so far of both rows are multiplied by.
+// Both terms of a thread's values as the matrix unit takes them, and what the sums so far of both rows are multiplied by.
 struct FewFragments {
   uint32_t first[kSplitBlockK / 16][4], second[kSplitBlockK / 16][4];
   float ratio[2];
@@ -483,11 +412,9 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
   };
 
-  // The sums of a round that all have stored.
   const auto add_round = [&](int round) {
     if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round);
   };
-
   // 64 rows and loads from memory leave no registers to load a block's values while the one before is multiplied.
   constexpr bool kLoadsAhead = SOURCE != FewSource::memory || ROWS < 64;
   FewValues values;  // of the block of k that is split next

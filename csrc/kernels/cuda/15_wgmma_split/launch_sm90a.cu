@@ -110,7 +110,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int /*num_sms*/,
+const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory,
                         cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
@@ -168,8 +168,9 @@ Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const E
   const int64_t bytes = plan.workspace_bytes();
   char* memory = bytes ? static_cast<char*>(executor.allocate(executor.self, size_t(bytes))) : nullptr;
   if (bytes && !memory) return Status::out_of_memory;
-  const auto launch = plan.late == SplitLate::none ? cuda::launch_tiles : cuda::launch_late;
-  const char* refused = launch(problem, plan, memory, executor.num_cus, stream);
+  const char* refused = plan.late == SplitLate::none
+                            ? cuda::launch_tiles(problem, plan, memory, executor.num_cus, stream)
+                            : cuda::launch_late(problem, plan, memory, stream);
   if (memory) executor.release(executor.self, memory);
   return refused ? Status::launch_failed : Status::ok;
 }

@@ -19,10 +19,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.row_sums) return "it does not sum rows";
   if (p.k < kSplitMinK) return simt_pipelined_rung.refuse(problem, chip);
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
-  // Tiles are counted in 32 bits, and so are those of the split: 32 rows by a chunk of k.
+  // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
   const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
   const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
-  if (batch * tiles_m * tiles_n >= double(kLimit) || 4 * batch * (tiles_m + tiles_n) * chunks >= double(kLimit)) {
+  const double splits = kSplitBlock / kSplitRows * batch * (tiles_m + tiles_n) * chunks;
+  if (batch * tiles_m * tiles_n >= double(kLimit) || splits >= double(kLimit)) {
     return "it has 2^30 tiles or more";
   }
   return nullptr;
