@@ -12,10 +12,10 @@ namespace tiledmm::gpu {
 namespace {
 
 constexpr int kSplitThreads = 256;
-constexpr int kSplitLanes = kSplitThreads / kSplitRows;                               // threads of a row's chunk of k
-constexpr int kSplitQuads = kSplitChunkK / kSplitLanes / 4;   // of neighbours along k, that a thread has
-constexpr int kHalfBlockK = kSplitBlockK / 2;                 // eight threads have one quad in each half of a block
-constexpr int kSplitPitch = kSplitChunkK + 4;                 // of a row in shared memory, a multiple of 16 bytes
+constexpr int kSplitLanes = kSplitThreads / kSplitRows;      // threads of a row's chunk of k
+constexpr int kSplitQuads = kSplitChunkK / kSplitLanes / 4;  // of neighbours along k, that a thread has
+constexpr int kHalfBlockK = kSplitBlockK / 2;                // eight threads have one quad in each half of a block
+constexpr int kSplitPitch = kSplitChunkK + 4;                // of a row in shared memory, a multiple of 16 bytes
 
 // One operand, where its terms go, and its tiles.
 struct SplitOperand {
@@ -23,9 +23,9 @@ struct SplitOperand {
   int64_t stride_row, stride_k;
   SplitLayout layout;
   Half* terms;
-  float* scales;   // of [item][chunk][row]
-  uint8_t* flags;  // the same
-  bool is_along_k, is_aligned;             // the direction of memory, whose vectors of 16 bytes are aligned
+  float* scales;                         // of [item][chunk][row]
+  uint8_t* flags;                        // the same
+  bool is_along_k, is_aligned;           // the direction of memory, whose vectors of 16 bytes are aligned
   int tile_rows, tiles_rows, num_tiles;  // rows of a tile; tiles along the rows, in all
   CopiedBatch batch;
 };
@@ -116,8 +116,8 @@ struct SplitSource {
       quads[i] = load_quad_if(row < rows && at_k < k, from + at_k * stride_k + row);
     }
     TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
-      TILEDMM_UNROLL for (int e = 0; e < 4; ++e)
-        tile[row + e][first_k + i * (kSplitThreads / kQuads)] = float_of(quads[i].words[e]);
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) tile[row + e][first_k + i * (kSplitThreads / kQuads)] =
+          float_of(quads[i].words[e]);
     }
   }
   // The same of rows that lie anyhow, neighbouring threads along memory.
@@ -219,8 +219,8 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
     if (is_direct) {
       source.load_quads(quads, row);
     } else {
-      TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i)
-        quads[i] = load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
+      TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) quads[i] =
+          load_shared(reinterpret_cast<const Vector16*>(&tile.rows[row][SplitSource::quad_k(i)]));
     }
     split_row<PLACES>(operand, quads, item, chunk, first_row + row, source.k);
   }
@@ -232,7 +232,7 @@ split_operands(TILEDMM_IN_PLACE SplitOperands both) {
 // among the operand's items.
 template <SplitPlaces PLACES>
 SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem, const SplitLayout& layout,
-                                  FoldedProblem& items, char* memory) {
+                           FoldedProblem& items, char* memory) {
   SplitOperand operand{};
   operand.from = static_cast<const float*>(view.data);
   operand.stride_row = view.stride_row;

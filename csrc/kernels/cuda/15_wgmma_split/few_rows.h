@@ -130,7 +130,8 @@ __device__ __forceinline__ void load_few(const CUtensorMap* map, const FewArgume
                                       2 * at.item_terms + term, barrier);
 }
 
-// Both terms of a thread's values as the matrix unit takes them, and what the sums so far of both rows are multiplied by.
+// Both terms of a thread's values as the matrix unit takes them, and what the sums so far of both rows are multiplied
+// by.
 struct FewFragments {
   uint32_t first[kSplitBlockK / 16][4], second[kSplitBlockK / 16][4];
   float ratio[2];

@@ -25,7 +25,7 @@ struct FewArguments {
   int num_tiles;               // of an item
   int num_rounds;              // of a chunk for each block of a cluster
   int log2_parts;              // of a tile's sums, one for each of the first blocks of a cluster
-  int stage_bytes;  // that arrive for a stage
+  int stage_bytes;             // that arrive for a stage
   // Where a kernel of its own has split the few rows: their scales, [item][chunk][row], and rows in the boxes of terms.
   const float* scales;
   int padded_few, term_rows;

@@ -9,8 +9,8 @@ template <int ROWS, FewSource SOURCE, bool IS_A>
 const char* launch(const FewTask& task) {
   const auto cluster = unsigned(task.cluster);
   return launch_in_clusters<&few_rows<ROWS, SOURCE, IS_A>>(
-      dim3(1, cluster, 1), dim3(unsigned(task.num_clusters), cluster), kFewThreads, FewConfig<ROWS>::kSmem,
-      task.stream, task.large, task.terms, task.args);
+      dim3(1, cluster, 1), dim3(unsigned(task.num_clusters), cluster), kFewThreads, FewConfig<ROWS>::kSmem, task.stream,
+      task.large, task.terms, task.args);
 }
 
 template <int ROWS, FewSource SOURCE>

@@ -110,8 +110,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory,
-                        cudaStream_t stream) {
+const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
   task.stream = stream;

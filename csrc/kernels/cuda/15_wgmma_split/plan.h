@@ -76,8 +76,8 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
   return best;
 }
 
-// Blocks that share a tile of few rows, a chunk for each: as many as run at the same time, of which clusters of three and
-// more leave an eighth of the places empty; but no more than their rounds of chunks need. More are slower (H200).
+// Blocks that share a tile of few rows, a chunk for each: as many as run at the same time, of which clusters of three
+// and more leave an eighth of the places empty; but no more than their rounds of chunks need. More are slower (H200).
 constexpr int8_t few_cluster(int64_t rows, int64_t tiles, int64_t chunks, int num_sms) {
   const int64_t places = few_blocks_of_sm(rows) * int64_t(num_sms);
   int64_t most = min_of(min_of(kFewCluster, chunks), places / tiles);

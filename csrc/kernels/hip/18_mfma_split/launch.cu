@@ -32,7 +32,8 @@ Status launch_split(const FoldedProblem& problem, const MfmaSplitPlan& plan, cha
   FoldedProblem items = problem;
   const SplitOperands split{
       {split_operand<SplitPlaces::side_by_side>(view_a(problem.gemm), problem, plan.a, items, memory),
-       split_operand<SplitPlaces::side_by_side>(view_b(problem.gemm), problem, plan.b, items, memory + plan.a.bytes())}};
+       split_operand<SplitPlaces::side_by_side>(view_b(problem.gemm), problem, plan.b, items,
+                                                memory + plan.a.bytes())}};
   const Status status =
       launch_kernel(split_operands<SplitPlaces::side_by_side>, num_tiles(split), 1, kSplitThreads, 0, executor, split);
   if (status != Status::ok) return status;

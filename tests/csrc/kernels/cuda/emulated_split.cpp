@@ -43,7 +43,7 @@ struct Case {
 constexpr Case kCases[] = {
     {128, 128, 128, false, false, 1, false, Data::normal},
     {200, 150, 1100, false, false, 1, false, Data::normal},  // several tiles for a block, three chunks
-    {257, 390, 102, true, false, 1, true, Data::normal},      // the last tile of a pair lies outside
+    {257, 390, 102, true, false, 1, true, Data::normal},     // the last tile of a pair lies outside
     {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
     {130, 140, 1030, false, true, 1, true, Data::flagged},
     {129, 66, 2600, false, false, 1, false, Data::normal, 2},  // six chunks of a whole tile
