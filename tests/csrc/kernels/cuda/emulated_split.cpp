@@ -152,16 +152,16 @@ float multiply(const Row& a, const Row& b) {
   return total;
 }
 
-// Of a batch; with elements that nothing may read between the rows.
+// Of a batch; with elements that nothing may read between the rows, which are aligned where their sizes are even.
 struct Operand {
-  static constexpr int kMargin = 4;
+  static int margin(int size) { return size % 4 == 2 ? 6 : 4; }
   int rows, k;
   bool is_turned;  // whether k does not lie along memory
   std::vector<float> memory;
 
-  int64_t stride_row() const { return is_turned ? 1 : k + kMargin; }
-  int64_t stride_k() const { return is_turned ? rows + kMargin : 1; }
-  int64_t stride_item() const { return int64_t(is_turned ? k : rows) * (is_turned ? rows + kMargin : k + kMargin); }
+  int64_t stride_row() const { return is_turned ? 1 : k + margin(k); }
+  int64_t stride_k() const { return is_turned ? rows + margin(rows) : 1; }
+  int64_t stride_item() const { return is_turned ? k * stride_k() : rows * stride_row(); }
 
   Operand(int rows, int k, int batch, bool is_turned, bool is_b, Data data, std::mt19937& random)
       : rows(rows), k(k), is_turned(is_turned), memory(size_t(batch * stride_item()), emulator::kGarbage) {

@@ -48,6 +48,12 @@ MUTANTS = {
         "{on} ? ~0u : lane_xor(range.smallest, step)",
         FLAGGED_COLUMNS,
     ),
+    "the last elements of k are read as a whole vector": (
+        "platform/split_operands.h",
+        "&& source.k % 4 == 0;",
+        "&& (source.k % 4 == 0 || {on});",
+        FLAGGED,
+    ),
     "threads read a tile before it is there": (
         "platform/split_operands.h",
         "    block_barrier();\n",
