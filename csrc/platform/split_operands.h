@@ -74,9 +74,9 @@ enum class SplitPlaces { apart, side_by_side };
 // Rows of a tile that does not lie aligned along k. More of them are longer pieces of memory where rows are neighbours,
 // and more shared memory.
 template <SplitPlaces PLACES>
-constexpr int kScatteredRows = PLACES == SplitPlaces::apart ? 16 : 8;
+constexpr int kScatteredRows = PLACES == SplitPlaces::apart ? 2 * kSplitRows : kSplitRows;
 
-// By registers on NVIDIA's chips, by LDS on AMD's.
+// Blocks that share a unit: registers limit them on NVIDIA's chips, LDS on AMD's.
 template <SplitPlaces PLACES>
 constexpr int kSplitBlocksOfCu = PLACES == SplitPlaces::apart ? 4 : 3;
 
@@ -99,13 +99,14 @@ struct SplitSource {
   TILEDMM_DEVICE static Vector16 load_quad_if(bool is_inside, const float* at) {
     return is_inside ? load_global(reinterpret_cast<const Vector16*>(at)) : Vector16{};
   }
-  // From a row that is aligned along k, of which whole quads are inside.
+  // This loads a thread's quads of a row that is aligned along k. Each quad lies inside or outside as a whole.
   TILEDMM_DEVICE void load_quads(Vector16 (&quads)[kSplitQuads], int row) const {
     TILEDMM_UNROLL for (int i = 0; i < kSplitQuads; ++i) {
       quads[i] = load_quad_if(row < rows && quad_k(i) < k, from + row * stride_row + quad_k(i));
     }
   }
-  // All of the tile to shared memory, whose rows are aligned neighbours, in whole quads: all loads at a time.
+  // This copies a tile to shared memory whose rows are neighbours, in aligned quads across rows that lie inside or
+  // outside as a whole. All loads are on their way at the same time.
   template <int ROWS>
   TILEDMM_DEVICE void copy_rows(float (&tile)[ROWS][kSplitPitch]) const {
     constexpr int kQuads = ROWS / 4, kCount = kQuads * kSplitChunkK / kSplitThreads;
@@ -120,7 +121,7 @@ struct SplitSource {
           float_of(quads[i].words[e]);
     }
   }
-  // The same of rows that lie anyhow, neighbouring threads along memory.
+  // This copies any tile to shared memory, element by element. Neighbouring threads read neighbouring memory.
   template <int ROWS>
   TILEDMM_DEVICE void copy_scattered(float (&tile)[ROWS][kSplitPitch], bool is_along_k) const {
     constexpr int kAtOnce = 8;

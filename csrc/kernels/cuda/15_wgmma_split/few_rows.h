@@ -413,6 +413,7 @@ __global__ void __launch_bounds__(kFewThreads, FewConfig<ROWS>::kBlocksOfSm)
     }
   };
 
+  // All blocks of the cluster have stored the sums of this round.
   const auto add_round = [&](int round) {
     if (at.has_part()) add_sums<ROWS>(total, args, shared, at, round);
   };

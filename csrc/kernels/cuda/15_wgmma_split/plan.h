@@ -95,7 +95,6 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
   plan.tiles_m = ceil_div(p.m, kSplitBlock);
   plan.tiles_n = ceil_div(p.n, kSplitBlock);
   plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
-  const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
   plan.late = split_late(p);
   if (plan.late != SplitLate::none) {
     const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
@@ -106,6 +105,7 @@ inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& c
     cost_us = 8 + max_of(copies, blocks_k * 0.6);
   } else {
     const int64_t pairs = ceil_div(plan.tiles_m, 2) * plan.tiles_n * problem.batch_size;
+    const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
     plan.has_pairs = plan.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
     if (plan.has_pairs) plan.tiles_m = ceil_div(plan.tiles_m, 2), plan.num_tiles = pairs;
     cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 + share_out_chunks(plan, num_sms);

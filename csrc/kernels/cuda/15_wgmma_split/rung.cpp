@@ -21,7 +21,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
   const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
-  const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
+  const double batch = double(problem.batch_size), chunks = double(ceil_div(p.k, kSplitChunkK));
   const double splits = kSplitBlock / kSplitRows * batch * (tiles_m + tiles_n) * chunks;
   if (batch * tiles_m * tiles_n >= double(kLimit) || splits >= double(kLimit)) {
     return "it has 2^30 tiles or more";
@@ -44,7 +44,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
   fields.add("path", "3 products in fp16");
   if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
   fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, kSplitChunkK)));
+  fields.add("chunks", ceil_div(problem.gemm.k, kSplitChunkK));
   if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   // A tile's rows of terms lie within 2 GiB; HIP counts threads in 32 bits, and so are tiles counted, those of the
-  // split, kSplitRows of kSplitBlock by a chunk of k, too.
+  // split, kSplitRows by a chunk of k, too.
   constexpr int64_t kMaxK = int64_t(1) << 21;
   constexpr double kMaxTiles = double(1 << 23);
   const GemmProblem& p = problem.gemm;
@@ -23,7 +23,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.k < kSplitMinK) return mfma_rung.refuse(problem, chip);
   if (p.k > kMaxK) return "k is more than 2^21";
   const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
-  const double batch = double(problem.batch_size), chunks = double(max_of(1, ceil_div(p.k, kSplitChunkK)));
+  const double batch = double(problem.batch_size), chunks = double(ceil_div(p.k, kSplitChunkK));
   const double splits = kSplitBlock / kSplitRows * batch * (tiles_m + tiles_n) * chunks;
   if (batch * tiles_m * tiles_n >= kMaxTiles || splits >= 2 * kMaxTiles) {
     return "it has 2^23 tiles or more";
