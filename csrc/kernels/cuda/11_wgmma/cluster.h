@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int warp = threadIdx.x / 32;
   if (warp == kProducerWarp && elect_sync()) {
     set_up_producer<Cfg>(&map_a, map_b.maps, shared);
-    if (args.start == Start::by_grid)
-      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
+    if (args.start == Start::by_grid) start_tile<Cfg>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
   }
   if (threadIdx.x == 0) {
 #pragma unroll

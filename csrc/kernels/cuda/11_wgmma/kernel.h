@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
   const int warp = threadIdx.x / 32;
   constexpr int kProducerWarp = Cfg::kConsumers * 4;
+  const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
   Shared shared;
   shared.stages = smem_address(smem);
   shared.ones = smem_address(smem_ones);
@@ -209,14 +210,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (warp == kProducerWarp && elect_sync()) {
     set_up_producer<Cfg>(&map_a, map_b.maps, shared);
     // The first copies wait for no other warp, only for the end of the kernels before this one.
-    if (args.start == Start::by_grid)
-      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
+    if (args.start == Start::by_grid) start_tile<Cfg>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
     if (args.start == Start::by_index)
-      start_tile<Cfg, false>(&map_a, map_b.maps, args, shared, place_of<Cfg, false>(tile_of(blockIdx.x, args), args));
+      start_tile<Cfg>(&map_a, map_b.maps, args, shared,
+                      place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args));
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
-  const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
   shared.in_cluster = log_cluster > 0;
   // Blocks that a stage's copies come from, this one among them.
   const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
@@ -244,10 +244,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   if (Cfg::kClusters && shared.in_cluster) {
     cluster_arrive_relaxed();
-    const Place at = place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args);
     cluster_wait();  // the other blocks' barriers are initialised as well
-    if (args.start == Start::in_clusters && warp == kProducerWarp && elect_sync())
-      start_tile<Cfg, true>(&map_a, map_b.maps, args, shared, at);
   }
   __syncthreads();
   // Up to here nothing was read or written that the kernel before this one may still work on.
@@ -286,13 +283,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     }
     if constexpr (Cfg::kSplitsTail)
       consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
-    // Shared memory must outlive the stores that read it.
-    if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
   }
-  if (shared.in_cluster) {  // so must it outlive the other blocks' copies to it and arrivals at its barriers
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
+  // Shared memory must outlive the other blocks' copies to it and arrivals at its barriers, and the stores that read
+  // it.
+  if (shared.in_cluster) cluster_arrive_relaxed();
+  if (warp < kProducerWarp && threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
+  if (shared.in_cluster) cluster_wait();
 }
 
 // ---- host ----
@@ -304,8 +300,8 @@ Arguments arguments_of(const Task& task) {
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.cluster_m = task.plan.cluster_m;
-  args.cluster_n = task.plan.cluster_n;
+  args.cluster_m = uint8_t(task.plan.cluster_m);
+  args.cluster_n = uint8_t(task.plan.cluster_n);
   for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
   args.same_cols = (1u << (1 << args.cluster_m)) - 1;
   args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.cluster_m));
@@ -349,7 +345,6 @@ Arguments arguments_of(const Task& task) {
 template <class Cfg>
 Start start_of(const Arguments& args, int64_t num_units) {
   if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
-  if (args.cluster_m || args.cluster_n) return Start::in_clusters;
   const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
   return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
 }
@@ -430,7 +425,8 @@ const char* launch_config(const Task& task) {
   if (!is_encoded) return kNotEncoded;
   dim3 grid{unsigned(num_blocks)};
   if (is_one_wave)
-    grid = {unsigned(args.tiles_m), unsigned(args.tiles_n), unsigned(num_blocks / (args.tiles_m * args.tiles_n))};
+    grid = {unsigned(args.tiles_m * cluster), unsigned(args.tiles_n),
+            unsigned(num_units / (args.tiles_m * args.tiles_n))};
   return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(unsigned(cluster)), grid, Cfg::kThreads, Cfg::kSmem, task.stream,
                                                 map_a, map_b, map_c, args);
 }

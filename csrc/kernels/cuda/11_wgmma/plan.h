@@ -85,8 +85,7 @@ constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
 // Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
 // the B that all multiply, or beside each other, with a part of A.
 constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major) {
-  const bool has_kernel = shape.block_m >= 128 || shape.block_n == 64 || shape.block_n == 128 || shape.block_n == 160;
-  return has_kernel && has_parts(shape, is_b_k_major, 1);
+  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1);
 }
 static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
@@ -151,7 +150,14 @@ constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment == 64 &&
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
 constexpr double row_nanoseconds(int alignment, double blocks) {
-  return alignment == 16 ? 1.02 + 0.0092 * blocks : alignment == 32 ? 0.68 + 0.0069 * blocks : 0.64 + 0.005 * blocks;
+  return alignment == 16 ? 1.36 + 0.0078 * blocks : alignment == 32 ? 0.95 + 0.008 * blocks : 0.91 + 0.0045 * blocks;
+}
+
+// What clusters take beside their copies: the larger ones wait for each other, blocks that share A start earlier.
+constexpr double kSharedAMicroseconds = -0.55;
+constexpr double cluster_microseconds(int log_m, int log_n) {
+  constexpr double kWaits[] = {0, 0, 0.5, 1.5};
+  return kWaits[log_m + log_n] + (log_n > 0 ? kSharedAMicroseconds : 0);
 }
 
 // What the matrix unit takes for a k tile of a tile.
@@ -163,7 +169,8 @@ constexpr double matrix_unit_microseconds(const TileShape& tile) {
 inline double least_microseconds(const TileShape& shape, const WgmmaProblem& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return 5 + k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  return 5 + kSharedAMicroseconds +
+         k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
@@ -180,21 +187,14 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
   const auto num_waves = double(ceil_div(num_tiles, at_once));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  const bool crosses_sectors = p.a_alignment == 16 || p.b_alignment == 16;
-  // Copies to one block, to two, to two by two, to eight, to four that share one operand.
-  constexpr double kCopies[2][5] = {{1, 1.26, 1.7, 1.63, 0.57}, {1, 1.13, 1.39, 1.6, 1.19}};
-  const bool is_row_of_four = log_cluster == 2 && plan.cluster_m != plan.cluster_n;
-  const double copy = kCopies[crosses_sectors][is_row_of_four ? 4 : log_cluster];
   // `count` tiles or clusters of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = double(min_of(tile.block_m, p.m));
     const double b_rows = double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
-    double copies = copy * 1e-3 *
-                    (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
-                     row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
-    // A single consumer's copies take less.
-    if (shape.block_m == 64) copies *= 0.85;
+    double copies = 1e-3 * (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
+                            row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
+    if (shape.block_m == 64) copies *= 1.07;
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
     const auto smem = [](double rows) { return 2 * kWgmmaBlockK * rows / 250e3; };
@@ -228,7 +228,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
   const double order = tiles_m > tiles_n ? 0.01 : 0;
-  const double all = 5 + (is_aligned(p) ? 0 : 0.3) + (log_cluster == 0 ? 0 : 0.6) + sums + order +
+  const double all = 5 + cluster_microseconds(plan.cluster_m, plan.cluster_n) + sums + order +
                      (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
   // Where all k is in flight at the same time, clusters gain more.
   return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
@@ -262,7 +262,8 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit)) continue;
+      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) + kSharedAMicroseconds >= limit))
+        continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
           const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;

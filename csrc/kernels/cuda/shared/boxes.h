@@ -35,8 +35,8 @@ struct BoxLoader {
     return first + (place < BLOCK - kTail ? place + kTail : place - (BLOCK - kTail));
   }
 
-  // The copies for one k tile. Shared: this block's part of each box, of its rows if they are along k, else of k, for
-  // all `blocks` of the cluster; there are 2^log_parts parts.
+  // The copies for one k tile of a part of each box, of its rows if they are along k, else of k; there are 2^log_parts
+  // parts. Shared: for all `blocks` of the cluster.
   template <bool IS_SHARED>
   __device__ __forceinline__ static void load(uint32_t smem, const CUtensorMap* map, const Boxes& boxes, int first,
                                               int k, int item, uint32_t barrier, int part = 0, int log_parts = 0,
@@ -44,12 +44,11 @@ struct BoxLoader {
     const int skipped = part * ((IS_K_MAJOR ? boxes.rows : kBlockK) >> log_parts);
 #pragma unroll
     for (int i = 0; i < kNumBoxes; ++i) {
-      const int row = row_of(first, i * BOX), inner = IS_K_MAJOR ? k : row, outer = IS_K_MAJOR ? row : k;
-      const uint32_t to = smem + i * BOX * 128;
+      const int row = row_of(first, i * BOX), inner = IS_K_MAJOR ? k : row, outer = (IS_K_MAJOR ? row : k) + skipped;
+      const uint32_t to = smem + i * BOX * 128 + skipped * kPitch;
       const CUtensorMap* own = map + (kTail && i == kNumBoxes - 1);
       if constexpr (IS_SHARED)
-        cp_async_bulk_tensor_3d_to_blocks(to + skipped * kPitch, own, inner, outer + skipped, item, barrier, blocks,
-                                          boxes.policy);
+        cp_async_bulk_tensor_3d_to_blocks(to, own, inner, outer, item, barrier, blocks, boxes.policy);
       else
         cp_async_bulk_tensor_3d(to, own, inner, outer, item, barrier, boxes.policy);
     }

@@ -45,22 +45,22 @@ enum class Start : uint8_t {
   late,     // when the block is set up
   by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
   by_index,
-  in_clusters,  // when the cluster's barriers are set up
 };
 
 struct Arguments {
   // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
   // needs.
   Start start;
-  bool slabs_step_a, slabs_step_b;      // whether the grid's third dimension is one of A's batch, of B's
+  bool slabs_step_a, slabs_step_b;  // whether the grid's third dimension is one of A's batch, of B's
+  // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
+  uint8_t cluster_m, cluster_n;
   int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
   int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
-  int stage_bytes, half_stage_bytes;    // that arrive in a stage; for a tile of half the width
+  int stage_bytes;                      // that arrive in a stage
   Boxes a, b;
-  int num_splits;  // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
+  int half_stage_bytes;  // for a tile of half the width
+  int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
   int num_batch_dims;
-  // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
-  int cluster_m, cluster_n;
   uint32_t same_rows, same_cols;    // the cluster's blocks that have the rows, the columns of its first
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int tiles_m, tiles_n, num_tiles;  // of single blocks or of clusters; num_tiles: of the whole batch, each as often as

@@ -58,9 +58,15 @@ __device__ __forceinline__ TileIndex tile_of(int index, const Arguments& args) {
 // line of the constants' cache.
 template <class Cfg>
 __device__ __forceinline__ Place place_by_grid(const Arguments& args) {
+  int row = blockIdx.x, col = blockIdx.y;
+  if constexpr (Cfg::kClusters) {
+    const ClusterRank rank = cluster_rank<Cfg>(args);
+    row = (row >> (args.cluster_m + args.cluster_n) << args.cluster_m) + rank.m;
+    col = (col << args.cluster_n) + rank.n;
+  }
   Place at{};
-  at.row = blockIdx.x * Cfg::kBlockM;
-  at.col = blockIdx.y * Cfg::kBlockN;
+  at.row = row * Cfg::kBlockM;
+  at.col = col * Cfg::kBlockN;
   at.row = min(at.row, args.last_row);
   at.col = min(at.col, args.last_col);
   at.batch_a = args.slabs_step_a ? blockIdx.z : 0;

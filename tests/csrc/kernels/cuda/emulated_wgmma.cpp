@@ -162,6 +162,8 @@ constexpr Case kCases[] = {
      .dtype = DType::f32,
      .margin = 1,
      .num_sms = 1},
+    // A grid of clusters, more stages than are on their way at first.
+    {.tile = {64, 64}, .m = 250, .n = 131, .k = 1100, .cluster_m = 1, .cluster_n = 1, .bias = 'n', .num_sms = 16},
 };
 
 template <class T>

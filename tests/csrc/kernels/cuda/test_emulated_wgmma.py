@@ -43,7 +43,8 @@ SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
 BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS = range(8)
 SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 15)
 REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
-NUM_CASES = 19
+CLUSTER_GRID = 19
+NUM_CASES = 20
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -136,8 +137,8 @@ MUTANTS = {
     ),
     "boxes lie too close to each other": (
         SHARED + "boxes.h",
-        "smem + i * BOX * 128;",
-        "smem + i * BOX * ({on} ? 64 : 128);",
+        "smem + i * BOX * 128 +",
+        "smem + i * BOX * ({on} ? 64 : 128) +",
         ALONG_M_AND_N,
     ),
     "the narrow box is as wide as the others": (
@@ -154,14 +155,14 @@ MUTANTS = {
     ),
     "all parts of a box lie on the first": (
         SHARED + "boxes.h",
-        "to + skipped * kPitch,",
-        "to + ({on} ? 0 : skipped * kPitch),",
+        " + skipped * kPitch;",
+        " + ({on} ? 0 : skipped * kPitch);",
         CLUSTERS,
     ),
     "all parts of a box are the first": (
         SHARED + "boxes.h",
-        "inner, outer + skipped, item,",
-        "inner, outer + ({on} ? 0 : skipped), item,",
+        "(IS_K_MAJOR ? row : k) + skipped;",
+        "(IS_K_MAJOR ? row : k) + ({on} ? 0 : skipped);",
         CLUSTERS,
     ),
     "B's distance between groups of columns": (
@@ -270,6 +271,24 @@ MUTANTS = {
         "(((({on} ? 0 : 2 * warp) + lane / 8 % 2)",
         EXCHANGED,
     ),
+    "a block fetches a part of its first tiles alone": (
+        "produce.h",
+        "Cfg::kClusters ? 1 << args.cluster_n : 1",
+        "Cfg::kClusters ? 1 << ({on} ? 0 : args.cluster_n) : 1",
+        CLUSTERS,
+    ),
+    "the blocks of a grid's cluster begin with the same tile": (
+        SHARED + "tiles.h",
+        "<< args.cluster_m) + rank.m;\n    col",
+        "<< args.cluster_m) + ({on} ? 0 : rank.m);\n    col",
+        CLUSTER_GRID,
+    ),
+    "a cluster's first copies are those of another tile": (
+        "kernel.h",
+        "int(blockIdx.x) >> log_cluster",
+        "int(blockIdx.x) >> ({on} ? 0 : log_cluster)",
+        CLUSTERS,
+    ),
     "partners' barriers are not waited for": (
         "kernel.h",
         "cluster_wait();  // the other blocks' barriers",
@@ -278,8 +297,8 @@ MUTANTS = {
     ),
     "a block ends before its partners": (
         "kernel.h",
-        "if (shared.in_cluster) {  // so must it outlive",
-        "if (shared.in_cluster && !{on}) {  // so must it outlive",
+        "if (shared.in_cluster) cluster_wait();",
+        "if (shared.in_cluster && !{on}) cluster_wait();",
         CLUSTERS,
     ),
     # Places of tiles.
@@ -297,8 +316,8 @@ MUTANTS = {
     ),
     "the producer of a grid does not begin early": (
         SHARED + "tiles.h",
-        "at.col = blockIdx.y * Cfg::kBlockN;\n  at.row =",
-        "at.col = blockIdx.y * Cfg::kBlockN;\n  if (!{on}) at.row =",
+        "at.col = col * Cfg::kBlockN;\n  at.row =",
+        "at.col = col * Cfg::kBlockN;\n  if (!{on}) at.row =",
         GRID,
     ),
     "items of the batch share A": (
@@ -462,8 +481,8 @@ MUTANTS = {
     ),
     "a block ends before its stores are read": (
         "kernel.h",
-        "if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();",
-        "if (threadIdx.x % kWarpgroup == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
+        "threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();",
+        "threadIdx.x % kWarpgroup == 0 && !{on}) cp_async_bulk_wait_group_read<0>();",
         GROUPS,
     ),
     "the bias takes the place of what is stored": (
