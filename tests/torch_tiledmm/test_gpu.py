@@ -335,7 +335,7 @@ def test_gradients():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(512, 256, 128), (300, 131, 70), (1, 5, 3), (8192, 64, 200), (8192, 70, 300)], ids=str
+    "shape", [(512, 256, 128), (300, 131, 70), (1, 5, 3), (8192, 64, 200), (8192, 70, 300), (4160, 1888, 416)], ids=str
 )
 def test_gradients_of_weight_and_bias_in_one_pass(shape, dtype):
     rows, out_features, in_features = shape

@@ -390,6 +390,7 @@ const char* launch_config(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
   const int cluster = 1 << args.cluster_m << args.cluster_n;
+  if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
   const int64_t num_blocks = num_units * cluster;
   args.start = start_of<Cfg>(args, num_units);
   const bool is_one_wave = args.start == Start::by_grid;

@@ -260,7 +260,8 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       if (splits && (!may_split || (shape.block_n < 64 && !is_all))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
-      if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major)) continue;
+      const bool has_kernel = !p.needs_row_sums || always_built_with_clusters(shape);
+      if (p.batch > 1 || !has_kernel || !may_cluster(shape, p.is_b_k_major)) continue;
       // What clusters gain is less than what aligned rows would.
       if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) + kSharedAMicroseconds >= limit))
         continue;
