@@ -210,10 +210,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   if (warp == kProducerWarp && elect_sync()) {
     set_up_producer<Cfg>(&map_a, map_b.maps, shared);
     // The first copies wait for no other warp, only for the end of the kernels before this one.
-    if (args.start == Start::by_grid) start_tile<Cfg>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
-    if (args.start == Start::by_index)
-      start_tile<Cfg>(&map_a, map_b.maps, args, shared,
-                      place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args));
+    if constexpr (!Cfg::kSumsRows) {
+      if (args.start == Start::by_grid) start_tile<Cfg>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
+      if (args.start == Start::by_index)
+        start_tile<Cfg>(&map_a, map_b.maps, args, shared,
+                        place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args));
+    }
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;

@@ -153,7 +153,7 @@ constexpr double row_nanoseconds(int alignment, double blocks) {
   return alignment == 16 ? 1.36 + 0.0078 * blocks : alignment == 32 ? 0.95 + 0.008 * blocks : 0.91 + 0.0045 * blocks;
 }
 
-// What clusters take beside their copies: the larger ones wait for each other, blocks that share A start earlier.
+// What clusters take beside their copies, as fitted: the larger ones more, those whose blocks share A less.
 constexpr double kSharedAMicroseconds = -0.55;
 constexpr double cluster_microseconds(int log_m, int log_n) {
   constexpr double kWaits[] = {0, 0, 0.5, 1.5};

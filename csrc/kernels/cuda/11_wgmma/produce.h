@@ -96,7 +96,7 @@ __device__ __forceinline__ void start_tile(const CUtensorMap* map_a, const CUten
     load_stage<Cfg, Cfg, false>(map_a, map_b, args, shared, ring, at, stage * Cfg::kTilesOfStage);
 }
 
-// One thread keeps the ring full. is_started: start_tile has filled it.
+// One thread keeps the ring full. is_started: start_tile has begun to fill it.
 template <class Cfg, class Piece>
 __device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
                                              const Shared& shared, Ring<Cfg::kNumStages>& ring, const Place& at,
@@ -111,6 +111,7 @@ __device__ __forceinline__ void produce_tile(const CUtensorMap* map_a, const CUt
   for (; k_tile < at.num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     // The phase before the first counts as complete.
     mbarrier_wait_parity(shared.empty + ring.stage * 8, ring.phase ^ 1);
+    // Few stages are on their way at first.
     if (is_started && ring.stage >= kFirstStages && k_tile < Cfg::kNumStages * Cfg::kTilesOfStage)
       mbarrier_wait_parity(shared.full + (ring.stage - kFirstStages) * 8, 0);
     load_stage<Cfg, Piece, true>(map_a, map_b, args, shared, ring, at, k_tile);
