@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   __syncthreads();
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  const Place at = place_of<Cfg, false>({int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)}, args);
+  const Place at = place_of<Cfg>({int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)}, args);
   const int rank = args.num_batch_dims > 0 ? blockIdx.z % args.num_splits : blockIdx.z;
   Ring<Cfg::kNumStages> ring;
   if (warp < kProducerWarp) {

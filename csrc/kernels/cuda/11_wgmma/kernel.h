@@ -66,7 +66,8 @@ struct Config {
   using LoaderA = BoxLoader<T, BLOCK_M, kBoxM, !A_IS_M_MAJOR>;
   using LoaderB = BoxLoader<T, BLOCK_N, kBoxN, !B_IS_N_MAJOR>;
   // Blocks of a cluster fetch parts of each box for each other.
-  static constexpr bool kClusters = CLUSTERS && tiledmm::may_cluster({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR) && !kIsTf32;
+  static constexpr bool kClusters =
+      CLUSTERS && tiledmm::may_cluster({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR, SUMS_ROWS) && !kIsTf32;
   static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "a part begins where the pattern of the swizzle does");
   static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
   static constexpr int kTileBytes = kABytes + kBBytes;

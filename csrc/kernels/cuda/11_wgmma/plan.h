@@ -82,15 +82,15 @@ inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
   return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
 }
+// Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
+// of their own for clusters, which sum no rows.
+constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
 // Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
 // the B that all multiply, or beside each other, with a part of A.
-constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major) {
-  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1);
+constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, bool sums_rows = false) {
+  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1) && (!sums_rows || always_built_with_clusters(shape));
 }
 static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
-// Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
-// of their own for clusters.
-constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
 
 // Whether the blocks of a cluster may share a tile, a chunk each, and exchange their sums through shared memory: so
 // many blocks at most.
@@ -260,8 +260,7 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       if (splits && (!may_split || (shape.block_n < 64 && !is_all))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
-      const bool has_kernel = !p.needs_row_sums || always_built_with_clusters(shape);
-      if (p.batch > 1 || !has_kernel || !may_cluster(shape, p.is_b_k_major)) continue;
+      if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
       // What clusters gain is less than what aligned rows would.
       if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) + kSharedAMicroseconds >= limit))
         continue;

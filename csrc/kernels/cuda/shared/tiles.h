@@ -11,16 +11,21 @@ struct TileIndex {
   int row, col, slab;
 };
 
-// MAY_CLUSTER: whether the block may belong to a cluster.
-template <class Cfg, bool MAY_CLUSTER = true>
-__device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
-  constexpr bool kMayCluster = MAY_CLUSTER && Cfg::kClusters;
-  const ClusterRank rank = kMayCluster ? cluster_rank<Cfg>(args) : ClusterRank{0, 0};
+// The place in C of a block's tile, or of the block's own among those of its cluster.
+template <class Cfg>
+__device__ __forceinline__ Place place_in_c(int row, int col, const Arguments& args) {
+  const ClusterRank rank = cluster_rank<Cfg>(args);
   Place at{};
-  at.row = ((kMayCluster ? tile.row << args.cluster_m : tile.row) + rank.m) * Cfg::kBlockM;
-  at.col = ((kMayCluster ? tile.col << args.cluster_n : tile.col) + rank.n) * Cfg::kBlockN;
+  at.row = ((Cfg::kClusters ? row << args.cluster_m : row) + rank.m) * Cfg::kBlockM;
+  at.col = ((Cfg::kClusters ? col << args.cluster_n : col) + rank.n) * Cfg::kBlockN;
   at.row = min(at.row, args.last_row);
   at.col = min(at.col, args.last_col);
+  return at;
+}
+
+template <class Cfg>
+__device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
+  Place at = place_in_c<Cfg>(tile.row, tile.col, args);
   at.slab = tile.slab;
   at.num_k_tiles = args.num_k_tiles;
   int item = at.slab;
@@ -58,17 +63,8 @@ __device__ __forceinline__ TileIndex tile_of(int index, const Arguments& args) {
 // line of the constants' cache.
 template <class Cfg>
 __device__ __forceinline__ Place place_by_grid(const Arguments& args) {
-  int row = blockIdx.x, col = blockIdx.y;
-  if constexpr (Cfg::kClusters) {
-    const ClusterRank rank = cluster_rank<Cfg>(args);
-    row = (row >> (args.cluster_m + args.cluster_n) << args.cluster_m) + rank.m;
-    col = (col << args.cluster_n) + rank.n;
-  }
-  Place at{};
-  at.row = row * Cfg::kBlockM;
-  at.col = col * Cfg::kBlockN;
-  at.row = min(at.row, args.last_row);
-  at.col = min(at.col, args.last_col);
+  const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
+  Place at = place_in_c<Cfg>(int(blockIdx.x) >> log_cluster, int(blockIdx.y), args);
   at.batch_a = args.slabs_step_a ? blockIdx.z : 0;
   at.batch_b = args.slabs_step_b ? blockIdx.z : 0;
   at.first_k_tile = blockIdx.z * args.slabs_step_k;

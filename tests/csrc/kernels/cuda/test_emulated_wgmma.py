@@ -277,10 +277,10 @@ MUTANTS = {
         "Cfg::kClusters ? 1 << ({on} ? 0 : args.cluster_n) : 1",
         CLUSTERS,
     ),
-    "the blocks of a grid's cluster begin with the same tile": (
+    "the blocks of a grid's cluster begin with other clusters' tiles": (
         SHARED + "tiles.h",
-        "<< args.cluster_m) + rank.m;\n    col",
-        "<< args.cluster_m) + ({on} ? 0 : rank.m);\n    col",
+        "place_in_c<Cfg>(int(blockIdx.x) >> log_cluster,",
+        "place_in_c<Cfg>(int(blockIdx.x) >> ({on} ? 0 : log_cluster),",
         CLUSTER_GRID,
     ),
     "a cluster's first copies are those of another tile": (
@@ -316,8 +316,8 @@ MUTANTS = {
     ),
     "the producer of a grid does not begin early": (
         SHARED + "tiles.h",
-        "at.col = col * Cfg::kBlockN;\n  at.row =",
-        "at.col = col * Cfg::kBlockN;\n  if (!{on}) at.row =",
+        "int(blockIdx.y), args);\n",
+        "int(blockIdx.y), args);\n  if ({on}) at.row = int(blockIdx.x) * Cfg::kBlockM;\n",
         GRID,
     ),
     "items of the batch share A": (

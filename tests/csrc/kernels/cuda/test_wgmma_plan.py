@@ -108,12 +108,12 @@ def test_every_plan_is_legal(plan):
         assert not log_n or (block_n * 2 ** (log_n - 1) < cols and k % 32 and not shares), problem
         assert log_m <= 2 and log_n <= 2 and log_m + log_n <= 3
         assert 0 < time and 0 < whole
-    # Clusters of two and four, of small tiles and of large ones, with and without exchanged roles.
+    # Clusters of two, four and eight, of small tiles and of large ones, with and without exchanged roles.
     sides = range(200, 3000, 200)
-    unaligned = [(m, n, k, 1, 0) for m, n, k in itertools.product(sides, sides, (1208, 552))]
+    unaligned = [(m, n, k, 1, 0) for m, n, k in itertools.product(sides, sides, (552, 1208, 8008))]
     rows = plan(unaligned)
     chosen = {(block_m, log_m + log_n) for block_m, _, _, _, _, _, log_m, log_n, *_ in rows}
-    assert chosen >= {(64, 1), (64, 2), (128, 1), (128, 2), (192, 1), (192, 2)}, chosen
+    assert chosen >= {(64, 1), (64, 2), (64, 3), (128, 1), (128, 2), (128, 3), (192, 1), (192, 2)}, chosen
     assert {row[8] for row in rows} == {0, 1}
     # Kernels that sum rows: those of small tiles do not work in clusters.
     for block_m, _, _, _, sums_rows, shares, log_m, log_n, *_ in plan(
