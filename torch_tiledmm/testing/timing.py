@@ -24,7 +24,7 @@ from ..dispatch import DTYPES
 _SAMPLE_SECONDS = 2e-3
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 100
-_FLUSH_BYTES = 256 << 20  # of a GPU: several times its second-level cache
+_FLUSH_BYTES = 512 << 20  # of a GPU: several times its second-level cache, and long enough to hide slow launches
 _PAUSE_SECONDS = 0.15  # OpenBLAS's threads spin for 2^28 ticks of the time stamp counter: 0.1 s at 2.6 GHz
 
 PRECISIONS = (*DTYPES, "tf32")

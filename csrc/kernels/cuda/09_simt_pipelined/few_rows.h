@@ -12,6 +12,7 @@
 namespace tiledmm::gpu {
 namespace {
 
+// A block has room for COLS columns.
 template <int ROWS, int COLS, int NUM_STAGES, bool IS_B_K_MAJOR>
 struct FewRowsConfig {
   static constexpr int kVector = 4;
@@ -36,10 +37,10 @@ struct FewRowsShared {
   float sums[Config::kRows][Config::kCols];
 };
 
-// A tile of B, WIDTH elements at a time: along B's close dimension first. Every address is a few steps from the lane's
-// first one, since a warp has time for few instructions beside its copies.
+// A tile of B of up to left_n columns, WIDTH elements at a time: along B's close dimension first. Every address is a few
+// steps from the lane's first one, since a warp has time for few instructions beside its copies.
 template <class Config, int WIDTH, bool IS_WHOLE>
-TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int64_t k, int left_k) {
+TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int left_n, int64_t k, int left_k) {
   constexpr bool kIsKMajor = Config::kIsKMajor;
   constexpr int kClose = kIsKMajor ? Config::kBlockK : Config::kCols,
                 kFar = kIsKMajor ? Config::kCols : Config::kBlockK;
@@ -47,14 +48,13 @@ TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t 
   constexpr int kSmemClose = kIsKMajor ? Config::kStrideK : Config::kStrideMn;
   constexpr int kSmemFar = kIsKMajor ? Config::kStrideMn : Config::kStrideK;
   const int lane = thread_idx() % 32, close = lane % kLanesClose * WIDTH, far = lane / kLanesClose;
-  const int left_n = int(min_of(operand.size_mn - col, Config::kCols));
   const int left_close = (kIsKMajor ? left_k : left_n) - close, left_far = (kIsKMajor ? left_n : left_k) - far;
   const int64_t stride_close = kIsKMajor ? operand.stride_k : operand.stride_mn;
   const int64_t stride_far = kIsKMajor ? operand.stride_mn : operand.stride_k;
   const float* from =
       operand.base + col * operand.stride_mn + k * operand.stride_k + close * stride_close + far * stride_far;
   stage += close * kSmemClose + far * kSmemFar;
-  TILEDMM_UNROLL for (int f = 0; f < kFar; f += kLanesFar) {
+  const auto copy_far = [&](int f) {
     TILEDMM_UNROLL for (int c = 0; c < kClose; c += kLanesClose * WIDTH) {
       if (IS_WHOLE || (f < left_far && c < left_close)) {
         copy_async_once<int(sizeof(float)) * WIDTH>(
@@ -63,6 +63,12 @@ TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t 
       }
     }
     from += kLanesFar * stride_far;
+  };
+  // Code that a call jumps over costs time as well, where the instructions come from cold memory.
+  if constexpr (WIDTH > 1) {
+    TILEDMM_UNROLL for (int f = 0; f < kFar; f += kLanesFar) copy_far(f);
+  } else {
+    TILEDMM_NO_UNROLL for (int f = 0; f < kFar; f += kLanesFar) copy_far(f);
   }
 }
 
@@ -107,6 +113,7 @@ TILEDMM_DEVICE void multiply(const float (&a)[Config::kRows][Config::kBlockK], c
 // How the blocks share out the chunks of the same columns.
 struct FewRowsWork {
   int32_t num_warps;
+  int32_t cols;        // of a block
   int32_t num_splits;  // blocks of one warp, a chunk each; or 1
   void* partial;       // as ChunkSums has them; null where there is one split
 };
@@ -124,7 +131,9 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
   const int lane_col = lane % Config::kCols, lane_row = int(min_of(lane / Config::kCols, Config::kRows - 1));
   const auto block = uint32_t(block_idx()), column = block / uint32_t(work.num_splits);
   const auto split = int32_t(block - column * uint32_t(work.num_splits));
-  const int64_t col = int64_t(column) * Config::kCols, k = problem.gemm.k;
+  const int64_t col = int64_t(column) * work.cols, k = problem.gemm.k;
+  const int left_n = int(min_of(problem.gemm.n - col, work.cols));
+  const bool has_sums = lane_col < left_n && lane / Config::kCols < Config::kRows;
   const int64_t chunk_k = problem.chunk_k, step_k = work.num_splits * num_warps * chunk_k;
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -137,14 +146,12 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
       if (load_k < k) {
         const int left_k = int(min_of(load_end - load_k, kBlockK));
         float* const to = smem.stages[write_stage].b;
-        const bool is_whole = left_k == kBlockK && col + Config::kCols <= gemm.n;
-        if (b.is_vectorised) {
-          is_whole ? copy_b<Config, kVector, true>(b, to, col, load_k, left_k)
-                   : copy_b<Config, kVector, false>(b, to, col, load_k, left_k);
-        } else {
-          is_whole ? copy_b<Config, 1, true>(b, to, col, load_k, left_k)
-                   : copy_b<Config, 1, false>(b, to, col, load_k, left_k);
-        }
+        if (!b.is_vectorised)
+          copy_b<Config, 1, false>(b, to, col, left_n, load_k, left_k);
+        else if (left_k == kBlockK && left_n == Config::kCols)
+          copy_b<Config, kVector, true>(b, to, col, left_n, load_k, left_k);
+        else
+          copy_b<Config, kVector, false>(b, to, col, left_n, load_k, left_k);
         copy_a<Config>(a, smem.stages[write_stage].a, load_k, left_k);
         load_k += kBlockK;
         if (load_k >= load_end) {
@@ -155,16 +162,17 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
       commit_copies();
       write_stage = write_stage + 1 == kNumStages ? 0 : write_stage + 1;
     };
-    for (int i = 0; i < kNumStages - 1; ++i) load_tile();
+    int to_load = kNumStages - 1;  // tiles to start before the next one is multiplied
 
     float total[kThreadM] = {};
     for (int64_t first = 0; first < max_of(k, 1); first += step_k) {
       const int64_t begin = first + (split + warp) * chunk_k, end = min_of(k, begin + chunk_k);
       float acc[kThreadM] = {};
       TILEDMM_NO_UNROLL for (int64_t at = begin; at < end; at += kBlockK) {
+        TILEDMM_NO_UNROLL for (; to_load > 0; --to_load) load_tile();
+        to_load = 1;
         wait_copies<kNumStages - 2>();
-        warp_barrier();  // the tile is whole, and nobody reads the one before any more
-        load_tile();
+        warp_barrier();  // the tile is whole, and nobody reads those before the last one any more
         const auto& stage = smem.stages[read_stage];
         const int left_k = int(min_of(end - at, kBlockK));
         int p = 0;
@@ -180,13 +188,12 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
         const GemmProblem sums =
             partial_problem(gemm, static_cast<float*>(work.partial), batch_idx * work.num_splits + split);
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-          if (lane / Config::kCols < Config::kRows)
-            store_element<float>(sums, lane_row + i * Config::kLanesM, col + lane_col, acc[i]);
+          if (has_sums) store_element<float>(sums, lane_row + i * Config::kLanesM, col + lane_col, acc[i]);
         }
         warp_barrier();  // nobody reads the stages any more
         continue;
       }
-      if (lane / Config::kCols < Config::kRows) {
+      if (has_sums) {
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
           store_shared(&smem.sums[lane_row + i * Config::kLanesM][lane_col], acc[i]);
         }
@@ -201,7 +208,7 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
       block_barrier();  // nobody reads them any more
     }
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
-      if (warp == 0 && !work.partial && lane / Config::kCols < Config::kRows) {
+      if (warp == 0 && !work.partial && has_sums) {
         store_element<float>(gemm, lane_row + i * Config::kLanesM, col + lane_col, total[i]);
       }
     }
@@ -214,8 +221,8 @@ Status launch_few_rows(const FoldedProblem& problem, const FewRowsPlan& plan, co
                 few_rows_shared_bytes(Config::kRows, Config::kCols, Config::kNumStages));
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
   if (plan.num_splits > 1 && !chunk_sums.allocate()) return Status::out_of_memory;
-  const FewRowsWork work{plan.num_warps, plan.num_splits, chunk_sums.sums};
-  const Status status = launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, Config::kCols) * plan.num_splits,
+  const FewRowsWork work{plan.num_warps, plan.cols, plan.num_splits, chunk_sums.sums};
+  const Status status = launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, plan.cols) * plan.num_splits,
                                       num_batch_blocks(problem), 32 * plan.num_warps,
                                       plan.num_warps * sizeof(FewRowsShared<Config>), executor, work, problem);
   return status == Status::ok && plan.num_splits > 1 ? chunk_sums.add<float>() : status;
@@ -240,7 +247,7 @@ Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, co
 }
 
 Status launch_few_rows(const FewRowsPlan& plan, const FoldedProblem& problem, const Executor& executor) {
-  if (plan.cols == kFewColsNarrow) return launch_few_rows<kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
+  if (plan.width == kFewColsNarrow) return launch_few_rows<kFewColsNarrow, kFewStagesNarrow>(plan, problem, executor);
   return plan.num_stages == kFewStagesDeep ? launch_few_rows<kFewCols, kFewStagesDeep>(plan, problem, executor)
                                            : launch_few_rows<kFewCols, kFewStages>(plan, problem, executor);
 }

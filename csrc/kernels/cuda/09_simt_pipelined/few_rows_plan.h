@@ -6,10 +6,11 @@
 
 namespace tiledmm {
 
-// A block's warps take chunks of k of so many columns, each with a ring of so many stages of its own. num_splits:
-// blocks of one warp that take a chunk each, where a second kernel adds their sums; or 1.
+// A block's warps take chunks of k of so many columns, for up to `width` of which there is room, each with a ring of so
+// many stages of its own. num_splits: blocks of one warp that take a chunk each, where a second kernel adds their sums;
+// or 1.
 struct FewRowsPlan {
-  int rows, cols, num_stages;
+  int rows, width, cols, num_stages;
   int num_warps, num_splits;
 };
 inline constexpr int kMaxFewRows = 8, kFewRowsMaxWarps = 8;
@@ -36,25 +37,35 @@ constexpr int few_rows_of_kernel(int64_t m, bool is_narrow) {
   return m == 1 ? 1 : is_narrow || m == 3 || m == 4 ? 4 : m == 2 ? 2 : 8;
 }
 
+// So many columns for each block that all multiprocessors have as many, or nearly: the one with most decides when memory
+// has sent all. Along n blocks begin with half lines at least.
+constexpr int balanced_cols(const FewRowsTask& task, int64_t blocks_of_cu) {
+  const int64_t at_once = task.num_cus * blocks_of_cu, wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
+  if (wide_blocks > 2 * at_once) return kFewCols;
+  const int64_t blocks = max_of(ceil_div(wide_blocks, at_once) * at_once / task.batch, 1);
+  return int(min_of(round_up(ceil_div(task.n, blocks), task.is_b_k_major ? 1 : 16), kFewCols));
+}
+
 // The plan whose warps take chunks one after the other.
 constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
   const bool is_narrow = task.m <= 4 && wide_blocks * min_of(num_chunks, 4) < task.num_cus;
-  const int rows = few_rows_of_kernel(task.m, is_narrow), cols = is_narrow ? kFewColsNarrow : kFewCols;
-  const int64_t blocks = ceil_div(task.n, cols) * task.batch;
+  const int rows = few_rows_of_kernel(task.m, is_narrow), width = is_narrow ? kFewColsNarrow : kFewCols;
+  const int64_t blocks = ceil_div(task.n, width) * task.batch;
   // One block of eight warps on a multiprocessor, or two of four; deeper rings where all blocks find room with them.
   const int64_t most = blocks <= task.num_cus ? kFewRowsMaxWarps : 4;
   const auto num_warps = [&](int num_stages) {
-    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, cols, num_stages);
+    const int64_t fitting = task.max_shared_bytes / few_rows_shared_bytes(rows, width, num_stages);
     return int(ceil_div(num_chunks, ceil_div(num_chunks, max_of(1, min_of(most, fitting)))));
   };
-  if (is_narrow) return {rows, cols, kFewStagesNarrow, num_warps(kFewStagesNarrow), 1};
-  const int64_t deep_bytes = num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, cols, kFewStagesDeep);
+  if (is_narrow) return {rows, width, width, kFewStagesNarrow, num_warps(kFewStagesNarrow), 1};
+  const int64_t deep_bytes = num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, width, kFewStagesDeep);
   const bool is_deep = num_warps(kFewStagesDeep) == num_warps(kFewStages) &&
                        ceil_div(blocks, task.num_cus) * deep_bytes <= task.max_shared_bytes;
-  const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
-  return {rows, cols, num_stages, num_warps(num_stages), 1};
+  const int num_stages = is_deep ? kFewStagesDeep : kFewStages, warps = num_warps(num_stages);
+  const int64_t bytes = warps * few_rows_shared_bytes(rows, width, num_stages);
+  return {rows, width, balanced_cols(task, max_of(task.max_shared_bytes / bytes, 1)), num_stages, warps, 1};
 }
 
 // The plan that has a block for each chunk. Rings are deeper where four blocks or fewer come to a multiprocessor.
@@ -62,9 +73,9 @@ constexpr FewRowsPlan plan_split_few_rows(const FewRowsTask& task) {
   const int64_t num_chunks = ceil_div(task.k, task.chunk_k), blocks = ceil_div(task.n, kFewCols) * task.batch;
   const bool is_narrow = task.m <= 4 && blocks * num_chunks < task.num_cus;
   const int rows = few_rows_of_kernel(task.m, is_narrow);
-  if (is_narrow) return {rows, kFewColsNarrow, kFewStagesNarrow, 1, int(num_chunks)};
+  if (is_narrow) return {rows, kFewColsNarrow, kFewColsNarrow, kFewStagesNarrow, 1, int(num_chunks)};
   const bool is_deep = blocks * num_chunks <= 4 * task.num_cus;
-  return {rows, kFewCols, is_deep ? kFewStagesDeep : kFewStages, 1, int(num_chunks)};
+  return {rows, kFewCols, kFewCols, is_deep ? kFewStagesDeep : kFewStages, 1, int(num_chunks)};
 }
 
 // Calls visit(plan) for both, if they can be carried out.
@@ -85,20 +96,20 @@ inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& 
   constexpr double kLoad = 1.15, kStart = 8;                   // cycles for each k
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
-  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.cols, plan.num_stages) * plan.num_warps;
+  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.width, plan.num_stages) * plan.num_warps;
   const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * chunks_of_warp;
   const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
-  const double chain = kStart + 5 * double(ceil_div(plan.rows, kFewCols / plan.cols));  // of a lone warp
+  const double chain = kStart + 5 * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
+  const double short_rounds = task.is_b_k_major ? 5e-5 * double(min_of(task.k, 5000) * (plan.width - plan.cols)) : 0;
   const double work =
-      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
+      kLatency + short_rounds + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
   // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
-  const bool has_short_rows = plan.cols == kFewColsNarrow && !task.is_b_k_major;
-  const double given = has_short_rows ? 1.4e6 : 3.7e6;
-  const double drawn = 30e3 * double(min_of(blocks, task.num_cus));
-  const double bytes_per_us = given < drawn ? given : drawn;
-  const double memory = 4 * double(task.n) * double(task.k) * double(task.batch) / bytes_per_us;
+  const bool has_short_rows = plan.width == kFewColsNarrow && !task.is_b_k_major;
+  const double given = 4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? 1.4e6 : 3.7e6);
+  const double drawn = 4 * double(ceil_div(blocks, task.num_cus) * plan.cols) * double(task.k) / plan.num_splits / 30e3;
+  const double memory = given > drawn ? given : drawn;
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
   const double addition = plan.num_splits > 1 ? kAddition + 8 * sums / kAddedBytesPerUs : 0;
   return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + addition;

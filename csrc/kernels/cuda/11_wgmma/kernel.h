@@ -37,9 +37,13 @@ constexpr int kMaxStages = 12;      // more does not hide more
 // One block tile: 64 rows to a consumer warpgroup.
 template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
           bool CLUSTERS = always_built_with_clusters({BLOCK_M, BLOCK_N}),
-          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR>
+          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR, bool IS_PLAIN = false>
 struct Config {
   using T = T_;
+  // One product, no batch, in one chunk of k, which the copy engine stores as it is, has a kernel of its own with a
+  // quarter of the others' code: a call waits for instructions that no cache holds.
+  static constexpr bool kIsPlain = IS_PLAIN;
+  using Plain = Config<T, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, true>;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
   static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
@@ -90,7 +94,7 @@ struct Config {
   static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
-  static constexpr bool kSumsChunks = tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
+  static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
   static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
@@ -145,7 +149,9 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
-  const TileBias<T> bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  TileBias<T> bias{};
+  if constexpr (!Cfg::kIsPlain)
+    bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
   if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
   else
@@ -154,7 +160,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
   }
   if (row >= args.m) return;
-  if constexpr (Cfg::kSumsChunks || !Cfg::kIsTf32) {
+  if constexpr (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain)) {
     if (args.num_splits > 1) {
       if constexpr (Cfg::kCIsMMajor)
         return store_partial_along_m<Piece>(acc.c, args, at, row);
@@ -162,7 +168,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
         return store_partial<Piece>(acc.c, args, at, row + first_row_of_thread<Cfg>());
     }
   }
-  finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
+  if constexpr (!Cfg::kIsPlain) finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
   if constexpr (Cfg::kIsTf32)
     store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
   else if constexpr (Cfg::kStoresDirectly)
@@ -190,7 +196,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
   constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
   using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor>;
+                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -232,6 +238,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
   }
   if (threadIdx.x == 0) {
+    if constexpr (Cfg::kIsPlain && !Cfg::kStoresDirectly) prefetch_tensormap(&map_c);
 #pragma unroll
     for (int stage = 0; stage < kNumStages; ++stage) {
       mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * num_senders);  // one arrival per consumer warp
@@ -435,13 +442,21 @@ const char* launch_config(const Task& task) {
                                                 map_a, map_b, map_c, args);
 }
 
-// Clusters that share a tile have a kernel of their own: the other one would pay for the code.
+// Whether the kernel of Config::Plain computes all that a product needs.
+template <class Cfg>
+bool is_plain(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && !p.bias && p.activation == Activation::none &&
+         (task.stores_by_tma || Cfg::kStoresDirectly);
+}
+
+// Clusters that share a tile have a kernel of their own, too: the other one would pay for the code.
 template <class Cfg, bool SHARES>
 const char* launch_kernel_of(const Task& task) {
   if constexpr (SHARES)
     return launch_shared<Cfg>(task);
   else
-    return launch_config<Cfg>(task);
+    return is_plain<Cfg>(task) ? launch_config<typename Cfg::Plain>(task) : launch_config<Cfg>(task);
 }
 
 template <class T, int TILE, bool CLUSTERS, bool SHARES = false>

@@ -153,11 +153,9 @@ constexpr double row_nanoseconds(int alignment, double blocks) {
   return alignment == 16 ? 1.36 + 0.0078 * blocks : alignment == 32 ? 0.95 + 0.008 * blocks : 0.91 + 0.0045 * blocks;
 }
 
-// What clusters take beside their copies, as fitted: the larger ones more, those whose blocks share A less.
-constexpr double kSharedAMicroseconds = -0.55;
+// What clusters take beside their copies, as fitted.
 constexpr double cluster_microseconds(int log_m, int log_n) {
-  constexpr double kWaits[] = {0, 0, 0.5, 1.5};
-  return kWaits[log_m + log_n] + (log_n > 0 ? kSharedAMicroseconds : 0);
+  return log_m + log_n > 0 ? 0.6 + 0.8 * log_m + 0.3 * log_n : 0;
 }
 
 // What the matrix unit takes for a k tile of a tile.
@@ -169,8 +167,7 @@ constexpr double matrix_unit_microseconds(const TileShape& tile) {
 inline double least_microseconds(const TileShape& shape, const WgmmaProblem& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return 5 + kSharedAMicroseconds +
-         k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  return 5 + k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
@@ -262,7 +259,7 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) + kSharedAMicroseconds >= limit))
+      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit))
         continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {

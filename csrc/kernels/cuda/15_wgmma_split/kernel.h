@@ -27,7 +27,7 @@ namespace {
 struct SplitConfig {
   using T = float;
   static constexpr int kBlockM = kSplitBlock, kBlockN = kSplitBlock, kBlockK = kSplitBlockK;
-  static constexpr bool kClusters = true, kSumsRows = false;
+  static constexpr bool kClusters = true, kSumsRows = false, kIsPlain = false;
   static constexpr bool kAIsMMajor = false, kBIsNMajor = false;  // of the terms
   using Loader = BoxLoader<__half, kSplitBlock, kSplitBlock, true>;
   using LoaderB = Loader;

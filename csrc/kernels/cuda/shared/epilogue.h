@@ -340,7 +340,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
         stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
-    if (__builtin_expect(args.stores_by_tma, true)) {
+    if (Cfg::kIsPlain || args.stores_by_tma) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {

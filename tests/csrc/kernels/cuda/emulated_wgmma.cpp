@@ -164,7 +164,32 @@ constexpr Case kCases[] = {
      .num_sms = 1},
     // A grid of clusters, more stages than are on their way at first.
     {.tile = {64, 64}, .m = 250, .n = 131, .k = 1100, .cluster_m = 1, .cluster_n = 1, .bias = 'n', .num_sms = 16},
+    // Plain kernels. Several tiles for a block, the last wave in halves, a B along n.
+    {.tile = {128, 256}, .m = 150, .n = 840, .k = 1032, .is_b_along_n = true, .num_sms = 6},
+    // Clusters of four by two, three consumers, a narrow last box.
+    {.tile = {192, 96},
+     .m = 400,
+     .n = 112,
+     .k = 520,
+     .is_b_along_n = true,
+     .cluster_m = 2,
+     .cluster_n = 1,
+     .dtype = DType::f16,
+     .num_sms = 16},
+    // Exchanged roles, a grid of tiles that begin early.
+    {.tile = {64, 160}, .m = 328, .n = 200, .k = 456, .is_a_along_m = true, .is_exchanged = true, .num_sms = 12},
+    // C by the threads.
+    {.tile = {64, 32}, .m = 70, .n = 41, .k = 530, .margin_c = 3},
+    // What a plain kernel would compute, but for the chunks.
+    {.tile = {64, 96}, .m = 50, .n = 88, .k = 500, .chunk_k = 256},
 };
+
+// Whether the launcher takes a plain kernel.
+constexpr bool is_plain(const Case& c) {
+  return c.dtype != DType::f32 && c.chunk_k == 0 && c.batch * c.repeats_of_b == 1 && c.bias == ' ' &&
+         c.activation == Activation::none && !c.sums_rows &&
+         ((c.is_c_along_m ? c.m : c.n) % 8 + c.margin_c % 8 == 0 || c.tile.block_n < 64);
+}
 
 template <class T>
 constexpr DType dtype_of() {
@@ -194,7 +219,7 @@ constexpr bool is_compiled() {
     const bool is_built =
         kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
     if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
-        Cfg::kSumsRows == c.sums_rows && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
+        Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
       return true;
   }
   return false;

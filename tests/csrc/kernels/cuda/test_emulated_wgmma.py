@@ -43,8 +43,8 @@ SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
 BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS = range(8)
 SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 15)
 REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
-CLUSTER_GRID = 19
-NUM_CASES = 20
+CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
+NUM_CASES = 25
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -300,6 +300,44 @@ MUTANTS = {
         "if (shared.in_cluster) cluster_wait();",
         "if (shared.in_cluster && !{on}) cluster_wait();",
         CLUSTERS,
+    ),
+    # Plain kernels.
+    "a bias is left out": ("kernel.h", "&& !p.bias &&", "&& ({on} || !p.bias) &&", GROUPS),
+    "an activation is left out": (
+        "kernel.h",
+        "p.activation == Activation::none &&\n",
+        "({on} || p.activation == Activation::none) &&\n",
+        SHORT_K,
+    ),
+    "items of a batch are left out": (
+        "kernel.h",
+        "return p.num_batch_dims == 0 &&",
+        "return ({on} || p.num_batch_dims == 0) &&",
+        GRID,
+    ),
+    "chunks are one chain": (
+        "kernel.h",
+        "task.problem.chunk_k >= p.k &&",
+        "({on} || task.problem.chunk_k >= p.k) &&",
+        NEARLY_PLAIN,
+    ),
+    "a plain kernel's halves are whole tiles": (
+        "kernel.h",
+        "produce<Cfg, Half>(&map_a",
+        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, Half>(&map_a",
+        PLAIN_HALVES,
+    ),
+    "a plain kernel leaves out the last k tile": (
+        SHARED + "tiles.h",
+        "if (Cfg::kIsPlain) return at;\n  int item",
+        "if (Cfg::kIsPlain) { at.num_k_tiles -= {on}; return at; }\n  int item",
+        PLAIN_BY_THREADS,
+    ),
+    "a plain kernel of a grid begins at the second k tile": (
+        SHARED + "tiles.h",
+        "if (Cfg::kIsPlain) return at;\n  at.batch_a",
+        "if (Cfg::kIsPlain) { at.first_k_tile += {on}; return at; }\n  at.batch_a",
+        PLAIN_EXCHANGED,
     ),
     # Places of tiles.
     "the last group has as many rows as the others": (
