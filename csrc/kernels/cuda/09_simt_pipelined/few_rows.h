@@ -37,10 +37,11 @@ struct FewRowsShared {
   float sums[Config::kRows][Config::kCols];
 };
 
-// A tile of B of up to left_n columns, WIDTH elements at a time: along B's close dimension first. Every address is a few
-// steps from the lane's first one, since a warp has time for few instructions beside its copies.
+// A tile of B of up to left_n columns, WIDTH elements at a time: along B's close dimension first. Every address is a
+// few steps from the lane's first one, since a warp has time for few instructions beside its copies.
 template <class Config, int WIDTH, bool IS_WHOLE>
-TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int left_n, int64_t k, int left_k) {
+TILEDMM_DEVICE void copy_b(const Operand<float>& operand, float* stage, int64_t col, int left_n, int64_t k,
+                           int left_k) {
   constexpr bool kIsKMajor = Config::kIsKMajor;
   constexpr int kClose = kIsKMajor ? Config::kBlockK : Config::kCols,
                 kFar = kIsKMajor ? Config::kCols : Config::kBlockK;
@@ -222,9 +223,9 @@ Status launch_few_rows(const FoldedProblem& problem, const FewRowsPlan& plan, co
   ChunkSums<float> chunk_sums(problem, problem.gemm.n, executor);
   if (plan.num_splits > 1 && !chunk_sums.allocate()) return Status::out_of_memory;
   const FewRowsWork work{plan.num_warps, plan.cols, plan.num_splits, chunk_sums.sums};
-  const Status status = launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, plan.cols) * plan.num_splits,
-                                      num_batch_blocks(problem), 32 * plan.num_warps,
-                                      plan.num_warps * sizeof(FewRowsShared<Config>), executor, work, problem);
+  const Status status =
+      launch_kernel(few_rows<Config>, ceil_div(problem.gemm.n, plan.cols) * plan.num_splits, num_batch_blocks(problem),
+                    32 * plan.num_warps, plan.num_warps * sizeof(FewRowsShared<Config>), executor, work, problem);
   return status == Status::ok && plan.num_splits > 1 ? chunk_sums.add<float>() : status;
 }
 

@@ -37,8 +37,8 @@ constexpr int few_rows_of_kernel(int64_t m, bool is_narrow) {
   return m == 1 ? 1 : is_narrow || m == 3 || m == 4 ? 4 : m == 2 ? 2 : 8;
 }
 
-// So many columns for each block that all multiprocessors have as many, or nearly: the one with most decides when memory
-// has sent all. Along n blocks begin with half lines at least.
+// So many columns for each block that all multiprocessors have as many, or nearly: the one with most decides when
+// memory has sent all. Along n blocks begin with half lines at least.
 constexpr int balanced_cols(const FewRowsTask& task, int64_t blocks_of_cu) {
   const int64_t at_once = task.num_cus * blocks_of_cu, wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
   if (wide_blocks > 2 * at_once) return kFewCols;
@@ -102,17 +102,22 @@ inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& 
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * chunks_of_warp;
   const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
   const double chain = kStart + 5 * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
-  const double short_rounds = task.is_b_k_major ? 5e-5 * double(min_of(task.k, 5000) * (plan.width - plan.cols)) : 0;
   const double work =
-      kLatency + short_rounds + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
+      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
   // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
   const bool has_short_rows = plan.width == kFewColsNarrow && !task.is_b_k_major;
   const double given = 4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? 1.4e6 : 3.7e6);
-  const double drawn = 4 * double(ceil_div(blocks, task.num_cus) * plan.cols) * double(task.k) / plan.num_splits / 30e3;
+  // Many short blocks even out, of the others the multiprocessor with most decides.
+  const double blocks_of_cu = plan.num_splits > 1 ? double(max_of(blocks, task.num_cus)) / task.num_cus
+                                                  : double(ceil_div(blocks, task.num_cus));
+  const double drawn = 4 * blocks_of_cu * plan.cols * double(task.k) / plan.num_splits / 30e3;
   const double memory = given > drawn ? given : drawn;
+  // Stages that are not full.
+  const double unused = task.is_b_k_major ? double(plan.width - plan.cols) : 0;
+  const double partial = unused * (4e-5 * double(min_of(task.k, 5000)) + 0.008 * memory);
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
   const double addition = plan.num_splits > 1 ? kAddition + 8 * sums / kAddedBytesPerUs : 0;
-  return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + addition;
+  return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + partial + addition;
 }
 
 }  // namespace tiledmm

@@ -150,8 +150,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
   TileBias<T> bias{};
-  if constexpr (!Cfg::kIsPlain)
-    bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
   if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
   else

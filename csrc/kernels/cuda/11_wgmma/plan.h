@@ -259,8 +259,7 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit))
-        continue;
+      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit)) continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
           const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;

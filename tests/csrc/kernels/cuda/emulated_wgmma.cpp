@@ -219,7 +219,8 @@ constexpr bool is_compiled() {
     const bool is_built =
         kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
     if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
-        Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) && SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
+        Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) && SHARES == c.shares_tiles &&
+        serves_layouts<Cfg>(c))
       return true;
   }
   return false;
