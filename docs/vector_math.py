@@ -50,3 +50,7 @@ def scaled_tail(t):
 
 
 show("tail, |x| >= 1", *fit(scaled_tail, 1 / (1 + 15 * SCALE), 1 / (1 + SCALE), 8))
+
+# For results of 16 bits (csrc/platform/gpu.h, short_gelu): exp(x * x / 2) * cdf(-x) / t for any x >= 0
+SCALE = float(np.float32(0.39))
+show("tail of short_gelu", *fit(lambda t: scaled_tail(t) / t, 1e-4, 1.0, 6))

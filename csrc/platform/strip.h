@@ -32,7 +32,8 @@ struct Strip {
       TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = idx / COLS, c = idx % COLS;
         const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
-        store_shared(&acc[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
+        store_shared(&acc[r][c],
+                     problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
       }
       warp_barrier();
     }

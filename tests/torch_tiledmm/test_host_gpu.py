@@ -51,6 +51,32 @@ def test_batch_bias_activation():
             assert_close(out, expect_linear(a[0], b[0].mT, bias, activation))
 
 
+# torch's gelu loses the left tail, where 1 + erf cancels.
+EXACT = {
+    "relu": torch.relu,
+    "gelu": lambda x: x / 2 * torch.special.erfc(-x / 2**0.5),
+    "gelu_tanh": lambda x: x * torch.special.expit((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
+    "silu": lambda x: x * torch.special.expit(x),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_activations_of_every_16_bit_number(dtype):
+    """Half of a unit of the last place, and 2^-16 of the result; a factor below fp32's normal numbers may be zero."""
+    numbers = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    numbers = numbers[numbers.isfinite()][:, None]
+    one = torch.ones(1, 1, dtype=dtype)
+    places = {torch.float16: (10, -24), torch.bfloat16: (7, -133)}[dtype]
+    for activation, function in EXACT.items():
+        out, _ = host_gpu.matmul(numbers, one, algorithm="naive", activation=activation)
+        exact = function(numbers.double())
+        last_place = torch.exp2((exact.abs().clamp(min=1e-300).log2().floor() - places[0]).clamp(min=places[1]))
+        bound = last_place / 2 + exact.abs() * 2**-16 + (1 + numbers.double().abs()) * 2.0**-126
+        most = torch.finfo(dtype).max
+        is_right = ((out.double() - exact).abs() <= bound) | (exact.abs() > most)
+        assert is_right.all(), (activation, numbers[~is_right][:5], out[~is_right][:5], exact[~is_right][:5])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
     wide = rand(2, 9, 40, dtype=dtype)[:, :, 1:20]  # 16-bit elements are repacked

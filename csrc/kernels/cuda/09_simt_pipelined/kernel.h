@@ -340,7 +340,7 @@ TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t c
         }
         if (gemm.activation != Activation::none) {
           TILEDMM_NO_UNROLL for (int i = 0; i < kAhead; ++i) {
-            const float sum = activated(gemm.activation, sums[0]);
+            const float sum = activated<float>(gemm.activation, sums[0]);
             TILEDMM_UNROLL for (int next = 1; next < kAhead; ++next) sums[next - 1] = sums[next];
             sums[kAhead - 1] = sum;
           }

@@ -230,7 +230,8 @@ struct TileC {
       TILEDMM_NO_UNROLL for (int r = own_row; r < rows; r += kRows) {
         TILEDMM_NO_UNROLL for (int c = own_col; c < own_col + 2; ++c) {
           const float sum = load_shared(&sums[r][c]) + float(load_bias<Out>(problem, row + r, col + c));
-          store_shared(&sums[r][c], problem.activation == Activation::none ? sum : activated(problem.activation, sum));
+          store_shared(&sums[r][c],
+                       problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
         }
       }
     }

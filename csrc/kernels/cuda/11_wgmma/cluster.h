@@ -26,11 +26,9 @@ __device__ __forceinline__ void store_pair(const Arguments& args, const Place& a
     sums.x += to_float(bias[0]);
     if (has_second) sums.y += to_float(bias[args.stride_bias_n]);
   }
-  if (args.activation == Activation::relu) {
-    sums = make_float2(activate<Activation::relu>(sums.x), activate<Activation::relu>(sums.y));
-  } else if (args.activation != Activation::none) {
+  if (args.activation != Activation::none) {
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) sums = make_float2(sums.y, activate_slowly(sums.x, args.activation));
+    for (int i = 0; i < 2; ++i) sums = make_float2(sums.y, gpu::activated<T>(args.activation, sums.x));
   }
   const uint32_t pair = pack_pair<T>(sums.x, sums.y);
   auto* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + row * args.ldc + col;

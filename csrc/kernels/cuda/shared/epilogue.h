@@ -195,6 +195,18 @@ __device__ __forceinline__ float activate_slowly(float x, Activation activation)
   return x != x ? x : y;
 }
 
+// Of values that become 16-bit elements: several at a time, so that none waits for each step of the last.
+template <int COUNT>
+__device__ __forceinline__ void activate_short(float (&values)[COUNT], Activation activation) {
+  if (activation == Activation::gelu) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) values[i] = gpu::short_gelu(values[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) values[i] = gpu::short_logistic(activation, values[i]);
+  }
+}
+
 // So many turns of at most `most` take `count`, each as many.
 constexpr int num_turns(int count, int most) {
   int turns = (count + most - 1) / most;
@@ -214,6 +226,8 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
   }
   constexpr int kAvailable = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 4 / kWarpgroup;
   constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
+  constexpr int kAtOnce = sizeof(typename Cfg::T) > 2 ? 1 : kSlots % 4 ? 2 : 4;
+  static_assert(kSlots % kAtOnce == 0);
   if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
   named_barrier_sync(barrier_id, kWarpgroup);
   float* slots = reinterpret_cast<float*>(buffers) + threadIdx.x % kWarpgroup;
@@ -222,7 +236,17 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = acc[i];
 #pragma unroll 1
-    for (int i = 0; i < kSlots; ++i) slots[i * kWarpgroup] = activate_slowly(slots[i * kWarpgroup], activation);
+    for (int first = 0; first < kSlots; first += kAtOnce) {
+      float values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values[i] = slots[(first + i) * kWarpgroup];
+      if constexpr (sizeof(typename Cfg::T) == 2)
+        activate_short(values, activation);
+      else
+        values[0] = activate_slowly(values[0], activation);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) slots[(first + i) * kWarpgroup] = values[i];
+    }
     // All accumulators take their turn at the same places.
 #pragma unroll
     for (int i = 0; i < Cfg::kAcc - kSlots; ++i) acc[i] = acc[i + kSlots];

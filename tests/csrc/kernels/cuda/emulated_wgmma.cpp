@@ -239,6 +239,9 @@ float to_float(DType dtype, uint32_t bits) {
   if (dtype == DType::f32) return emulator::float_of_bits(bits);
   return dtype == DType::f16 ? half_to_float(uint16_t(bits)) : bf16_to_float(uint16_t(bits));
 }
+float activated(DType dtype, Activation activation, float x) {
+  return dtype == DType::f32 ? gpu::activated<float>(activation, x) : gpu::activated<Half>(activation, x);
+}
 uint32_t rounded(DType dtype, float x) {
   return dtype == DType::f32 ? __float_as_uint(x) : dtype == DType::f16 ? float_to_half(x) : float_to_bf16(x);
 }
@@ -370,7 +373,7 @@ struct Run {
         for (int col = 0; col < c.n; ++col) {
           float x = sum_products(own, cols[size_t(col)], chunk);
           if (c.bias != ' ') x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
-          c_memory.at(item, row, col) = W(rounded(c.dtype, activate_as(c.activation, x)));
+          c_memory.at(item, row, col) = W(rounded(c.dtype, activated(c.dtype, c.activation, x)));
         }
       }
     }

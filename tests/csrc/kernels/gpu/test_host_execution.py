@@ -131,7 +131,7 @@ MUTANTS = {
     ),
     "09 few rows: a stage that is still read": (
         CUDA + "09_simt_pipelined/few_rows.h",
-        "warp_barrier();  // the tile is whole, and nobody reads the one before any more",
+        "warp_barrier();  // the tile is whole, and nobody reads those before the last one any more",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
