@@ -3,8 +3,10 @@ tiles do, and they are right.
 
 Planted bugs that it found: the second chunk's sums stored in the third one's place, copies that go on with the next
 chunk while a warp goes on with its own next one, a total that begins anew with each round of chunks, rows of a tile of
-B an element too close.
+B an element too close, sums of columns that are the next block's.
 """
+
+from math import ceil
 
 import pytest
 import torch
@@ -41,3 +43,13 @@ def test_plans_have_the_bits_of_tiles(m, n, k, layout, margin, plans):
     assert_close(tiles, expect_matmul(a, b))
     for result in few_rows:
         assert torch.equal(tiles, result)
+
+
+def test_blocks_store_their_own_columns_alone():
+    """What a block stored beyond them the next one would overwrite here, where blocks follow each other."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = operand(1, 1100, False, 4, generator), operand(1100, 300, True, 4, generator)
+    num_blocks = 16  # of 19 columns
+    result, counts = host_gpu.matmul(a, b, algorithm="simt_pipelined:0")
+    assert_close(result, expect_matmul(a, b))
+    assert counts.global_store_sectors <= ceil(300 / 8) + num_blocks - 1
