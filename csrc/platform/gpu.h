@@ -394,24 +394,24 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
 }
 
 // Activations for results that are rounded to 16 bits: within 2^-16 of the result's size, by a quarter of the
-// instructions of vector_math.h, and without a branch. Each product that is added to something is a multiply_add: every
+// instructions of vector_math.h, and without a branch. Each product that is added to something is a mul_add: every
 // kernel then has the same bits. exp2's factors are of log2(e).
 TILEDMM_DEVICE float short_gelu(float x) {
   // cdf(-|x|) = exp(-x * x / 2) times a polynomial in 1 / (1 + scale * |x|): docs/vector_math.py
-  const float t = approximate_reciprocal(multiply_add(__builtin_fabsf(x), 0.39f, 1.0f));
+  const float t = approximate_reciprocal(mul_add(__builtin_fabsf(x), 0.39f, 1.0f));
   float p = 0.0494834557f;
-  p = multiply_add(p, t, -0.14984934f);
-  p = multiply_add(p, t, 0.0856297687f);
-  p = multiply_add(p, t, 0.0702253655f);
-  p = multiply_add(p, t, 0.1333794f);
-  p = multiply_add(p, t, 0.155546501f);
-  p = multiply_add(p, t, 0.155587107f);
+  p = mul_add(p, t, -0.14984934f);
+  p = mul_add(p, t, 0.0856297687f);
+  p = mul_add(p, t, 0.0702253655f);
+  p = mul_add(p, t, 0.1333794f);
+  p = mul_add(p, t, 0.155546501f);
+  p = mul_add(p, t, 0.155587107f);
   const float scale = t * approximate_exp2(x * x * -0.721347520f);
-  return x * (x < 0 ? p * scale : multiply_add(-p, scale, 1.0f));
+  return x * (x < 0 ? p * scale : mul_add(-p, scale, 1.0f));
 }
 // silu and gelu_tanh, x * logistic(x) and x * logistic(2 * u) with vector_math.h's u.
 TILEDMM_DEVICE float short_logistic(Activation activation, float x) {
-  const float factor = activation == Activation::silu ? -1.44269504f : multiply_add(x * x, -0.102943240f, -2.30220819f);
+  const float factor = activation == Activation::silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
   return x * approximate_reciprocal(1.0f + approximate_exp2(x * factor));
 }
 // The activation of `value`, which becomes an element T.

@@ -14,7 +14,7 @@ from torch_tiledmm import host_gpu
 from torch_tiledmm.__main__ import main
 from torch_tiledmm.dispatch import algorithms, explain
 from torch_tiledmm.testing.ladder import ladder_rungs
-from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
+from torch_tiledmm.testing.reference import ACTIVATIONS, EXACT_ACTIVATIONS, assert_close, expect_linear, expect_matmul
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # By order of summation, with the variants of a rung.
@@ -51,15 +51,6 @@ def test_batch_bias_activation():
             assert_close(out, expect_linear(a[0], b[0].mT, bias, activation))
 
 
-# torch's gelu loses the left tail, where 1 + erf cancels.
-EXACT = {
-    "relu": torch.relu,
-    "gelu": lambda x: x / 2 * torch.special.erfc(-x / 2**0.5),
-    "gelu_tanh": lambda x: x * torch.special.expit((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
-    "silu": lambda x: x * torch.special.expit(x),
-}
-
-
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 def test_activations_of_every_16_bit_number(dtype):
     """Half of a unit of the last place, and 2^-16 of the result; a factor below fp32's normal numbers may be zero."""
@@ -67,7 +58,7 @@ def test_activations_of_every_16_bit_number(dtype):
     numbers = numbers[numbers.isfinite()][:, None]
     one = torch.ones(1, 1, dtype=dtype)
     places = {torch.float16: (10, -24), torch.bfloat16: (7, -133)}[dtype]
-    for activation, function in EXACT.items():
+    for activation, function in EXACT_ACTIVATIONS.items():
         out, _ = host_gpu.matmul(numbers, one, algorithm="naive", activation=activation)
         exact = function(numbers.double())
         last_place = torch.exp2((exact.abs().clamp(min=1e-300).log2().floor() - places[0]).clamp(min=places[1]))

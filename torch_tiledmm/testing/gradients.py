@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .reference import _FUNCTIONS, _LIPSCHITZ, Expected, expect_linear, expect_matmul
+from .reference import _LIPSCHITZ, EXACT_ACTIVATIONS, Expected, expect_linear, expect_matmul
 
 _CURVATURE = {"none": 0.0, "gelu": 0.8, "gelu_tanh": 0.81, "silu": 0.5}  # largest |f''|, at 0 or next to it
 _SLOPE_ROUNDINGS = 128
@@ -58,7 +58,7 @@ def expect_linear_of_rounded_sum(
         return z
     error = _LIPSCHITZ[activation] * _error_when_rounded(z) + 8 * _u_acc(z.dtype) * (z.value.abs() + z.bound)
     error = error + _smallest_normal(z.dtype)
-    return Expected(f"{z.what}, {activation}", z.dtype, _FUNCTIONS[activation](z.value), error, math.inf)
+    return Expected(f"{z.what}, {activation}", z.dtype, EXACT_ACTIVATIONS[activation](z.value), error, math.inf)
 
 
 def expect_matmul_grad(name: str, a: Tensor, b: Tensor, grad: Tensor, *, is_tf32: bool = False) -> Expected:
@@ -264,7 +264,7 @@ def _times_slope(factor: _Inexact, z: Expected, activation: str, is_slope_rounde
     else:
         with torch.enable_grad():
             at = z.value.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(_FUNCTIONS[activation](at).sum(), at)
+            (slope,) = torch.autograd.grad(EXACT_ACTIVATIONS[activation](at).sum(), at)
         error = _CURVATURE[activation] * off + _SLOPE_ROUNDINGS * _u_acc(z.dtype)
         if is_slope_rounded:
             error = error + torch.finfo(z.dtype).eps / 2 * (8 + 4 * (z.value.abs() + off))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from torch_tiledmm.testing.reference import EXACT_ACTIVATIONS
+
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
 COMPILE = ["g++", "-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
@@ -44,12 +46,6 @@ def floats(step):
     return np.concatenate([bits, extremes]).view(np.float32)
 
 
-EXACT = {
-    "relu": lambda x: torch.where(x < 0, torch.zeros_like(x), x),
-    "gelu": lambda x: x * 0.5 * torch.special.erfc(-x / 2**0.5),
-    "gelu_tanh": lambda x: x * torch.special.expit(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
-    "silu": lambda x: x * torch.special.expit(x),
-}
 # Units of the exact result's last place, and where that holds: csrc/platform/vector_math.h.
 BOUNDS = {"relu": (0, -np.inf), "gelu": (6.0, -13.0), "gelu_tanh": (8.5, -2.0), "silu": (3.2, -87.0)}
 
@@ -59,14 +55,14 @@ def last_place(x):
     return torch.from_numpy(np.spacing(np.abs(x.numpy()).astype(np.float32)).astype(np.float64))
 
 
-@pytest.mark.parametrize("function", EXACT)
+@pytest.mark.parametrize("function", BOUNDS)
 def test_activation_is_accurate(program, function):
     x = floats(2003)
     wide = torch.from_numpy(x).double()
     out = torch.from_numpy(program(function, x, np.float32).copy()).double()
     assert out[wide.isnan()].isnan().all()
     finite = wide.isfinite()
-    exact = EXACT[function](wide[finite])
+    exact = EXACT_ACTIVATIONS[function](wide[finite])
     error = (out[finite] - exact).abs()
     units, lowest = BOUNDS[function]
     held = wide[finite] > lowest
@@ -77,7 +73,7 @@ def test_activation_is_accurate(program, function):
     assert scaled <= 2
 
 
-@pytest.mark.parametrize("function", EXACT)
+@pytest.mark.parametrize("function", BOUNDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_limits(program, function, dtype):
     x = np.array([np.inf, np.nan, -0.0, 0.0, -1e30, 1e30, -np.inf], dtype)
@@ -88,10 +84,10 @@ def test_limits(program, function, dtype):
     assert out[6] == 0 if function == "relu" else np.isnan(out[6])  # -inf * 0, as in torch
 
 
-@pytest.mark.parametrize("function", EXACT)
+@pytest.mark.parametrize("function", BOUNDS)
 def test_fp64_activation_is_accurate(program, function):
     x = np.linspace(-30, 30, 4001)
-    exact = EXACT[function](torch.from_numpy(x)).numpy()
+    exact = EXACT_ACTIVATIONS[function](torch.from_numpy(x)).numpy()
     # exp multiplies the relative rounding error of its argument, at most 2000 here, by that argument.
     np.testing.assert_allclose(program(f"fp64 {function}", x, np.float64), exact, rtol=1e-12, atol=1e-300)
 

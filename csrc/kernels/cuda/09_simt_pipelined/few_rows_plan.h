@@ -37,10 +37,16 @@ constexpr int few_rows_of_kernel(int64_t m, bool is_narrow) {
   return m == 1 ? 1 : is_narrow || m == 3 || m == 4 ? 4 : m == 2 ? 2 : 8;
 }
 
+// Blocks for which a multiprocessor has room.
+constexpr int64_t fitting_blocks(const FewRowsTask& task, const FewRowsPlan& plan) {
+  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.width, plan.num_stages) * plan.num_warps;
+  return max_of(1, task.max_shared_bytes / bytes);
+}
+
 // So many columns for each block that all multiprocessors have as many, or nearly: the one with most decides when
-// memory has sent all. Along n blocks begin with half lines at least.
-constexpr int balanced_cols(const FewRowsTask& task, int64_t blocks_of_cu) {
-  const int64_t at_once = task.num_cus * blocks_of_cu, wide_blocks = ceil_div(task.n, kFewCols) * task.batch;
+// memory has sent all. Along n blocks begin with half lines at least. at_once: blocks that run at the same time;
+// wide_blocks: as many as there are if each has kFewCols columns.
+constexpr int balanced_cols(const FewRowsTask& task, int64_t at_once, int64_t wide_blocks) {
   if (wide_blocks > 2 * at_once) return kFewCols;
   const int64_t blocks = max_of(ceil_div(wide_blocks, at_once) * at_once / task.batch, 1);
   return int(min_of(round_up(ceil_div(task.n, blocks), task.is_b_k_major ? 1 : 16), kFewCols));
@@ -63,9 +69,10 @@ constexpr FewRowsPlan plan_few_rows(const FewRowsTask& task) {
   const int64_t deep_bytes = num_warps(kFewStagesDeep) * few_rows_shared_bytes(rows, width, kFewStagesDeep);
   const bool is_deep = num_warps(kFewStagesDeep) == num_warps(kFewStages) &&
                        ceil_div(blocks, task.num_cus) * deep_bytes <= task.max_shared_bytes;
-  const int num_stages = is_deep ? kFewStagesDeep : kFewStages, warps = num_warps(num_stages);
-  const int64_t bytes = warps * few_rows_shared_bytes(rows, width, num_stages);
-  return {rows, width, balanced_cols(task, max_of(task.max_shared_bytes / bytes, 1)), num_stages, warps, 1};
+  const int num_stages = is_deep ? kFewStagesDeep : kFewStages;
+  FewRowsPlan plan{rows, width, width, num_stages, num_warps(num_stages), 1};
+  plan.cols = balanced_cols(task, task.num_cus * fitting_blocks(task, plan), wide_blocks);
+  return plan;
 }
 
 // The plan that has a block for each chunk. Rings are deeper where four blocks or fewer come to a multiprocessor.
@@ -96,8 +103,7 @@ inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& 
   constexpr double kLoad = 1.15, kStart = 8;                   // cycles for each k
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
-  const int64_t bytes = few_rows_shared_bytes(plan.rows, plan.width, plan.num_stages) * plan.num_warps;
-  const int64_t per_cu = min_of(max_of(1, task.max_shared_bytes / bytes), ceil_div(blocks, task.num_cus));
+  const int64_t per_cu = min_of(fitting_blocks(task, plan), ceil_div(blocks, task.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * chunks_of_warp;
   const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);

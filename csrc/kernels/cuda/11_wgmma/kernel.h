@@ -8,9 +8,9 @@
 // of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to eight
 // blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains nothing
 // otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for
-// products that need none of it (Config::kIsPlain). fp32 needs operands along k: the
-// other layouts pass through registers or are transposed on their way (tf32.h). What the copy engine cannot take
-// (strides and addresses in units of 16 bytes) is repacked first.
+// products that need none of it (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through
+// registers or are transposed on their way (tf32.h). What the copy engine cannot take (strides and addresses in units
+// of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>

@@ -310,10 +310,7 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
     if (!element.is_inside) continue;
     const int row = element.row, col = element.col;
     float value = slots[i * kFewThreads + threadIdx.x] + gpu::load_bias<float>(p, row, col);
-    if (p.activation == Activation::relu)
-      value = activate<Activation::relu>(value);
-    else if (p.activation != Activation::none)
-      value = activate_slowly(value, p.activation);
+    if (p.activation != Activation::none) value = gpu::activated<float>(p.activation, value);
     static_cast<float*>(p.c)[row * p.stride_cm + col * p.stride_cn] = value;
   }
 }

@@ -184,18 +184,8 @@ __device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias
   }
 }
 
-__device__ __forceinline__ float activate_slowly(float x, Activation activation) {
-  float y;
-  if (activation == Activation::gelu)
-    y = x * normal_cdf(x);
-  else if (activation == Activation::gelu_tanh)
-    y = activate<Activation::gelu_tanh>(x);
-  else
-    y = activate<Activation::silu>(x);
-  return x != x ? x : y;
-}
-
-// Of values that become 16-bit elements: several at a time, so that none waits for each step of the last.
+// gpu::activated of several values that become 16-bit elements, with its branch around them all: they do not wait for
+// each other.
 template <int COUNT>
 __device__ __forceinline__ void activate_short(float (&values)[COUNT], Activation activation) {
   if (activation == Activation::gelu) {
@@ -243,7 +233,7 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
       if constexpr (sizeof(typename Cfg::T) == 2)
         activate_short(values, activation);
       else
-        values[0] = activate_slowly(values[0], activation);
+        values[0] = gpu::activated<float>(activation, values[0]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) slots[(first + i) * kWarpgroup] = values[i];
     }
