@@ -74,7 +74,7 @@ struct BlockTile {
       bytes += panel_words(columns, kThreadN, k) * chunks * int64_t(sizeof(Word));
     }
     if (config.path == CpuPath::short_k) bytes = kMaxShortBytes * kShortColumns;
-    if (config.path == CpuPath::stream_rows) bytes += 2 * config.task_m * stream_width(config) * int64_t(sizeof(A));
+    if (config.path == CpuPath::stream_rows) bytes += 2 * config.task_m * stream_ld(config) * int64_t(sizeof(A));
     return round_up(bytes, 64);
   }
 
@@ -254,20 +254,22 @@ struct BlockTile {
     }
   }
 
-  // Columns of one pass of stream_rows, for a task: its sums stay in the nearest cache, in runs of whole pages of B
-  // where rows allow. Rows of sums are an odd number of vectors apart, so that they do not begin in one set of it.
+  // Columns of one pass of stream_rows, for a task: its sums stay in near caches, in runs of whole pages of B where
+  // rows allow. Rows of sums are an odd number of vectors apart, so that they do not begin in one set of the nearest
+  // cache.
   static int64_t stream_width(const CpuConfig& config) {
     const int64_t fitting = kStreamSumsBytes / int64_t(sizeof(A)) / config.task_m / kLanes * kLanes;
-    return min_of(max_of(4 * kLanes, fitting), (ceil_div(config.task_n, kLanes) | 1) * kLanes);
+    return min_of(max_of(4 * kLanes, fitting), round_up(config.task_n, kLanes));
   }
+  static int64_t stream_ld(const CpuConfig& config) { return (stream_width(config) / kLanes | 1) * kLanes; }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
   // runs. Same order, same bits as run_packed.
   void run_stream_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     A* chunk = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
-    const int64_t width = stream_width(config);
-    A* total = chunk + rows * width;
+    const int64_t width = stream_width(config), ld = stream_ld(config);
+    A* total = chunk + rows * ld;
     for (int64_t jc = 0; jc < cols; jc += width) {
       const int64_t block_cols = min_of(width, cols - jc);
       int64_t pc = k_begin;
@@ -275,26 +277,27 @@ struct BlockTile {
         const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
         A* chains = pc == k_begin ? total : chunk;
         pack_a(0, rows, rows, pc, depth, panel_a);
-        for (int64_t e = 0; e < rows * width; ++e) chains[e] = 0;
+        for (int64_t e = 0; e < rows * ld; ++e) chains[e] = 0;
         int64_t word = 0;
-        for (; (word + kPassWords) * Op::kPerWord <= depth; word += kPassWords) {
-          stream_pass<kPassWords>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols, depth,
-                                  chains, width);
-        }
-        for (; word < words; ++word) {
-          stream_pass<1>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
-                         depth - word * Op::kPerWord, chains, width);
-        }
+        const auto pass = [&](auto words_of_pass) {
+          stream_pass<words_of_pass.value>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
+                                           depth - word * Op::kPerWord, chains, ld);
+          word += words_of_pass.value;
+        };
+        const auto fits = [&](int pass_words) { return (word + pass_words) * Op::kPerWord <= depth; };
+        while (fits(kPassWords)) pass(std::integral_constant<int, kPassWords>{});
+        if (fits(kPassWords / 2)) pass(std::integral_constant<int, kPassWords / 2>{});
+        while (word < words) pass(std::integral_constant<int, 1>{});
         if (pc > k_begin) {
-          for (int64_t e = 0; e < rows * width; e += kLanes) store(total + e, load(total + e) + load(chunk + e));
+          for (int64_t e = 0; e < rows * ld; e += kLanes) store(total + e, load(total + e) + load(chunk + e));
         }
         pc += depth;
       } while (pc < k_end);
       if (is_finished) {
-        store_block_tile<T>(problem, row, rows, col + jc, block_cols, total, width);
+        store_block_tile<T>(problem, row, rows, col + jc, block_cols, total, ld);
       } else {
         for (int64_t i = 0; i < rows; ++i) {
-          for (int64_t j = 0; j < block_cols; ++j) sums[i * ld_sums + jc + j] = total[i * width + j];
+          for (int64_t j = 0; j < block_cols; ++j) sums[i * ld_sums + jc + j] = total[i * ld + j];
         }
       }
     }
@@ -302,7 +305,7 @@ struct BlockTile {
 
   // WORDS words of k, `depth` elements at least or all that is left: two vectors of columns at a time, one at the edge.
   template <int WORDS>
-  void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t width) const {
+  void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t ld) const {
     int64_t j = 0;
     if (depth >= Op::kPerWord) {
       for (; j + 2 * kLanes <= block_cols; j += 2 * kLanes) {
@@ -311,7 +314,7 @@ struct BlockTile {
         for (int w = 0; w < WORDS; ++w) {
           Op::load_two(b + w * Op::kPerWord * problem.stride_bk + j, problem.stride_bk, frag_b[w]);
         }
-        multiply_rows(a, frag_b, chains + j, width);
+        multiply_rows(a, frag_b, chains + j, ld);
       }
     }
     for (; j < block_cols; j += kLanes) {
@@ -321,17 +324,17 @@ struct BlockTile {
         frag_b[w][0] = load_lanes<T, Op>(b + w * Op::kPerWord * problem.stride_bk + j, 1, problem.stride_bk,
                                          block_cols - j, depth - w * Op::kPerWord);
       }
-      multiply_rows(a, frag_b, chains + j, width);
+      multiply_rows(a, frag_b, chains + j, ld);
     }
   }
 
   template <int WORDS, int VECTORS>
   TILEDMM_INLINE void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS][VECTORS], A* chains,
-                                    int64_t width) const {
+                                    int64_t ld) const {
     for (int64_t i = 0; i < rows; ++i) {
       Reg<A> acc[VECTORS];
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) acc[v] = load(chains + i * width + v * kLanes);
+      for (int v = 0; v < VECTORS; ++v) acc[v] = load(chains + i * ld + v * kLanes);
 #pragma GCC unroll 16
       for (int w = 0; w < WORDS; ++w) {
         const Reg<Word> frag_a = broadcast(a[w * rows + i]);
@@ -339,7 +342,7 @@ struct BlockTile {
         for (int v = 0; v < VECTORS; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[w][v], acc[v]);
       }
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) store(chains + i * width + v * kLanes, acc[v]);
+      for (int v = 0; v < VECTORS; ++v) store(chains + i * ld + v * kLanes, acc[v]);
     }
   }
 

@@ -62,7 +62,7 @@ inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_ro
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
-inline constexpr int64_t kMaxStreamRows = 8, kMaxPairStreamRows = 6, kMaxFarStreamRows = 5, kMaxDotRows = 8;
+inline constexpr int64_t kFewRows = 8, kMaxDotRows = 8;
 inline constexpr int64_t kMaxShortBytes = 16;       // of a column of B in short_k
 inline constexpr int64_t kPanelABytes = 256 << 10;  // packed A at one time: a part of the second-level cache
 inline constexpr int64_t kPanelBBytes = 2 << 20;    // packed B at one time: its strips come from the third level
@@ -132,6 +132,25 @@ struct CpuConfig {
   return shape.k_per_word == 1 ? shape.sums_in_c : is_a_k_major && k % shape.k_per_word == 0;
 }
 
+// Rows of a task up to which a B that is contiguous along n is streamed, read once where it lies, instead of being
+// packed; `m` is of the product, `is_far`: B comes from memory. A row of 16-bit B comes in halves of cache lines, which
+// cost most where rows are a power of two apart: on Zen 4, from two strips of rows on, packing whole lines is as fast
+// as streaming, and steady. So is a B from memory that is packed on the way (Zen 4, fp32, 8x768x50257: 2.1 times as
+// fast). By 512-bit vectors Zen 5 streams faster than it packs, the more so where elements are converted, and Sapphire
+// Rapids what comes from memory.
+inline int64_t max_stream_rows(Isa isa, const CpuKernelShape& shape, bool is_far, int64_t m) {
+  const bool is_wide = micro_tile(isa).vector_bytes == 64, converts = !lies_in_words(0, false, shape);
+  int64_t rows = shape.k_per_word == 2 ? 6 : kFewRows;
+  if (is_far && !converts && !is_intel()) {
+    rows = 5;
+  } else if (is_wide && is_intel()) {
+    rows = is_far ? 32 : converts ? 16 : kFewRows;
+  } else if (is_wide && is_zen5()) {
+    rows = converts ? 32 : 24;
+  }
+  return m <= rows ? rows : min_of(rows, kFewRows);  // several such tasks would read B as often
+}
+
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
 CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a, bool is_a_k_major,
@@ -152,12 +171,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
   const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
   config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel());
-  // A row of 16-bit B comes in halves of cache lines, which cost most where rows are a power of two apart: from two
-  // strips of rows on, packing whole lines is as fast as streaming, and steady. So is a B from memory that is packed on
-  // the way (Zen 4, fp32, 8x768x50257: 2.1 times as fast).
-  const int64_t stream_rows = shape.k_per_word == 2                 ? kMaxPairStreamRows
-                              : is_far && config.packs_b_on_the_way ? kMaxFarStreamRows
-                                                                    : kMaxStreamRows;
+  const int64_t stream_rows = max_stream_rows(ISA, shape, is_far, m);
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them.
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
@@ -271,7 +285,7 @@ struct CpuPlan {
   const bool is_in_place = lies_in_words(k, is_a_k_major, shape) && (is_a_k_major || (n <= kTurnColumns && !is_far));
   const bool is_on_the_way = is_b_n_major && lies_in_words(k, false, shape);
   const double packing_a = is_in_place ? 0 : is_a_k_major ? kPackACost : kTurnACost;
-  const double packing_b = m <= kMaxStreamRows ? 0 : is_on_the_way ? kPackBOnTheWayCost : kPackBCost;
+  const double packing_b = m <= kFewRows ? 0 : is_on_the_way ? kPackBOnTheWayCost : kPackBCost;
   return words * (double(m) * (columns_cost(n, shape) + packing_a) + double(n) * packing_b);
 }
 
