@@ -136,8 +136,8 @@ struct CpuConfig {
 // packed; `m` is of the product, `is_far`: B comes from memory. A row of 16-bit B comes in halves of cache lines, which
 // cost most where rows are a power of two apart: on Zen 4, from two strips of rows on, packing whole lines is as fast
 // as streaming, and steady. So is a B from memory that is packed on the way (Zen 4, fp32, 8x768x50257: 2.1 times as
-// fast). By 512-bit vectors Zen 5 streams faster than it packs, the more so where elements are converted, and Sapphire
-// Rapids what comes from memory.
+// fast). By 512-bit vectors Zen 5 streams faster than it packs, the more so where elements are converted, and Intel's
+// Emerald Rapids what comes from memory.
 inline int64_t max_stream_rows(Isa isa, const CpuKernelShape& shape, bool is_far, int64_t m) {
   const bool is_wide = micro_tile(isa).vector_bytes == 64, converts = !lies_in_words(0, false, shape);
   int64_t rows = shape.k_per_word == 2 ? 6 : kFewRows;
