@@ -48,7 +48,7 @@ from ..dispatch import dtype_name
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
-# Of float64. torch's gelu loses the left tail, where 1 + erf cancels.
+# The activations in float64. torch's own gelu loses the left tail, where 1 + erf cancels.
 EXACT_ACTIVATIONS = {
     "none": lambda x: x,
     "relu": F.relu,

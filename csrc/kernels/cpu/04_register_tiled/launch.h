@@ -255,12 +255,12 @@ struct BlockTile {
   }
 
   // Columns of one pass of stream_rows, for a task: its sums stay in near caches, in runs of whole pages of B where
-  // rows allow. Rows of sums are an odd number of vectors apart, so that they do not begin in one set of the nearest
-  // cache.
+  // rows allow.
   static int64_t stream_width(const CpuConfig& config) {
     const int64_t fitting = kStreamSumsBytes / int64_t(sizeof(A)) / config.task_m / kLanes * kLanes;
     return min_of(max_of(4 * kLanes, fitting), round_up(config.task_n, kLanes));
   }
+  // From row to row of these sums: an odd number of vectors, so that rows do not begin in one set of the nearest cache.
   static int64_t stream_ld(const CpuConfig& config) { return (stream_width(config) / kLanes | 1) * kLanes; }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
@@ -279,6 +279,7 @@ struct BlockTile {
         pack_a(0, rows, rows, pc, depth, panel_a);
         for (int64_t e = 0; e < rows * ld; ++e) chains[e] = 0;
         int64_t word = 0;
+        // Whole passes, then one of half as many words, then what is left word by word.
         const auto pass = [&](auto words_of_pass) {
           stream_pass<words_of_pass.value>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
                                            depth - word * Op::kPerWord, chains, ld);

@@ -148,7 +148,7 @@ inline int64_t max_stream_rows(Isa isa, const CpuKernelShape& shape, bool is_far
   } else if (is_wide && is_zen5()) {
     rows = converts ? 32 : 24;
   }
-  return m <= rows ? rows : min_of(rows, kFewRows);  // several such tasks would read B as often
+  return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
 }
 
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
