@@ -16,8 +16,7 @@
 #if !defined(TILEDMM_VERSION)
 #define TILEDMM_VERSION "unknown"
 #endif
-#if !defined(TILEDMM_GPU_DEVICE)  // cuda or hip
-#define TILEDMM_GPU_DEVICE ""
+#if !defined(TILEDMM_GPU_ARCHS)
 #define TILEDMM_GPU_ARCHS ""
 #endif
 
@@ -88,7 +87,7 @@ bool has_kernels_for(const Chip& chip) {
 
 // Why a kernel cannot run here; empty if it can.
 std::string reason_against(const Rung& rung, Platform platform) {
-  if (rung.is_gpu && std::strcmp(kPlatformNames[int(platform)], TILEDMM_GPU_DEVICE) != 0) {
+  if (rung.is_gpu && !is_built(platform)) {
     return std::string("this build has no kernels for ") + kPlatformNames[int(platform)];
   }
   if (!rung.launch) {
@@ -245,7 +244,9 @@ size_t tiledmm_info(char* text, size_t capacity) {
     if (chip.platform == Platform::cpu && has_kernels_for(chip)) isas.add(quoted(chip.name));
   }
   compiled.add(field("cpu", "[" + isas.text + "]"));
-  if (is_built(true)) compiled.add(field(TILEDMM_GPU_DEVICE, list_of_words(TILEDMM_GPU_ARCHS)));
+  for (const Platform platform : {Platform::cuda, Platform::hip}) {
+    if (is_built(platform)) compiled.add(field(kPlatformNames[int(platform)], list_of_words(TILEDMM_GPU_ARCHS)));
+  }
   info.add(field("version", quoted(TILEDMM_VERSION)));
   info.add(field("compiler", quoted(__VERSION__)));
   info.add(field("compiled", "{" + compiled.text + "}"));

@@ -8,6 +8,10 @@
 #include "core/summation.h"
 #include "kernels/rungs.h"
 
+#if !defined(TILEDMM_GPU_DEVICE)  // "cuda" or "hip"
+#define TILEDMM_GPU_DEVICE ""
+#endif
+
 namespace tiledmm {
 namespace {
 
@@ -63,10 +67,10 @@ Mask admitted(int32_t algorithm, bool is_gpu) {
 Mask admitted(int32_t algorithm, const Chip& chip) { return admitted(algorithm, chip.platform != Platform::cpu); }
 
 const char* refuse(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
-  // A library without any kernel for GPUs explains what one with them would do.
+  // A library without kernels for a platform explains what one with them would do.
   if (!rung.launch && !rung.is_gpu) return "not compiled for this architecture";
   if (const char* reason = rung.refuse(problem, chip)) return reason;
-  return !rung.launch && is_built(true) ? "this build lacks it: it was not compiled for this chip" : nullptr;
+  return !rung.launch && is_built(chip.platform) ? "this build lacks it: it was not compiled for this chip" : nullptr;
 }
 
 template <class Visit>
@@ -140,9 +144,10 @@ const std::vector<const Rung*>& rungs() {
   return *rungs;
 }
 
-bool is_built(bool is_gpu) {
-  return std::any_of(rungs().begin(), rungs().end(),
-                     [&](const Rung* rung) { return rung->is_gpu == is_gpu && rung->launch; });
+bool is_built(Platform platform) {
+  return kPlatformNames[int(platform)] == std::string_view(TILEDMM_GPU_DEVICE) ||
+         (platform == Platform::host && std::any_of(rungs().begin(), rungs().end(),
+                                                    [](const Rung* rung) { return rung->is_gpu && rung->launch; }));
 }
 
 int32_t num_algorithms() { return int32_t(algorithms().names.size()); }

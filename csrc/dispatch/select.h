@@ -10,8 +10,8 @@ namespace tiledmm {
 
 // All kernels, in the order of kernels/rungs.def.
 const std::vector<const Rung*>& rungs();
-// Whether this library has kernels for GPUs, for CPUs.
-bool is_built(bool is_gpu);
+// Whether this library has kernels for the GPUs of a platform.
+bool is_built(Platform platform);
 
 // Algorithms by index: auto, native, split, then the names of the kernels, each once. A name without a variant stands
 // for all its variants where a device has no kernel of that very name: register_tiled on a CPU.

@@ -160,7 +160,7 @@ def ratio_of_best(row: dict) -> float:
 
 
 def geomean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))  # the same digits from every Python
 
 
 def summarize(rows: list[dict]) -> dict:
