@@ -126,7 +126,7 @@ constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
 struct WgmmaProblem {
   int64_t m, n, k, chunk_k, batch;
   bool is_a_k_major, is_b_k_major;
-  int a_alignment, b_alignment;  // rows begin at multiples of 16, 32 or 64 bytes
+  int a_alignment, b_alignment;  // rows begin at multiples of 16, 32, 64 or 128 bytes
   bool needs_row_sums;
   bool may_exchange;  // plans may have exchanged roles
 };
@@ -141,10 +141,10 @@ constexpr WgmmaProblem exchanged(const WgmmaProblem& p) {
 
 constexpr int row_alignment(uint64_t address, int64_t ld) {
   const uint64_t bits = address | uint64_t(ld) * 2;
-  return bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
+  return bits % 128 == 0 ? 128 : bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
 }
 
-constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment == 64 && p.b_alignment == 64; }
+constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment >= 64 && p.b_alignment >= 64; }
 
 // Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
@@ -217,6 +217,14 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     const double drawn = 70e3 * double(min_of(num_tiles, at_once) << log_cluster), narrow = 3.3e6;
     rate = shape.block_n < 128 ? narrow : rate;
     if (drawn < rate) rate = drawn;
+  }
+  // Where B's rows lie along k, or A's beside few columns, memory is slower the more of them a tile has.
+  constexpr int kFew = 64;
+  const bool streams_a = p.n <= kFew && p.n <= p.m;
+  if (num_splits == 1 && (streams_a ? p.is_a_k_major : p.m <= kFew && p.is_b_k_major)) {
+    const int more_rows = streams_a ? shape.block_m - 64 : shape.block_n - 32;
+    const double slower = (streams_a ? p.a_alignment : p.b_alignment) == 128 ? 0.035 : 0.09;
+    rate /= 1 + slower * more_rows / 64;
   }
   const double memory = bytes / rate + (bytes < 20e6 ? bytes / 10e6 : 2);
   const double sums = plan.shares_tiles    ? 2.3

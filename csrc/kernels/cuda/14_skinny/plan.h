@@ -106,7 +106,7 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
-  const double shared = (bytes_b / 3.5e6 + bytes_a / 4.5e6) / busy;
+  const double shared = (bytes_b / 3.3e6 + bytes_a / 4.5e6) / busy;
   // The items' time is part of `unit` where copies are narrow.
   return 7.2 + rounds_microseconds(plan, num_sms, unit, shared) +
          (copy_width < 16 ? 0 : items_microseconds(problem, plan, num_sms)) + (plan.splits_chunks ? 3.5 : 0);
