@@ -49,7 +49,7 @@ struct BlockTile {
   bool sums_cover_one_block;  // sums holds block_n columns at a time, not all of the tile's
   bool sums_are_c;            // sums is C itself
   bool is_finished;           // the last chunk is followed by the epilogue
-  bool is_b_packed;           // by the task before
+  bool is_a_packed, is_b_packed;  // by the task before
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
   // The words of packed lanes, for a chunk at most.
@@ -410,16 +410,18 @@ struct BlockTile {
 
   template <int MR>
   void dot_rows() const {
-    Word* panel_a = reinterpret_cast<Word*>(workspace);
-    const int64_t chunk_words = panel_words(MR, MR, kChunk);
-    for (int64_t pc = k_begin; pc < k_end; pc += kChunk) {
+    // [chunks of k][words][rows]: of one row A itself, where it lies in words.
+    const bool in_place = MR == 1 && config.is_a_in_place;
+    const int64_t chunk_words = in_place ? kChunkWords : panel_words(MR, MR, kChunk);
+    Word* const panel_a = reinterpret_cast<Word*>(workspace);
+    for (int64_t pc = k_begin; pc < k_end && !in_place && !is_a_packed; pc += kChunk) {
       pack_a(0, MR, MR, pc, min_of(kChunk, k_end - pc), panel_a + (pc - k_begin) / kChunk * chunk_words);
     }
+    const Word* a = in_place ? reinterpret_cast<const Word*>(rows_a(0, k_begin)) : panel_a;
     // The next columns come from memory while these are multiplied: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids
     // keeps up with 16 columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
     const bool fetches_b = !is_intel() && bytes_b() >= kFarBytes;
-    const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn, cols, k_end - k_begin, panel_a,
-                           chunk_words,        fetches_b};
+    const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn, cols, k_end - k_begin, a, chunk_words, fetches_b};
     dots.template for_each_vector<MR>([&](int64_t j, int64_t count, const A* totals, int64_t ld) {
       if (is_finished) return store_block_tile<T>(problem, row, MR, col + j, count, totals, ld);
       for (int i = 0; i < MR; ++i) {
@@ -444,7 +446,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
   const int64_t bytes_task = bytes_panels +
                              (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0) +
-                             (config.keeps_b ? 64 : 0);
+                             (config.keeps_a || config.keeps_b ? 64 : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
   const int64_t num_workers = min_of(executor.num_threads, config.split_k * num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
@@ -458,24 +460,28 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
     return Tile{item,    config,  0,     item.m, 0,    item.n, 0, item.k, workspace + worker_idx * bytes_task,
-                nullptr, ld_sums, false, false,  true, false};
+                nullptr, ld_sums, false, false,  true, false, false};
   };
 
   if (config.split_k == 1) {
-    // The columns, counted through the batch, of which a worker has packed B.
-    const auto packed_cols = [&](int64_t worker_idx) -> int64_t& {
+    // What a worker has packed, counted through the batch: the rows of A that all tasks of an item share, or columns.
+    const bool keeps = config.keeps_a || config.keeps_b;
+    const auto packed_part = [&](int64_t worker_idx) -> int64_t& {
       return *reinterpret_cast<int64_t*>(workspace + (worker_idx + 1) * bytes_task - 64);
     };
-    for (int64_t worker = 0; config.keeps_b && worker < num_workers; ++worker) packed_cols(worker) = -1;
+    for (int64_t worker = 0; keeps && worker < num_workers; ++worker) packed_part(worker) = -1;
     for_each_task(executor, num_workers, num_tiles, [&](int64_t worker_idx, int64_t idx) {
       const GemmProblem item = batch_item(problem, idx / (config.tasks_m * config.tasks_n));
       const int64_t tile_idx = idx % (config.tasks_m * config.tasks_n);
       Tile tile = make_tile(item, worker_idx);
+      if (keeps) {
+        const int64_t part = idx / (config.keeps_a ? config.tasks_n : config.tasks_m);
+        (config.keeps_a ? tile.is_a_packed : tile.is_b_packed) = packed_part(worker_idx) == part;
+        packed_part(worker_idx) = part;
+      }
       if (config.keeps_b) {
         tile.row = tile_idx % config.tasks_m * config.task_m;
         tile.col = tile_idx / config.tasks_m * config.task_n;
-        tile.is_b_packed = packed_cols(worker_idx) == idx / config.tasks_m;
-        packed_cols(worker_idx) = idx / config.tasks_m;
       } else {
         tile.row = tile_idx / config.tasks_n * config.task_m;
         tile.col = tile_idx % config.tasks_n * config.task_n;

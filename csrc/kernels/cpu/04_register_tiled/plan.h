@@ -84,6 +84,7 @@ inline constexpr double kMinTask = 0.5;                // of that work: what is 
 inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
+inline constexpr int64_t kTransposedRows = 8;          // to transpose columns takes as long as so many rows of them
 inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
@@ -117,6 +118,7 @@ struct CpuConfig {
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
                              // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
+  bool keeps_a;              // packed A of a task of dot_rows serves the next one
   bool keeps_b;              // packed B of a task serves the next one, which has the same columns
   bool is_a_in_place;        // A is not packed but used where it lies
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
@@ -157,7 +159,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
                             bool is_a_m_major, bool is_b_n_major, bool is_b_k_major, bool sums_in_c,
                             int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
-  CpuConfig config;
+  CpuConfig config{};
   const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
   const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
   config.tasks_m = config.tasks_n = config.split_k = 1;
@@ -173,9 +175,10 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel());
   const int64_t stream_rows = max_stream_rows(ISA, shape, is_far, m);
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
-  // them.
+  // them, but for one or two rows where two vectors of columns take turns (dots.h).
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
-  const int64_t grain_n = is_dotted ? thread_n / 2 : thread_n;
+  const bool takes_turns = m <= 2 && (micro_tile(ISA).vector_bytes < 64 || is_zen5());
+  const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
     // each row, and short runs cost more, where they come from memory.
@@ -198,10 +201,12 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
       const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
       const double packed_cols = is_few ? 0 : double(cols) / double(uses_b);
-      const double packing = kPackCost * (double(rows) + packed_cols) + kTaskCost / words;
+      const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);
+      const double packing = kPackCost * (packed_rows + packed_cols) + kTaskCost / words;
       const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const int64_t chunks = splits ? num_chunks : 1;
-      double cost = (columns_cost(cols, shape) * double(rows) * runs + packing) / double(chunks) *
+      const double multiplied_rows = double(is_dotted ? max_of(rows, kTransposedRows) : rows);
+      double cost = (columns_cost(cols, shape) * multiplied_rows * runs + packing) / double(chunks) *
                     turns_of(batch * tasks_m * tasks_n * chunks, threads, wait);
       if (splits) cost = kRegionCost * (cost + sums_cost) + kRegionTime / words;
       if (best != 0 && cost >= best) return;
@@ -252,6 +257,10 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
   // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
+  if (config.path == CpuPath::dot_rows) {
+    config.is_a_in_place = config.task_m == 1 && is_a_k_major && shape.k_per_word == 1 && shape.sums_in_c;
+    config.keeps_a = !config.is_a_in_place && config.split_k == 1 && config.tasks_m == 1 && config.tasks_n > threads;
+  }
   config.keeps_b = config.path == CpuPath::packed && config.split_k == 1 && config.tasks_m > 1 &&
                    batch * config.tasks_m * config.tasks_n > threads &&
                    round_up(config.task_n, thread_n) * bytes_per_lane * chunks <= kKeptBBytes;

@@ -182,6 +182,9 @@ few_rows(FewRowsWork work, FoldedProblem problem) {
             multiply<Config, kVector>(stage.a, stage.b, lane_row, lane_col, p + step, acc);
           }
         }
+        TILEDMM_NO_UNROLL for (; p + kVector <= left_k; p += kVector) {
+          multiply<Config, kVector>(stage.a, stage.b, lane_row, lane_col, p, acc);
+        }
         TILEDMM_NO_UNROLL for (; p < left_k; ++p) { multiply<Config, 1>(stage.a, stage.b, lane_row, lane_col, p, acc); }
         read_stage = read_stage + 1 == kNumStages ? 0 : read_stage + 1;
       }
