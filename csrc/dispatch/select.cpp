@@ -146,8 +146,8 @@ const std::vector<const Rung*>& rungs() {
 
 bool is_built(Platform platform) {
   return kPlatformNames[int(platform)] == std::string_view(TILEDMM_GPU_DEVICE) ||
-         (platform == Platform::host && std::any_of(rungs().begin(), rungs().end(),
-                                                    [](const Rung* rung) { return rung->is_gpu && rung->launch; }));
+         (platform == Platform::host &&
+          std::any_of(rungs().begin(), rungs().end(), [](const Rung* rung) { return rung->is_gpu && rung->launch; }));
 }
 
 int32_t num_algorithms() { return int32_t(algorithms().names.size()); }

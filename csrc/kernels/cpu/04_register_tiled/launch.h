@@ -46,9 +46,9 @@ struct BlockTile {
   char* workspace;
   A* sums;  // partial sums [rows][ld_sums]; null: k is one chunk and they live in a micro-tile
   int64_t ld_sums;
-  bool sums_cover_one_block;  // sums holds block_n columns at a time, not all of the tile's
-  bool sums_are_c;            // sums is C itself
-  bool is_finished;           // the last chunk is followed by the epilogue
+  bool sums_cover_one_block;      // sums holds block_n columns at a time, not all of the tile's
+  bool sums_are_c;                // sums is C itself
+  bool is_finished;               // the last chunk is followed by the epilogue
   bool is_a_packed, is_b_packed;  // by the task before
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
@@ -459,8 +459,8 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   if (!workspace) return Status::out_of_memory;
 
   const auto make_tile = [&](const GemmProblem& item, int64_t worker_idx) {
-    return Tile{item,    config,  0,     item.m, 0,    item.n, 0, item.k, workspace + worker_idx * bytes_task,
-                nullptr, ld_sums, false, false,  true, false, false};
+    return Tile{item,    config,  0,     item.m, 0,    item.n, 0,    item.k, workspace + worker_idx * bytes_task,
+                nullptr, ld_sums, false, false,  true, false,  false};
   };
 
   if (config.split_k == 1) {

@@ -89,6 +89,7 @@ inline constexpr double kPackCost = 0.7;               // of a packed word, in m
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
+inline constexpr double kDotRegionTime = 30000;        // likewise in dot_rows, where 16 threads were to be woken again
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 // Some choices are faster on Intel's Sapphire Rapids and slower on AMD's Zen 4, or the other way round.
@@ -208,7 +209,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       const double multiplied_rows = double(is_dotted ? max_of(rows, kTransposedRows) : rows);
       double cost = (columns_cost(cols, shape) * multiplied_rows * runs + packing) / double(chunks) *
                     turns_of(batch * tasks_m * tasks_n * chunks, threads, wait);
-      if (splits) cost = kRegionCost * (cost + sums_cost) + kRegionTime / words;
+      if (splits) cost = kRegionCost * (cost + sums_cost) + (is_dotted ? kDotRegionTime : kRegionTime) / words;
       if (best != 0 && cost >= best) return;
       best = cost;
       config.tasks_m = tasks_m, config.tasks_n = tasks_n, config.split_k = splits ? side_by_side : 1;
