@@ -43,18 +43,22 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
+def threads_of(results: dict) -> str:
+    return "1 thread" if results["num_threads"] == 1 else f"{results['num_threads']} threads"
+
+
 def name_of(results: dict) -> str:
     algorithm = results.get("algorithm", "auto")
     name = f"{results['benchmark']} {results['dtype']}" + (f" {algorithm}" if algorithm != "auto" else "")
     has_all_cores = results["num_threads"] == results.get("num_cores", results["num_threads"])
-    return name if has_all_cores else f"{name}, {results['num_threads']} threads"
+    return name if has_all_cores else f"{name}, {threads_of(results)}"
 
 
 def slower_rows(all_results: list[dict]) -> list[str]:
     """For each machine how many rows are slower than the faster peer, in all and in each run."""
     machines: dict[str, list[dict]] = {}
     for results in all_results:
-        machine = f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads"
+        machine = f"{results['cpu']}, {results['isa']}, {threads_of(results)}"
         machines.setdefault(machine, []).append(results)
     lines = []
     for machine, runs in machines.items():
@@ -97,7 +101,7 @@ def render_cpu(all_results: list[dict]) -> list[str]:
         versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
         lines += ["", f"## {name_of(results)}", ""]
         lines.append(
-            f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads; {versions}; "
+            f"{results['cpu']}, {results['isa']}, {threads_of(results)}; {versions}; "
             f"commit {results['commit']}, {results['date']}."
         )
         lines += ["", *markdown_table(TABLES[results["benchmark"]](results))]
