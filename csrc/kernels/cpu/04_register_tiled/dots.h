@@ -29,8 +29,8 @@ struct Dots {
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
   // chain, 40 by two): of neighbouring vectors of columns, or, where those would begin in one set of the nearest cache,
   // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired: they would be
-  // twice as many runs of it at a time. With 512 bits two take turns on Zen 5 alone, where they are 1.1 to 1.5 times as
-  // fast; Intel and Zen 4 transpose no faster than one chain takes.
+  // twice as many runs of it at a time. With 512 bits two take turns where one chain takes longer than to transpose
+  // (plan.h).
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
     [[maybe_unused]] const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
@@ -41,7 +41,7 @@ struct Dots {
       }
     }
     if constexpr (TILEDMM_VECTOR_BYTES == 64 && MR <= 2) {
-      if (!fetches_b && is_zen5()) {
+      if (!fetches_b && two_chains_pay(TILEDMM_VECTOR_BYTES, sizeof(Word))) {
         if (!is_one_set) return multiply<MR, 2, false>(finish);
         if (depth >= 2 * kChunk) return multiply<MR, 1, true>(finish);
       }

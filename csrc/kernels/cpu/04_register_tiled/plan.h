@@ -110,6 +110,12 @@ inline bool is_zen5() {
 #endif
 }
 
+// Whether one or two rows of dot_rows are faster by two vectors of columns in turns: one chain of multiply-adds takes
+// longer than to transpose its columns. Zen 4 transposes no faster than one chain takes, nor does Intel in fp32.
+inline bool two_chains_pay(int64_t vector_bytes, int64_t word_bytes) {
+  return vector_bytes < 64 || is_zen5() || (is_intel() && word_bytes == 8);
+}
+
 struct CpuConfig {
   CpuPath path;
   int64_t thread_m;          // rows of a micro-tile
@@ -178,7 +184,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
-  const bool takes_turns = m <= 2 && (micro_tile(ISA).vector_bytes < 64 || is_zen5());
+  const bool takes_turns = m <= 2 && two_chains_pay(micro_tile(ISA).vector_bytes, shape.word_bytes);
   const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
