@@ -21,6 +21,7 @@ Bugs that were planted into the kernels, and what caught them:
 - one stride of A is taken as 1 while packing: sweep, guard pages
 - bf16 is truncated in place of rounded: sweep, bits of a row
 - the words of k after the last whole block are added to the first chain: bits of a row, of a layout
+- a thread keeps the packed rows of the first item for all others: few rows of an item
 
 Found in earnest: with k split over threads only the first product of a small batch was computed.
 """
@@ -226,6 +227,22 @@ def test_bits_of_a_long_sum_do_not_depend_on_threads_or_m(dtype_name):
                 for m in (1, 2, 5, 16, 17, 20):
                     part = torch.ops.tiledmm.matmul(a[20 - m :], b)
                     assert_same_bits(part, whole[20 - m :], n, k, num_threads, m)
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_few_rows_of_an_item_are_its_own(dtype_name):
+    """On a CPU a thread packs few rows once for all columns of an item."""
+    dtype, threads_before = DTYPES[dtype_name], torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for m in (1, 2, 5, 8):
+            a = torch.stack([make_layout(m, 700, "N", dtype, item) for item in range(3)])
+            b = torch.stack([make_layout(700, 2000, "T", dtype, 3 + item).mT for item in range(3)]).mT
+            batch = torch.ops.tiledmm.matmul(a, b)
+            for item in range(3):
+                assert_same_bits(batch[item], torch.ops.tiledmm.matmul(a[item], b[item]), m, item)
     finally:
         torch.set_num_threads(threads_before)
 
