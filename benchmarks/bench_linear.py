@@ -26,6 +26,7 @@ from torch_tiledmm.testing.bench import (
     describe_run,
     ratio_of_best,
     summarize,
+    threads_of,
     threads_of_all_arms,
     with_progress,
     write_json,
@@ -159,7 +160,7 @@ def run_linear(args: argparse.Namespace) -> dict:
             )
     summary = results["summary"] = summarize(rows)
     print(format_columns(linear_table(results)))
-    print(f"\n{results['cpu']}, {results['isa']}, {results['num_threads']} threads, {results['dtype']}")
+    print(f"\n{results['cpu']}, {results['isa']}, {threads_of(results)}, {results['dtype']}")
     print(f"ratio = time of nn.Linear / ours: geomean {summary['geomean']:.3f} over {len(rows)} rows")
     print(f"rows below 1.0: {len(summary['below_one'])} {' '.join(summary['below_one'])}")
     write_json(results, args.json)

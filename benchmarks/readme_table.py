@@ -24,7 +24,7 @@ from bench_split import product_line as split_line
 from bench_threads import threads_table
 
 from torch_tiledmm.dispatch import DTYPES
-from torch_tiledmm.testing.bench import matmul_table
+from torch_tiledmm.testing.bench import matmul_table, threads_of
 
 ROOT = Path(__file__).parents[1]
 TABLES = {"matmul": matmul_table, "linear": linear_table, "threads": threads_table}
@@ -41,10 +41,6 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
 def listed(values: Iterable[object]) -> str:
     """Each once, in the order of their first time."""
     return ", ".join(dict.fromkeys(str(value) for value in values))
-
-
-def threads_of(results: dict) -> str:
-    return "1 thread" if results["num_threads"] == 1 else f"{results['num_threads']} threads"
 
 
 def name_of(results: dict) -> str:

@@ -8,7 +8,9 @@
 #include "core/summation.h"
 #include "kernels/rungs.h"
 
-#if !defined(TILEDMM_GPU_DEVICE)  // "cuda" or "hip"
+#if defined(TILEDMM_HOST_GPU)
+#define TILEDMM_GPU_DEVICE "host"
+#elif !defined(TILEDMM_GPU_DEVICE)  // "cuda" or "hip"
 #define TILEDMM_GPU_DEVICE ""
 #endif
 
@@ -144,11 +146,7 @@ const std::vector<const Rung*>& rungs() {
   return *rungs;
 }
 
-bool is_built(Platform platform) {
-  return kPlatformNames[int(platform)] == std::string_view(TILEDMM_GPU_DEVICE) ||
-         (platform == Platform::host &&
-          std::any_of(rungs().begin(), rungs().end(), [](const Rung* rung) { return rung->is_gpu && rung->launch; }));
-}
+bool is_built(Platform platform) { return kPlatformNames[int(platform)] == std::string_view(TILEDMM_GPU_DEVICE); }
 
 int32_t num_algorithms() { return int32_t(algorithms().names.size()); }
 const char* algorithm_name(int32_t algorithm) { return algorithms().names[size_t(name_of(algorithm))].c_str(); }

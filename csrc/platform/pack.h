@@ -344,12 +344,10 @@ void pack_strips(const T* from, int64_t stride_lane, int64_t stride_k, int64_t l
                  typename Op::Word* to) {
   using Word = typename Op::Word;
   constexpr int kLanes = Simd<Word>::kLanes, kPerWord = Op::kPerWord;
-  if (lanes == 1 && strip == 1) {
+  if (lanes == 1 && strip == 1 && stride_k == 1) {
     int64_t k = 0;
-    for (; stride_k == 1 && k + kLanes * kPerWord <= depth; k += kLanes * kPerWord) {
-      store(to + k / kPerWord, Op::load_words(from + k));
-    }
-    for (; k < depth; k += kPerWord) to[k / kPerWord] = Op::load_word(from + k * stride_k, stride_k, depth - k);
+    for (; k + kLanes * kPerWord <= depth; k += kLanes * kPerWord) store(to + k / kPerWord, Op::load_words(from + k));
+    for (; k < depth; k += kPerWord) to[k / kPerWord] = Op::load_word(from + k, 1, depth - k);
     return;
   }
   const int64_t size = strip_size<Word>(strip, ceil_div(depth, kPerWord));

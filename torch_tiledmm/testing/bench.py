@@ -195,6 +195,10 @@ def matmul_table(results: dict) -> list[tuple[str, ...]]:
     return table
 
 
+def threads_of(results: dict) -> str:
+    return "1 thread" if results["num_threads"] == 1 else f"{results['num_threads']} threads"
+
+
 def format_matmul(results: dict) -> str:
     summary = results["summary"]
     peak = results["fma_peak_gflops"]
@@ -203,7 +207,7 @@ def format_matmul(results: dict) -> str:
         [
             format_columns(matmul_table(results)),
             "",
-            f"{results['cpu']}, {results['isa']}, {results['num_threads']} threads, {results['dtype']}, "
+            f"{results['cpu']}, {results['isa']}, {threads_of(results)}, {results['dtype']}, "
             f"FMA peak {'not measured' if peak is None else f'{peak:.0f} GFLOP/s'}, "
             f"algorithm {results['algorithm']}",
             f"ratio = median time of the fastest peer / ours: geomean {summary['geomean']:.3f} "
@@ -234,7 +238,7 @@ def plot_matmul(results: dict, path: Path) -> None:
     if results["fma_peak_gflops"] is not None:
         axes.axvline(results["fma_peak_gflops"], color="black", linestyle="--", label="FMA peak")
     axes.set_xlabel("GFLOP/s")
-    axes.set_title(f"matmul {results['dtype']}, {results['num_threads']} threads, {results['cpu']}")
+    axes.set_title(f"matmul {results['dtype']}, {threads_of(results)}, {results['cpu']}")
     axes.legend()
     figure.savefig(path)
 

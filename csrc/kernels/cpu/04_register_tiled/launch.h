@@ -260,7 +260,8 @@ struct BlockTile {
     const int64_t fitting = kStreamSumsBytes / int64_t(sizeof(A)) / config.task_m / kLanes * kLanes;
     return min_of(max_of(4 * kLanes, fitting), round_up(config.task_n, kLanes));
   }
-  // From row to row of these sums: an odd number of vectors, so that rows do not begin in one set of the nearest cache.
+  // The distance from row to row of these sums is an odd number of vectors, so that rows do not begin in one set of the
+  // nearest cache.
   static int64_t stream_ld(const CpuConfig& config) { return (stream_width(config) / kLanes | 1) * kLanes; }
 
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
@@ -410,7 +411,7 @@ struct BlockTile {
 
   template <int MR>
   void dot_rows() const {
-    // [chunks of k][words][rows]: of one row A itself, where it lies in words.
+    // A is packed as [chunks of k][words][rows]. One row that consists of words is used where it lies.
     const bool in_place = MR == 1 && config.is_a_in_place;
     const int64_t chunk_words = in_place ? kChunkWords : panel_words(MR, MR, kChunk);
     Word* const panel_a = reinterpret_cast<Word*>(workspace);

@@ -84,12 +84,12 @@ inline constexpr double kMinTask = 0.5;                // of that work: what is 
 inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
-inline constexpr int64_t kTransposedRows = 8;          // to transpose columns takes as long as so many rows of them
+inline constexpr int64_t kTransposedRows = 8;          // so many rows take as long as to transpose B's columns
 inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
-inline constexpr double kDotRegionTime = 30000;        // likewise in dot_rows, where 16 threads were to be woken again
+inline constexpr double kDotRegionTime = 30000;        // the same in dot_rows, where it was fitted to 16 threads
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
 // Some choices are faster on Intel's Sapphire Rapids and slower on AMD's Zen 4, or the other way round.
@@ -265,7 +265,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
   if (config.path == CpuPath::dot_rows) {
-    config.is_a_in_place = config.task_m == 1 && is_a_k_major && shape.k_per_word == 1 && shape.sums_in_c;
+    const bool is_single_words = shape.k_per_word == 1 && lies_in_words(k, is_a_k_major, shape);
+    config.is_a_in_place = config.task_m == 1 && is_a_k_major && is_single_words;
     config.keeps_a = !config.is_a_in_place && config.split_k == 1 && config.tasks_m == 1 && config.tasks_n > threads;
   }
   config.keeps_b = config.path == CpuPath::packed && config.split_k == 1 && config.tasks_m > 1 &&

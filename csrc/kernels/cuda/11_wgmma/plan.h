@@ -218,7 +218,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     rate = shape.block_n < 128 ? narrow : rate;
     if (drawn < rate) rate = drawn;
   }
-  // Where B's rows lie along k, or A's beside few columns, memory is slower the more of them a tile has.
+  // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
   constexpr int kFew = 64;
   const bool streams_a = p.n <= kFew && p.n <= p.m;
   if (num_splits == 1 && (streams_a ? p.is_a_k_major : p.m <= kFew && p.is_b_k_major)) {

@@ -106,7 +106,7 @@ inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan&
   const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
-  // Short runs along n take memory longer (1x3048x13960 NN, 32 columns a block, on an H100: 67 us).
+  // Memory takes longer for short runs along n.
   const double runs = problem.is_b_k_major ? 1 : 1 + 12.8 / double(max_of(plan.cols, 32));
   const double shared = (bytes_b * runs / 3.3e6 + bytes_a / 4.5e6) / busy;
   // The items' time is part of `unit` where copies are narrow.
