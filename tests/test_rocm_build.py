@@ -108,7 +108,7 @@ def run_setup(tree: Path, rocm: Path, torch_folder: Path, **env: str) -> subproc
     return subprocess.run(command, cwd=tree, env=full, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def build(built_once, num_jobs, csrc_of_devices):
     """The folder of ROCm, torch and the tree in which the library was built, and what the build said."""
     if not shutil.which("clang++-22"):
@@ -125,7 +125,7 @@ def build(built_once, num_jobs, csrc_of_devices):
     return built_once("rocm_build", build_all)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a process that loads it a second time registers nothing
 def library(build, tmp_path_factory):
     kernels = build / "tree" / "torch_tiledmm" / "_kernels.so"
     return HipLibrary(kernels, build / "rocm", tmp_path_factory.mktemp("code"))
