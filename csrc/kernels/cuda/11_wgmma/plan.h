@@ -146,6 +146,12 @@ constexpr int row_alignment(uint64_t address, int64_t ld) {
 
 constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment >= 64 && p.b_alignment >= 64; }
 
+// Whether C is a strip: more rows than one tile of 64 has, up to 256, beside many columns, or the other way round.
+constexpr bool is_strip(const WgmmaProblem& p) {
+  const int64_t few = min_of(p.m, p.n), many = max_of(p.m, p.n);
+  return few > 64 && few <= 256 && many >= 16 * few;
+}
+
 // Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
@@ -184,11 +190,15 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
   const auto num_waves = double(ceil_div(num_tiles, at_once));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
+  // Rows of A and of B, along k, that a tile copies.
+  const auto a_rows_of = [&](const TileShape& tile) { return double(min_of(tile.block_m, p.m)); };
+  const auto b_rows_of = [&](const TileShape& tile) {
+    return double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
+  };
   // `count` tiles or clusters of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
-    const double a_rows = double(min_of(tile.block_m, p.m));
-    const double b_rows = double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
+    const double a_rows = a_rows_of(tile), b_rows = b_rows_of(tile);
     double copies = 1e-3 * (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
                             row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
     if (shape.block_m == 64) copies *= 1.07;
@@ -233,8 +243,23 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
   const double order = tiles_m > tiles_n ? 0.01 : 0;
-  const double all = 5 + cluster_microseconds(plan.cluster_m, plan.cluster_n) + sums + order +
-                     (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  double clusters = cluster_microseconds(plan.cluster_m, plan.cluster_n);
+  double longest = tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles;
+  if (num_splits == 1 && is_strip(p) && !is_aligned(p)) {
+    // Tiles, memory and what all blocks draw from the second-level cache take about as long, and each waits for the
+    // others. Blocks of a cluster fetch the few rows for each other; tiles with many of the others are slower.
+    const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
+    const double drawn = 2 * k * double(num_tiles << log_cluster) *
+                         (draw(p.a_alignment, a_rows_of(shape) / (1 << plan.cluster_n)) +
+                          draw(p.b_alignment, b_rows_of(shape) / (1 << plan.cluster_m)));
+    const bool has_many_rows = p.n <= p.m;
+    const int most = std::max((has_many_rows ? shape.block_m : shape.block_n) - 128, 0);
+    const double streamed = memory * ((has_many_rows ? p.is_a_k_major : p.is_b_k_major) ? 1 + 0.06 / 64 * most : 1);
+    const auto fourth = [](double x) { return x * x * x * x; };
+    longest = std::sqrt(std::sqrt(fourth(tiles) + fourth(streamed) + fourth(drawn)));
+    clusters *= 0.1;
+  }
+  const double all = 5 + clusters + sums + order + longest;
   // Where all k is in flight at the same time, clusters gain more.
   return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
 }
