@@ -3,18 +3,21 @@
     python benchmarks/bench_models.py --json benchmarks/results/nvidia_h200/models.json
 
 ViT-base and BERT-base with fp32 weights under autocast in bf16, a small Llama in bf16, each eager and compiled. The
-models are those of transformers with random weights. A step is forward, backward and AdamW. Where the calling thread
-takes longer than the GPU ("launch us" beside the median), a step tells of that thread and not of kernels; such a model
-runs compiled into CUDA graphs, too.
+models are those of transformers with random weights. A step is forward, backward and AdamW. Each row of the table is
+measured in a process of its own, where nothing of an earlier one slows the calling thread. Where that thread takes
+longer than the GPU ("launch us" beside the median), a step tells of it and not of kernels; such a model runs compiled
+into CUDA graphs, too.
 """
 
 import argparse
 import copy
 import functools
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import nn
@@ -141,8 +144,8 @@ def main() -> None:
     results = describe_gpu_run("models") | {"models": []}
     for name in args.models:
         for way in MODELS[name][2]:
-            results["models"].append(row := measure_model(name, way))
-            torch.compiler.reset()
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                results["models"].append(row := pool.submit(measure_model, name, way).result())
             print(*model_line(row), sep=" | ", flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
