@@ -169,6 +169,30 @@ constexpr double matrix_unit_microseconds(const TileShape& tile) {
   return std::max(0.105, 19.8e-6 * tile.block_m * tile.block_n);
 }
 
+// Rows of A and of B, along k, that a tile copies.
+constexpr double copied_rows_a(const TileShape& tile, const WgmmaProblem& p) {
+  return double(min_of(tile.block_m, p.m));
+}
+constexpr double copied_rows_b(const TileShape& tile, const WgmmaProblem& p) {
+  return double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
+}
+
+// A strip's time where rows are not aligned: its tiles, memory and what all blocks draw from the second-level cache
+// take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other; a tile with
+// many of the other rows, along k, is slower.
+inline double strip_microseconds(const TilePlan& plan, const WgmmaProblem& p, double num_blocks, double tiles,
+                                 double memory) {
+  const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
+  const double drawn = 2 * double(p.k) * num_blocks *
+                       (draw(p.a_alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
+                        draw(p.b_alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
+  const bool has_many_rows = p.n <= p.m;
+  const int most = std::max((has_many_rows ? plan.shape.block_m : plan.shape.block_n) - 128, 0);
+  const double streamed = memory * ((has_many_rows ? p.is_a_k_major : p.is_b_k_major) ? 1 + 0.06 / 64 * most : 1);
+  const auto fourth = [](double x) { return x * x * x * x; };
+  return std::sqrt(std::sqrt(fourth(tiles) + fourth(streamed) + fourth(drawn)));
+}
+
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
 inline double least_microseconds(const TileShape& shape, const WgmmaProblem& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
@@ -190,15 +214,10 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const int64_t num_tiles = p.batch * num_splits * tiles_m * tiles_n;
   const auto num_waves = double(ceil_div(num_tiles, at_once));
   const double num_k_tiles = double(ceil_div(num_splits > 1 ? p.chunk_k : p.k, kWgmmaBlockK));
-  // Rows of A and of B, along k, that a tile copies.
-  const auto a_rows_of = [&](const TileShape& tile) { return double(min_of(tile.block_m, p.m)); };
-  const auto b_rows_of = [&](const TileShape& tile) {
-    return double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
-  };
   // `count` tiles or clusters of them at a time, as many as there are multiprocessors at most.
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
-    const double a_rows = a_rows_of(tile), b_rows = b_rows_of(tile);
+    const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);
     double copies = 1e-3 * (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
                             row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
     if (shape.block_m == 64) copies *= 1.07;
@@ -246,17 +265,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   double clusters = cluster_microseconds(plan.cluster_m, plan.cluster_n);
   double longest = tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles;
   if (num_splits == 1 && is_strip(p) && !is_aligned(p)) {
-    // Tiles, memory and what all blocks draw from the second-level cache take about as long, and each waits for the
-    // others. Blocks of a cluster fetch the few rows for each other; tiles with many of the others are slower.
-    const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
-    const double drawn = 2 * k * double(num_tiles << log_cluster) *
-                         (draw(p.a_alignment, a_rows_of(shape) / (1 << plan.cluster_n)) +
-                          draw(p.b_alignment, b_rows_of(shape) / (1 << plan.cluster_m)));
-    const bool has_many_rows = p.n <= p.m;
-    const int most = std::max((has_many_rows ? shape.block_m : shape.block_n) - 128, 0);
-    const double streamed = memory * ((has_many_rows ? p.is_a_k_major : p.is_b_k_major) ? 1 + 0.06 / 64 * most : 1);
-    const auto fourth = [](double x) { return x * x * x * x; };
-    longest = std::sqrt(std::sqrt(fourth(tiles) + fourth(streamed) + fourth(drawn)));
+    longest = strip_microseconds(plan, p, double(num_tiles << log_cluster), tiles, memory);
     clusters *= 0.1;
   }
   const double all = 5 + clusters + sums + order + longest;
