@@ -29,8 +29,7 @@ struct Dots {
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
   // chain, 40 by two): of neighbouring vectors of columns, or, where those would begin in one set of the nearest cache,
   // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired: they would be
-  // twice as many runs of it at a time. With 512 bits two take turns where that pays
-  // (two_chains_pay).
+  // twice as many runs of it at a time. With 512 bits two take turns where that pays (two_chains_pay).
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
     [[maybe_unused]] const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;

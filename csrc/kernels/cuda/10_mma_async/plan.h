@@ -2,12 +2,11 @@
 // none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
-#include <cmath>
-
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/transposed.h"
+#include "kernels/cuda/shared/overlapped.h"
 
 namespace tiledmm {
 
@@ -111,8 +110,7 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
                         (double(min_of(m, shape.block_m)) * (copies.splits_sectors_a ? split_sector : 1) +
                          double(min_of(n, shape.block_n)) * (copies.splits_sectors_b ? split_sector : 1)) /
                         12.1e6;
-  const double together = std::sqrt(std::sqrt(std::pow(multiply, 4) + std::pow(move, 4) + std::pow(cached, 4)));
-  return shape.start_us + together + (splits > 1 ? 4.8 + output / 2e6 : 0);
+  return shape.start_us + overlapped(multiply, move, cached) + (splits > 1 ? 4.8 + output / 2e6 : 0);
 }
 
 // Microseconds on an H200 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest one

@@ -363,11 +363,13 @@ Start start_of(const Arguments& args, int64_t num_units) {
 // Where rows do not begin with its lines, a line is read twice, and is lost in between if much else passes through: a
 // large result, or more operands than the cache holds several times over (fitted on an H200).
 CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_read_at_once) {
+  constexpr int64_t kLine = 128, kMostBytes = 150000000;
   const GemmProblem& p = task.problem.gemm;
   const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
   const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
   const int64_t bytes = size_of(p.dtype);
-  const bool keeps_lines = operand.ld * bytes % 128 == 0 || (outputs <= operands / 5 && operands * bytes <= 150e6);
+  const bool keeps_lines =
+      operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * bytes <= kMostBytes);
   return is_of_one_item && is_read_at_once && keeps_lines ? CachePolicy::evict_first : CachePolicy::evict_normal;
 }
 

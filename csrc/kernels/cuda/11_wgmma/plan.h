@@ -12,6 +12,7 @@
 #include "core/problem.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/shared/overlapped.h"
 
 namespace tiledmm {
 
@@ -146,10 +147,13 @@ constexpr int row_alignment(uint64_t address, int64_t ld) {
 
 constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment >= 64 && p.b_alignment >= 64; }
 
-// Whether C is a strip: more rows than one tile of 64 has, up to 256, beside many columns, or the other way round.
+// So many rows, or columns, are few: the narrowest tiles have them.
+inline constexpr int kWgmmaFewRows = 64;
+
+// Whether C is a strip: more than few rows, up to 256, beside many columns, or the other way round.
 constexpr bool is_strip(const WgmmaProblem& p) {
   const int64_t few = min_of(p.m, p.n), many = max_of(p.m, p.n);
-  return few > 64 && few <= 256 && many >= 16 * few;
+  return few > kWgmmaFewRows && few <= 256 && many >= 16 * few;
 }
 
 // Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
@@ -177,20 +181,28 @@ constexpr double copied_rows_b(const TileShape& tile, const WgmmaProblem& p) {
   return double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
 }
 
+// The operand that streams where C has few rows or few columns: the larger one, and how many of its rows a tile has.
+struct StreamedOperand {
+  bool is_a, is_k_major;
+  int alignment, tile_rows;
+};
+constexpr StreamedOperand streamed_operand(const TileShape& shape, const WgmmaProblem& p) {
+  return p.n <= p.m ? StreamedOperand{true, p.is_a_k_major, p.a_alignment, shape.block_m}
+                    : StreamedOperand{false, p.is_b_k_major, p.b_alignment, shape.block_n};
+}
+
 // A strip's time where rows are not aligned: its tiles, memory and what all blocks draw from the second-level cache
-// take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other; a tile with
-// many of the other rows, along k, is slower.
+// take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other and cost a
+// tenth of what they do elsewhere, as fitted; a tile with many of the other rows, along k, is slower.
 inline double strip_microseconds(const TilePlan& plan, const WgmmaProblem& p, double num_blocks, double tiles,
                                  double memory) {
   const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
   const double drawn = 2 * double(p.k) * num_blocks *
                        (draw(p.a_alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
                         draw(p.b_alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
-  const bool has_many_rows = p.n <= p.m;
-  const int most = std::max((has_many_rows ? plan.shape.block_m : plan.shape.block_n) - 128, 0);
-  const double streamed = memory * ((has_many_rows ? p.is_a_k_major : p.is_b_k_major) ? 1 + 0.06 / 64 * most : 1);
-  const auto fourth = [](double x) { return x * x * x * x; };
-  return std::sqrt(std::sqrt(fourth(tiles) + fourth(streamed) + fourth(drawn)));
+  const StreamedOperand large = streamed_operand(plan.shape, p);
+  const double slower = large.is_k_major ? 1 + 0.06 / 64 * std::max(large.tile_rows - 128, 0) : 1;
+  return overlapped(tiles, memory * slower, drawn) + 0.1 * cluster_microseconds(plan.cluster_m, plan.cluster_n);
 }
 
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
@@ -248,12 +260,10 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
     if (drawn < rate) rate = drawn;
   }
   // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
-  constexpr int kFew = 64;
-  const bool streams_a = p.n <= kFew && p.n <= p.m;
-  if (num_splits == 1 && (streams_a ? p.is_a_k_major : p.m <= kFew && p.is_b_k_major)) {
-    const int more_rows = streams_a ? shape.block_m - 64 : shape.block_n - 32;
-    const double slower = (streams_a ? p.a_alignment : p.b_alignment) == 128 ? 0.035 : 0.09;
-    rate /= 1 + slower * more_rows / 64;
+  const StreamedOperand large = streamed_operand(shape, p);
+  if (num_splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
+    const double slower = large.alignment == 128 ? 0.035 : 0.09;
+    rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
   const double memory = bytes / rate + (bytes < 20e6 ? bytes / 10e6 : 2);
   const double sums = plan.shares_tiles    ? 2.3
@@ -262,13 +272,11 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
   const double order = tiles_m > tiles_n ? 0.01 : 0;
-  double clusters = cluster_microseconds(plan.cluster_m, plan.cluster_n);
-  double longest = tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles;
-  if (num_splits == 1 && is_strip(p) && !is_aligned(p)) {
-    longest = strip_microseconds(plan, p, double(num_tiles << log_cluster), tiles, memory);
-    clusters *= 0.1;
-  }
-  const double all = 5 + clusters + sums + order + longest;
+  const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
+                          ? strip_microseconds(plan, p, double(num_tiles << log_cluster), tiles, memory)
+                          : cluster_microseconds(plan.cluster_m, plan.cluster_n) +
+                                (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  const double all = 5 + sums + order + work;
   // Where all k is in flight at the same time, clusters gain more.
   return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
 }
