@@ -186,6 +186,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
   const bool takes_turns = m <= 2 && two_chains_pay(micro_tile(ISA).vector_bytes, shape.word_bytes);
   const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
+  // A packed lane of a chunk.
+  const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, chunk), shape.k_per_word) * shape.word_bytes, 16);
   if (threads > 1) {
     // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
     // each row, and short runs cost more, where they come from memory.
@@ -199,7 +201,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
     // B of a task, if it is small enough, is packed once for the tasks of a thread that follow each other with the same
     // columns.
-    const int64_t kept_cols = kKeptBBytes / max_of(1, int64_t(words) * shape.word_bytes);
+    const int64_t kept_cols = kKeptBBytes / max_of(1, bytes_per_lane * num_chunks) / thread_n * thread_n;
     // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
     const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     double best = 0;
@@ -207,14 +209,15 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
       const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
-      const double packed_cols = is_few ? 0 : double(cols) / double(uses_b);
+      const double runs = is_b_n_major && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
+      const double packed_cols = is_few ? 0 : double(cols) * runs / double(uses_b);
       const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);
       const double packing = kPackCost * (packed_rows + packed_cols) + kTaskCost / words;
-      const double runs = is_streamed && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
-      const int64_t chunks = splits ? num_chunks : 1;
-      const double multiplied_rows = double(is_dotted ? max_of(rows, kTransposedRows) : rows);
-      double cost = (columns_cost(cols, shape) * multiplied_rows * runs + packing) / double(chunks) *
-                    turns_of(batch * tasks_m * tasks_n * chunks, threads, wait);
+      const double chunks = splits ? words / double(kChunkWords) : 1;  // the last one may be short
+      const double multiplied_rows =
+          double(is_dotted ? max_of(rows, kTransposedRows) : rows) * (is_streamed ? runs : 1);
+      double cost = (columns_cost(cols, shape) * multiplied_rows + packing) / chunks *
+                    turns_of(double(batch * tasks_m * tasks_n) * chunks, threads, wait);
       if (splits) cost = kRegionCost * (cost + sums_cost) + (is_dotted ? kDotRegionTime : kRegionTime) / words;
       if (best != 0 && cost >= best) return;
       best = cost;
@@ -249,7 +252,6 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
 
   const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
-  const int64_t bytes_per_lane = round_up(ceil_div(min_of(depth, chunk), shape.k_per_word) * shape.word_bytes, 16);
   const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
   const int64_t chunks = ceil_div(max_of(1, depth), chunk);
   config.is_resident = tiles_m * config.thread_m * bytes_per_lane * chunks <= kPanelABytes;

@@ -105,7 +105,7 @@ constexpr double product_cycles(int64_t m, int64_t n) {
     double cycles = double(strips_m * strips_n) * tile_cycles +
                     double(strips_m) * (fetch_cycles + (is_a_shared ? 0 : a_cycles)) +
                     double(strips_n) * (fetch_cycles + (is_b_shared ? 0 : b_cycles));
-    cycles *= rounds * turns_of(items * tasks_m * range_tasks, threads, wait_of_tiles(threads));
+    cycles *= rounds * turns_of(double(items * tasks_m * range_tasks), threads, wait_of_tiles(threads));
     if (item_strips > 0) {
       const double share_cycles = fetch_cycles + (threads > 1 ? kShareCycles * double(threads) * steps : 0);
       const double packing = (is_a_shared ? (a_cycles + share_cycles) * double(strips_a) : 0) +
@@ -139,8 +139,8 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   const double chunk_cycles = (tiles * tile_cycles + double(strips_a) * (fetch_cycles + a_cycles) +
                                double(strips_b) * (fetch_cycles + b_cycles)) /
                               chunks;
-  const double cycles = turns_of(int64_t(chunks), threads, wait_of_tiles(threads)) * chunk_cycles +
-                        kAddCycles * tiles * chunks + kRegionCycles + kRegionCyclesOfThread * double(threads);
+  const double cycles = turns_of(chunks, threads, wait_of_tiles(threads)) * chunk_cycles + kAddCycles * tiles * chunks +
+                        kRegionCycles + kRegionCyclesOfThread * double(threads);
   if (cycles >= best) return;
   plan.splits_k = true, plan.is_a_shared = plan.is_b_shared = false;
   plan.task_m = strips_a * kAmxStrip, plan.task_n = plan.range_n = strips_b * kAmxStrip;

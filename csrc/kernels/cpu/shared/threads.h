@@ -15,8 +15,9 @@ inline int64_t threads_for(double work, int64_t num_threads) {
 
 // The time of so many tasks alike, in tasks of a mean thread; `wait` of them at the end for the slowest one. Where
 // cores are shared with others, it takes two to four times as long as the fastest (docs/worklog/cpu.md).
-inline double turns_of(int64_t num_tasks, int64_t num_threads, double wait) {
-  return wait + (num_tasks > num_threads ? double(num_tasks) / double(num_threads) : 1);
+inline double turns_of(double num_tasks, int64_t num_threads, double wait) {
+  const double turns = num_tasks / double(num_threads);
+  return wait + (turns > 1 ? turns : 1);
 }
 
 // The wait of threads that use the tile units.
