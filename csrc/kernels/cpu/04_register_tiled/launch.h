@@ -264,9 +264,31 @@ struct BlockTile {
   // nearest cache.
   static int64_t stream_ld(const CpuConfig& config) { return (stream_width(config) / kLanes | 1) * kLanes; }
 
+  // Words of A's rows: where they lie, each row along k and `distance` from the one before, or packed, `distance` rows.
+  template <bool IN_PLACE>
+  struct StreamedRows {
+    const Word* words;
+    int64_t distance;
+
+    Word at(int64_t word, int64_t row) const {
+      return IN_PLACE ? words[row * distance + word] : words[word * distance + row];
+    }
+    StreamedRows from(int64_t word) const { return {words + word * (IN_PLACE ? 1 : distance), distance}; }
+  };
+
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
   // runs. Same order, same bits as run_packed.
   void run_stream_rows() const {
+    // Rows that are words as they lie are used there: a task has too few columns to repay packing them.
+    if constexpr (std::is_same_v<T, Word>) {
+      const bool is_one_set = problem.stride_am * int64_t(sizeof(T)) % kSetBytes == 0;
+      if (problem.stride_ak == 1 && (!is_one_set || rows < kSetRows)) return stream_rows<true>();
+    }
+    stream_rows<false>();
+  }
+
+  template <bool IN_PLACE>
+  void stream_rows() const {
     Word* panel_a = reinterpret_cast<Word*>(workspace);
     A* chunk = reinterpret_cast<A*>(workspace + panel_a_bytes(config, k_end - k_begin));
     const int64_t width = stream_width(config), ld = stream_ld(config);
@@ -277,12 +299,14 @@ struct BlockTile {
       do {
         const int64_t depth = min_of(kChunk, k_end - pc), words = num_words(depth);
         A* chains = pc == k_begin ? total : chunk;
-        pack_a(0, rows, rows, pc, depth, panel_a);
+        if (!IN_PLACE) pack_a(0, rows, rows, pc, depth, panel_a);
+        const StreamedRows<IN_PLACE> a{IN_PLACE ? reinterpret_cast<const Word*>(rows_a(0, pc)) : panel_a,
+                                       IN_PLACE ? problem.stride_am : rows};
         for (int64_t e = 0; e < rows * ld; ++e) chains[e] = 0;
         int64_t word = 0;
         // Whole passes, then one of half as many words, then what is left word by word.
         const auto pass = [&](auto words_of_pass) {
-          stream_pass<words_of_pass.value>(panel_a + word * rows, cols_b(jc, pc + word * Op::kPerWord), block_cols,
+          stream_pass<words_of_pass.value>(a.from(word), cols_b(jc, pc + word * Op::kPerWord), block_cols,
                                            depth - word * Op::kPerWord, chains, ld);
           word += words_of_pass.value;
         };
@@ -306,8 +330,9 @@ struct BlockTile {
   }
 
   // WORDS words of k, `depth` elements at least or all that is left: two vectors of columns at a time, one at the edge.
-  template <int WORDS>
-  void stream_pass(const Word* a, const T* b, int64_t block_cols, int64_t depth, A* chains, int64_t ld) const {
+  template <int WORDS, bool IN_PLACE>
+  void stream_pass(const StreamedRows<IN_PLACE>& a, const T* b, int64_t block_cols, int64_t depth, A* chains,
+                   int64_t ld) const {
     int64_t j = 0;
     if (depth >= Op::kPerWord) {
       for (; j + 2 * kLanes <= block_cols; j += 2 * kLanes) {
@@ -330,16 +355,16 @@ struct BlockTile {
     }
   }
 
-  template <int WORDS, int VECTORS>
-  TILEDMM_INLINE void multiply_rows(const Word* a, const Reg<Word> (&frag_b)[WORDS][VECTORS], A* chains,
-                                    int64_t ld) const {
+  template <int WORDS, int VECTORS, bool IN_PLACE>
+  TILEDMM_INLINE void multiply_rows(const StreamedRows<IN_PLACE>& a, const Reg<Word> (&frag_b)[WORDS][VECTORS],
+                                    A* chains, int64_t ld) const {
     for (int64_t i = 0; i < rows; ++i) {
       Reg<A> acc[VECTORS];
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; ++v) acc[v] = load(chains + i * ld + v * kLanes);
 #pragma GCC unroll 16
       for (int w = 0; w < WORDS; ++w) {
-        const Reg<Word> frag_a = broadcast(a[w * rows + i]);
+        const Reg<Word> frag_a = broadcast(a.at(w, i));
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; ++v) acc[v] = Op::multiply_add(frag_a, frag_b[w][v], acc[v]);
       }
