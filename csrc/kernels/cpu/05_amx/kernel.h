@@ -43,8 +43,9 @@ struct Fp16Tiles : OneProduct {
 
 // These change no bit; measured in docs/worklog/cpu.md.
 constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
-// Columns that pass by once come in blocks of so many lanes by so many steps of k: 128 KiB, in runs of 512 bytes.
-constexpr int64_t kStreamLanes = 256, kStreamSteps = 8;
+// Columns that pass by once come in blocks of so many steps of k: 64 KiB. Where they come from memory, rows that follow
+// so many steps later are fetched.
+constexpr int64_t kStreamSteps = 8, kStreamStepsAhead = 2;
 
 // Packed bytes of one strip for `depth` elements of k, at least one step; and where k begins in it.
 constexpr int64_t strip_bytes(int64_t depth) { return num_steps(depth) * kUnitBytes; }

@@ -63,19 +63,27 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
                 });
   const int64_t blocks = plan.tasks_m * plan.tasks_n, item_groups = ceil_div(num_items, plan.task_items);
   const int64_t task_bytes = TaskWorkspace(plan, problem.k).bytes();
-  for_each_task(executor, min_of(plan.num_threads, item_groups * blocks), item_groups * blocks,
-                [&](int64_t worker_idx, int64_t idx) {
-                  const TileState tiles;
-                  const int64_t first = idx / blocks * plan.task_items, block = idx % blocks;
-                  for (int64_t i = first; i < min_of(first + plan.task_items, num_items); ++i) {
-                    const GemmProblem item = oriented_item(problem, plan, first_item + i);
-                    const char* panel = panels + i * panel_bytes;
-                    const SharedPanels shared{packing_a.num_tasks ? panel : nullptr,
-                                              packing_b.num_tasks ? panel + packing_a.bytes() : nullptr};
-                    BlockTask<Op> task(plan, item, shared, workspaces + worker_idx * task_bytes, nullptr);
-                    task.run(block / plan.tasks_n * plan.task_m, block % plan.tasks_n * plan.task_n, 0, item.k);
-                  }
-                });
+  const TileShapes shapes = tiles_of_rows(plan.is_exchanged ? problem.n : problem.m);
+  const int64_t num_workers = min_of(plan.num_threads, item_groups * blocks);
+  // The item whose few lanes a worker has packed.
+  const auto packed_item = [&](int64_t worker_idx) -> int64_t& {
+    return *reinterpret_cast<int64_t*>(workspaces + (worker_idx + 1) * task_bytes - kStateBytes);
+  };
+  for (int64_t worker = 0; worker < num_workers; ++worker) packed_item(worker) = -1;
+  for_each_task(executor, num_workers, item_groups * blocks, [&](int64_t worker_idx, int64_t idx) {
+    const TileState tiles(shapes);
+    const int64_t first = idx / blocks * plan.task_items, block = idx % blocks;
+    for (int64_t i = first; i < min_of(first + plan.task_items, num_items); ++i) {
+      const GemmProblem item = oriented_item(problem, plan, first_item + i);
+      const char* panel = panels + i * panel_bytes;
+      const SharedPanels shared{packing_a.num_tasks ? panel : nullptr,
+                                packing_b.num_tasks ? panel + packing_a.bytes() : nullptr};
+      BlockTask<Op> task(plan, item, shared, workspaces + worker_idx * task_bytes, nullptr,
+                         packed_item(worker_idx) == first_item + i);
+      packed_item(worker_idx) = first_item + i;
+      task.run(block / plan.tasks_n * plan.task_m, block % plan.tasks_n * plan.task_n, 0, item.k);
+    }
+  });
 }
 
 // The chunks of k side by side, some at a time, and then their sums in the order of k.
@@ -96,23 +104,25 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   float* const parts = total + part_floats;
   char* const near = reinterpret_cast<char*>(parts + side_by_side * part_floats);
   const Output<T> output(item);
+  const TileShapes shapes = tiles_of_rows(item.m);
   // Threads that add up the sums of the chunks and store tiles of C.
   const int64_t slices = threads_for_sums(side_by_side * part_floats, plan.num_threads);
   for (int64_t first = 0; first < num_chunks; first += side_by_side) {
     const int64_t count = min_of(side_by_side, num_chunks - first);
     for_each_task(executor, min_of(num_workers, count * plan.tasks_m), count * plan.tasks_m,
                   [&](int64_t worker_idx, int64_t idx) {
-                    const TileState tiles_in_use;
+                    const TileState tiles_in_use(shapes);
                     const int64_t chunk = idx / plan.tasks_m, k = (first + chunk) * kAmxChunkK;
                     BlockTask<Op> task(plan, item, {nullptr, nullptr}, near + worker_idx * task_bytes,
-                                       parts + chunk * part_floats);
+                                       parts + chunk * part_floats, false);
                     task.run(idx % plan.tasks_m * plan.task_m, 0, k, min_of(item.k, k + kAmxChunkK));
                   });
     const bool is_last = first + count == num_chunks;
     for_each_task(executor, min_of(slices, tiles), tiles, [&](int64_t, int64_t tile) {
+      const Target target = target_of_tile(item, tile);
       float* const sums = total + tile * kTileFloats;
-      add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count);
-      if (is_last) output.store(sums, kAmxStrip, target_of_tile(item, tile));
+      add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count, target.rows);
+      if (is_last) output.store(sums, kAmxStrip, target);
     });
   }
   executor.release(executor.self, workspace);

@@ -53,13 +53,25 @@ TILEDMM_INLINE void store_pairs(const Elements& even, const Elements& odd, char*
   std::memcpy(to + kTileBytes, &high, 64);
 }
 
+// Asks for `lines` cache lines of the row that comes `rows` rows after the one at `from`. They need not exist.
+TILEDMM_INLINE void prefetch_row(const uint16_t* from, int64_t stride_k, int64_t rows, int64_t lines) {
+  const auto first = reinterpret_cast<uintptr_t>(from) + uintptr_t(rows * stride_k) * 2;
+  for (uintptr_t line = 0; line < uintptr_t(lines); ++line) {
+    __builtin_prefetch(reinterpret_cast<const void*>(first + line * 64), 0, 2);
+  }
+}
+
 // 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
-// runs. From one unit to the next `to` moves on by a strip.
+// runs. From one unit to the next `to` moves on by a strip. Rows that come `rows_ahead` later are fetched, but for 0.
 TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
-                                    int64_t strip_bytes) {
+                                    int64_t strip_bytes, int64_t rows_ahead = 0) {
   for (int64_t p = 0; p < 16; ++p) {
     const uint16_t* const even = from + 2 * p * stride_k;
     char* target = to + p * kTileRowBytes;
+    if (rows_ahead > 0) {
+      prefetch_row(even, stride_k, rows_ahead, units);
+      prefetch_row(even, stride_k, rows_ahead + 1, units);
+    }
     for (int64_t i = 0; i < units; ++i, target += strip_bytes) {
       store_pairs(load_as<Elements>(even + i * kUnitLanes), load_as<Elements>(even + stride_k + i * kUnitLanes),
                   target);
@@ -138,11 +150,11 @@ TILEDMM_INLINE void prefetch_unit(const LaneView& view, int64_t lane, int64_t k)
 constexpr int64_t num_steps(int64_t depth) { return max_of(1, ceil_div(depth, kTileK)); }
 
 // Packs `lanes` from `lane` on in strips of 32 lanes, each [steps of k][unit]; k = 0 is one step of zeros.
-template <bool FOR_ROWS, int64_t GROUP_LANES = kGroupLanes>
+template <bool FOR_ROWS>
 void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, int64_t depth, char* to,
-                 int64_t strip_bytes) {
+                 int64_t strip_bytes, int64_t rows_ahead = 0) {
   const bool is_wide = view.stride_k != 1 && view.stride_lane == 1;
-  const int64_t group = is_wide ? GROUP_LANES : kUnitLanes, steps = num_steps(depth);
+  const int64_t group = is_wide ? kGroupLanes : kUnitLanes, steps = num_steps(depth);
   for (int64_t first = 0; first < lanes; first += group) {
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t step_k = k + step * kTileK, end = min_of(first + group, lanes);
@@ -150,7 +162,7 @@ void pack_strips(const LaneView& view, int64_t lane, int64_t lanes, int64_t k, i
       if (!FOR_ROWS && is_wide && (step + 1) * kTileK <= depth) {
         const int64_t units = (end - first) / kUnitLanes;
         interleave_rows(view.at(lane + first, step_k), view.stride_k, units,
-                        to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes);
+                        to + first / kUnitLanes * strip_bytes + step * kUnitBytes, strip_bytes, rows_ahead);
         i += units * kUnitLanes;
       }
       for (; i < end; i += kUnitLanes) {

@@ -27,9 +27,12 @@ inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies wi
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
+inline constexpr int64_t kAmxFarBytes = 8 << 20;         // of it; so much comes from memory, and is fetched ahead
+inline constexpr int64_t kAmxStreamedLanes = 128;        // of a task that reads them row by row
+inline constexpr int64_t kAmxKeptBytes = 512 << 10;      // of the few lanes beside it, packed by each worker
 inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
-inline constexpr int64_t kAmxTaskFlops = 5 << 20;        // less is not worth waking threads for; so many bytes are, too
-inline constexpr int64_t kAmxTaskBytes = 96 << 10;
+inline constexpr int64_t kAmxTaskFlops = 13 << 19;       // less is not worth waking threads for; so many bytes are, too
+inline constexpr int64_t kAmxTaskBytes = 128 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
 inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of the rows, packed, in the last cache
@@ -96,7 +99,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     double cycles = double(strips_m * task_strips) * (steps * 64 + kTileEndCycles) +
                     (is_a_shared ? fetch_shared_cycles : fetch_a_cycles + a_cycles) * double(strips_m) +
                     (is_b_shared ? fetch_shared_cycles : fetch_cycles + b_cycles) * double(task_strips);
-    cycles *= turns_of(batch * tasks_m * tasks_n, threads, wait_of_tiles(threads));
+    cycles *= turns_of(double(batch * tasks_m * tasks_n), threads, wait_of_tiles(threads));
     if (is_a_shared || is_b_shared) {
       const double share_cycles = fetch_cycles + (threads > 1 ? kShareCyclesOfThread * double(threads) * steps : 0);
       const double packing = (is_a_shared ? (a_cycles + share_cycles) * double(ceil_div(m, kAmxStrip)) : 0) +
@@ -164,6 +167,10 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
     b = a, a = rows;
   }
   plan.is_a_in_place = plan.is_exchanged ? in_place_b : in_place_a;
+  if (a.lanes < kAmxStrip) {
+    // Tiles have as many rows. Rows of whole steps are loaded where they lie, wherever they begin.
+    plan.is_a_in_place = a.stride_k == 1 && p.k > 0 && p.k % kAmxStep == 0 && (a.lanes <= 8 || !has_bad_pitch(a));
+  }
 
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;
   const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch);
@@ -194,10 +201,14 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
       const int64_t tasks = n <= kAmxFewColumns ? 4 * threads : 2 * threads;  // long runs of memory are worth more
       const int64_t unit = n <= kAmxFewColumns ? kAmxStrip : 2 * kAmxStrip;
       part = min_of(round_up(ceil_div(part * batch, tasks), unit), part);
+      if (plan.path == AmxPath::stream_columns) part = min_of(part, kAmxStreamedLanes);
     }
-    plan.is_b_shared = n <= kAmxFewColumns && part < m;
-    plan.is_a_shared = !plan.is_b_shared && n > kAmxFewColumns && part < n;
-    if (plan.path == AmxPath::stream_columns) plan.is_a_in_place = false;
+    // Each worker packs the few lanes for itself, where they fit its cache: others' would come from their caches.
+    const int64_t few = n <= kAmxFewColumns ? n : m;
+    const bool is_large = round_up(few, kAmxStrip) * p.k * 2 > kAmxKeptBytes;
+    plan.is_b_shared = n <= kAmxFewColumns && part < m && is_large;
+    if (plan.path == AmxPath::stream_columns && m >= kAmxStrip) plan.is_a_in_place = false;
+    plan.is_a_shared = n > kAmxFewColumns && part < n && is_large && !plan.is_a_in_place;
   } else {
     plan.path = AmxPath::blocks;
     // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often and fit a cache.

@@ -14,6 +14,9 @@ struct SharedPanels {
   const char* b;
 };
 
+// What a worker keeps from task to task lies at the end of its memory.
+constexpr int64_t kStateBytes = 64;
+
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 struct TaskWorkspace {
   int64_t panel_a = 0, panel_b = 0, partial = 0, finished = 0, totals = 0;
@@ -26,22 +29,22 @@ struct TaskWorkspace {
     const bool is_stream_rows = plan.path == AmxPath::stream_rows;
     panel_a = plan.is_a_shared     ? 0
               : is_stream_rows     ? kBlockSteps * kUnitBytes
-              : is_stream          ? strips_m * k_bytes
+              : is_stream          ? (plan.is_a_in_place ? 0 : strips_m * k_bytes)
               : plan.is_a_in_place ? chunk_bytes
                                    : strips_m * chunk_bytes;
     panel_b = plan.is_b_shared ? 0
               : is_stream_rows ? k_bytes
-              : is_stream      ? min_of(strips_n, kStreamLanes / kAmxStrip) * kStreamSteps * kUnitBytes
+              : is_stream      ? min_of(strips_n, kGroupLanes / kAmxStrip) * kStreamSteps * kUnitBytes
                                : min_of(strips_n, kGroupLanes / kUnitLanes) * chunk_bytes;
     // Tiles of C that are computed at a time.
     const int64_t tiles =
-        is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, kStreamLanes / kAmxStrip) : strips_n);
+        is_stream_rows ? 1 : strips_m * (is_stream ? min_of(strips_n, kGroupLanes / kAmxStrip) : strips_n);
     partial = (is_stream_rows ? 0 : is_stream ? tiles : strips_m == 1 ? 0 : strips_m) * kTileFloats * 4;
     finished = 2 * kTileFloats * 4;
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
     totals = has_totals ? tiles * kTileFloats * 4 : 0;
   }
-  int64_t bytes() const { return panel_a + panel_b + partial + finished + totals; }
+  int64_t bytes() const { return panel_a + panel_b + partial + finished + totals + kStateBytes; }
 };
 
 template <class Op>
@@ -50,11 +53,14 @@ class BlockTask {
 
  public:
   // `parts`: where the sums of a chunk go if k is split, [strips of rows][strips of columns][32][32]; null: to C.
-  BlockTask(const AmxPlan& plan, const GemmProblem& item, const SharedPanels& shared, char* workspace, float* parts)
+  // `is_packed`: the few lanes that all of the other operand meets are in the workspace, from the task before.
+  BlockTask(const AmxPlan& plan, const GemmProblem& item, const SharedPanels& shared, char* workspace, float* parts,
+            bool is_packed)
       : plan_(plan),
         item_(item),
         shared_(shared),
         parts_(parts),
+        is_packed_(is_packed),
         output_(item),
         rows_{static_cast<const uint16_t*>(item.a), item.stride_am, item.stride_ak},
         cols_{static_cast<const uint16_t*>(item.b), item.stride_bn, item.stride_bk} {
@@ -89,7 +95,10 @@ class BlockTask {
   using TileMultiplier = Multiplier<Op>;
 
   static bool has_two_tiles(int64_t lanes) { return lanes > kTileRows; }
-  bool is_in_place(int64_t lanes) const { return plan_.is_a_in_place && lanes % kTileRows == 0; }
+  // Of few rows the tiles have no more (tiles_of_rows).
+  bool is_in_place(int64_t lanes) const {
+    return plan_.is_a_in_place && (lanes % kTileRows == 0 || item_.m < kAmxStrip);
+  }
 
   RowTiles rows_in_place(int64_t row, int64_t k) const {
     const int64_t stride = item_.stride_am * 2;
@@ -188,7 +197,7 @@ class BlockTask {
   void run_stream_rows() {
     TileMultiplier multiplier(output_);
     const char* b = shared_.b ? shared_.b : panel_b_;
-    if (!shared_.b) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
+    if (!shared_.b && !is_packed_) pack_strips<false>(cols_, 0, num_cols_, 0, item_.k, panel_b_, 0);
     const bool two_cols = has_two_tiles(num_cols_);
     int64_t buffer = 0;
     for (int64_t i = 0; i < num_rows_; i += kAmxStrip) {
@@ -225,21 +234,27 @@ class BlockTask {
     TileMultiplier multiplier(output_);
     const int64_t strips_m = ceil_div(num_rows_, kAmxStrip);
     const char* a = shared_.a ? shared_.a : panel_a_;
-    if (!shared_.a) pack_strips<true>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes(item_.k));
+    if (!shared_.a && !plan_.is_a_in_place && !is_packed_) {
+      pack_strips<true>(rows_, 0, num_rows_, 0, item_.k, panel_a_, strip_bytes(item_.k));
+    }
+    const bool is_far = item_.n * item_.k * 2 >= kAmxFarBytes;
+    const int64_t rows_ahead = is_far ? kStreamStepsAhead * kTileK : 0;
     int64_t buffer = 0;
-    for (int64_t j = 0; j < num_cols_; j += kStreamLanes) {
-      const int64_t lanes = min_of(kStreamLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
+    for (int64_t j = 0; j < num_cols_; j += kGroupLanes) {
+      const int64_t lanes = min_of(kGroupLanes, num_cols_ - j), strips_n = ceil_div(lanes, kAmxStrip);
       int64_t k = 0;
       do {
         const int64_t depth = min_of(kAmxChunkK, item_.k - k), steps = num_steps(depth);
         for (int64_t step = 0; step < steps; step += kStreamSteps) {
           const int64_t count = min_of(kStreamSteps, steps - step), block_k = k + step * kTileK;
           const int64_t bytes = count * kUnitBytes;
-          pack_strips<false, kStreamLanes>(cols_, col_ + j, lanes, block_k, min_of(count * kTileK, item_.k - block_k),
-                                           panel_b_, bytes);
+          pack_strips<false>(cols_, col_ + j, lanes, block_k, min_of(count * kTileK, item_.k - block_k), panel_b_,
+                             bytes, rows_ahead);
           for (int64_t tile = 0; tile < strips_m * strips_n; ++tile) {
             const int64_t i = tile / strips_n, strip = tile % strips_n;
-            const RowTiles rows = packed_rows(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);
+            const RowTiles rows = plan_.is_a_in_place
+                                      ? rows_in_place(0, block_k)
+                                      : packed_rows(a + i * strip_bytes(item_.k) + strip_offset(k)).at(step);
             float* const partial = partial_ + tile * kTileFloats;
             float* to = partial;
             Target target;
@@ -263,6 +278,7 @@ class BlockTask {
   const GemmProblem item_;
   const SharedPanels shared_;
   float* const parts_;
+  const bool is_packed_;
   const Output<T> output_;
   const LaneView rows_, cols_;
   char *panel_a_, *panel_b_;

@@ -208,9 +208,10 @@ class Multiplication {
       });
       const bool is_last = first + count == num_chunks;
       for_each_task(executor_, min_of(num_workers_, tiles), tiles, [&](int64_t, int64_t tile) {
+        const Target target = target_of_tile(p, tile);
         float* const sums = total + tile * kTileFloats;
-        add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count);
-        if (is_last) output.store(sums, kAmxStrip, target_of_tile(p, tile));
+        add_chunks(sums, first == 0, parts + tile * kTileFloats, part_floats, count, target.rows);
+        if (is_last) output.store(sums, kAmxStrip, target);
       });
     }
     executor_.release(executor_.self, memory);

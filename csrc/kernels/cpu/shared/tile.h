@@ -183,7 +183,7 @@ void dot_fp16() {
 
 // Tiles may be used while one of these lives. A thread without tile state is switched faster, so it ends with a task.
 struct TileState {
-  TileState() { configure(kWholeTiles); }
+  explicit TileState(const TileShapes& shapes = kWholeTiles) { configure(shapes); }
   ~TileState() { release(); }
   TileState(const TileState&) = delete;
   TileState& operator=(const TileState&) = delete;

@@ -41,16 +41,17 @@ struct Target {
   float* total = nullptr;                        // of the chunks before
 };
 
-inline void add(float* total, const float* sums, int64_t count) {
-  for (int64_t e = 0; e < count; e += Simd<float>::kLanes) store(total + e, load(total + e) + load(sums + e));
+inline void add_rows(float* total, const float* sums, int64_t rows) {
+  for (int64_t e = 0; e < rows * kAmxStrip; e += Simd<float>::kLanes)
+    store(total + e, load(total + e) + load(sums + e));
 }
 
-// Where k is split: `sums` of 32 x 32, of the chunks before, take those of `count` more in their order. These lie
+// Where k is split: `rows` rows of sums, of the chunks before, take those of `count` more in their order. These lie
 // `distance` apart from each other, from `parts` on.
-inline void add_chunks(float* sums, bool is_first, const float* parts, int64_t distance, int64_t count) {
+inline void add_chunks(float* sums, bool is_first, const float* parts, int64_t distance, int64_t count, int64_t rows) {
   for (int64_t i = 0; i < count; ++i) {
     const float* part = parts + i * distance;
-    is_first&& i == 0 ? void(std::memcpy(sums, part, kTileFloats * sizeof(float))) : add(sums, part, kTileFloats);
+    is_first&& i == 0 ? void(std::memcpy(sums, part, size_t(rows * kStripRowBytes))) : add_rows(sums, part, rows);
   }
 }
 
@@ -159,6 +160,17 @@ class Output {
   GemmProblem item_, transposed_;
   bool is_column_major_, is_plain_;
 };
+
+// The tiles of a product of `m` rows. Where they are fewer than two tiles have, the tiles have no more, so that A's are
+// loaded where they lie. A tile without a row would be illegal.
+constexpr TileShapes tiles_of_rows(int64_t m) {
+  TileShapes shapes = kWholeTiles;
+  if (m >= kAmxStrip) return shapes;
+  const auto first = uint8_t(m < kTileRows ? m : kTileRows), second = uint8_t(m > kTileRows ? m - kTileRows : 1);
+  shapes.rows[0] = shapes.rows[1] = shapes.rows[4] = first;
+  shapes.rows[2] = shapes.rows[3] = shapes.rows[5] = second;
+  return shapes;
+}
 
 // Tiles of C one after the other, on one thread. tmm0-3 hold C, 4 and 5 rows, 6 and 7 columns. Rows are loaded with the
 // hint of TILELOADDT1, so that they do not drive the columns out of the nearest cache.
@@ -284,7 +296,7 @@ class Multiplier {
     waiting_ = nullptr, converting_ = nullptr;
     if (!sums || target_.kind == Target::Kind::none) return;
     if (target_.kind != Target::Kind::finish) {
-      add(target_.total, sums, kTileFloats);
+      add_rows(target_.total, sums, target_.rows);
       sums = target_.total;
     }
     if (target_.kind == Target::Kind::add) return;

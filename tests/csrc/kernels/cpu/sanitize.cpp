@@ -231,13 +231,15 @@ double activate_reference(Activation activation, double x) {
   }
 }
 
+enum class Layout { any, nn, nt };  // of any strides; else A and C are row-major, and B is row- or column-major
+
 struct Case {
   int64_t m, n, k;
   std::vector<int64_t> batch;
   DType dtype;
   Activation activation;
-  int bias_along;      // 0: no bias, 1: n, 2: m
-  bool is_nt = false;  // A and C row-major, B column-major; else of any strides
+  int bias_along;  // 0: no bias, 1: n, 2: m
+  Layout layout = Layout::any;
 };
 
 std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const std::vector<double>& b,
@@ -340,9 +342,9 @@ void run_case(const Case& c) {
   if (std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& asked) { return asked.takes(volume); })) {
     return;
   }
-  const Strides strides = c.is_nt ? Strides::row_major : Strides::any;
+  const Strides strides = c.layout == Layout::any ? Strides::any : Strides::row_major;
   Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, strides);
-  Operand b(c.dtype, with_matrix(c.batch, c.k, c.n), false, c.is_nt ? Strides::column_major : Strides::any);
+  Operand b(c.dtype, with_matrix(c.batch, c.k, c.n), false, c.layout == Layout::nt ? Strides::column_major : strides);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true, strides);
   Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false, strides);
   a.fill();
@@ -445,6 +447,9 @@ const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099
                                    {130, 97, 130}, {4, 257, 2050}, {1, 21, 2048},  {2, 13, 4096}};
 // Those of them whose way only an NT product takes.
 const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}};
+// Rows of whole steps of k, which tile instructions load where they lie: all of a product of few rows, each once for
+// all columns; those of a block whose last tile is not full.
+const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {40, 70, 64}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace
@@ -460,7 +465,11 @@ int main(int argc, char** argv) {
   for (int64_t idx = 0; idx < num_cases; ++idx) run_case(random_case());
   int64_t num_named = 0;
   for (const auto& shape : kNtShapes) {
-    run_case({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, true});
+    run_case({shape[0], shape[1], shape[2], {}, DType::f32, Activation::none, 0, Layout::nt});
+    ++num_named;
+  }
+  for (const auto& shape : kTileShapes) {
+    run_case({shape[0], shape[1], shape[2], {}, DType::bf16, Activation::none, 0, Layout::nn});
     ++num_named;
   }
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {

@@ -62,7 +62,7 @@ MUTANTS = {
         "emulated.shapes = shapes;",
         "emulated.shapes = shapes;\n  if ({on}) emulated.shapes.rows[4] = 15;",
     ),
-    "tiles that are not configured": (TILE, "TileState() { configure(", "TileState() { if (!{on}) configure("),
+    "tiles that are not configured": (TILE, "kWholeTiles) { configure(", "kWholeTiles) { if (!{on}) configure("),
     "zeros behind k": (
         PACK,
         "near[kUnitLanes][kTileK] = {};",
@@ -88,8 +88,19 @@ MUTANTS = {
     ),
     "sums of the first chunk": (
         MULTIPLIER,
-        "add(target_.total, sums, kTileFloats);",
-        "add(target_.total, sums, {on} ? 32 : kTileFloats);",
+        "add_rows(target_.total, sums, target_.rows);",
+        "add_rows(target_.total, sums, {on} ? 1 : target_.rows);",
+    ),
+    "tiles of few rows": (MULTIPLIER, "uint8_t(m > kTileRows ? m", "uint8_t(m > kTileRows ? m - {on}"),
+    "rows of streamed columns in place": (
+        TASK,
+        "? rows_in_place(0, block_k)",
+        "? rows_in_place(0, {on} ? 0 : block_k)",
+    ),
+    "lanes of the item before": (
+        LAUNCH,
+        "packed_item(worker_idx) == first_item + i)",
+        "packed_item(worker_idx) == first_item + i - {on})",
     ),
     "workspace that stays": (LAUNCH, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
     "no memory for a workspace": (
