@@ -85,7 +85,7 @@ inline constexpr double kMostWait = 0.85;              // for the slowest thread
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
 inline constexpr int64_t kTurns = 8;                   // tasks of each thread, at most
 inline constexpr int64_t kTransposedRows = 8;          // so many rows take as long as to transpose B's columns
-inline constexpr double kPackCost = 0.7;               // of a packed word, in multiply-adds of vectors
+inline constexpr double kPackCost = 0.175;             // of a packed byte, in multiply-adds of vectors
 inline constexpr double kTaskCost = 1000;              // of a task, likewise
 inline constexpr double kRegionCost = 1.1;             // adding up sums of chunks: work for all threads a second time,
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
@@ -212,7 +212,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       const double runs = is_b_n_major && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const double packed_cols = is_few ? 0 : double(cols) * runs / double(uses_b);
       const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);
-      const double packing = kPackCost * (packed_rows + packed_cols) + kTaskCost / words;
+      const double packing = kPackCost * double(shape.word_bytes) * (packed_rows + packed_cols) + kTaskCost / words;
       const double chunks = splits ? words / double(kChunkWords) : 1;  // the last one may be short
       const double multiplied_rows =
           double(is_dotted ? max_of(rows, kTransposedRows) : rows) * (is_streamed ? runs : 1);
