@@ -264,7 +264,8 @@ struct BlockTile {
   // nearest cache.
   static int64_t stream_ld(const CpuConfig& config) { return (stream_width(config) / kLanes | 1) * kLanes; }
 
-  // Words of A's rows: where they lie, each row along k and `distance` from the one before, or packed, `distance` rows.
+  // A's words: where they lie, [row][word] with `distance` words from row to row, or packed, [word][row] of `distance`
+  // rows.
   template <bool IN_PLACE>
   struct StreamedRows {
     const Word* words;
@@ -279,7 +280,8 @@ struct BlockTile {
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
   // runs. Same order, same bits as run_packed.
   void run_stream_rows() const {
-    // Rows that are words as they lie are used there: a task has too few columns to repay packing them.
+    // Rows that are words as they lie are used there: a task has too few columns to repay packing them. Rows in one set
+    // are packed from kSetRows on, since lines of B come into that set, too.
     if constexpr (std::is_same_v<T, Word>) {
       const bool is_one_set = problem.stride_am * int64_t(sizeof(T)) % kSetBytes == 0;
       if (problem.stride_ak == 1 && (!is_one_set || rows < kSetRows)) return stream_rows<true>();

@@ -189,8 +189,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // A packed lane of a chunk.
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, chunk), shape.k_per_word) * shape.word_bytes, 16);
   if (threads > 1) {
-    // Few rows: B is read once, where it lies. If it is contiguous along n, a task's columns are a run of memory in
-    // each row, and short runs cost more, where they come from memory.
+    // Few rows: B is read once, where it lies.
     const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
     const bool is_few = is_streamed || is_dotted;
     const double words = double(ceil_div(max_of(1, k), shape.k_per_word));
@@ -209,6 +208,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
       const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
       const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
+      // A task's columns of a B along n are a run of memory in each row. Short runs cost more, where they come from
+      // memory.
       const double runs = is_b_n_major && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
       const double packed_cols = is_few ? 0 : double(cols) * runs / double(uses_b);
       const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);

@@ -65,7 +65,7 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
   const int64_t task_bytes = TaskWorkspace(plan, problem.k).bytes();
   const TileShapes shapes = tiles_of_rows(plan.is_exchanged ? problem.n : problem.m);
   const int64_t num_workers = min_of(plan.num_threads, item_groups * blocks);
-  // The item whose few lanes a worker has packed.
+  // The item that a worker multiplied last: its few lanes, if they are packed, are there.
   const auto packed_item = [&](int64_t worker_idx) -> int64_t& {
     return *reinterpret_cast<int64_t*>(workspaces + (worker_idx + 1) * task_bytes - kStateBytes);
   };

@@ -27,9 +27,9 @@ inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies wi
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
-inline constexpr int64_t kAmxFarBytes = 8 << 20;         // of it; so much comes from memory, and is fetched ahead
+inline constexpr int64_t kAmxFarBytes = 8 << 20;         // of it, where it comes from memory and is fetched ahead
 inline constexpr int64_t kAmxStreamedLanes = 128;        // of a task that reads them row by row
-inline constexpr int64_t kAmxKeptBytes = 512 << 10;      // of the few lanes beside it, packed by each worker
+inline constexpr int64_t kAmxKeptBytes = 512 << 10;      // of the other operand, up to which each worker packs it
 inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
 inline constexpr int64_t kAmxTaskFlops = 13 << 19;       // less is not worth waking threads for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 128 << 10;
@@ -61,8 +61,11 @@ constexpr double pack_cycles(const AmxOperand& operand, bool for_rows) {
   return 2000;
 }
 
-// Rows 4 KiB apart share two sets of the nearest cache.
-constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_lane % 2048 == 0; }
+// Rows 4 KiB apart share two sets of the nearest cache, which hold few of them.
+constexpr bool has_bad_pitch(const AmxOperand& operand) {
+  constexpr int64_t kRowsOfSets = 8;
+  return operand.lanes > kRowsOfSets && operand.stride_lane % 2048 == 0;
+}
 
 // Whether all rows of all items begin at a multiple of a cache line: else every row of a tile is two of them.
 [[maybe_unused]] bool lies_on_lines(const GemmProblem& p, const void* data, const AmxOperand& operand,
@@ -168,8 +171,9 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) { return operand.stride_
   }
   plan.is_a_in_place = plan.is_exchanged ? in_place_b : in_place_a;
   if (a.lanes < kAmxStrip) {
-    // Tiles have as many rows. Rows of whole steps are loaded where they lie, wherever they begin.
-    plan.is_a_in_place = a.stride_k == 1 && p.k > 0 && p.k % kAmxStep == 0 && (a.lanes <= 8 || !has_bad_pitch(a));
+    // Tiles have no more rows than A (tiles_of_rows): those of whole steps are loaded where they lie, wherever they
+    // begin.
+    plan.is_a_in_place = a.stride_k == 1 && p.k > 0 && p.k % kAmxStep == 0 && !has_bad_pitch(a);
   }
 
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;

@@ -53,7 +53,7 @@ class BlockTask {
 
  public:
   // `parts`: where the sums of a chunk go if k is split, [strips of rows][strips of columns][32][32]; null: to C.
-  // `is_packed`: the few lanes that all of the other operand meets are in the workspace, from the task before.
+  // `is_packed`: the item's few columns (stream_rows) or rows (stream_columns) are packed, from the task before.
   BlockTask(const AmxPlan& plan, const GemmProblem& item, const SharedPanels& shared, char* workspace, float* parts,
             bool is_packed)
       : plan_(plan),
@@ -229,7 +229,8 @@ class BlockTask {
     multiplier.flush();
   }
 
-  // Few rows, packed for all of k: columns pass by once, a group of strips by some steps of k at a time.
+  // Few rows, where they lie or packed for all of k: columns pass by once, a group of strips by some steps of k at a
+  // time.
   void run_stream_columns() {
     TileMultiplier multiplier(output_);
     const int64_t strips_m = ceil_div(num_rows_, kAmxStrip);

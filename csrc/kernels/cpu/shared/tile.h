@@ -1,6 +1,6 @@
 // The tile instructions of AMX, one function each: the instructions themselves or, with TILEDMM_EMULATE_AMX, exact C++.
 //
-// A tile register holds 16 rows of 64 bytes. A dot product takes 32 elements of k: of the row operand a row is 32
+// A tile register holds up to 16 rows of 64 bytes. A dot product takes 32 elements of k: of the row operand a row is 32
 // neighbours along k, of the column operand row p is the pair (2p, 2p + 1) of 16 columns. Per element of C the even
 // and the odd k are two chains of multiply-adds from +0; their sum is added to C (Intel SDM, TDPBF16PS, TDPFP16PS).
 // bf16: denormals are read and written as zero. fp16: they are kept.

@@ -134,6 +134,7 @@ class Output {
   static constexpr int64_t kRows = 4;  // at a time
 
  private:
+  // Lanes beyond `cols` may hold anything: they are not stored.
   TILEDMM_INLINE void store_row(const float* from, const float* bias, T* to, int64_t cols) const {
     constexpr int kLanes = Simd<float>::kLanes;
     Reg<float> values[kAmxStrip / kLanes];
@@ -184,7 +185,8 @@ class Multiplier {
   explicit Multiplier(const Output<typename Op::Element>& output) : output_(output) {}
 
   // Sums of `steps` of k, MT x NT tiles, to `to` [32][32] when the next tile begins or flush() is called, and from
-  // there to the target. They start from `from`, or from zero where it is null.
+  // there to the target. They start from `from`, or from zero where it is null. Rows that the tiles lack
+  // (tiles_of_rows) are left as they are.
   template <int MT, int NT>
   void multiply(const RowTiles& a, const char* b, int64_t steps, const float* from, float* to, const Target& target,
                 const char* ahead) {

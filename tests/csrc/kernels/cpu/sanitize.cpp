@@ -449,7 +449,8 @@ const int64_t kNamedShapes[][3] = {{6, 40, 4200},  {17, 12, 5001}, {1, 300, 4099
 const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}};
 // Rows of whole steps of k, which tile instructions load where they lie: all of a product of few rows, each once for
 // all columns; those of a block whose last tile is not full.
-const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {40, 70, 64}};
+const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {5, 130, 4160}, {20, 20, 2080},
+                                  {40, 70, 64},   {44, 90, 96},    {36, 64, 128},  {41, 70, 64}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace

@@ -95,7 +95,7 @@ MUTANTS = {
     "rows of streamed columns in place": (
         TASK,
         "? rows_in_place(0, block_k)",
-        "? rows_in_place(0, {on} ? 0 : block_k)",
+        "? rows_in_place(0, {on} ? step * kTileK : block_k)",
     ),
     "lanes of the item before": (
         LAUNCH,
