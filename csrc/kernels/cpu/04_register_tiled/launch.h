@@ -14,6 +14,7 @@
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"
 #include "kernels/cpu/04_register_tiled/plan.h"
 #include "kernels/cpu/04_register_tiled/variants.h"
+#include "kernels/cpu/shared/worker_state.h"
 #include "platform/element.h"
 #include "platform/epilogue.h"
 #include "platform/pack.h"
@@ -280,11 +281,8 @@ struct BlockTile {
   // Few rows and B contiguous along n: rows of B go from memory through registers into rows of sums, in long contiguous
   // runs. Same order, same bits as run_packed.
   void run_stream_rows() const {
-    // Rows that are words as they lie are used there: a task has too few columns to repay packing them. Rows in one set
-    // are packed from kSetRows on, since lines of B come into that set, too.
     if constexpr (std::is_same_v<T, Word>) {
-      const bool is_one_set = problem.stride_am * int64_t(sizeof(T)) % kSetBytes == 0;
-      if (problem.stride_ak == 1 && (!is_one_set || rows < kSetRows)) return stream_rows<true>();
+      if (config.is_a_in_place) return stream_rows<true>();
     }
     stream_rows<false>();
   }
@@ -474,7 +472,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   const int64_t bytes_panels = Tile::workspace_bytes(config, task_k);
   const int64_t bytes_task = bytes_panels +
                              (needs_sums ? round_up(config.task_m * ld_sums * int64_t(sizeof(A)), 64) : 0) +
-                             (config.keeps_a || config.keeps_b ? 64 : 0);
+                             (config.keeps_a || config.keeps_b ? kWorkerStateBytes : 0);
   const int64_t num_tiles = batch * config.tasks_m * config.tasks_n;
   const int64_t num_workers = min_of(executor.num_threads, config.split_k * num_tiles);
   // Split k: the sums of split_k chunks, and their running total.
@@ -495,7 +493,7 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
     // What a worker has packed, counted through the batch: the rows of A that all tasks of an item share, or columns.
     const bool keeps = config.keeps_a || config.keeps_b;
     const auto packed_part = [&](int64_t worker_idx) -> int64_t& {
-      return *reinterpret_cast<int64_t*>(workspace + (worker_idx + 1) * bytes_task - 64);
+      return state_of_worker(workspace, bytes_task, worker_idx);
     };
     for (int64_t worker = 0; keeps && worker < num_workers; ++worker) packed_part(worker) = -1;
     for_each_task(executor, num_workers, num_tiles, [&](int64_t worker_idx, int64_t idx) {

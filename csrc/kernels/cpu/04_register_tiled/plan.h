@@ -188,6 +188,8 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
   // A packed lane of a chunk.
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, chunk), shape.k_per_word) * shape.word_bytes, 16);
+  // Columns of B up to which a task's stay packed, for all of k, for the thread's next task with the same columns.
+  const int64_t kept_cols = kKeptBBytes / max_of(1, bytes_per_lane * num_chunks) / thread_n * thread_n;
   if (threads > 1) {
     // Few rows: B is read once, where it lies.
     const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
@@ -198,9 +200,6 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
     const int64_t side_by_side = min_of(num_chunks, max_of(kTurns * threads, kSumsBytes / sums_bytes));
     const double sums_cost = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords) / double(threads);
     const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
-    // B of a task, if it is small enough, is packed once for the tasks of a thread that follow each other with the same
-    // columns.
-    const int64_t kept_cols = kKeptBBytes / max_of(1, bytes_per_lane * num_chunks) / thread_n * thread_n;
     // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
     const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     double best = 0;
@@ -267,14 +266,18 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
   // memory.
   if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
+  const bool has_single_words = is_a_k_major && shape.k_per_word == 1 && lies_in_words(k, is_a_k_major, shape);
+  if (config.path == CpuPath::stream_rows) {
+    // A task has too few columns to repay packing rows. Those in one set are packed from kSetRows on, since lines of B
+    // come into that set, too.
+    config.is_a_in_place = has_single_words && (!is_one_set || config.task_m < kSetRows);
+  }
   if (config.path == CpuPath::dot_rows) {
-    const bool is_single_words = shape.k_per_word == 1 && lies_in_words(k, is_a_k_major, shape);
-    config.is_a_in_place = config.task_m == 1 && is_a_k_major && is_single_words;
+    config.is_a_in_place = has_single_words && config.task_m == 1;
     config.keeps_a = !config.is_a_in_place && config.split_k == 1 && config.tasks_m == 1 && config.tasks_n > threads;
   }
   config.keeps_b = config.path == CpuPath::packed && config.split_k == 1 && config.tasks_m > 1 &&
-                   batch * config.tasks_m * config.tasks_n > threads &&
-                   round_up(config.task_n, thread_n) * bytes_per_lane * chunks <= kKeptBBytes;
+                   batch * config.tasks_m * config.tasks_n > threads && config.task_n <= kept_cols;
   if (config.keeps_b) config.block_n = round_up(config.task_n, thread_n);
   if (!sums_in_c && depth > chunk && config.path == CpuPath::packed) {
     // Even tasks of so many rows that the sums of block_n columns fit.

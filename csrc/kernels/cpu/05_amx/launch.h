@@ -67,7 +67,7 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
   const int64_t num_workers = min_of(plan.num_threads, item_groups * blocks);
   // The item that a worker multiplied last: its few lanes, if they are packed, are there.
   const auto packed_item = [&](int64_t worker_idx) -> int64_t& {
-    return *reinterpret_cast<int64_t*>(workspaces + (worker_idx + 1) * task_bytes - kStateBytes);
+    return state_of_worker(workspaces, task_bytes, worker_idx);
   };
   for (int64_t worker = 0; worker < num_workers; ++worker) packed_item(worker) = -1;
   for_each_task(executor, num_workers, item_groups * blocks, [&](int64_t worker_idx, int64_t idx) {

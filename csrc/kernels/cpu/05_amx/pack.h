@@ -62,7 +62,7 @@ TILEDMM_INLINE void prefetch_row(const uint16_t* from, int64_t stride_k, int64_t
 }
 
 // 32 of k of `units` whole units, whose lanes are neighbours in memory, as column operands: two rows at a time in long
-// runs. From one unit to the next `to` moves on by a strip. Rows that come `rows_ahead` later are fetched, but for 0.
+// runs. From one unit to the next `to` moves on by a strip. The rows that come `rows_ahead` later are fetched; 0: none.
 TILEDMM_INLINE void interleave_rows(const uint16_t* from, int64_t stride_k, int64_t units, char* to,
                                     int64_t strip_bytes, int64_t rows_ahead = 0) {
   for (int64_t p = 0; p < 16; ++p) {

@@ -184,7 +184,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);
   // Few columns make tasks of single tiles without splitting k. A split makes tasks of rows and chunks.
-  const int64_t wanted_tiles = n <= kAmxFewColumns ? threads : 2 * threads;
+  const bool are_columns_few = n <= kAmxFewColumns;
+  const int64_t wanted_tiles = are_columns_few ? threads : 2 * threads;
   const bool is_k_long = num_chunks > 1 && num_chunks * ceil_div(m, kAmxStrip) > tiles &&
                          (tiles < wanted_tiles || num_chunks >= 2 * threads);
   if (is_short_k(p, plan.is_exchanged)) {
@@ -197,22 +198,21 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
     const int64_t rows = round_up(ceil_div(m * num_chunks, 2 * threads), kAmxStrip);
     plan.task_m = min_of(min_of(rows, round_up(m, kAmxStrip)), kAmxMaxBlockM), plan.task_n = round_up(n, kAmxStrip);
     if (has_bad_pitch(a)) plan.is_a_in_place = false;
-  } else if (n <= kAmxFewColumns || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
-    plan.path = n <= kAmxFewColumns ? AmxPath::stream_rows : AmxPath::stream_columns;
+  } else if (are_columns_few || (m <= kAmxFewRows && n * p.k * 2 >= kAmxStreamedBytes)) {
+    plan.path = are_columns_few ? AmxPath::stream_rows : AmxPath::stream_columns;
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
-    int64_t& part = n <= kAmxFewColumns ? plan.task_m : plan.task_n;
+    int64_t& part = are_columns_few ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      const int64_t tasks = n <= kAmxFewColumns ? 4 * threads : 2 * threads;  // long runs of memory are worth more
-      const int64_t unit = n <= kAmxFewColumns ? kAmxStrip : 2 * kAmxStrip;
+      const int64_t tasks = are_columns_few ? 4 * threads : 2 * threads;  // long runs of memory are worth more
+      const int64_t unit = are_columns_few ? kAmxStrip : 2 * kAmxStrip;
       part = min_of(round_up(ceil_div(part * batch, tasks), unit), part);
-      if (plan.path == AmxPath::stream_columns) part = min_of(part, kAmxStreamedLanes);
+      if (!are_columns_few) part = min_of(part, kAmxStreamedLanes);
     }
     // Each worker packs the few lanes for itself, where they fit its cache: others' would come from their caches.
-    const int64_t few = n <= kAmxFewColumns ? n : m;
-    const bool is_large = round_up(few, kAmxStrip) * p.k * 2 > kAmxKeptBytes;
-    plan.is_b_shared = n <= kAmxFewColumns && part < m && is_large;
-    if (plan.path == AmxPath::stream_columns && m >= kAmxStrip) plan.is_a_in_place = false;
-    plan.is_a_shared = n > kAmxFewColumns && part < n && is_large && !plan.is_a_in_place;
+    const bool is_large = round_up(are_columns_few ? n : m, kAmxStrip) * p.k * 2 > kAmxKeptBytes;
+    if (!are_columns_few && m >= kAmxStrip) plan.is_a_in_place = false;
+    plan.is_b_shared = are_columns_few && part < m && is_large;
+    plan.is_a_shared = !are_columns_few && part < n && is_large && !plan.is_a_in_place;
   } else {
     plan.path = AmxPath::blocks;
     // Rows 4 KiB apart share two sets of the nearest cache: packed where they are used often and fit a cache.

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/05_amx/kernel.h"
 #include "kernels/cpu/05_amx/short_k.h"
+#include "kernels/cpu/shared/worker_state.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
@@ -13,9 +14,6 @@ struct SharedPanels {
   const char* a;
   const char* b;
 };
-
-// What a worker keeps from task to task lies at the end of its memory.
-constexpr int64_t kStateBytes = 64;
 
 // The memory of a task, in the order in which it lies. A part of 0 bytes is not used.
 struct TaskWorkspace {
@@ -44,7 +42,7 @@ struct TaskWorkspace {
     const bool has_totals = k > kAmxChunkK && plan.path != AmxPath::split_k;
     totals = has_totals ? tiles * kTileFloats * 4 : 0;
   }
-  int64_t bytes() const { return panel_a + panel_b + partial + finished + totals + kStateBytes; }
+  int64_t bytes() const { return panel_a + panel_b + partial + finished + totals + kWorkerStateBytes; }
 };
 
 template <class Op>
@@ -95,7 +93,7 @@ class BlockTask {
   using TileMultiplier = Multiplier<Op>;
 
   static bool has_two_tiles(int64_t lanes) { return lanes > kTileRows; }
-  // Of few rows the tiles have no more (tiles_of_rows).
+  // A tile of which rows are missing is packed, unless the product has so few that no tile has more (tiles_of_rows).
   bool is_in_place(int64_t lanes) const {
     return plan_.is_a_in_place && (lanes % kTileRows == 0 || item_.m < kAmxStrip);
   }
