@@ -3,8 +3,11 @@
 _kernels.so   kernels and dispatch, plain C interface, no torch: one binary for every torch.
 _ops_2.13.so  the torch operators on top of it, for torch 2.13: for the installed torch, or one for each torch whose
               folder TILEDMM_TORCHES names (`make wheel TORCHES=...`).
+_calls_2.13.cpython-311-x86_64-linux-gnu.so
+              a shorter way from Python to the operators, for this Python where its headers are installed.
 
-Neither uses Python's interface, so one wheel serves every Python.
+The first two do not use Python's interface, so one wheel serves every Python; those without the third call by
+torch.ops.
 """
 
 import functools
@@ -18,6 +21,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +48,7 @@ OLDEST_GCC = 12  # __builtin_shufflevector
 OLDEST_TORCH = (2, 11)
 REBUILD = "pip install --no-build-isolation ."
 OBJECTS = Path(HERE, "build", "objects")
+PYTHON_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def stop(problem: str, remedy: str) -> None:
@@ -99,6 +104,11 @@ def installed_torch() -> Path:
             "Without --no-build-isolation, pip hides the installed torch from the build.",
         )
     return Path(found.origin).parent
+
+
+def python_headers() -> Path | None:
+    folder = Path(sysconfig.get_path("include"))
+    return folder if (folder / "Python.h").exists() else None
 
 
 def gpu_capability() -> tuple[int, int] | None:
@@ -244,9 +254,10 @@ class Build(build_ext):
         print(
             f"torch_tiledmm {VERSION}: building for torch {', '.join(torch.version for torch in built_for)} with "
             f"{compiled_by}\n"
-            "  CPU   yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16, AMX or NEON\n"
-            f"  CUDA  {gpu.describe('cuda')}\n"
-            f"  ROCm  {gpu.describe('hip')}",
+            "  CPU    yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16, AMX or NEON\n"
+            f"  CUDA   {gpu.describe('cuda')}\n"
+            f"  ROCm   {gpu.describe('hip')}\n"
+            f"  calls  {'by a library for this Python' if python_headers() else 'by torch.ops: there is no Python.h'}",
             flush=True,
         )
         folder = self.library_folder()
@@ -302,20 +313,28 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
     if gpu.device:
         of_vendor = gpu_objects.cuda_sources() if gpu.device == "cuda" else gpu_objects.hip_sources()
         groups[gpu.device] = (of_vendor + gpu_objects.gpu_sources(), gpu.command)
+    headers = python_headers()
+    for torch in built_for if headers else []:
+        command = [*cxx, *flags, *torch.flags, f"-isystem{headers}"]
+        groups[f"{torch.minor}{PYTHON_SUFFIX}"] = ([gpu_objects.CSRC / "python" / "calls.cpp"], command)
     groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
     sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
     objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))
 
-    of_torches = [objects.pop(torch.minor) for torch in built_for]
+    of_torches = [(objects.pop(torch.minor), objects.pop(f"{torch.minor}{PYTHON_SUFFIX}", None)) for torch in built_for]
     gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
-    for torch, of_ops in zip(built_for, of_torches, strict=True):
+    for torch, (of_ops, of_calls) in zip(built_for, of_torches, strict=True):
         libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch_cpu", "-lc10"]
-        libraries += [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
-        gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", libraries)
+        kernels = [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
+        gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", [*libraries, *kernels])
+        if of_calls:  # Python's own symbols are those of the process
+            target = folder / f"_calls_{torch.minor}{PYTHON_SUFFIX}"
+            libraries += ["-ltorch_python", "-Wl,-z,undefs"]
+            gpu_objects.link_library([*cxx, *link], of_calls, target, libraries)
 
 
 class Wheel(bdist_wheel):
-    """For every Python: no library uses its interface."""
+    """For every Python: the library that is for one may be missing."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]

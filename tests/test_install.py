@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 import zipfile
@@ -27,6 +28,8 @@ SOURCES = ["setup.py", "gpu_objects.py", "pyproject.toml", "MANIFEST.in", "READM
 SOURCES += ["csrc", "torch_tiledmm", "tests", "docs"]
 MINOR = ".".join(torch.__version__.split(".")[:2])
 OPS = f"_ops_{MINOR}.so"
+PYTHON_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+HAS_HEADERS = (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 def run(command, cwd, timeout=60, **env):
@@ -84,7 +87,8 @@ def test_wheel_installs_and_computes(tree, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     held = {p.name for p in (site / "torch_tiledmm").iterdir()}
     assert {"_kernels.so", OPS, "_build_info.json", "py.typed"} <= held
-    for library in (site / "torch_tiledmm").glob("*.so"):  # it is for every Python
+    assert (f"_calls_{MINOR}{PYTHON_SUFFIX}" in held) == HAS_HEADERS
+    for library in (site / "torch_tiledmm" / name for name in ("_kernels.so", OPS)):  # they are for every Python
         names = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
         assert " Py" not in names.stdout and " _Py" not in names.stdout
     code = """if True:
@@ -92,10 +96,14 @@ def test_wheel_installs_and_computes(tree, tmp_path):
         print(torch_tiledmm.__file__)
         a, b = torch.randn(5, 7), torch.randn(7, 3)
         torch.testing.assert_close(torch_tiledmm.matmul(a, b), a @ b)
+        print(torch_tiledmm.direct.is_here)
     """
-    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(site))
+    for is_here in dict.fromkeys([HAS_HEADERS, False]):
+        done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(str(site)) and done.stdout.split()[-1] == str(is_here)
+        # As for another Python.
+        (site / "torch_tiledmm" / f"_calls_{MINOR}{PYTHON_SUFFIX}").unlink(missing_ok=True)
 
 
 def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
@@ -174,12 +182,13 @@ def test_the_operators_are_compiled_for_each_torch_that_is_given(tree, tmp_path)
     done = run([sys.executable, "setup.py", "build_ext", "--inplace"], tree, **environment)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in (tree / "torch_tiledmm").glob("*.so")}
-    assert made == {"_kernels.so", "_ops_2.13.so", "_ops_2.97.so"}
+    calls = {f"_calls_{minor}{PYTHON_SUFFIX}" for minor in ("2.13", "2.97") if HAS_HEADERS}
+    assert made == {"_kernels.so", "_ops_2.13.so", "_ops_2.97.so"} | calls
     assert json.loads((tree / "torch_tiledmm" / "_build_info.json").read_text())["torch_versions"] == ["2.13", "2.97"]
     lines = log.read_text().splitlines()
     for folder, version in zip(folders, ("2.13.1", "2.97.0+cu130"), strict=True):
         of_torch = [line for line in lines if f"-isystem{folder}/include" in line]
-        assert len(of_torch) == len(list((tree / "csrc" / "torch").glob("*.cpp")))
+        assert len(of_torch) == len(list((tree / "csrc" / "torch").glob("*.cpp"))) + HAS_HEADERS
         assert all(f'-DTILEDMM_TORCH="{version}"' in line for line in of_torch)
     assert sum("rung.cpp" in line and " -c " in line for line in lines) == len(list(tree.glob("csrc/**/rung.cpp")))
 

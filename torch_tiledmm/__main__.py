@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from . import direct
 from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
 
 
@@ -56,7 +57,7 @@ def _info(args: argparse.Namespace) -> None:
     print(f"torch_tiledmm {info.version}, compiled by {info.compiler}")
     toolkits = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
     toolkit = next((f"{name} {version}" for name, version in toolkits.items() if version), "no CUDA, no ROCm")
-    print(f"torch {torch.__version__}, {toolkit}")
+    print(f"torch {torch.__version__}, {toolkit}; calls {'past' if direct.is_here else 'by'} torch.ops")
     print(info.cpu)
     built = [f"{name} ({', '.join(archs)})" for name, archs in info.compiled.items() if name != "cpu"]
     gpus: tuple[object, ...] = ()

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.compiler import is_compiling
 from torch.utils.flop_counter import register_flop_formula
+
+from . import direct
 
 # Called without what is the default: handing it over takes 1 us.
 _matmul = torch.ops.tiledmm.matmul.default
@@ -43,8 +46,11 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
         NotImplementedError: an algorithm that cannot serve this device; a layout other than strided.
         RuntimeError: shapes that do not fit, or different devices; an `out` that shares memory, or needs a gradient.
     """
+    product: Tensor
     if out is None:
-        product: Tensor = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
+        if not is_compiling() and (product := direct.matmul(a, b, algorithm)) is not NotImplemented:
+            return product
+        product = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
         return product
     torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
     return out
@@ -73,6 +79,8 @@ def linear(
         As `matmul`; ValueError also for an activation that is not known.
     """
     out: Tensor
+    if not is_compiling() and (out := direct.linear(input, weight, bias, activation, algorithm)) is not NotImplemented:
+        return out
     if activation == "none" and algorithm == "auto":
         out = _linear(input, weight, bias)
     else:

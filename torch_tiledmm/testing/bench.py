@@ -22,6 +22,7 @@ import torch
 
 from ..dispatch import DTYPES, algorithms, build_info, dtype_name, format_columns
 from ..machine import cpu_name
+from ..ops import matmul
 from .origin import origin
 from .shapes import KINDS, SHAPES, Shape, make_operands, random_shapes, select_shapes
 from .timing import bandwidth_of, copy_bandwidths, fma_peak, time_arms
@@ -106,11 +107,9 @@ def matmul_arms(
 ) -> dict[str, Callable[[], object]]:
     """One callable per library on the same operands; ours first."""
     a, b = make_operands(shape, dtype)
-    ours = torch.ops.tiledmm.matmul
-    options = {} if algorithm == "auto" else {"algorithm": algorithm}
     theirs = torch.bmm if shape.batch else torch.mm
     arms: dict[str, Callable[[], object]] = {
-        OURS: lambda: ours(a, b, **options),
+        OURS: lambda: matmul(a, b, algorithm=algorithm),
         "torch": lambda: theirs(a, b),
     }
     if has_numpy:

@@ -191,7 +191,7 @@ class MicroTile {
     Rows rows(a);
     ColsB<Word> b = cols;
     if constexpr (!PACKS_B) b.step = Config<Op>::kThreadN;
-    prefetch(c);
+    if (c.accumulate) prefetch(c);
     while (num_words > 0) {
       int64_t words = min_of(ahead.interval, num_words);
       num_words -= words;
