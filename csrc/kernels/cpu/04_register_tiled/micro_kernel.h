@@ -63,6 +63,7 @@ struct TileC {
   int64_t ld, cols;
   bool is_narrow;  // elements of C, in 16 bits; else accumulators
   bool accumulate;
+  bool is_far;  // it comes from memory
 };
 
 // What of an operand is used next. It comes from memory while micro-tiles are multiplied, a piece every `interval`
@@ -191,7 +192,7 @@ class MicroTile {
     Rows rows(a);
     ColsB<Word> b = cols;
     if constexpr (!PACKS_B) b.step = Config<Op>::kThreadN;
-    if (c.accumulate) prefetch(c);
+    if (c.accumulate || c.is_far) prefetch(c);
     while (num_words > 0) {
       int64_t words = min_of(ahead.interval, num_words);
       num_words -= words;

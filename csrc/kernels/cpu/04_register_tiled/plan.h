@@ -72,6 +72,7 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks f
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
+inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache

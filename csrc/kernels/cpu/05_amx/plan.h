@@ -28,14 +28,15 @@ inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
 inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
 inline constexpr int64_t kAmxFarBytes = 8 << 20;         // of it, where it comes from memory and is fetched ahead
-inline constexpr int64_t kAmxStreamedLanes = 128;        // of a task that reads them row by row
+inline constexpr int64_t kAmxStreamedLanes = 64;         // of a task that reads them row by row ...
+inline constexpr int64_t kAmxFarStreamedLanes = 128;     // ... from memory, or where rows do not begin with lines
 inline constexpr int64_t kAmxKeptBytes = 512 << 10;      // of the other operand, up to which each worker packs it
 inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
 inline constexpr int64_t kAmxTaskFlops = 13 << 19;       // less is not worth waking threads for; so many bytes are, too
 inline constexpr int64_t kAmxTaskBytes = 128 << 10;
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
-inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of the rows, packed, in the last cache
+inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of an operand in the last cache
 inline constexpr int64_t kAmxSplitBytes = 16 << 20;
 
 struct AmxPlan {
@@ -203,10 +204,9 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
     int64_t& part = are_columns_few ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      const int64_t tasks = are_columns_few ? 4 * threads : 2 * threads;  // long runs of memory are worth more
-      const int64_t unit = are_columns_few ? kAmxStrip : 2 * kAmxStrip;
-      part = min_of(round_up(ceil_div(part * batch, tasks), unit), part);
-      if (!are_columns_few) part = min_of(part, kAmxStreamedLanes);
+      const int64_t rows = round_up(ceil_div(part * batch, 4 * threads), kAmxStrip);
+      const bool are_runs_short = b.stride_k % 32 == 0 && n * p.k <= kAmxCachedElements;
+      part = min_of(part, are_columns_few ? rows : are_runs_short ? kAmxStreamedLanes : kAmxFarStreamedLanes);
     }
     // Each worker packs the few lanes for itself, where they fit its cache: others' would come from their caches.
     const bool is_large = round_up(are_columns_few ? n : m, kAmxStrip) * p.k * 2 > kAmxKeptBytes;
