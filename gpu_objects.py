@@ -196,12 +196,16 @@ def is_newer(target: Path, depends: Path) -> bool:
     return all(os.path.exists(file) and os.path.getmtime(file) < target.stat().st_mtime for file in files)
 
 
-def link_library(command: list[str], objects: list[Path], target: Path, flags: Sequence[str] = ()) -> None:
-    """Links a shared library, unless it is newer than its objects and made by the same command.
+def link_library(
+    command: list[str], objects: list[Path], target: Path, flags: Sequence[str] = (), *, is_of_python: bool = False
+) -> None:
+    """Links a shared library, unless it is newer than its objects and made by the same command. One that uses Python's
+    interface (`is_of_python`) finds its symbols when it is loaded, all others must find them here.
 
     It takes its place in one step: whoever has the old one loaded keeps it.
     """
-    command = [*command, "-shared", "-Wl,--no-undefined", *map(str, objects), *flags]
+    no_undefined = [] if is_of_python else ["-Wl,--no-undefined"]
+    command = [*command, "-shared", *no_undefined, *map(str, objects), *flags]
     made_by = objects[0].parent / f"{target.name}.command"
     is_same = made_by.exists() and made_by.read_text() == shlex.join([*command, str(target)])
     if is_same and target.exists() and all(one.stat().st_mtime < target.stat().st_mtime for one in objects):

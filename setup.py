@@ -106,9 +106,15 @@ def installed_torch() -> Path:
     return Path(found.origin).parent
 
 
-def python_headers() -> Path | None:
-    folder = Path(sysconfig.get_path("include"))
-    return folder if (folder / "Python.h").exists() else None
+def python_headers() -> list[str]:
+    """The compiler's flags for them; none where they are not installed."""
+    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    is_there = any(Path(folder, "Python.h").exists() for folder in folders)
+    return [f"-isystem{folder}" for folder in folders] if is_there else []
+
+
+def calls_name(torch: Torch) -> str:
+    return f"calls_{torch.minor}{PYTHON_SUFFIX.removesuffix('.so')}"
 
 
 def gpu_capability() -> tuple[int, int] | None:
@@ -315,22 +321,23 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
         groups[gpu.device] = (of_vendor + gpu_objects.gpu_sources(), gpu.command)
     headers = python_headers()
     for torch in built_for if headers else []:
-        command = [*cxx, *flags, *torch.flags, f"-isystem{headers}"]
-        groups[f"{torch.minor}{PYTHON_SUFFIX}"] = ([gpu_objects.CSRC / "python" / "calls.cpp"], command)
+        command = [*cxx, *flags, *torch.flags, *headers]
+        groups[calls_name(torch)] = ([gpu_objects.CSRC / "python" / "calls.cpp"], command)
     groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
     sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
     objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))
 
-    of_torches = [(objects.pop(torch.minor), objects.pop(f"{torch.minor}{PYTHON_SUFFIX}", None)) for torch in built_for]
+    of_torches = [(objects.pop(torch.minor), objects.pop(calls_name(torch), None)) for torch in built_for]
     gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
     for torch, (of_ops, of_calls) in zip(built_for, of_torches, strict=True):
         libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch_cpu", "-lc10"]
         kernels = [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
         gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", [*libraries, *kernels])
-        if of_calls:  # Python's own symbols are those of the process
-            target = folder / f"_calls_{torch.minor}{PYTHON_SUFFIX}"
-            libraries += ["-ltorch_python", "-Wl,-z,undefs"]
-            gpu_objects.link_library([*cxx, *link], of_calls, target, libraries)
+        calls, of_torch = folder / f"_{calls_name(torch)}.so", [*libraries, "-ltorch_python"]
+        if of_calls:
+            gpu_objects.link_library([*cxx, *link], of_calls, calls, of_torch, is_of_python=True)
+        else:
+            calls.unlink(missing_ok=True)
 
 
 class Wheel(bdist_wheel):

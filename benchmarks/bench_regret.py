@@ -56,7 +56,7 @@ def measure_plans(shape: Shape, precision: str) -> dict:
         plans = {plan.algorithm: plan for plan in plans_of(shape, dtype)}
         most_us = LEFT_OUT * min(plan.cost_us for plan in plans.values())
         plans = {name: plan for name, plan in plans.items() if plan.cost_us <= most_us}
-        ours = torch.ops.tiledmm.matmul
+        ours = torch_tiledmm.matmul
         arms: dict[str, Callable] = {name: partial(ours, a, b, algorithm=name) for name in plans}
         arms |= {OURS: partial(ours, a, b), VENDOR: partial(torch.bmm if shape.batch else torch.mm, a, b)}
         tried = time_on_gpu(arms, seconds=0.02, most_samples=6, copies=True, warms=True)

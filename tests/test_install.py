@@ -30,6 +30,7 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 OPS = f"_ops_{MINOR}.so"
 PYTHON_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 HAS_HEADERS = (Path(sysconfig.get_path("include")) / "Python.h").exists()
+CALLS = f"_calls_{MINOR}{PYTHON_SUFFIX}"
 
 
 def run(command, cwd, timeout=60, **env):
@@ -87,7 +88,7 @@ def test_wheel_installs_and_computes(tree, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     held = {p.name for p in (site / "torch_tiledmm").iterdir()}
     assert {"_kernels.so", OPS, "_build_info.json", "py.typed"} <= held
-    assert (f"_calls_{MINOR}{PYTHON_SUFFIX}" in held) == HAS_HEADERS
+    assert (CALLS in held) == HAS_HEADERS
     for library in (site / "torch_tiledmm" / name for name in ("_kernels.so", OPS)):  # they are for every Python
         names = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
         assert " Py" not in names.stdout and " _Py" not in names.stdout
@@ -103,7 +104,7 @@ def test_wheel_installs_and_computes(tree, tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(str(site)) and done.stdout.split()[-1] == str(is_here)
         # As for another Python.
-        (site / "torch_tiledmm" / f"_calls_{MINOR}{PYTHON_SUFFIX}").unlink(missing_ok=True)
+        (site / "torch_tiledmm" / CALLS).unlink(missing_ok=True)
 
 
 def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
@@ -191,6 +192,23 @@ def test_the_operators_are_compiled_for_each_torch_that_is_given(tree, tmp_path)
         assert len(of_torch) == len(list((tree / "csrc" / "torch").glob("*.cpp"))) + HAS_HEADERS
         assert all(f'-DTILEDMM_TORCH="{version}"' in line for line in of_torch)
     assert sum("rung.cpp" in line and " -c " in line for line in lines) == len(list(tree.glob("csrc/**/rung.cpp")))
+    # On a machine without Python's headers.
+    code = """if True:
+        import runpy, sys, sysconfig
+        get_path = sysconfig.get_path
+        sysconfig.get_path = lambda name, *rest: "/none" if "include" in name else get_path(name, *rest)
+        sys.argv = ["setup.py", "build_ext", "--inplace"]
+        runpy.run_path("setup.py", run_name="__main__")
+    """
+    done = run([sys.executable, "-c", code], tree, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "calls  by torch.ops: there is no Python.h" in done.stdout
+    made = {path.name for path in (tree / "torch_tiledmm").glob("*.so")}
+    assert made == {"_kernels.so", "_ops_2.13.so", "_ops_2.97.so"}
+
+
+def test_a_build_with_pythons_headers_has_direct_calls():
+    assert torch_tiledmm.direct.is_here == HAS_HEADERS
 
 
 def test_build_without_torch_says_what_to_do(tree, tmp_path):

@@ -48,8 +48,10 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
     """
     product: Tensor
     if out is None:
-        if not is_compiling() and (product := direct.matmul(a, b, algorithm)) is not NotImplemented:
-            return product
+        if direct.is_here and not is_compiling():
+            product = direct.matmul(a, b, algorithm)
+            if product is not NotImplemented:
+                return product
         product = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
         return product
     torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
@@ -79,8 +81,10 @@ def linear(
         As `matmul`; ValueError also for an activation that is not known.
     """
     out: Tensor
-    if not is_compiling() and (out := direct.linear(input, weight, bias, activation, algorithm)) is not NotImplemented:
-        return out
+    if direct.is_here and not is_compiling():
+        out = direct.linear(input, weight, bias, activation, algorithm)
+        if out is not NotImplemented:
+            return out
     if activation == "none" and algorithm == "auto":
         out = _linear(input, weight, bias)
     else:

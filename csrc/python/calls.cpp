@@ -18,9 +18,7 @@ namespace {
 
 using at::Tensor;
 
-bool is_for_torch_ops(PyObject* tensor) { return !THPVariable_CheckExact(tensor); }
-
-// Valid as long as the object; null where it is no text.
+// Valid as long as the object; none where it is no text.
 std::optional<std::string_view> text_of(PyObject* object) {
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
@@ -44,7 +42,7 @@ PyObject* wrapped(const Call& call) {
 
 // matmul(a, b, algorithm)
 PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
-  if (num_args != 3 || is_for_torch_ops(args[0]) || is_for_torch_ops(args[1])) Py_RETURN_NOTIMPLEMENTED;
+  if (num_args != 3 || !THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1])) Py_RETURN_NOTIMPLEMENTED;
   const auto algorithm = text_of(args[2]);
   if (!algorithm || at::impl::torch_function_mode_enabled()) Py_RETURN_NOTIMPLEMENTED;
   // Tensors of our own: another thread may give their objects other ones.
@@ -54,9 +52,9 @@ PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
 
 // linear(input, weight, bias or None, activation, algorithm)
 PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
-  if (num_args != 5 || is_for_torch_ops(args[0]) || is_for_torch_ops(args[1])) Py_RETURN_NOTIMPLEMENTED;
+  if (num_args != 5 || !THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1])) Py_RETURN_NOTIMPLEMENTED;
   const bool has_bias = !Py_IsNone(args[2]);
-  if (has_bias && is_for_torch_ops(args[2])) Py_RETURN_NOTIMPLEMENTED;
+  if (has_bias && !THPVariable_CheckExact(args[2])) Py_RETURN_NOTIMPLEMENTED;
   const auto activation = text_of(args[3]), algorithm = text_of(args[4]);
   if (!activation || !algorithm || at::impl::torch_function_mode_enabled()) Py_RETURN_NOTIMPLEMENTED;
   const Tensor input = THPVariable_Unpack(args[0]), weight = THPVariable_Unpack(args[1]);

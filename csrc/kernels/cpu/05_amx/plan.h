@@ -25,6 +25,7 @@ inline constexpr const char* kAmxPathNames[] = {"blocks", "stream_rows", "stream
 inline constexpr int64_t kAmxChunkK = 2048;
 inline constexpr int64_t kAmxMaxBlockM = 256;  // rows that a task multiplies with each strip of columns
 inline constexpr int64_t kAmxFewColumns = 32, kAmxFewRows = 64;
+inline constexpr int64_t kAmxLineElements = 32;          // of a cache line
 inline constexpr int64_t kAmxShortK = 4;                 // so few would leave the tiles nearly empty
 inline constexpr int64_t kAmxStreamedBytes = 512 << 10;  // of a column operand that passes by once; less is packed
 inline constexpr int64_t kAmxFarBytes = 8 << 20;         // of it, where it comes from memory and is fetched ahead
@@ -71,11 +72,10 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 // Whether all rows of all items begin at a multiple of a cache line: else every row of a tile is two of them.
 [[maybe_unused]] bool lies_on_lines(const GemmProblem& p, const void* data, const AmxOperand& operand,
                                     int64_t BatchDim::* batch_stride) {
-  constexpr int64_t kLineElements = 32;
   bool result = operand.stride_k == 1 && reinterpret_cast<uintptr_t>(data) % 64 == 0 &&
-                operand.stride_lane % kLineElements == 0 && p.k % kLineElements == 0 && p.k > 0;
+                operand.stride_lane % kAmxLineElements == 0 && p.k % kAmxLineElements == 0 && p.k > 0;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
-    result = result && p.batch_dims[d].*batch_stride % kLineElements == 0;
+    result = result && p.batch_dims[d].*batch_stride % kAmxLineElements == 0;
   }
   return result;
 }
@@ -204,9 +204,11 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
     plan.task_m = round_up(m, kAmxStrip), plan.task_n = round_up(n, kAmxStrip);
     int64_t& part = are_columns_few ? plan.task_m : plan.task_n;
     if (threads > 1 && batch < 4 * threads) {
-      const int64_t rows = round_up(ceil_div(part * batch, 4 * threads), kAmxStrip);
-      const bool are_runs_short = b.stride_k % 32 == 0 && n * p.k <= kAmxCachedElements;
-      part = min_of(part, are_columns_few ? rows : are_runs_short ? kAmxStreamedLanes : kAmxFarStreamedLanes);
+      const int64_t tasks = are_columns_few ? 4 * threads : 2 * threads;
+      const int64_t unit = are_columns_few ? kAmxStrip : kAmxStreamedLanes;
+      part = min_of(round_up(ceil_div(part * batch, tasks), unit), part);
+      const bool are_short_runs_cheap = b.stride_k % kAmxLineElements == 0 && n * p.k <= kAmxCachedElements;
+      if (!are_columns_few) part = min_of(part, are_short_runs_cheap ? kAmxStreamedLanes : kAmxFarStreamedLanes);
     }
     // Each worker packs the few lanes for itself, where they fit its cache: others' would come from their caches.
     const bool is_large = round_up(are_columns_few ? n : m, kAmxStrip) * p.k * 2 > kAmxKeptBytes;

@@ -362,3 +362,12 @@ def test_fp16_is_refused_where_amx_lacks_it():
     answer = torch_tiledmm.explain(9, 9, 9, "fp16", device="cpu:amx")
     assert {c.algorithm: c.reason for c in answer.candidates}["amx"] == "the CPU's AMX has no fp16"
     assert answer.choice != "amx" and torch_tiledmm.explain(9, 9, 9, "bf16", device="cpu:amx").choice == "amx"
+
+
+@pytest.mark.parametrize("threads", [2, 16, 64])
+@pytest.mark.parametrize("n", [500, 1000, 1024, 4096, 5000, 50257])
+def test_few_rows_leave_no_thread_without_a_task(n, threads):
+    answer = torch_tiledmm.explain(4, n, 2048, "bf16", layout="NN", device="cpu:amx", num_threads=threads)
+    (config,) = [candidate.config for candidate in answer.candidates if candidate.algorithm == "amx"]
+    assert config["path"] == "stream_columns"
+    assert int(config["tasks"].split("x")[1]) >= min(threads, n // 64)
