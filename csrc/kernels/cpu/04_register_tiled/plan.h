@@ -79,8 +79,9 @@ inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines ar
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
 inline constexpr int64_t kFewColumns = 64;             // so few do not repay packing an A whose lines are in one set,
 inline constexpr int64_t kTurnColumns = 192;           // ... and so few one whose rows are not contiguous along k
-inline constexpr double kTaskFlops = 1e6;              // in fp32; less is not worth waking threads for
+inline constexpr double kTaskFlops = 1e6;              // in fp32: half of it repays waking a thread
 inline constexpr double kTaskBytes = 1 << 20;          // likewise, of operands and C
+inline constexpr double kWake = 1.0 / 64;              // of that work, to wake one more
 inline constexpr double kMinTask = 0.5;                // of that work: what is worth a task of its own
 inline constexpr double kMostWait = 0.85;              // for the slowest thread, in tasks, of so many threads and more:
 inline constexpr int64_t kWaitThreads = 16;            // fewer threads wait less, in proportion
@@ -177,7 +178,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
   const double bytes = (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(size_of(DTYPE));
   const double useful = flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
-  const int64_t threads = threads_for(useful, num_threads);
+  const int64_t threads = threads_for(useful, num_threads, kWake);
   // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
   const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
   config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel());

@@ -33,8 +33,8 @@ inline constexpr int64_t kAmxStreamedLanes = 64;         // of a task that reads
 inline constexpr int64_t kAmxFarStreamedLanes = 128;     // ... from memory, or where rows do not begin with lines
 inline constexpr int64_t kAmxKeptBytes = 512 << 10;      // of the other operand, up to which each worker packs it
 inline constexpr int64_t kAmxMostSplitTiles = 64;        // of C, where k is split: their sums are added by one thread
-inline constexpr int64_t kAmxTaskFlops = 13 << 19;       // less is not worth waking threads for; so many bytes are, too
-inline constexpr int64_t kAmxTaskBytes = 128 << 10;
+inline constexpr int64_t kAmxTaskFlops = 13 << 19;       // half of it repays waking a thread
+inline constexpr int64_t kAmxTaskBytes = 128 << 10;      // likewise, of operands and C
 inline constexpr int64_t kAmxPanelBytes = int64_t(512) << 20;  // packed at one time, for all threads
 inline constexpr int64_t kAmxTotalBytes = 2 << 20;             // sums of the chunks before, of one task
 inline constexpr int64_t kAmxCachedElements = 32 << 20;        // of an operand in the last cache
@@ -180,7 +180,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
   const int64_t m = a.lanes, n = b.lanes, batch = problem.batch_size;
   const double flops = 2.0 * double(m) * double(n) * double(p.k) * double(batch);
   const double bytes = 2.0 * (double(p.k) * double(m + n) + double(m) * double(n)) * double(batch);
-  plan.num_threads = int32_t(threads_for(flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes), num_threads));
+  const double work = flops / double(kAmxTaskFlops) + bytes / double(kAmxTaskBytes);
+  plan.num_threads = int32_t(threads_for(work, num_threads, kWakeOfTiles));
   plan.task_items = 1;
   const int64_t threads = plan.num_threads, num_chunks = ceil_div(p.k, kAmxChunkK);
   const int64_t tiles = ceil_div(m, kAmxStrip) * ceil_div(n, kAmxStrip);

@@ -28,10 +28,10 @@ inline constexpr uint32_t kMinLargest = (127 - 50) << 23, kMaxLargest = (127 + 6
 
 inline constexpr int kAmxSplitProducts = 6;
 inline constexpr int64_t kAmxSplitUnitBytes = 3 * kAmxStrip * kAmxStep * 2;  // three terms of 32 lanes by 32 of k
-inline constexpr int64_t kAmxSplitMaxStrips = 8;        // of rows, in a task: a chunk of them fits the second cache
-inline constexpr int64_t kAmxSplitGroupStrips = 4;      // of lanes that are neighbours in memory, packed side by side
-inline constexpr int64_t kAmxSplitTaskFlops = 1 << 20;  // less is not worth waking threads for; so many bytes are, too
-inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;
+inline constexpr int64_t kAmxSplitMaxStrips = 8;         // of rows, in a task: a chunk of them fits the second cache
+inline constexpr int64_t kAmxSplitGroupStrips = 4;       // of lanes that are neighbours in memory, packed side by side
+inline constexpr int64_t kAmxSplitTaskFlops = 1 << 20;   // half of it repays waking a thread
+inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;  // likewise, of operands and C
 // Packed at one time, for all threads. Memory of 32 MiB and more comes from the system anew at every call (glibc's
 // M_MMAP_THRESHOLD), and its page faults would take longer than to pack again.
 inline constexpr int64_t kAmxSplitPanelBytes = 28 << 20;
@@ -165,7 +165,7 @@ constexpr double product_cycles(int64_t m, int64_t n) {
   }
   const double batch = double(problem.batch_size), m = double(p.m), n = double(p.n), k = double(p.k);
   const double work = 2 * m * n * k / double(kAmxSplitTaskFlops) + 4 * (k * (m + n) + m * n) / kAmxSplitTaskBytes;
-  plan.num_threads = int32_t(threads_for(work * batch, num_threads));
+  plan.num_threads = int32_t(threads_for(work * batch, num_threads, kWakeOfTiles));
   choose_blocks(a, b, p.k, problem.batch_size, plan);
   plan.tasks_m = ceil_div(a.lanes, plan.task_m), plan.tasks_n = ceil_div(b.lanes, plan.task_n);
   return plan;

@@ -7,10 +7,11 @@
 
 namespace tiledmm {
 
-// `work` is counted in what one thread does while two are woken. All threads are woken for any number of them, which
-// takes longer the more there are (3 us for 16), so either one works or all.
-inline int64_t threads_for(double work, int64_t num_threads) {
-  return work < 1 + double(num_threads) / 32 ? 1 : num_threads;
+// Either one thread works or all: for any number of them all are woken, which takes longer the more there are. What the
+// others spare of the work has to repay that: half a unit of work, and `wake` for each thread.
+inline int64_t threads_for(double work, int64_t num_threads, double wake) {
+  const double spared = work * (1 - 1 / double(num_threads));
+  return spared < 0.5 + wake * double(num_threads) ? 1 : num_threads;
 }
 
 // The time of so many tasks alike, in tasks of a mean thread; `wait` of them at the end for the slowest one. Where
@@ -20,7 +21,8 @@ inline double turns_of(double num_tasks, int64_t num_threads, double wait) {
   return wait + (turns > 1 ? turns : 1);
 }
 
-// The wait of threads that use the tile units.
+// To wake a thread that uses the tile units, in work of theirs; the wait of such threads.
+inline constexpr double kWakeOfTiles = 1.0 / 16;
 inline double wait_of_tiles(int64_t num_threads) { return 0.9 * (1 - 1 / double(num_threads)); }
 
 // How many threads add up the sums of chunks, where k is split. They come from other cores' caches, and to wake threads
