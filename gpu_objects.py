@@ -52,6 +52,11 @@ def torch_sources() -> list[Path]:
     return largest_first(CSRC.glob("torch/*.cpp"))
 
 
+def python_sources() -> list[Path]:
+    """Calls of the operators past torch.ops."""
+    return largest_first(CSRC.glob("python/*.cpp"))
+
+
 def gpu_sources() -> list[Path]:
     """The ladder's kernels, and others for every chip."""
     return largest_first(CSRC.glob("kernels/gpu/**/*.cu"))

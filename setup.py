@@ -321,8 +321,7 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
         groups[gpu.device] = (of_vendor + gpu_objects.gpu_sources(), gpu.command)
     headers = python_headers()
     for torch in built_for if headers else []:
-        command = [*cxx, *flags, *torch.flags, *headers]
-        groups[calls_name(torch)] = ([gpu_objects.CSRC / "python" / "calls.cpp"], command)
+        groups[calls_name(torch)] = (gpu_objects.python_sources(), [*cxx, *flags, *torch.flags, *headers])
     groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
     sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
     objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))

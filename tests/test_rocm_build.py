@@ -84,7 +84,7 @@ def make_tree(tree: Path, csrc: Path) -> Path:
     kept = {kernels / name for name in COMPILED}
     kept |= {entries for source in kept for entries in source.parent.glob("*.cpp")}
     kept.add(tree / "csrc" / "torch" / "abi.cpp")
-    for source in [*kernels.rglob("*.c*"), *tree.glob("csrc/torch/*.cpp")]:
+    for source in [*kernels.rglob("*.c*"), *tree.glob("csrc/torch/*.cpp"), *tree.glob("csrc/python/*.cpp")]:
         if source not in kept:
             source.unlink()
     entries = "".join(source.read_text() for source in kept if source.suffix == ".cpp")
@@ -151,8 +151,8 @@ def test_the_library_needs_these_names_of_the_runtime(build):
 
 def test_the_build_says_for_which_chips(build):
     output = (build / "output").read_text()
-    assert "ROCm  yes: gfx942, gfx1100; PYTORCH_ROCM_ARCH has others, too: gfx1030\n" in output
-    assert "CUDA  no: this torch is built for ROCm\n" in output
+    assert "ROCm   yes: gfx942, gfx1100; PYTORCH_ROCM_ARCH has others, too: gfx1030\n" in output
+    assert "CUDA   no: this torch is built for ROCm\n" in output
     info = json.loads((build / "tree" / "torch_tiledmm" / "_build_info.json").read_text())
     assert info["kernels"] == ["cpu", "hip"]
 
@@ -465,4 +465,4 @@ def test_a_build_without_the_right_rocm_says_what_to_do(libraries, message, smal
 def test_cuda_0_leaves_the_kernels_out(small_tree, tmp_path):
     """Nothing of ROCm is looked for."""
     done = run_setup(small_tree[0], tmp_path, small_tree[1], TILEDMM_CUDA="0", CXX="false")
-    assert "  ROCm  no: TILEDMM_CUDA=0\n" in done.stdout
+    assert "  ROCm   no: TILEDMM_CUDA=0\n" in done.stdout
