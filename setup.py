@@ -257,19 +257,20 @@ class Build(build_ext):
         built_for = torches()
         compiled_by = compiler()
         gpu = Gpu(built_for[0])
+        headers = python_headers()
         print(
             f"torch_tiledmm {VERSION}: building for torch {', '.join(torch.version for torch in built_for)} with "
             f"{compiled_by}\n"
             "  CPU    yes: portable, and by run-time choice AVX2, AVX-512, AVX-512-BF16, AMX or NEON\n"
             f"  CUDA   {gpu.describe('cuda')}\n"
             f"  ROCm   {gpu.describe('hip')}\n"
-            f"  calls  {'by a library for this Python' if python_headers() else 'by torch.ops: there is no Python.h'}",
+            f"  calls  {'by a library for this Python' if headers else 'by torch.ops: there is no Python.h'}",
             flush=True,
         )
         folder = self.library_folder()
         with gpu_objects.locked(OBJECTS):
             try:
-                build_libraries(folder, built_for, gpu)
+                build_libraries(folder, built_for, gpu, headers)
             except RuntimeError as error:  # a compiler's words need no traceback
                 raise SystemExit(str(error)) from None
         info = {
@@ -300,7 +301,7 @@ class Build(build_ext):
         return {}
 
 
-def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
+def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu, headers: list[str]) -> None:
     cxx, link = shlex.split(os.environ["CXX"]), shlex.split(os.environ.get("LDFLAGS", ""))
     flags = ["-O3", "-DNDEBUG", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
     flags += [f"-ffile-prefix-map={HERE}/=", f'-DTILEDMM_VERSION="{VERSION}"']
@@ -315,26 +316,26 @@ def build_libraries(folder: Path, built_for: list[Torch], gpu: Gpu) -> None:
     if gpu.has_hopper:
         groups["sm_90a"] = (gpu_objects.hopper_sources(), gpu.hopper_command)
     for torch in built_for:
-        groups[torch.minor] = (gpu_objects.torch_sources(), [*cxx, *flags, *torch.flags])
+        of_torch = [*cxx, *flags, *torch.flags]
+        groups[torch.minor] = (gpu_objects.torch_sources(), of_torch)
+        groups[calls_name(torch)] = (gpu_objects.python_sources() if headers else [], [*of_torch, *headers])
     if gpu.device:
         of_vendor = gpu_objects.cuda_sources() if gpu.device == "cuda" else gpu_objects.hip_sources()
         groups[gpu.device] = (of_vendor + gpu_objects.gpu_sources(), gpu.command)
-    headers = python_headers()
-    for torch in built_for if headers else []:
-        groups[calls_name(torch)] = (gpu_objects.python_sources(), [*cxx, *flags, *torch.flags, *headers])
     groups["kernels"] = (gpu_objects.cpp_sources(), of_kernels)
     sources = [gpu_objects.Sources(*group, OBJECTS / name) for name, group in groups.items()]
     objects = dict(zip(groups, gpu_objects.compile_objects(sources, gpu_objects.num_jobs()), strict=True))
 
-    of_torches = [(objects.pop(torch.minor), objects.pop(calls_name(torch), None)) for torch in built_for]
+    of_torches = [(objects.pop(torch.minor), objects.pop(calls_name(torch))) for torch in built_for]
     gpu_objects.link_library([*cxx, *link], sum(objects.values(), []), folder / "_kernels.so", gpu.link_flags)
     for torch, (of_ops, of_calls) in zip(built_for, of_torches, strict=True):
         libraries = ["-Wl,--as-needed", f"-L{torch.folder}/lib", "-ltorch_cpu", "-lc10"]
         kernels = [f"-L{folder}", "-l:_kernels.so", "-Wl,-rpath,$ORIGIN"]
         gpu_objects.link_library([*cxx, *link], of_ops, folder / f"_ops_{torch.minor}.so", [*libraries, *kernels])
-        calls, of_torch = folder / f"_{calls_name(torch)}.so", [*libraries, "-ltorch_python"]
+        calls = folder / f"_{calls_name(torch)}.so"
         if of_calls:
-            gpu_objects.link_library([*cxx, *link], of_calls, calls, of_torch, is_of_python=True)
+            libraries.append("-ltorch_python")
+            gpu_objects.link_library([*cxx, *link], of_calls, calls, libraries, is_of_python=True)
         else:
             calls.unlink(missing_ok=True)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .machine import torch_minor
+
 _REBUILD = "pip install --no-build-isolation -e . (in the source tree), or reinstall torch_tiledmm"
 
 
@@ -17,7 +19,7 @@ def _load_libraries() -> str:
     if not info_path.exists():
         raise ImportError(f"torch_tiledmm is not built: {folder} holds no libraries. Build it with: {_REBUILD}")
     info: dict[str, Any] = json.loads(info_path.read_text())
-    minor = ".".join(torch.__version__.split(".")[:2])
+    minor = torch_minor()
     if minor not in info["torch_versions"]:
         raise ImportError(
             f"torch_tiledmm was built for torch {', '.join(info['torch_versions'])} (with {info['compiler']}), but "

@@ -12,13 +12,13 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from torch import Tensor
+
+from .machine import torch_minor
 
 
 def _library() -> ModuleType | None:
-    minor = ".".join(torch.__version__.split(".")[:2])
-    path = Path(__file__).with_name(f"_calls_{minor}{EXTENSION_SUFFIXES[0]}")
+    path = Path(__file__).with_name(f"_calls_{torch_minor()}{EXTENSION_SUFFIXES[0]}")
     if not path.exists():
         return None
     loader = ExtensionFileLoader("torch_tiledmm._calls", str(path))

@@ -31,6 +31,11 @@ _FEATURES = (
 )
 
 
+def torch_minor() -> str:
+    """The version of torch that libraries are made for, "2.13"."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
 @dataclass(frozen=True)
 class Cpu:
     """The processor. What the system does not say is empty."""

@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -17,6 +18,11 @@ namespace tiledmm {
 namespace {
 
 using at::Tensor;
+
+// Whether torch.ops need not look at `count` tensors.
+bool are_plain(PyObject* const* tensors, int count) {
+  return !at::impl::torch_function_mode_enabled() && std::all_of(tensors, tensors + count, &THPVariable_CheckExact);
+}
 
 // Valid as long as the object; none where it is no text.
 std::optional<std::string_view> text_of(PyObject* object) {
@@ -42,9 +48,9 @@ PyObject* wrapped(const Call& call) {
 
 // matmul(a, b, algorithm)
 PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
-  if (num_args != 3 || !THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1])) Py_RETURN_NOTIMPLEMENTED;
+  if (num_args != 3 || !are_plain(args, 2)) Py_RETURN_NOTIMPLEMENTED;
   const auto algorithm = text_of(args[2]);
-  if (!algorithm || at::impl::torch_function_mode_enabled()) Py_RETURN_NOTIMPLEMENTED;
+  if (!algorithm) Py_RETURN_NOTIMPLEMENTED;
   // Tensors of our own: another thread may give their objects other ones.
   const Tensor a = THPVariable_Unpack(args[0]), b = THPVariable_Unpack(args[1]);
   return wrapped([&] { return matmul_op().call(a, b, *algorithm); });
@@ -52,11 +58,10 @@ PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
 
 // linear(input, weight, bias or None, activation, algorithm)
 PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
-  if (num_args != 5 || !THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1])) Py_RETURN_NOTIMPLEMENTED;
+  if (num_args != 5) Py_RETURN_NOTIMPLEMENTED;
   const bool has_bias = !Py_IsNone(args[2]);
-  if (has_bias && !THPVariable_CheckExact(args[2])) Py_RETURN_NOTIMPLEMENTED;
   const auto activation = text_of(args[3]), algorithm = text_of(args[4]);
-  if (!activation || !algorithm || at::impl::torch_function_mode_enabled()) Py_RETURN_NOTIMPLEMENTED;
+  if (!are_plain(args, has_bias ? 3 : 2) || !activation || !algorithm) Py_RETURN_NOTIMPLEMENTED;
   const Tensor input = THPVariable_Unpack(args[0]), weight = THPVariable_Unpack(args[1]);
   const std::optional<Tensor> bias = has_bias ? std::optional(THPVariable_Unpack(args[2])) : std::nullopt;
   return wrapped([&] { return linear_op().call(input, weight, bias, *activation, *algorithm); });

@@ -241,16 +241,16 @@ struct BlockTile {
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
-    const bool is_far = problem.m * problem.n * int64_t(sizeof(T)) >= kFarResultBytes;
     const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
-      return multiply(words, a, b, {to, problem.stride_cm, tile_cols, !std::is_same_v<T, A>, false, is_far}, ahead);
+      constexpr bool kIsNarrow = !std::is_same_v<T, A>;
+      return multiply(words, a, b, {to, problem.stride_cm, tile_cols, kIsNarrow, false, config.is_c_far}, ahead);
     }
     alignas(64) A near_sums[Config<Op>::kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + (sums_cover_one_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
-    multiply(words, a, b, {tile, ld_tile, tile_cols, false, !is_first, sums_are_c && is_far}, ahead);
+    multiply(words, a, b, {tile, ld_tile, tile_cols, false, !is_first, sums_are_c && config.is_c_far}, ahead);
     if (is_last && is_finished && !(sums_are_c && is_plain)) {
       store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
     }

@@ -72,8 +72,8 @@ inline constexpr int64_t kMaxSumsBytes = 32 << 20;  // ... or more, two chunks f
 inline constexpr int64_t kStreamSumsBytes = 64 << 10;  // of a pass of stream_rows
 inline constexpr int64_t kNearBytes = 64 << 10;        // of B: so little is not worth fetching ahead; of A half
 inline constexpr int64_t kFarBytes = 16 << 20;         // of B: so much comes from memory, not from a cache
-inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
 inline constexpr int64_t kFarTurnBytes = 8 << 20;      // likewise of an A that is not contiguous along k
+inline constexpr int64_t kFarResultBytes = 1 << 20;    // of C: so much is fetched before it is stored
 inline constexpr double kShortRunBytes = 512;          // of a row of B in a task: so short, they take twice as long
 inline constexpr int64_t kSetBytes = 4096;             // so far apart, lines are in one set of the nearest cache
 inline constexpr int64_t kSetRows = 6;                 // lines that a set holds beside others
@@ -131,6 +131,7 @@ struct CpuConfig {
   bool keeps_b;              // packed B of a task serves the next one, which has the same columns
   bool is_a_in_place;        // A is not packed but used where it lies
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
+  bool is_c_far;             // C comes from memory
 };
 
 // The cost of a row of C, in multiply-adds of vectors for a word of k.
@@ -182,6 +183,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
   const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
   config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel());
+  config.is_c_far = m * n * size_of(DTYPE) >= kFarResultBytes;
   const int64_t stream_rows = max_stream_rows(ISA, shape, is_far, m);
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).

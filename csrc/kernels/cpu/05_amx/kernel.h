@@ -42,10 +42,9 @@ struct Fp16Tiles : OneProduct {
 };
 
 // These change no bit; measured in docs/worklog/cpu.md.
-constexpr int64_t kBlockSteps = 16;  // steps of k whose columns stay near: 32 KiB
-constexpr int64_t kStreamSteps = 8;  // of columns that pass by once, packed at a time: 64 KiB
-constexpr int64_t kStreamStepsAhead =
-    2;  // so much later come the rows of theirs that are fetched from memory meanwhile
+constexpr int64_t kBlockSteps = 16;       // steps of k whose columns stay near: 32 KiB
+constexpr int64_t kStreamSteps = 8;       // of columns that pass by once, packed at a time: 64 KiB
+constexpr int64_t kStreamStepsAhead = 2;  // of theirs, so many later, whose rows are fetched from memory meanwhile
 
 // Packed bytes of one strip for `depth` elements of k, at least one step; and where k begins in it.
 constexpr int64_t strip_bytes(int64_t depth) { return num_steps(depth) * kUnitBytes; }
