@@ -160,6 +160,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.matmul,
         torch.ops.tiledmm.matmul_out,
         torch.ops.tiledmm.linear,
+        torch.ops.tiledmm.linear_and_sum,
         torch.ops.tiledmm.linear_weight_grads,
     )
     for name in (packet, packet.default)

@@ -35,7 +35,11 @@ def register_sharding_rules() -> None:
     matmul, linear = torch.ops.tiledmm.matmul.default, torch.ops.tiledmm.linear.default
     register_sharding(matmul)(_matmul_rules)
     register_sharding(linear)(_linear_rules)
+    register_sharding(torch.ops.tiledmm.linear_and_sum.default)(_linear_and_sum_rules)
     register_sharding(torch.ops.tiledmm.linear_weight_grads.default)(_linear_weight_grads_rules)
+    register_sharding(torch.ops.tiledmm.activate.default)(_activate_rules)
+    register_sharding(torch.ops.tiledmm.activate_backward.default)(_activate_backward_rules)
+    register_sharding(torch.ops.tiledmm.column_sums.default)(_column_sums_rules)
     # DTensor remembers its choice per operands and integer arguments; here a string takes part in the choice.
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
 
@@ -99,6 +103,38 @@ def _linear_rules(
         add(Partial(), Partial(), Replicate(), Partial())
         add(Partial(), Replicate(), Partial(), Partial())
     return rules
+
+
+def _linear_and_sum_rules(*operands: DTensorSpec | None, activation: str, algorithm: str = "auto") -> Rules:
+    """([placements of the result and of the sum], [of input, of weight, of bias]); see `_matmul_rules`."""
+    rules = _linear_rules(*operands, activation=activation)  # type: ignore[arg-type]
+    return [(out * 2, placements) for out, placements in rules]
+
+
+def _activate_rules(x: DTensorSpec, activation: str) -> Rules:
+    """([placement of the result], [of x, None for the name]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements = [Replicate(), *(Shard(dim) for dim in range(x.ndim))]
+    return [([own], [own, None]) for own in placements]  # type: ignore[list-item]
+
+
+def _activate_backward_rules(grad: DTensorSpec, x: DTensorSpec, activation: str) -> Rules:
+    """([placement of the result], [of grad, of x, None for the name]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    placements = [Replicate(), *(Shard(dim) for dim in range(x.ndim))]
+    rules: Rules = [([own], [own, own, None]) for own in placements]  # type: ignore[list-item]
+    return [*rules, ([Partial()], [Partial(), Replicate(), None])]  # type: ignore[list-item]
+
+
+def _column_sums_rules(a: DTensorSpec) -> Rules:
+    """([placement of the sums], [of a]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rows = a.ndim - 2
+    rules: Rules = [([Replicate()], [Replicate()]), ([Partial()], [Shard(rows)]), ([Partial()], [Partial()])]
+    return [*rules, *(([Shard(dim - (dim > rows))], [Shard(dim)]) for dim in range(a.ndim) if dim != rows)]
 
 
 def _linear_weight_grads_rules(grad: DTensorSpec, input: DTensorSpec, *, algorithm: str = "auto") -> Rules:

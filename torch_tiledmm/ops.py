@@ -1,5 +1,5 @@
-"""The operators `torch.ops.tiledmm.matmul`, `matmul_out`, `linear` and `linear_weight_grads`: documentation, vmap,
-flop counts.
+"""The operators `torch.ops.tiledmm.matmul`, `matmul_out` and `linear`, and those of their gradients: documentation,
+vmap, flop counts.
 
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
@@ -171,7 +171,31 @@ def _linear_vmap(
         bias = bias.movedim(bias_dim, 0)
         columns = bias.shape[1:] if has_columns else ()
         bias = bias.reshape(bias.shape[0], *[1] * (out.dim() - 1 - len(columns)), *columns)
-    return _activate(out if bias is None else out + bias, activation), 0
+    out = out if bias is None else out + bias
+    return (out if activation == "none" else torch.ops.tiledmm.activate.default(out, activation)), 0
+
+
+def _activate_vmap(
+    info: object, in_dims: Sequence[int | None], x: Tensor, activation: str
+) -> tuple[Tensor, int | None]:
+    return torch.ops.tiledmm.activate.default(x, activation), in_dims[0]
+
+
+def _activate_backward_vmap(
+    info: Any, in_dims: Sequence[int | None], grad: Tensor, x: Tensor, activation: str
+) -> tuple[Tensor, int]:
+    _check_mapped(torch.ops.tiledmm.activate_backward.default, in_dims, grad, x, activation=activation)
+    grad, x = (
+        operand.expand(info.batch_size, *operand.shape) if dim is None else operand.movedim(dim, 0)
+        for operand, dim in ((grad, in_dims[0]), (x, in_dims[1]))
+    )
+    return torch.ops.tiledmm.activate_backward.default(grad, x, activation), 0
+
+
+def _column_sums_vmap(info: object, in_dims: Sequence[int | None], a: Tensor) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None
+    _check_mapped(torch.ops.tiledmm.column_sums.default, in_dims, a)
+    return torch.ops.tiledmm.column_sums.default(a.movedim(in_dims[0], 0)), 0
 
 
 def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: Any = None) -> Any:
@@ -192,18 +216,15 @@ def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Seq
     return FakeTensor(mode, out, device)
 
 
-for _name, _rule in (("tiledmm::matmul", _matmul_vmap), ("tiledmm::linear", _linear_vmap)):
+for _name, _rule in (
+    ("tiledmm::matmul", _matmul_vmap),
+    ("tiledmm::linear", _linear_vmap),
+    ("tiledmm::activate", _activate_vmap),
+    ("tiledmm::activate_backward", _activate_backward_vmap),
+    ("tiledmm::column_sums", _column_sums_vmap),
+):
     torch.library.register_vmap(_name, _rule)
     torch.library.register_torch_dispatch(_name, FakeTensorMode, _fake)
-
-
-def _activate(z: Tensor, activation: str) -> Tensor:
-    functional = torch.nn.functional
-    if activation == "relu":
-        return functional.relu(z)
-    if activation in ("gelu", "gelu_tanh"):
-        return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return functional.silu(z) if activation == "silu" else z
 
 
 @register_flop_formula(torch.ops.tiledmm.matmul)
@@ -220,8 +241,6 @@ def _linear_weight_grads_flops(
     return 2 * math.prod(grad_shape) * input_shape[1]
 
 
-@register_flop_formula(torch.ops.tiledmm.linear)
-def _linear_flops(
-    input_shape: Sequence[int], weight_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
-) -> int:
-    return 2 * math.prod(out_shape) * input_shape[-1]
+@register_flop_formula([torch.ops.tiledmm.linear, torch.ops.tiledmm.linear_and_sum])
+def _linear_flops(input_shape: Sequence[int], weight_shape: Sequence[int], *args: object, **kwargs: object) -> int:
+    return 2 * math.prod(input_shape[:-1]) * math.prod(weight_shape)

@@ -226,6 +226,15 @@ Status tiledmm_gemm_gpu(const GemmProblem* problem, int32_t algorithm, const Exe
   return run_on_gpu(*problem, algorithm, *executor, reason, capacity);
 }
 
+Status tiledmm_elementwise_cpu(const ElementwiseProblem* problem, const Executor* executor, char*, size_t) {
+  return run_elementwise_on_cpu(*problem, *executor);
+}
+
+Status tiledmm_elementwise_gpu(const ElementwiseProblem* problem, const Executor* executor, char* reason,
+                               size_t capacity) {
+  return run_elementwise_on_gpu(*problem, *executor, reason, capacity);
+}
+
 bool tiledmm_gpu_serves_row_sums(const GemmProblem* problem, int32_t algorithm, int32_t device_idx) {
   return gpu_serves_row_sums(*problem, algorithm, device_idx);
 }

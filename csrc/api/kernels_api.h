@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/problem.h"
 
@@ -12,9 +13,9 @@
 
 extern "C" {
 
-// Grows with every incompatible change of this header, of executor.h or of problem.h. Whoever loads the library
-// compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 5;
+// Grows with every incompatible change of this header, of executor.h, problem.h or elementwise.h. Whoever loads the
+// library compares.
+inline constexpr int32_t TILEDMM_ABI_VERSION = 6;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
@@ -33,6 +34,12 @@ TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem
 // calling thread's current one.
 TILEDMM_API bool tiledmm_gpu_serves_row_sums(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              int32_t device_idx);
+
+// Computes a function of each element, on the CPU; on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_elementwise_cpu(const tiledmm::ElementwiseProblem* problem,
+                                                    const tiledmm::Executor* executor, char* reason, size_t capacity);
+TILEDMM_API tiledmm::Status tiledmm_elementwise_gpu(const tiledmm::ElementwiseProblem* problem,
+                                                    const tiledmm::Executor* executor, char* reason, size_t capacity);
 
 // GFLOP/s of this machine's best multiply-add instruction for a dtype, on executor->num_threads threads, measured now.
 TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executor* executor);

@@ -58,6 +58,9 @@ struct GemmProblem {
   // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
   // Null: none. Only kernels that say so write them.
   void* row_sums;
+  // With an activation: where the sum before it goes, too, rounded: the distance in elements from C's own element to
+  // the sum's. 0: nowhere. The CPU's kernels alone take it.
+  int64_t sum_offset;
 };
 
 // Products in the batch.

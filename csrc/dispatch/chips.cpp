@@ -170,6 +170,14 @@ double measure_fma_peak(DType dtype, const Executor& executor) {
   const auto peak = kPeaks[int(isa)];
   return peak ? peak(dtype, executor) : 0;
 }
+
+void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
+  // By Isa. The kernels of AMX store as avx512_bf16 does.
+  constexpr decltype(&cpu::elementwise_portable) kVariants[kNumIsas] = {
+      cpu::elementwise_portable,    cpu::elementwise_neon,        cpu::elementwise_avx2,       cpu::elementwise_avx512,
+      cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16};
+  kVariants[int(best_isa())](problem, executor);
+}
 #endif
 
 }  // namespace tiledmm

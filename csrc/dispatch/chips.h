@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/chip.h"
+#include "core/elementwise.h"
 #include "core/executor.h"
 
 namespace tiledmm {
@@ -31,5 +32,8 @@ int32_t num_cores();
 // GFLOP/s of the best multiply-add instruction of this machine on all threads, measured now; 0 where the kernel that
 // has it is not compiled.
 double measure_fma_peak(DType dtype, const Executor& executor);
+
+// A function of each element, by this machine's best instruction set.
+void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 
 }  // namespace tiledmm

@@ -6,6 +6,7 @@
 #include "dispatch/chips.h"
 #include "dispatch/fold_batch.h"
 #include "dispatch/select.h"
+#include "kernels/gpu/kernels.h"
 #include "platform/device.h"
 
 namespace tiledmm {
@@ -19,6 +20,10 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
   }
   BatchDim dims[kMaxBatchDims];
   FoldedProblem problem = fold_batch(asked, dims);
+  if (asked.sum_offset && chip.platform != Platform::cpu) {
+    std::snprintf(reason, capacity, "no kernel for GPUs keeps the sum before an activation");
+    return Status::unsupported;
+  }
   const Choice choice = select(problem, algorithm, chip);
   if (!choice.rung) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),
@@ -72,6 +77,11 @@ Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor&
                   size_t capacity) {
   return run(problem, algorithm, cpu_chip(executor.num_threads), executor, reason, capacity);
 }
+
+Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor& executor) {
+  if (problem.count > 0) compute_elementwise(problem, executor);
+  return Status::ok;
+}
 #endif
 
 Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
@@ -81,6 +91,21 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
   executor.num_cus = chip.num_cus;
   executor.warp_size = chip.warp_size;
   return run(problem, algorithm, chip, executor, reason, capacity);
+}
+
+Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity) {
+  Chip chip;
+  const Status status = find_device(executor.device_idx, chip, reason, capacity);
+  if (status != Status::ok || problem.count == 0) return status;
+  executor.num_cus = chip.num_cus;
+  executor.warp_size = chip.warp_size;
+  const Status launched = gpu::launch_elementwise(problem, executor);
+  if (launched == Status::launch_failed) {
+    const char* why = gpu::take_error();
+    std::snprintf(reason, capacity, "the launch of %s on %s failed: %s", kFunctionNames[int(problem.function) - 1],
+                  chip.name, why ? why : "no reason is known");
+  }
+  return launched;
 }
 
 bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx) {

@@ -1,6 +1,7 @@
 // Runs a problem as the caller has it: folds its batch, selects a kernel, launches it.
 #pragma once
 
+#include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/problem.h"
 
@@ -11,6 +12,10 @@ Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor&
                   size_t capacity);
 // On GPU executor.device_idx, asynchronously on executor.stream.
 Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity);
+
+// A function of each element, on the CPU or on GPU executor.device_idx; failures as above.
+Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor& executor);
+Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity);
 
 // Whether run_on_gpu serves a problem with row_sums.
 bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx);

@@ -90,8 +90,9 @@ void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc)
   if (problem.bias) {
     acc += to_acc(static_cast<const T*>(problem.bias)[i * problem.stride_bias_m + j * problem.stride_bias_n]);
   }
-  static_cast<T*>(problem.c)[i * problem.stride_cm + j * problem.stride_cn] =
-      from_acc<T>(activate_as(problem.activation, acc));
+  T* const to = static_cast<T*>(problem.c) + i * problem.stride_cm + j * problem.stride_cn;
+  if (problem.sum_offset && problem.activation != Activation::none) to[problem.sum_offset] = from_acc<T>(acc);
+  *to = from_acc<T>(activate_as(problem.activation, acc));
 }
 
 // The product at place `batch_idx` of the batch, as a problem of its own.

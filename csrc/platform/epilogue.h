@@ -10,6 +10,15 @@ TILEDMM_TARGET_BEGIN
 namespace tiledmm {
 namespace {
 
+// `count` neighbours of C along n.
+template <class T>
+TILEDMM_INLINE void store_lanes(T* to, int64_t stride, Reg<Acc<T>> v, int64_t count) {
+  if (stride == 1) return store_converted(to, v, count);
+  T narrow[Simd<Acc<T>>::kLanes];  // by the same instruction: that of AVX-512 BF16 takes denormals as zero
+  store_converted(narrow, v, Simd<Acc<T>>::kLanes);
+  for (int64_t l = 0; l < count; ++l) to[l * stride] = narrow[l];
+}
+
 // C = activation(sums + bias) for rows x cols of C from (row, col).
 template <class T, Activation ACT>
 void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
@@ -31,20 +40,15 @@ void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int
       Reg<A> v = count == kLanes ? load(from) : load_partial(from, count);
       if (bias_along_n) v += bias_n;
       if (bias && !bias_along_n) v += broadcast(to_acc(bias[(row + i) * problem.stride_bias_m]));
+      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + j) * problem.stride_cn;
       if constexpr (ACT != Activation::none) {
+        if (problem.sum_offset) store_lanes(to + problem.sum_offset, problem.stride_cn, v, count);
         A values[kLanes];
         store(values, v);
         for (int l = 0; l < kLanes; ++l) values[l] = activate<ACT>(values[l]);
         v = load(values);
       }
-      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + j) * problem.stride_cn;
-      if (problem.stride_cn == 1) {
-        store_converted(to, v, count);
-      } else {
-        T narrow[kLanes];  // by the same instruction: that of AVX-512 BF16 takes denormals as zero
-        store_converted(narrow, v, kLanes);
-        for (int64_t l = 0; l < count; ++l) to[l * problem.stride_cn] = narrow[l];
-      }
+      store_lanes(to, problem.stride_cn, v, count);
     }
   }
 }

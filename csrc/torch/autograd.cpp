@@ -6,10 +6,6 @@
 //   a forward-mode tangent or a torch.func transform is active -> a Node of our own (autograd::Function refuses there);
 //   otherwise -> autograd::Function (compiled autograd can trace it, a Node of our own it cannot).
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/FunctionsManual.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
@@ -36,6 +32,8 @@ bool is_transform_active() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
+OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
+
 // (..., k) as (rows, k): a view where the strides allow it.
 Tensor as_rows(const Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
@@ -44,12 +42,29 @@ Tensor as_rows(const Tensor& tensor) {
   return tensor.reshape_symint({rows, tensor.sym_size(-1)});
 }
 
-// ---- Formulas, shared by Function and Node. Operands: (a, b) or (input, weight, bias).
+// ---- Formulas, shared by Function and Node: what an operator computes of up to three operands and an option, which is
+// an algorithm or an activation, and its derivatives.
+
+using Needs = std::array<bool, 3>;  // the operands whose gradients are wanted
+
+struct Formula {
+  static constexpr bool kKeepsResult = false;  // for backward
+
+  // What backward has of the first two operands. Of a product's: a for the gradient of b and the other way round.
+  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor& b, const Needs& needs) {
+    return {needs[1] ? a : Tensor(), needs[0] ? b : Tensor()};
+  }
+};
+
+// What backward computes with: the operands that were kept, the result if it was.
+struct Kept {
+  Tensor first, second, result;
+};
 
 // C = A B for a and b that are at least 2-D: with one b for the whole batch of a, or with equal batch dimensions. Which
 // of the two is fixed here, as backward may have nothing of b to ask.
 template <bool SHARES_B>
-struct MatmulFormula {
+struct MatmulFormula : Formula {
   static constexpr size_t kInputs = 2;
   static constexpr const char* kName = "TiledMatmulBackward";
 
@@ -57,54 +72,54 @@ struct MatmulFormula {
                         std::string_view algorithm) {
     return matmul_op().redispatch(below, a, b, algorithm);
   }
-  static variable_list backward(const Tensor& grad, const Tensor& a, const Tensor& b, const std::array<bool, 3>& needs,
-                                std::string_view algorithm) {
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view algorithm) {
     variable_list grads(2);
-    if (needs[0]) grads[0] = matmul_op().call(grad, b.mT(), algorithm);
+    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second.mT(), algorithm);
     // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
     if (needs[1]) {
-      grads[1] = SHARES_B ? matmul_op().call(as_rows(a).mT(), as_rows(grad), algorithm)
-                          : matmul_op().call(a.mT(), grad, algorithm);
+      grads[1] = SHARES_B ? matmul_op().call(as_rows(kept.first).mT(), as_rows(grad), algorithm)
+                          : matmul_op().call(kept.first.mT(), grad, algorithm);
     }
     return grads;
   }
-  static Tensor tangent(const Tensor& a, const Tensor& b, const Tensor&, const Tensor& a_t, const Tensor& b_t,
-                        const Tensor&, std::string_view algorithm) {
-    const Tensor left = a_t.defined() ? matmul_op().call(a_t, b, algorithm) : Tensor();
-    const Tensor right = b_t.defined() ? matmul_op().call(a, b_t, algorithm) : Tensor();
+  static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor&,
+                        std::string_view algorithm) {
+    const Tensor left = a_t.defined() ? matmul_op().call(a_t, primal.second, algorithm) : Tensor();
+    const Tensor right = b_t.defined() ? matmul_op().call(primal.first, b_t, algorithm) : Tensor();
     return !left.defined() ? right : !right.defined() ? left : left + right;
   }
 };
 
-// Y = X W^T + bias for input (..., k), weight (n, k), bias (n,).
-struct LinearFormula {
+// Y = X W^T + bias for input (..., k), weight (n, k), bias (n,); relu of that, whose slope follows from the result.
+template <bool IS_RELU>
+struct LinearFormula : Formula {
   static constexpr size_t kInputs = 3;
-  static constexpr const char* kName = "TiledLinearBackward";
+  static constexpr bool kKeepsResult = IS_RELU;
+  static constexpr const char* kName = IS_RELU ? "TiledLinearReluBackward" : "TiledLinearBackward";
 
-  static OptionalTensor optional(const Tensor& tensor) {
-    return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-  }
   static Tensor forward(c10::DispatchKeySet below, const Tensor& input, const Tensor& weight, const Tensor& bias,
                         std::string_view algorithm) {
-    return linear_op().redispatch(below, input, weight, optional(bias), "none", algorithm);
+    return linear_op().redispatch(below, input, weight, optional(bias), IS_RELU ? "relu" : "none", algorithm);
   }
-  static variable_list backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                const std::array<bool, 3>& needs, std::string_view algorithm) {
+  static variable_list backward(const Tensor& grad_result, const Kept& kept, const Needs& needs,
+                                std::string_view algorithm) {
+    const Tensor grad = IS_RELU ? activate_backward_op().call(grad_result, kept.result, "relu") : grad_result;
     variable_list grads(3);
-    if (needs[0]) grads[0] = matmul_op().call(grad, weight, algorithm);
+    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second, algorithm);
     if (!needs[1] && !needs[2]) return grads;
     const Tensor grad_rows = as_rows(grad);
     // In one pass, unless the gradients are to be differentiated themselves.
     if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active()) {
-      std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(input), algorithm);
+      std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(kept.first), algorithm);
       return grads;
     }
-    if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(input), algorithm);
-    if (needs[2]) grads[2] = grad_rows.sum(0);
+    if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(kept.first), algorithm);
+    if (needs[2]) grads[2] = column_sums_op().call(grad_rows);
     return grads;
   }
-  static Tensor tangent(const Tensor& input, const Tensor& weight, const Tensor&, const Tensor& input_t,
-                        const Tensor& weight_t, const Tensor& bias_t, std::string_view algorithm) {
+  static Tensor tangent(const Kept& primal, const Tensor& input_t, const Tensor& weight_t, const Tensor& bias_t,
+                        std::string_view algorithm) {
+    const Tensor &input = primal.first, &weight = primal.second;
     Tensor sum;
     const auto add = [&](const Tensor& term) { sum = sum.defined() ? sum + term : term; };
     if (input_t.defined()) add(linear_op().call(input_t, weight, std::nullopt, "none", algorithm));
@@ -115,103 +130,260 @@ struct LinearFormula {
       const Tensor rows = bias_t.expand_symint(sizes);
       sum = sum.defined() ? sum + rows : rows.clone();  // its own memory: the result may change in place
     }
-    return sum;
+    return IS_RELU ? activate_backward_op().call(sum, primal.result, "relu") : sum;
   }
 };
 
-// What backward needs of each operand: a for the gradient of b and the other way round.
-bool saves_first(const std::array<bool, 3>& needs) { return needs[1]; }
-bool saves_second(const std::array<bool, 3>& needs) { return needs[0]; }
+// A function of each element; the option is its name.
+struct ActivateFormula : Formula {
+  static constexpr size_t kInputs = 1;
+  static constexpr const char* kName = "TiledActivateBackward";
+
+  static std::array<Tensor, 2> kept(const Tensor& x, const Tensor&, const Needs&) { return {x, Tensor()}; }
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& x, const Tensor&, const Tensor&,
+                        std::string_view name) {
+    return activate_op().redispatch(below, x, name);
+  }
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view name) {
+    return {times_slope(grad, kept.first, name)};
+  }
+  static Tensor tangent(const Kept& primal, const Tensor& x_t, const Tensor&, const Tensor&, std::string_view name) {
+    return times_slope(x_t, primal.first, name);
+  }
+
+ private:
+  static Tensor times_slope(const Tensor& grad, const Tensor& x, std::string_view name) {
+    if (name == "normal_density") return -grad * x * activate_op().call(x, name);
+    if (name != "logistic") return activate_backward_op().call(grad, x, name);
+    const Tensor value = activate_op().call(x, name);
+    return grad * value * (1 - value);
+  }
+};
+
+// The second derivative of gelu, gelu_tanh or silu, by operations that can be differentiated in turn. 16 bits would be
+// too few for its sums.
+Tensor curvature(const Tensor& x, std::string_view activation) {
+  const bool is_short = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+  const Tensor z = is_short ? x.to(at::kFloat) : x;
+  const auto to_own = [&](const Tensor& value) { return is_short ? value.to(x.scalar_type()) : value; };
+  if (activation == "gelu") return to_own(activate_op().call(z, "normal_density") * (2 - z * z));
+  // That of z * logistic(u): s' and s'' are the derivatives of logistic(u) in z.
+  constexpr double kFactor = 1.59576912160573071176, kCube = 0.044715;
+  const bool is_silu = activation == "silu";
+  const Tensor s = activate_op().call(is_silu ? z : kFactor * z * (1 + kCube * z * z), "logistic");
+  const Tensor by_u = s * (1 - s);
+  if (is_silu) return to_own(by_u * (2 + z * (1 - 2 * s)));
+  const Tensor u_slope = kFactor * (1 + 3 * kCube * z * z);
+  return to_own(by_u * (2 * u_slope + z * ((1 - 2 * s) * u_slope * u_slope + 6 * kFactor * kCube * z)));
+}
+
+// grad times an activation's slope at x; for relu, x may be its result.
+struct ActivateBackwardFormula : Formula {
+  static constexpr size_t kInputs = 2;
+  static constexpr const char* kName = "TiledActivateBackwardBackward";
+
+  static std::array<Tensor, 2> kept(const Tensor& grad, const Tensor& x, const Needs& needs) {
+    return {needs[1] ? grad : Tensor(), x};
+  }
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& grad, const Tensor& x, const Tensor&,
+                        std::string_view name) {
+    return activate_backward_op().redispatch(below, grad, x, name);
+  }
+  static variable_list backward(const Tensor& outer, const Kept& kept, const Needs& needs, std::string_view name) {
+    variable_list grads(2);
+    if (needs[0]) grads[0] = activate_backward_op().call(outer, kept.second, name);
+    if (needs[1] && name != "relu") grads[1] = outer * kept.first * curvature(kept.second, name);
+    return grads;
+  }
+  static Tensor tangent(const Kept& primal, const Tensor& grad_t, const Tensor& x_t, const Tensor&,
+                        std::string_view name) {
+    const Tensor left = grad_t.defined() ? activate_backward_op().call(grad_t, primal.second, name) : Tensor();
+    if (!x_t.defined() || name == "relu") return left.defined() ? left : at::zeros_like(primal.first);
+    const Tensor right = x_t * primal.first * curvature(primal.second, name);
+    return left.defined() ? left + right : right;
+  }
+};
+
+// A tensor that says a shape and takes no memory.
+Tensor of_shape(c10::SymIntArrayRef sizes, const Tensor& like) {
+  return at::empty({}, at::TensorOptions().dtype(like.dtype()).device(like.device())).expand_symint(sizes);
+}
+
+// The sums over the last dimension but one.
+struct ColumnSumsFormula : Formula {
+  static constexpr size_t kInputs = 1;
+  static constexpr const char* kName = "TiledColumnSumsBackward";
+
+  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
+    return {of_shape(a.sym_sizes(), a), Tensor()};
+  }
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor&, const Tensor&, std::string_view) {
+    return column_sums_op().redispatch(below, a);
+  }
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
+    return {grad.unsqueeze(-2).expand_symint(kept.first.sym_sizes())};
+  }
+  static Tensor tangent(const Kept&, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view) {
+    return column_sums_op().call(a_t);
+  }
+};
+
+// A view of the second operand's shape, broadcast; what expand would be, but for the order in which its gradient is
+// summed.
+struct BroadcastFormula : Formula {
+  static constexpr size_t kInputs = 1;
+  static constexpr const char* kName = "TiledBroadcastBackward";
+
+  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
+    return {of_shape(a.sym_sizes(), a), Tensor()};
+  }
+  static Tensor forward(c10::DispatchKeySet, const Tensor& a, const Tensor& shape, const Tensor&, std::string_view) {
+    return a.expand_symint(shape.sym_sizes());
+  }
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
+    const Tensor& shape = kept.first;
+    const int64_t added = grad.dim() - shape.dim();
+    const auto is_summed = [&](int64_t d) { return d < added || shape.sym_size(d - added) != grad.sym_size(d); };
+    std::vector<int64_t> order;
+    c10::SymInt sizes[2] = {1, 1};
+    for (const bool summed : {true, false}) {
+      for (int64_t d = 0; d < grad.dim(); ++d) {
+        if (is_summed(d) != summed) continue;
+        order.push_back(d);
+        sizes[!summed] *= grad.sym_size(d);
+      }
+    }
+    const Tensor sums = column_sums_op().call(grad.permute(order).reshape_symint(sizes));
+    return {sums.reshape_symint(shape.sym_sizes())};
+  }
+  static Tensor tangent(const Kept&, const Tensor&, const Tensor&, const Tensor&, std::string_view) { return {}; }
+};
 
 // ---- (c) autograd::Function
 
-template <class Formula, bool HAS_BIAS>
-struct TiledFunction : torch::autograd::Function<TiledFunction<Formula, HAS_BIAS>> {
+// The result, where it has been computed already. torch looks for tensors among a Function's arguments; in here it
+// finds none.
+struct Computed {
+  Tensor result;
+};
+
+template <class Own, bool HAS_THIRD>
+struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> {
   // Backward reads nothing but its context: compiled autograd traces it without a graph break.
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                        c10::DispatchKeySet below, std::string_view algorithm) {
-    const std::array<bool, 3> needs = {a.requires_grad(), b.requires_grad(), false};
+  static Tensor forward(AutogradContext* context, const Tensor& first, const OptionalTensor& other,
+                        const OptionalTensor& third, c10::DispatchKeySet below, std::string_view option,
+                        const Computed& computed) {
+    const Tensor second = other.value_or(Tensor());
+    const Needs needs = {first.requires_grad(), second.defined() && second.requires_grad(), false};
     context->set_materialize_grads(false);
-    context->save_for_backward({saves_first(needs) ? a : Tensor(), saves_second(needs) ? b : Tensor()});
-    if (algorithm != "auto") context->saved_data["algorithm"] = std::string(algorithm);
+    if (option != "auto") context->saved_data["option"] = std::string(option);
     const at::AutoDispatchBelowADInplaceOrView guard;
-    return Formula::forward(below, a, b, HAS_BIAS ? *bias : Tensor(), algorithm);
+    const Tensor result = computed.result.defined()
+                              ? computed.result
+                              : Own::forward(below, first, second, HAS_THIRD ? *third : Tensor(), option);
+    const auto kept = Own::kept(first, second, needs);
+    context->save_for_backward({kept[0], kept[1], Own::kKeepsResult ? result : Tensor()});
+    return result;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    variable_list result(5);
+    variable_list result(6);
     if (!grads[0].defined()) return result;
     const variable_list saved = context->get_saved_variables();
-    const auto found = context->saved_data.find("algorithm");
-    const std::string algorithm(found == context->saved_data.end() ? kPlainAuto : found->second.toStringRef());
-    const std::array<bool, 3> needs = {context->needs_input_grad(0), context->needs_input_grad(1),
-                                       HAS_BIAS && context->needs_input_grad(2)};
-    const variable_list own = Formula::backward(grads[0], saved[0], saved[1], needs, algorithm);
+    const auto found = context->saved_data.find("option");
+    const std::string option(found == context->saved_data.end() ? kPlainAuto : found->second.toStringRef());
+    Needs needs{};
+    for (size_t i = 0; i < Own::kInputs; ++i) needs[i] = (i < 2 || HAS_THIRD) && context->needs_input_grad(i);
+    const variable_list own = Own::backward(grads[0], {saved[0], saved[1], saved[2]}, needs, option);
     std::copy(own.begin(), own.end(), result.begin());
     return result;
   }
 };
 
+template <class Own>
+Tensor apply_function(const Tensor& first, const Tensor& second, const Tensor& third, c10::DispatchKeySet below,
+                      std::string_view option, const Computed& computed) {
+  return third.defined()
+             ? TiledFunction<Own, true>::apply(first, optional(second), optional(third), below, option, computed)
+             : TiledFunction<Own, false>::apply(first, optional(second), OptionalTensor(), below, option, computed);
+}
+
 // ---- (b) Node
 
-template <class Formula>
+template <class Own>
 struct TiledNode : torch::autograd::Node {
-  SavedVariable a, b;
-  std::array<bool, 3> needs;
-  std::string algorithm;
+  SavedVariable first, second, result;
+  Needs needs;
+  std::string option;
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(this->mutex_);
-    if (!grads[0].defined()) return variable_list(Formula::kInputs);
-    std::array<bool, 3> wanted = needs;
-    for (size_t i = 0; i < Formula::kInputs; ++i) wanted[i] = needs[i] && this->task_should_compute_output(i);
-    return Formula::backward(grads[0], a.unpack(), b.unpack(), wanted, algorithm);
+    if (!grads[0].defined()) return variable_list(Own::kInputs);
+    Needs wanted = needs;
+    for (size_t i = 0; i < Own::kInputs; ++i) wanted[i] = needs[i] && this->task_should_compute_output(i);
+    return Own::backward(grads[0], {first.unpack(), second.unpack(), result.unpack(pointer_to(this))}, wanted, option);
   }
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(this->mutex_);
-    a.reset_data();
-    b.reset_data();
+    first.reset_data();
+    second.reset_data();
+    result.reset_data();
   }
-  std::string name() const override { return Formula::kName; }
+  std::string name() const override { return Own::kName; }
+
+  // torch 2.11 holds a Node in a shared_ptr, 2.13 in an intrusive_ptr.
+  static constexpr bool kIsIntrusive = std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>;
+  static auto make() {
+    if constexpr (kIsIntrusive) {
+      return c10::make_intrusive<TiledNode>();
+    } else {
+      return std::shared_ptr<TiledNode>(new TiledNode(), [](auto* node) { deleteNode(node); });
+    }
+  }
+  template <class NodeType>
+  static auto pointer_to(NodeType* node) {
+    if constexpr (kIsIntrusive) {
+      return c10::intrusive_ptr<torch::autograd::Node>::reclaim_copy(node);
+    } else {
+      return node->getptr();
+    }
+  }
 };
 
-// torch 2.11 holds a Node in a shared_ptr, 2.13 in an intrusive_ptr.
-template <class NodeType>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, NodeType>) {
-    return c10::make_intrusive<NodeType>();
-  } else {
-    return std::shared_ptr<NodeType>(new NodeType(), [](auto* node) { deleteNode(node); });
-  }
-}
-
-template <class Formula>
-Tensor call_with_node(const Tensor& a, const Tensor& b, const Tensor& bias, c10::DispatchKeySet below,
-                      std::string_view algorithm) {
+template <class Own>
+Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& third, c10::DispatchKeySet below,
+                      std::string_view option) {
   using torch::autograd::generated::details::toNonOptFwGrad;
   using torch::autograd::generated::details::toNonOptPrimal;
-  decltype(make_node<TiledNode<Formula>>()) node{};
-  if (torch::autograd::compute_requires_grad(a, b, bias)) {
-    node = make_node<TiledNode<Formula>>();
-    node->set_next_edges(Formula::kInputs == 2 ? torch::autograd::collect_next_edges(a, b)
-                                               : torch::autograd::collect_next_edges(a, b, bias));
-    node->needs = {a.requires_grad(), b.requires_grad(), bias.defined() && bias.requires_grad()};
-    node->a = SavedVariable(saves_first(node->needs) ? a : Tensor(), false);
-    node->b = SavedVariable(saves_second(node->needs) ? b : Tensor(), false);
-    node->algorithm = std::string(algorithm == "auto" ? kPlainAuto : algorithm);
+  decltype(TiledNode<Own>::make()) node{};
+  if (torch::autograd::compute_requires_grad(first, second, third)) {
+    node = TiledNode<Own>::make();
+    node->set_next_edges(Own::kInputs == 1   ? torch::autograd::collect_next_edges(first)
+                         : Own::kInputs == 2 ? torch::autograd::collect_next_edges(first, second)
+                                             : torch::autograd::collect_next_edges(first, second, third));
+    node->needs = {first.requires_grad(), second.defined() && second.requires_grad(),
+                   third.defined() && third.requires_grad()};
+    const auto kept = Own::kept(first, second, node->needs);
+    node->first = SavedVariable(kept[0], false);
+    node->second = SavedVariable(kept[1], false);
+    node->option = std::string(option == "auto" ? kPlainAuto : option);
   }
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    result = Formula::forward(below, a, b, bias, algorithm);
+    result = Own::forward(below, first, second, third, option);
   }
-  if (node) torch::autograd::set_history(result, node);
-  if (torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
-      torch::autograd::isFwGradDefined(bias)) {
-    const Tensor tangent = Formula::tangent(toNonOptPrimal(a), toNonOptPrimal(b), toNonOptPrimal(bias),
-                                            toNonOptFwGrad(a), toNonOptFwGrad(b), toNonOptFwGrad(bias), algorithm);
+  if (node) {
+    torch::autograd::set_history(result, node);
+    if (Own::kKeepsResult) node->result = SavedVariable(result, true);
+  }
+  if (torch::autograd::isFwGradDefined(first) || torch::autograd::isFwGradDefined(second) ||
+      torch::autograd::isFwGradDefined(third)) {
+    const Kept primal = {toNonOptPrimal(first), toNonOptPrimal(second), result};
+    const Tensor tangent =
+        Own::tangent(primal, toNonOptFwGrad(first), toNonOptFwGrad(second), toNonOptFwGrad(third), option);
     result._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
   }
   return result;
@@ -219,23 +391,29 @@ Tensor call_with_node(const Tensor& a, const Tensor& b, const Tensor& bias, c10:
 
 // ---- The selector
 
-struct Needs {
+// Whether anything of some operands asks for a derivative.
+struct Wanted {
   bool grad, tangent;
-  explicit Needs(const Tensor& a, const Tensor& b, const OptionalTensor& bias = std::nullopt)
+  explicit Wanted(const Tensor& a, const Tensor& b = Tensor(), const OptionalTensor& bias = std::nullopt)
       : grad(torch::autograd::compute_requires_grad(a, b, bias)),
         tangent(torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
                 torch::autograd::isFwGradDefined(bias)) {}
   bool nothing() const { return !grad && !tangent; }
 };
 
-template <class Formula>
-Tensor differentiate(const Needs& needs, const Tensor& a, const Tensor& b, const Tensor& bias,
-                     c10::DispatchKeySet below, std::string_view algorithm) {
-  if (needs.tangent || is_transform_active()) {
-    return call_with_node<Formula>(a, b, bias, below, algorithm);
-  }
-  return bias.defined() ? TiledFunction<Formula, true>::apply(a, b, OptionalTensor(bias), below, algorithm)
-                        : TiledFunction<Formula, false>::apply(a, b, OptionalTensor(), below, algorithm);
+template <class Own>
+Tensor differentiate(const Wanted& wanted, const Tensor& first, const Tensor& second, const Tensor& third,
+                     c10::DispatchKeySet below, std::string_view option) {
+  if (wanted.tangent || is_transform_active()) return call_with_node<Own>(first, second, third, below, option);
+  return apply_function<Own>(first, second, third, below, option, Computed{});
+}
+
+Tensor broadcast(const Tensor& tensor, c10::SymIntArrayRef sizes, c10::DispatchKeySet below) {
+  if (tensor.sym_sizes() == sizes) return tensor;
+  const Wanted wanted(tensor);
+  // A tangent must be a view of the tensor's own, which is torch's to make.
+  if (!wanted.grad || wanted.tangent) return tensor.expand_symint(sizes);
+  return differentiate<BroadcastFormula>(wanted, tensor, of_shape(sizes, tensor), Tensor(), below, "auto");
 }
 
 bool are_equal_batches(const Tensor& a, const Tensor& b) {
@@ -248,16 +426,16 @@ bool are_equal_batches(const Tensor& a, const Tensor& b) {
 
 Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, std::string_view algorithm) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-  const Needs needs(a, b);
-  if (needs.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
+  const Wanted wanted(a, b);
+  if (wanted.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
   if (b.dim() == 2 && a.dim() >= 2) {
-    return differentiate<MatmulFormula<true>>(needs, a, b, Tensor(), below, algorithm);
+    return differentiate<MatmulFormula<true>>(wanted, a, b, Tensor(), below, algorithm);
   }
-  if (are_equal_batches(a, b)) return differentiate<MatmulFormula<false>>(needs, a, b, Tensor(), below, algorithm);
+  if (are_equal_batches(a, b)) return differentiate<MatmulFormula<false>>(wanted, a, b, Tensor(), below, algorithm);
   // What does not fit goes to the kernel as it was given, which raises.
   if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
 
-  // Other ranks and batches become equal ones through views, whose own derivatives reduce what was broadcast.
+  // Other ranks and batches become equal ones through views, whose derivatives sum what was broadcast.
   if (a.dim() == 1) {
     return b.dim() == 1 ? matmul_op().call(a.unsqueeze(0), b.unsqueeze(1), algorithm).squeeze()
                         : matmul_op().call(a.unsqueeze(0), b, algorithm).squeeze(-2);
@@ -276,49 +454,86 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
     auto sizes = batch;
     sizes.push_back(tensor.sym_size(-2));
     sizes.push_back(tensor.sym_size(-1));
-    return tensor.expand_symint(sizes);
+    return broadcast(tensor, sizes, below);
   };
   return matmul_op().call(expanded(a), expanded(b), algorithm);
 }
 
-Tensor activate(const Tensor& z, std::string_view activation) {
-  if (activation == "relu") return at::relu(z);
-  if (activation == "gelu") return at::gelu(z);
-  if (activation == "gelu_tanh") return at::gelu(z, "tanh");
-  return at::silu(z);
+// activation(X W^T + bias) under a gradient: the sum is kept for backward. Where a kernel writes both in one pass, they
+// are given to the two Functions that would compute them.
+Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                        std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm) {
+  if (!input.is_cpu() || wanted.tangent || is_transform_active()) {
+    return activate_op().call(linear_op().call(input, weight, bias, "none", algorithm), activation);
+  }
+  Computed result, sum;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    std::tie(result.result, sum.result) =
+        linear_and_sum_op().redispatch(below, input, weight, bias, activation, algorithm);
+  }
+  const Tensor z = apply_function<LinearFormula<false>>(input, weight, bias.value_or(Tensor()), below, algorithm, sum);
+  return apply_function<ActivateFormula>(z, Tensor(), Tensor(), below, activation, result);
 }
 
 Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                        std::string_view activation, std::string_view algorithm) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-  const Needs needs(input, weight, bias);
+  const Wanted wanted(input, weight, bias);
   const bool is_given = input.defined() && weight.defined();  // else the kernel raises
-  if (needs.nothing() || !is_given) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
-  const bool is_known =
-      activation == "relu" || activation == "gelu" || activation == "gelu_tanh" || activation == "silu";
-  if (is_known) {
-    return activate(linear_op().call(input, weight, bias, "none", algorithm), activation);
-  }
+  if (wanted.nothing() || !is_given) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
   const Tensor own_bias = bias.value_or(Tensor());
-  const bool is_usual = activation == "none" && input.dim() >= 1 && weight.dim() == 2 &&
+  const bool is_usual = input.dim() >= 1 && weight.dim() == 2 &&
                         (!own_bias.defined() || (own_bias.dim() == 1 && own_bias.sym_size(0) == weight.sym_size(0)));
-  if (is_usual) return differentiate<LinearFormula>(needs, input, weight, own_bias, below, algorithm);
-  if (activation == "none" && input.dim() >= 1 && weight.dim() == 1) {
+  if (is_usual) {
+    if (activation == "none") {
+      return differentiate<LinearFormula<false>>(wanted, input, weight, own_bias, below, algorithm);
+    }
+    if (activation == "relu") {
+      return differentiate<LinearFormula<true>>(wanted, input, weight, own_bias, below, algorithm);
+    }
+    if (activation == "gelu" || activation == "gelu_tanh" || activation == "silu") {
+      return activated_linear(wanted, input, weight, optional(own_bias), activation, below, algorithm);
+    }
+  }
+  if (input.dim() >= 1 && weight.dim() == 1) {
     return linear_op().call(input, weight.unsqueeze(0), bias, activation, algorithm).squeeze(-1);
   }
-  if (activation == "none" && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 &&
-      own_bias.sym_numel() == 1) {
-    return linear_op().call(input, weight, own_bias.expand_symint({weight.sym_size(0)}), activation, algorithm);
+  if (!is_usual && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 && own_bias.sym_numel() == 1) {
+    const Tensor wide = broadcast(own_bias, weight.sym_sizes().slice(0, 1), below);
+    return linear_op().call(input, weight, wide, activation, algorithm);
   }
   return linear_op().redispatch(below, input, weight, bias, activation, algorithm);  // raises
 }
 
+Tensor activate_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view activation) {
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const Wanted wanted(x);
+  if (wanted.nothing()) return activate_op().redispatch(below, x, activation);
+  return differentiate<ActivateFormula>(wanted, x, Tensor(), Tensor(), below, activation);
+}
+
+Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& x,
+                                  std::string_view activation) {
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const Wanted wanted(grad, x);
+  if (wanted.nothing()) return activate_backward_op().redispatch(below, grad, x, activation);
+  return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
+}
+
+Tensor column_sums_autograd(c10::DispatchKeySet keys, const Tensor& a) {
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const Wanted wanted(a);
+  if (wanted.nothing()) return column_sums_op().redispatch(below, a);
+  return differentiate<ColumnSumsFormula>(wanted, a, Tensor(), Tensor(), below, "auto");
+}
+
 void matmul_out_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, Tensor& out,
                          std::string_view algorithm) {
-  const Needs needs(a, b, out);
-  TORCH_CHECK(!needs.grad,
+  const Wanted wanted(a, b, out);
+  TORCH_CHECK(!wanted.grad,
               "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments requires grad");
-  TORCH_CHECK(!needs.tangent,
+  TORCH_CHECK(!wanted.tangent,
               "tiledmm: matmul_out does not support automatic differentiation, but one of its arguments has a tangent");
   const at::AutoDispatchBelowAutograd guard;
   matmul_out_op().redispatch(keys & c10::after_autograd_keyset, a, b, out, algorithm);
@@ -340,6 +555,9 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("matmul", &matmul_autograd);
   m.impl("matmul_out", &matmul_out_autograd);
   m.impl("linear", &linear_autograd);
+  m.impl("activate", &activate_autograd);
+  m.impl("activate_backward", &activate_backward_autograd);
+  m.impl("column_sums", &column_sums_autograd);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }

@@ -1,5 +1,5 @@
-// Schemas of the operators, nothing else. Kernels: matmul.cpp, autograd.cpp, autocast.cpp; fake kernels and
-// vmap rules: torch_tiledmm/ops.py.
+// Schemas of the operators, nothing else. Kernels: matmul.cpp, meta.cpp, autograd.cpp, autocast.cpp; vmap rules:
+// torch_tiledmm/ops.py.
 #include <torch/library.h>
 
 TORCH_LIBRARY(tiledmm, m) {
@@ -14,6 +14,18 @@ TORCH_LIBRARY(tiledmm, m) {
   // The gradients of linear's weight and bias: grad^T input and the sums of grad's columns, for grad (rows,
   // out_features) and input (rows, in_features).
   m.def("linear_weight_grads(Tensor grad, Tensor input, *, str algorithm=\"auto\") -> (Tensor, Tensor)", tags);
+  // linear with an activation, and the sum before it, which a gradient needs to know: (result, sum). On a GPU the
+  // result is the activation of the rounded sum.
+  m.def(
+      "linear_and_sum(Tensor input, Tensor weight, Tensor? bias=None, *, str activation, str algorithm=\"auto\") "
+      "-> (Tensor, Tensor)",
+      tags);
+  // An activation of each element ("logistic" and "normal_density", too), and grad times the activation's derivative at
+  // x: the bits of an element depend on nothing but its value. For relu, x may be its result.
+  m.def("activate(Tensor x, str activation) -> Tensor", tags);
+  m.def("activate_backward(Tensor grad, Tensor x, str activation) -> Tensor", tags);
+  // The sums over the last dimension but one, of (..., rows, n): in an order that the number of rows and n fix.
+  m.def("column_sums(Tensor a) -> Tensor", tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(

@@ -7,7 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -184,10 +184,8 @@ Status compute(const GemmProblem& problem, int32_t algorithm, c10::Device device
   return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, capacity);
 }
 
-void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
-  problem.allow_tf32 = !device.is_cpu() && problem.dtype == DType::f32 && allows_tf32();
-  char reason[320] = "";
-  switch (compute(problem, algorithm, device, reason, sizeof reason)) {
+void raise(Status status, const char* reason) {
+  switch (status) {
     case Status::ok:
       return;
     case Status::out_of_memory:
@@ -199,6 +197,12 @@ void run(GemmProblem& problem, int32_t algorithm, c10::Device device) {
     case Status::launch_failed:
       TORCH_CHECK(false, "tiledmm: ", reason);
   }
+}
+
+void run(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32 = true) {
+  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && problem.dtype == DType::f32 && allows_tf32();
+  char reason[320] = "";
+  raise(compute(problem, algorithm, device, reason, sizeof reason), reason);
 }
 
 // A result beyond what the C library recycles is new memory, which comes page by page as it is written: huge pages make
@@ -231,7 +235,7 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
 
 // out = a b, all checked, out of the right shape.
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape, DType dtype,
-                 int32_t algorithm) {
+                 int32_t algorithm, bool may_use_tf32 = true) {
   GemmProblem problem{};
   problem.dtype = dtype;
   fill_operands(problem, a, b);
@@ -248,7 +252,7 @@ void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const Matm
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(shape.num_batch_dims);
-  run(problem, algorithm, out.device());
+  run(problem, algorithm, out.device(), may_use_tf32);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
@@ -297,8 +301,9 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   matmul_into(a, b, out, shape, to_dtype("a", a), to_algorithm(algorithm));
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
-              std::string_view algorithm) {
+// The result, and, where it is to be kept, the sum before the activation.
+Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                      std::string_view activation, std::string_view algorithm, bool keeps_sum, Tensor& sum) {
   check_operand("input", input);
   check_operand("weight", weight);
   check_alike("input", input, "weight", weight);
@@ -328,6 +333,11 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
     problem.stride_bias_n = bias->dim() == 0 || bias->size(0) == 1 ? 0 : bias->stride(0);
   }
   problem.c = out.mutable_data_ptr();
+  if (keeps_sum) {
+    sum = new_result(out.sizes(), out.options());
+    problem.sum_offset =
+        (static_cast<char*>(sum.mutable_data_ptr()) - static_cast<char*>(problem.c)) / out.element_size();
+  }
 
   BatchDim dims[kMaxBatchDims];
   int64_t stride_c = problem.m * problem.n;
@@ -338,6 +348,73 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(std::max<int64_t>(dim - 2, 0));
   run(problem, to_algorithm(algorithm), input.device());
+  return out;
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
+              std::string_view algorithm) {
+  Tensor none;
+  return compute_linear(input, weight, bias, activation, algorithm, false, none);
+}
+
+// CPU: in one pass.
+std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                          std::string_view activation, std::string_view algorithm) {
+  Tensor sum;
+  const Tensor out = compute_linear(input, weight, bias, activation, algorithm, true, sum);
+  return {out, sum};
+}
+
+// function(x), or grad times its slope at x.
+Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
+  const Tensor own_x = x.contiguous(), own_grad = grad.defined() ? grad.contiguous() : grad;
+  const Tensor y = new_result(x.sizes(), x.options());
+  const ElementwiseProblem problem{function,
+                                   to_dtype("x", x),
+                                   x.numel(),
+                                   own_x.const_data_ptr(),
+                                   grad.defined() ? own_grad.const_data_ptr() : nullptr,
+                                   y.mutable_data_ptr()};
+  char reason[320] = "";
+  if (x.is_cpu()) {
+    const Executor executor = torch_executor();
+    raise(tiledmm_elementwise_cpu(&problem, &executor, reason, sizeof reason), reason);
+  } else {
+    const c10::DeviceGuard guard(x.device());
+    GpuWorkspace workspace{x.device(), {}};
+    const Executor executor = torch_gpu_executor(workspace);
+    raise(tiledmm_elementwise_gpu(&problem, &executor, reason, sizeof reason), reason);
+  }
+  return y;
+}
+
+// GPU: its kernels keep no sum.
+std::tuple<Tensor, Tensor> linear_and_sum_in_two_passes(const Tensor& input, const Tensor& weight,
+                                                        const std::optional<Tensor>& bias, std::string_view activation,
+                                                        std::string_view algorithm) {
+  const Tensor sum = linear(input, weight, bias, "none", algorithm);
+  return {elementwise(to_function(activation), sum, Tensor()), sum};
+}
+
+Tensor activate(const Tensor& x, std::string_view activation) {
+  check_operand("x", x);
+  return elementwise(to_function(activation), x, Tensor());
+}
+
+Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view activation) {
+  check_operand("grad", grad);
+  check_operand("x", x);
+  check_slope<int64_t>(grad, x, activation);
+  return elementwise(to_function(activation), x, grad);
+}
+
+// As a product with ones: its order of summation is fixed. The elements are never rounded to tf32.
+Tensor column_sums(const Tensor& a) {
+  check_operand("a", a);
+  const DType dtype = to_dtype("a", a);
+  const Tensor out = new_result(column_sums_shape<int64_t>(a), a.options());
+  const Tensor ones = at::ones({1, a.size(-2)}, a.options());
+  matmul_into(ones, a, out.unsqueeze(-2), MatmulShape<int64_t>(ones, a), dtype, to_algorithm("auto"), false);
   return out;
 }
 
@@ -366,7 +443,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     problem.row_sums = nullptr;
   }
   run(problem, algorithm_idx, grad.device());
-  return {weight_grad, grad.sum(0)};
+  return {weight_grad, column_sums(grad)};
 }
 
 std::string info() {
@@ -412,14 +489,22 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);
+  m.impl("linear_and_sum", &linear_and_sum);
   m.impl("linear_weight_grads", &linear_weight_grads);
+  m.impl("activate", &activate);
+  m.impl("activate_backward", &activate_backward);
+  m.impl("column_sums", &column_sums);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);
+  m.impl("linear_and_sum", &linear_and_sum_in_two_passes);
   m.impl("linear_weight_grads", &linear_weight_grads);
+  m.impl("activate", &activate);
+  m.impl("activate_backward", &activate_backward);
+  m.impl("column_sums", &column_sums);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) {

@@ -1,4 +1,4 @@
-// The public operators as typed calls through the dispatcher, for the Autograd and Autocast kernels.
+// The operators as typed calls through the dispatcher, for the Autograd and Autocast kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,25 +18,29 @@ using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::strin
 using MatmulOutOp = void(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, std::string_view algorithm);
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             std::string_view activation, std::string_view algorithm);
+using LinearAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input, const at::Tensor& weight,
+                                                          const std::optional<at::Tensor>& bias,
+                                                          std::string_view activation, std::string_view algorithm);
+using ActivateOp = at::Tensor(const at::Tensor& x, std::string_view activation);
+using ActivateBackwardOp = at::Tensor(const at::Tensor& grad, const at::Tensor& x, std::string_view activation);
+using ColumnSumsOp = at::Tensor(const at::Tensor& a);
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
 
-inline const c10::TypedOperatorHandle<MatmulOp>& matmul_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul", "").typed<MatmulOp>();
-  return op;
-}
-inline const c10::TypedOperatorHandle<MatmulOutOp>& matmul_out_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::matmul_out", "").typed<MatmulOutOp>();
-  return op;
-}
-inline const c10::TypedOperatorHandle<LinearOp>& linear_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear", "").typed<LinearOp>();
-  return op;
-}
-inline const c10::TypedOperatorHandle<LinearWeightGradsOp>& linear_weight_grads_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::linear_weight_grads", "").typed<LinearWeightGradsOp>();
-  return op;
-}
+// One function for each: its handle is looked up once.
+#define TILEDMM_OPERATOR(NAME, TYPE)                                                                            \
+  inline const c10::TypedOperatorHandle<TYPE>& NAME##_op() {                                                    \
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tiledmm::" #NAME, "").typed<TYPE>(); \
+    return op;                                                                                                  \
+  }
+TILEDMM_OPERATOR(matmul, MatmulOp)
+TILEDMM_OPERATOR(matmul_out, MatmulOutOp)
+TILEDMM_OPERATOR(linear, LinearOp)
+TILEDMM_OPERATOR(linear_and_sum, LinearAndSumOp)
+TILEDMM_OPERATOR(linear_weight_grads, LinearWeightGradsOp)
+TILEDMM_OPERATOR(activate, ActivateOp)
+TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
+TILEDMM_OPERATOR(column_sums, ColumnSumsOp)
+#undef TILEDMM_OPERATOR
 
 }  // namespace tiledmm

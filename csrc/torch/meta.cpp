@@ -40,6 +40,29 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   return empty(input, linear_shape<SymInt>(input, weight, bias));
 }
 
+std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                          std::string_view activation, std::string_view algorithm) {
+  const Tensor out = linear(input, weight, bias, activation, algorithm);
+  return {out, empty(out, out.sym_sizes())};
+}
+
+Tensor activate(const Tensor& x, std::string_view activation) {
+  to_dtype("x", x);
+  to_function(activation);
+  return empty(x, x.sym_sizes());
+}
+
+Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view activation) {
+  check_slope<SymInt>(grad, x, activation);
+  to_dtype("x", x);
+  return empty(x, x.sym_sizes());
+}
+
+Tensor column_sums(const Tensor& a) {
+  to_dtype("a", a);
+  return empty(a, column_sums_shape<SymInt>(a));
+}
+
 std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor& input, std::string_view algorithm) {
   check_alike("grad", grad, "input", input);
   to_dtype("grad", grad);
@@ -54,7 +77,11 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
   m.impl("linear", &linear);
+  m.impl("linear_and_sum", &linear_and_sum);
   m.impl("linear_weight_grads", &linear_weight_grads);
+  m.impl("activate", &activate);
+  m.impl("activate_backward", &activate_backward);
+  m.impl("column_sums", &column_sums);
 }
 
 }  // namespace tiledmm

@@ -48,4 +48,12 @@ Activation to_activation(std::string_view name) {
                     "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
 }
 
+Function to_function(std::string_view name) {
+  for (int i = 0; i < kNumFunctions; ++i) {
+    if (name == kFunctionNames[i]) return Function(i + 1);
+  }
+  TORCH_CHECK_VALUE(false, "tiledmm: activation '", name,
+                    "' is not known; accepted are relu, gelu, gelu_tanh, silu, logistic, normal_density");
+}
+
 }  // namespace tiledmm

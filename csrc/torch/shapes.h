@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "core/elementwise.h"
 #include "core/problem.h"
 
 namespace tiledmm {
@@ -18,6 +19,7 @@ namespace tiledmm {
 DType to_dtype(const char* name, const at::Tensor& tensor);
 int32_t to_algorithm(std::string_view name);
 Activation to_activation(std::string_view name);
+Function to_function(std::string_view name);
 
 // Operands have one of the four dtypes, and one device.
 void check_alike(const char* name, const at::Tensor& tensor, const char* other_name, const at::Tensor& other);
@@ -102,6 +104,29 @@ Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, cons
   Shape<Size> out;
   for (int64_t d = 0; d + 1 < dim; ++d) out.push_back(size_of<Size>(input, d));
   if (weight_dim == 2) out.push_back(n);
+  return out;
+}
+
+// The operands of activate_backward: of one shape, and a function that has a slope.
+template <class Size>
+void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view activation) {
+  check_alike("grad", grad, "x", x);
+  bool fits = grad.dim() == x.dim();
+  for (int64_t d = 0; fits && d < x.dim(); ++d) fits = must_equal(size_of<Size>(grad, d), size_of<Size>(x, d));
+  TORCH_CHECK(fits, "tiledmm: grad has shape ", shape_of<Size>(grad), " and x ", shape_of<Size>(x),
+              "; both must have one shape");
+  TORCH_CHECK_VALUE(is_activation(to_function(activation)), "tiledmm: activation '", activation,
+                    "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
+}
+
+template <class Size>
+Shape<Size> column_sums_shape(const at::Tensor& a) {
+  TORCH_CHECK(a.dim() >= 2 && a.dim() - 2 <= kMaxBatchDims, "tiledmm: a has ", a.dim(),
+              " dimensions; accepted are 2 to ", kMaxBatchDims + 2);
+  Shape<Size> out;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (d != a.dim() - 2) out.push_back(size_of<Size>(a, d));
+  }
   return out;
 }
 

@@ -1,6 +1,8 @@
-// Rung 04 for each instruction set: its launcher, and GFLOP/s of the multiply-add instruction on all threads, measured.
+// For each instruction set: the launcher of rung 04, GFLOP/s of the multiply-add instruction on all threads, measured,
+// and functions of each element.
 #pragma once
 
+#include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -10,7 +12,8 @@ namespace tiledmm::cpu {
 #define TILEDMM_REGISTER_TILED(ISA)                                                                    \
   TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const FoldedProblem& problem, const Plan& plan, \
                                                        const Executor& executor);                      \
-  TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);
+  TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);                      \
+  TILEDMM_IF_LINKED void elementwise_##ISA(const ElementwiseProblem& problem, const Executor& executor);
 TILEDMM_REGISTER_TILED(portable)
 TILEDMM_REGISTER_TILED(neon)
 TILEDMM_REGISTER_TILED(avx2)

@@ -1,0 +1,54 @@
+// A function of each element of a tensor, as plain data.
+//
+//   y[i] = function(x[i]), or, where grad is given, grad[i] * function'(x[i])      i < count
+//
+// All operands are contiguous and have one dtype. They are computed in the accumulator's type and rounded once.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// Those that have an Activation's name have its number. The others have no grad: the derivatives of the activations'
+// slopes are made of them.
+enum class Function : int32_t { relu = 1, gelu = 2, gelu_tanh = 3, silu = 4, logistic = 5, normal_density = 6 };
+inline constexpr int kNumFunctions = 6;
+inline constexpr const char* kFunctionNames[kNumFunctions] = {"relu", "gelu",     "gelu_tanh",
+                                                              "silu", "logistic", "normal_density"};
+constexpr bool is_activation(Function function) { return int32_t(function) < kNumActivations; }
+
+struct ElementwiseProblem {
+  Function function;
+  DType dtype;
+  int64_t count;
+  const void* x;
+  const void* grad;  // null: the function itself
+  void* y;           // may be x or grad
+};
+
+// Calls visit with an integral_constant of `function`, and of whether it is the slope that is asked for.
+template <class Visit>
+auto visit_function(const ElementwiseProblem& problem, const Visit& visit) {
+  const auto visit_slope = [&](auto function) {
+    return problem.grad ? visit(function, std::true_type{}) : visit(function, std::false_type{});
+  };
+  switch (problem.function) {
+    case Function::relu:
+      return visit_slope(std::integral_constant<Function, Function::relu>{});
+    case Function::gelu:
+      return visit_slope(std::integral_constant<Function, Function::gelu>{});
+    case Function::gelu_tanh:
+      return visit_slope(std::integral_constant<Function, Function::gelu_tanh>{});
+    case Function::silu:
+      return visit_slope(std::integral_constant<Function, Function::silu>{});
+    case Function::logistic:
+      return visit(std::integral_constant<Function, Function::logistic>{}, std::false_type{});
+    default:
+      return visit(std::integral_constant<Function, Function::normal_density>{}, std::false_type{});
+  }
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,73 @@
+// Functions of each element (core/elementwise.h), by the code of the epilogues. A whole number of vectors is computed,
+// of which the last one may be stored in part: an element's bits depend neither on its place nor on threads.
+// One instruction set per translation unit, as in simd.h.
+#pragma once
+
+#include "core/elementwise.h"
+#include "core/executor.h"
+#include "platform/pack.h"
+#include "platform/parallel.h"
+#include "platform/simd.h"
+
+TILEDMM_TARGET_BEGIN
+namespace tiledmm::cpu {
+namespace {
+
+constexpr int64_t kElementwiseTask = 1 << 14;  // elements: 20 us of gelu, enough to repay another thread
+
+template <Function FUNCTION, bool IS_SLOPE, class A>
+TILEDMM_INLINE A evaluate(A x) {
+  if constexpr (IS_SLOPE) return slope<Activation(FUNCTION)>(x);
+  if constexpr (is_activation(FUNCTION)) return activate<Activation(FUNCTION)>(x);
+  if constexpr (FUNCTION == Function::logistic) return with_nan_of(x, logistic(x));
+  return with_nan_of(x, normal_density(x));
+}
+
+// The first `count` of a vector's lanes; the others are 0 and their memory is not touched.
+template <class T>
+TILEDMM_INLINE Reg<Acc<T>> load_some(const T* from, int64_t count) {
+  if (count == Simd<Acc<T>>::kLanes) return load_converted<TILEDMM_VECTOR_BYTES>(from);
+  T own[Simd<Acc<T>>::kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) own[i] = from[i];
+  return load_converted<TILEDMM_VECTOR_BYTES>(own);
+}
+
+template <class T, Function FUNCTION, bool IS_SLOPE>
+void compute_elements(const ElementwiseProblem& problem, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  constexpr int kLanes = Simd<A>::kLanes;
+  const T* x = static_cast<const T*>(problem.x);
+  const T* grad = static_cast<const T*>(problem.grad);
+  T* y = static_cast<T*>(problem.y);
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t count = min_of(kLanes, end - i);
+    A values[kLanes];
+    store(values, load_some(x + i, count));
+    for (int l = 0; l < kLanes; ++l) values[l] = evaluate<FUNCTION, IS_SLOPE>(values[l]);
+    Reg<A> v = load(values);
+    if constexpr (IS_SLOPE && FUNCTION == Function::relu) {
+      v = v != 0 ? load_some(grad + i, count) : Reg<A>{};  // an infinite gradient times 0 would be NaN
+    } else if constexpr (IS_SLOPE) {
+      v *= load_some(grad + i, count);
+    }
+    store_converted(y + i, v, count);
+  }
+}
+
+[[maybe_unused]] void elementwise(const ElementwiseProblem& problem, const Executor& executor) {
+  const int64_t num_tasks = executor.num_threads == 1 ? 1 : ceil_div(problem.count, kElementwiseTask);
+  const int64_t per_task = num_tasks == 1 ? problem.count : kElementwiseTask;
+  visit_dtype(problem.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    visit_function(problem, [&](auto function, auto is_slope) {
+      const auto compute = &compute_elements<T, decltype(function)::value, decltype(is_slope)::value>;
+      for_each_task(executor, min_of(int64_t(executor.num_threads), num_tasks), num_tasks, [&](int64_t, int64_t task) {
+        compute(problem, task * per_task, min_of((task + 1) * per_task, problem.count));
+      });
+    });
+  });
+}
+
+}  // namespace
+}  // namespace tiledmm::cpu
+TILEDMM_TARGET_END
