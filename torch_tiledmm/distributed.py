@@ -39,7 +39,7 @@ def register_sharding_rules() -> None:
     register_sharding(torch.ops.tiledmm.linear_weight_grads.default)(_linear_weight_grads_rules)
     register_sharding(torch.ops.tiledmm.activate.default)(_activate_rules)
     register_sharding(torch.ops.tiledmm.activate_backward.default)(_activate_backward_rules)
-    register_sharding(torch.ops.tiledmm.column_sums.default)(_column_sums_rules)
+    register_sharding(torch.ops.tiledmm.ordered_sum.default)(_ordered_sum_rules)
     # DTensor remembers its choice per operands and integer arguments; here a string takes part in the choice.
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
 
@@ -128,13 +128,13 @@ def _activate_backward_rules(grad: DTensorSpec, x: DTensorSpec, activation: str)
     return [*rules, ([Partial()], [Partial(), Replicate(), None])]  # type: ignore[list-item]
 
 
-def _column_sums_rules(a: DTensorSpec) -> Rules:
-    """([placement of the sums], [of a]); see `_matmul_rules`."""
+def _ordered_sum_rules(a: DTensorSpec, dims: Sequence[int]) -> Rules:
+    """([placement of the sums], [of a, None for dims]); see `_matmul_rules`."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    rows = a.ndim - 2
-    rules: Rules = [([Replicate()], [Replicate()]), ([Partial()], [Shard(rows)]), ([Partial()], [Partial()])]
-    return [*rules, *(([Shard(dim - (dim > rows))], [Shard(dim)]) for dim in range(a.ndim) if dim != rows)]
+    pairs = [(Replicate(), Replicate()), (Partial(), Partial())]
+    pairs += [(Partial() if dim in dims else Shard(dim), Shard(dim)) for dim in range(a.ndim)]
+    return [([out], [own, None]) for out, own in pairs]  # type: ignore[list-item]
 
 
 def _linear_weight_grads_rules(grad: DTensorSpec, input: DTensorSpec, *, algorithm: str = "auto") -> Rules:

@@ -92,7 +92,7 @@ def linear(
     return out
 
 
-def _check_mapped(op: OpOverload, in_dims: Sequence[int | None], *operands: Tensor | None, **kwargs: str) -> None:
+def _check_mapped(op: OpOverload, in_dims: Sequence[int | None], *operands: Tensor | None, **kwargs: object) -> None:
     """Raises what the operator raises for the shapes that the function under vmap sees: its meta kernel checks them."""
     op(
         *(
@@ -192,10 +192,12 @@ def _activate_backward_vmap(
     return torch.ops.tiledmm.activate_backward.default(grad, x, activation), 0
 
 
-def _column_sums_vmap(info: object, in_dims: Sequence[int | None], a: Tensor) -> tuple[Tensor, int]:
+def _ordered_sum_vmap(
+    info: object, in_dims: Sequence[int | None], a: Tensor, dims: Sequence[int]
+) -> tuple[Tensor, int]:
     assert in_dims[0] is not None
-    _check_mapped(torch.ops.tiledmm.column_sums.default, in_dims, a)
-    return torch.ops.tiledmm.column_sums.default(a.movedim(in_dims[0], 0)), 0
+    _check_mapped(torch.ops.tiledmm.ordered_sum.default, in_dims, a, dims=dims)
+    return torch.ops.tiledmm.ordered_sum.default(a.movedim(in_dims[0], 0), [dim + 1 for dim in dims]), 0
 
 
 def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: Any = None) -> Any:
@@ -221,7 +223,7 @@ for _name, _rule in (
     ("tiledmm::linear", _linear_vmap),
     ("tiledmm::activate", _activate_vmap),
     ("tiledmm::activate_backward", _activate_backward_vmap),
-    ("tiledmm::column_sums", _column_sums_vmap),
+    ("tiledmm::ordered_sum", _ordered_sum_vmap),
 ):
     torch.library.register_vmap(_name, _rule)
     torch.library.register_torch_dispatch(_name, FakeTensorMode, _fake)

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "torch/matmul.h"
+#include "torch/shapes.h"
 
 namespace tiledmm {
 namespace {
@@ -42,7 +43,7 @@ Tensor as_rows(const Tensor& tensor) {
   return tensor.reshape_symint({rows, tensor.sym_size(-1)});
 }
 
-// ---- Formulas, shared by Function and Node: what an operator computes of up to three operands and an option, which is
+// ---- Formulas, shared by Function and Node: what an operator computes of up to three operands and an option, such as
 // an algorithm or an activation, and its derivatives.
 
 using Needs = std::array<bool, 3>;  // the operands whose gradients are wanted
@@ -114,7 +115,7 @@ struct LinearFormula : Formula {
       return grads;
     }
     if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(kept.first), algorithm);
-    if (needs[2]) grads[2] = column_sums_op().call(grad_rows);
+    if (needs[2]) grads[2] = ordered_sum_op().call(grad_rows, {0}).squeeze(0);
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& input_t, const Tensor& weight_t, const Tensor& bias_t,
@@ -209,22 +210,36 @@ Tensor of_shape(c10::SymIntArrayRef sizes, const Tensor& like) {
   return at::empty({}, at::TensorOptions().dtype(like.dtype()).device(like.device())).expand_symint(sizes);
 }
 
-// The sums over the last dimension but one.
-struct ColumnSumsFormula : Formula {
+// The sums over some dimensions, which the option lists: "0,2".
+struct OrderedSumFormula : Formula {
   static constexpr size_t kInputs = 1;
-  static constexpr const char* kName = "TiledColumnSumsBackward";
+  static constexpr const char* kName = "TiledOrderedSumBackward";
 
   static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
     return {of_shape(a.sym_sizes(), a), Tensor()};
   }
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor&, const Tensor&, std::string_view) {
-    return column_sums_op().redispatch(below, a);
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor&, const Tensor&,
+                        std::string_view dims) {
+    return ordered_sum_op().redispatch(below, a, dims_of(dims));
   }
   static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
-    return {grad.unsqueeze(-2).expand_symint(kept.first.sym_sizes())};
+    return {grad.expand_symint(kept.first.sym_sizes())};
   }
-  static Tensor tangent(const Kept&, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view) {
-    return column_sums_op().call(a_t);
+  static Tensor tangent(const Kept&, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view dims) {
+    return ordered_sum_op().call(a_t, dims_of(dims));
+  }
+
+  static std::string text_of(at::IntArrayRef dims) {
+    std::string text;
+    for (const int64_t dim : dims) text += std::to_string(dim) + ",";
+    return text;
+  }
+
+ private:
+  static std::vector<int64_t> dims_of(std::string_view text) {
+    std::vector<int64_t> dims;
+    for (; !text.empty(); text.remove_prefix(text.find(',') + 1)) dims.push_back(std::stoll(std::string(text)));
+    return dims;
   }
 };
 
@@ -243,18 +258,13 @@ struct BroadcastFormula : Formula {
   static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
     const Tensor& shape = kept.first;
     const int64_t added = grad.dim() - shape.dim();
-    const auto is_summed = [&](int64_t d) { return d < added || shape.sym_size(d - added) != grad.sym_size(d); };
-    std::vector<int64_t> order;
-    c10::SymInt sizes[2] = {1, 1};
-    for (const bool summed : {true, false}) {
-      for (int64_t d = 0; d < grad.dim(); ++d) {
-        if (is_summed(d) != summed) continue;
-        order.push_back(d);
-        sizes[!summed] *= grad.sym_size(d);
-      }
+    std::vector<int64_t> dims;
+    for (int64_t d = 0; d < grad.dim(); ++d) {
+      if (d < added || shape.sym_size(d - added) != grad.sym_size(d)) dims.push_back(d);
     }
-    const Tensor sums = column_sums_op().call(grad.permute(order).reshape_symint(sizes));
-    return {sums.reshape_symint(shape.sym_sizes())};
+    Tensor sum = ordered_sum_op().call(grad, dims);
+    for (int64_t d = 0; d < added; ++d) sum = sum.squeeze(0);
+    return {sum};
   }
   static Tensor tangent(const Kept&, const Tensor&, const Tensor&, const Tensor&, std::string_view) { return {}; }
 };
@@ -521,11 +531,12 @@ Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, 
   return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
 }
 
-Tensor column_sums_autograd(c10::DispatchKeySet keys, const Tensor& a) {
+Tensor ordered_sum_autograd(c10::DispatchKeySet keys, const Tensor& a, at::IntArrayRef dims) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a);
-  if (wanted.nothing()) return column_sums_op().redispatch(below, a);
-  return differentiate<ColumnSumsFormula>(wanted, a, Tensor(), Tensor(), below, "auto");
+  if (wanted.nothing()) return ordered_sum_op().redispatch(below, a, dims);
+  summed_dims(a, dims);  // raises where they are none of a's
+  return differentiate<OrderedSumFormula>(wanted, a, Tensor(), Tensor(), below, OrderedSumFormula::text_of(dims));
 }
 
 void matmul_out_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, Tensor& out,
@@ -557,7 +568,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("linear", &linear_autograd);
   m.impl("activate", &activate_autograd);
   m.impl("activate_backward", &activate_backward_autograd);
-  m.impl("column_sums", &column_sums_autograd);
+  m.impl("ordered_sum", &ordered_sum_autograd);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }

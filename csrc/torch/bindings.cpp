@@ -24,8 +24,8 @@ TORCH_LIBRARY(tiledmm, m) {
   // x: the bits of an element depend on nothing but its value. For relu, x may be its result.
   m.def("activate(Tensor x, str activation) -> Tensor", tags);
   m.def("activate_backward(Tensor grad, Tensor x, str activation) -> Tensor", tags);
-  // The sums over the last dimension but one, of (..., rows, n): in an order that the number of rows and n fix.
-  m.def("column_sums(Tensor a) -> Tensor", tags);
+  // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
+  m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(

@@ -408,13 +408,24 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
   return elementwise(to_function(activation), x, grad);
 }
 
-// As a product with ones: its order of summation is fixed. The elements are never rounded to tf32.
-Tensor column_sums(const Tensor& a) {
+// As a product with ones, whose order of summation is fixed; tf32 never rounds the elements.
+Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   check_operand("a", a);
   const DType dtype = to_dtype("a", a);
-  const Tensor out = new_result(column_sums_shape<int64_t>(a), a.options());
-  const Tensor ones = at::ones({1, a.size(-2)}, a.options());
-  matmul_into(ones, a, out.unsqueeze(-2), MatmulShape<int64_t>(ones, a), dtype, to_algorithm("auto"), false);
+  const Tensor out = new_result(ordered_sum_shape<int64_t>(a, dims), a.options());
+  const std::vector<bool> is_summed = summed_dims(a, dims);
+  std::vector<int64_t> order;
+  int64_t summed = 1;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (is_summed[size_t(d)]) order.push_back(d), summed *= a.size(d);
+  }
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (!is_summed[size_t(d)]) order.push_back(d);
+  }
+  const Tensor rows = a.permute(order).reshape({summed, out.numel()});
+  const Tensor ones = at::ones({1, summed}, a.options());
+  matmul_into(ones, rows, out.view({1, out.numel()}), MatmulShape<int64_t>(ones, rows), dtype, to_algorithm("auto"),
+              false);
   return out;
 }
 
@@ -443,7 +454,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     problem.row_sums = nullptr;
   }
   run(problem, algorithm_idx, grad.device());
-  return {weight_grad, column_sums(grad)};
+  return {weight_grad, ordered_sum(grad, {0}).squeeze(0)};
 }
 
 std::string info() {
@@ -493,7 +504,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
-  m.impl("column_sums", &column_sums);
+  m.impl("ordered_sum", &ordered_sum);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
@@ -504,7 +515,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
-  m.impl("column_sums", &column_sums);
+  m.impl("ordered_sum", &ordered_sum);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) {

@@ -23,7 +23,7 @@ using LinearAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& inpu
                                                           std::string_view activation, std::string_view algorithm);
 using ActivateOp = at::Tensor(const at::Tensor& x, std::string_view activation);
 using ActivateBackwardOp = at::Tensor(const at::Tensor& grad, const at::Tensor& x, std::string_view activation);
-using ColumnSumsOp = at::Tensor(const at::Tensor& a);
+using OrderedSumOp = at::Tensor(const at::Tensor& a, at::IntArrayRef dims);
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
 
@@ -40,7 +40,7 @@ TILEDMM_OPERATOR(linear_and_sum, LinearAndSumOp)
 TILEDMM_OPERATOR(linear_weight_grads, LinearWeightGradsOp)
 TILEDMM_OPERATOR(activate, ActivateOp)
 TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
-TILEDMM_OPERATOR(column_sums, ColumnSumsOp)
+TILEDMM_OPERATOR(ordered_sum, OrderedSumOp)
 #undef TILEDMM_OPERATOR
 
 }  // namespace tiledmm

@@ -58,9 +58,9 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
   return empty(x, x.sym_sizes());
 }
 
-Tensor column_sums(const Tensor& a) {
+Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
-  return empty(a, column_sums_shape<SymInt>(a));
+  return empty(a, ordered_sum_shape<SymInt>(a, dims));
 }
 
 std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor& input, std::string_view algorithm) {
@@ -81,7 +81,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
-  m.impl("column_sums", &column_sums);
+  m.impl("ordered_sum", &ordered_sum);
 }
 
 }  // namespace tiledmm

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "core/elementwise.h"
 #include "core/problem.h"
@@ -119,14 +120,22 @@ void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view a
                     "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
 }
 
-template <class Size>
-Shape<Size> column_sums_shape(const at::Tensor& a) {
-  TORCH_CHECK(a.dim() >= 2 && a.dim() - 2 <= kMaxBatchDims, "tiledmm: a has ", a.dim(),
-              " dimensions; accepted are 2 to ", kMaxBatchDims + 2);
-  Shape<Size> out;
-  for (int64_t d = 0; d < a.dim(); ++d) {
-    if (d != a.dim() - 2) out.push_back(size_of<Size>(a, d));
+// Which dimensions an ordered_sum is over.
+inline std::vector<bool> summed_dims(const at::Tensor& a, at::IntArrayRef dims) {
+  std::vector<bool> is_summed(size_t(a.dim()));
+  for (const int64_t dim : dims) {
+    TORCH_CHECK_INDEX(dim >= 0 && dim < a.dim() && !is_summed[size_t(dim)], "tiledmm: dims is ", dims, " and a has ",
+                      a.dim(), " dimensions; accepted are different ones from 0 on");
+    is_summed[size_t(dim)] = true;
   }
+  return is_summed;
+}
+
+template <class Size>
+Shape<Size> ordered_sum_shape(const at::Tensor& a, at::IntArrayRef dims) {
+  const std::vector<bool> is_summed = summed_dims(a, dims);
+  Shape<Size> out;
+  for (int64_t d = 0; d < a.dim(); ++d) out.push_back(is_summed[size_t(d)] ? Size(1) : size_of<Size>(a, d));
   return out;
 }
 
