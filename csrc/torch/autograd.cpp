@@ -253,7 +253,10 @@ struct BroadcastFormula : Formula {
     return {of_shape(a.sym_sizes(), a), Tensor()};
   }
   static Tensor forward(c10::DispatchKeySet, const Tensor& a, const Tensor& shape, const Tensor&, std::string_view) {
-    return a.expand_symint(shape.sym_sizes());
+    const Tensor view = a.expand_symint(shape.sym_sizes());
+    // What is saved of the view must notice where `a` changes in place.
+    torch::autograd::impl::set_version_counter(view, torch::autograd::impl::version_counter(a));
+    return view;
   }
   static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
     const Tensor& shape = kept.first;

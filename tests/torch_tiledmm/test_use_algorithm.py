@@ -28,14 +28,15 @@ OPS = torch.ops.tiledmm
 
 
 class Names(TorchDispatchMode):
-    """The algorithm of each operator that arrives, None for "auto"."""
+    """The algorithm of each operator that takes one, None for "auto"."""
 
     def __init__(self):
         super().__init__()
         self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "tiledmm":
+        takes_one = any(argument.name == "algorithm" for argument in function._schema.arguments)
+        if function.namespace == "tiledmm" and takes_one:
             self.seen.append((kwargs or {}).get("algorithm"))
         return function(*args, **(kwargs or {}))
 

@@ -1,0 +1,238 @@
+"""The operators activate, activate_backward and ordered_sum: values in every dtype, and that bits depend on values alone.
+
+Planted bugs that these tests caught: at::gelu and at::silu_backward put back, torch.sum put back for a bias and for a
+broadcast operand, a vector's tail computed by the C library, the slope of relu times an infinite gradient, infinite
+arguments of a slope not clamped, the sum stored without its bias, one task's last element left out.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+import torch_tiledmm
+from torch_tiledmm import TiledLinear, linear
+from torch_tiledmm.dispatch import DTYPES
+from torch_tiledmm.testing.reference import EXACT_ACTIVATIONS
+
+OPS = torch.ops.tiledmm
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+OTHERS = {
+    "logistic": torch.sigmoid,
+    "normal_density": lambda x: torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5,
+}
+# The largest error of a slope, in units of the accumulator's roundoff; in fp64 that of torch's own slopes, which are the
+# reference, counts: they have 1 - s times the argument, of which the largest here that matters is 16. And the largest of
+# what a slope's own derivatives are made of.
+SLOPE_UNITS, OTHER_UNITS = 4, 4
+REFERENCE_UNITS = {torch.float64: 32}
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    count = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(count)
+
+
+def slope_of(activation, x):
+    x = x.double().requires_grad_()
+    (slope,) = torch.autograd.grad(EXACT_ACTIVATIONS[activation](x).sum(), x)
+    return slope
+
+
+def arguments(dtype):
+    """Dense where the functions bend, and of every size; a number that no vector's length divides."""
+    fine = torch.linspace(-16, 16, 20011, dtype=torch.float64)
+    coarse = torch.logspace(-38, 4, 301, dtype=torch.float64)
+    return torch.cat([fine, coarse, -coarse]).to(dtype)
+
+
+def unit(dtype):
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def rounding(exact, dtype):
+    """Of the result, and what a processor may flush of it."""
+    return torch.finfo(dtype).eps / 2 * exact.abs() + torch.finfo(dtype).tiny
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_slopes(activation, dtype):
+    x = arguments(dtype)
+    grad = torch.randn_like(x)
+    exact = grad.double() * slope_of(activation, x)
+    error = (OPS.activate_backward(grad, x, activation).double() - exact).abs()
+    units = 1 if activation == "relu" else SLOPE_UNITS + REFERENCE_UNITS.get(dtype, 0)
+    assert (error <= units * unit(dtype) * grad.double().abs() + rounding(exact, dtype)).all()
+
+
+@dtypes
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_second_derivatives_are_made_of(name, dtype):
+    x = arguments(dtype)
+    exact = OTHERS[name](x.double())
+    error = (OPS.activate(x, name).double() - exact).abs()
+    assert (error <= OTHER_UNITS * unit(dtype) * exact.abs().clamp(max=1) + rounding(exact, dtype)).all()
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_limits(activation, dtype):
+    """An infinite argument has the limit, where torch's gelu and silu have NaN; a NaN goes on."""
+    x = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0], dtype=dtype)
+    slopes = OPS.activate_backward(torch.full_like(x, 3), x, activation)
+    assert slopes[:2].tolist() == [3, 0]
+    assert slopes[3] == (0 if activation == "relu" else 1.5)
+    assert slopes[2] == 3 if activation == "relu" else slopes[2].isnan()
+    infinite = OPS.activate_backward(torch.full_like(x, float("inf")), x, "relu")
+    assert infinite.tolist() == [float("inf"), 0, float("inf"), 0]  # as in torch
+
+
+@dtypes
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *OTHERS])
+def test_an_element_has_the_same_bits_in_any_place(name, dtype):
+    """Of a tensor of several tasks, in pieces of every length up to two vectors, on 1 to 3 threads."""
+    x = torch.randn(3 * 2**14 + 77, dtype=dtype)
+    functions = [lambda x: OPS.activate(x, name)]
+    if name in ACTIVATIONS:
+        functions.append(lambda x: OPS.activate_backward(x.flip(0).flip(0) + 1, x, name))
+    for function in functions:
+        torch.set_num_threads(1)
+        whole = function(x)
+        assert not whole.isnan().any()
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(function(x), whole)
+        for length, start in itertools.product(range(1, 34), (0, 5, 2**14 - 3)):
+            assert torch.equal(function(x[start : start + length]), whole[start : start + length])
+
+
+def test_strided_operands():
+    x, grad = torch.randn(40, 30).mT[::2], torch.randn(1, 40).expand(15, 40)
+    for activation in ACTIVATIONS:
+        own = OPS.activate_backward(grad, x, activation)
+        assert torch.equal(own, OPS.activate_backward(grad.contiguous(), x.contiguous(), activation))
+        assert torch.equal(OPS.activate(x, activation), OPS.activate(x.contiguous(), activation))
+
+
+def test_bad_arguments():
+    x = torch.randn(3, 4)
+    for call, error, words in (
+        (lambda: OPS.activate(x, "tanh"), ValueError, "'tanh' is not known; accepted are relu"),
+        (lambda: OPS.activate(x.int(), "relu"), TypeError, "dtype Int"),
+        (lambda: OPS.activate_backward(x, x, "logistic"), ValueError, "'logistic' has no backward"),
+        (lambda: OPS.activate_backward(x, x.double(), "relu"), TypeError, "both must have one dtype"),
+        (lambda: OPS.activate_backward(x, x[:2], "relu"), RuntimeError, "both must have one shape"),
+        (lambda: OPS.ordered_sum(x, [2]), IndexError, "accepted are different ones from 0 on"),
+        (lambda: OPS.ordered_sum(x, [0, 0]), IndexError, "accepted are different ones from 0 on"),
+    ):
+        for requires_grad in (False, x.is_floating_point()):
+            x.requires_grad_(requires_grad)
+            with pytest.raises(error, match=words):
+                call()
+        x.requires_grad_(False)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "shape, dims", [((301, 5), [0]), ((4, 3, 70), [0, 2]), ((7, 6), [1]), ((0, 3), [0]), ((5,), [0])]
+)
+def test_ordered_sum(shape, dims, dtype):
+    a = torch.randn(*shape, dtype=dtype)
+    exact = a.double().sum(dims, keepdim=True)
+    length = a.numel() // max(exact.numel(), 1)
+    bound = (length + 2) * unit(dtype) * a.double().abs().sum(dims, keepdim=True) + rounding(exact, dtype)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        own = OPS.ordered_sum(a, dims)
+        assert own.shape == exact.shape and ((own.double() - exact).abs() <= bound).all()
+        assert torch.equal(own, OPS.ordered_sum(a, dims))
+
+
+# ---- What surrounds a product, as users have it
+
+
+def call_with_gradients(layer, x, grad):
+    """The result, the input's gradient, and those of the parameters."""
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    return y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], grad)
+
+
+def make_layer(dtype, bias, activation, n=51, k=37):
+    return TiledLinear(k, n, bias=bias, dtype=dtype, activation=activation)
+
+
+@dtypes
+@pytest.mark.parametrize("bias", (True, False), ids=("bias", "no_bias"))
+@pytest.mark.parametrize("activation", ("none", *ACTIVATIONS))
+def test_a_row_has_the_same_bits_in_any_batch(activation, bias, dtype):
+    """Result and input's gradient for every m up to 70, places, 1 to 5 threads; those of training are inference's."""
+    layer = make_layer(dtype, bias, activation)
+    x, grad = torch.randn(1301, 37, dtype=dtype), torch.randn(1301, 51, dtype=dtype)
+    torch.set_num_threads(1)
+    y, x_grad, *of_parameters = call_with_gradients(layer, x, grad)
+    with torch.no_grad():
+        assert torch.equal(layer(x), y)
+    alone = call_with_gradients(layer, x[7:8], grad[7:8])
+    for threads in range(1, 6):
+        torch.set_num_threads(threads)
+        again = call_with_gradients(layer, x, grad)
+        for own, before in zip(again, (y, x_grad, *of_parameters), strict=True):
+            assert torch.equal(own, before), f"{threads} threads"
+        for own, before in zip(call_with_gradients(layer, x[7:8], grad[7:8]), alone, strict=True):
+            assert torch.equal(own, before), f"{threads} threads, one row"
+        for m in range(threads, 71, 5):  # each m with one number of threads
+            start = (m * 17) % (1301 - m)
+            part = slice(start, start + m)
+            own_y, own_x_grad, *_ = call_with_gradients(layer, x[part], grad[part])
+            assert torch.equal(own_y, y[part]) and torch.equal(own_x_grad, x_grad[part]), f"{m} rows from {start}"
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_compiled_and_vmapped_rows_have_the_same_bits(activation):
+    layer = make_layer(torch.float32, True, activation)
+    x, grad = torch.randn(2003, 37), torch.randn(2003, 51)
+    y, x_grad, *_ = call_with_gradients(layer, x, grad)
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True)
+    for rows in (slice(0, 2003), slice(5, 75), slice(7, 9)):
+        x_part = x[rows].clone().requires_grad_()
+        own = compiled(x_part)
+        own.backward(grad[rows])
+        assert torch.equal(own, y[rows]) and torch.equal(x_part.grad, x_grad[rows])
+
+    def of_a_row(x, grad):
+        result, pull = torch.func.vjp(layer, x)
+        return result, *pull(grad)
+
+    own, own_grad = torch.vmap(of_a_row)(x[:301], grad[:301])
+    assert torch.equal(own, y[:301]) and torch.equal(own_grad, x_grad[:301])
+    weights = torch.stack([layer.weight.detach(), -layer.weight.detach()])
+    mapped = torch.vmap(lambda w: linear(x, w, layer.bias.detach(), activation=activation))(weights)
+    # There the bias is added to the rounded product: the same in fp32.
+    assert torch.equal(mapped[0], y)
+
+
+def test_threads_do_not_change_the_gradient_of_what_is_broadcast():
+    """A bias of one element, a batch of one, an operand of one element."""
+    x, w, one = torch.randn(40000, 8), torch.randn(3, 8), torch.randn(1)
+    a, b = torch.randn(50000, 1, 3), torch.randn(3, 1)
+    cases = [
+        (lambda bias: linear(x, w, bias, activation="gelu"), one),
+        (lambda bias: linear(x, w[0], bias), one),
+        (lambda bias: linear(x[:, :1], w[:1, :1], bias), torch.randn(1)),
+        (lambda right: torch_tiledmm.matmul(a, right[None]), b),
+        (lambda left: torch_tiledmm.matmul(left, a.mT), torch.randn(1, 1, 3)),
+    ]
+    for function, operand in cases:
+        grads = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            own = operand.clone().requires_grad_()
+            function(own).square().sum().backward()
+            grads.append(own.grad)
+        assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
