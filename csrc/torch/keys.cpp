@@ -38,19 +38,36 @@ void matmul_out_negative(c10::DispatchKeySet keys, const Tensor& a, const Tensor
   if (out.is_neg()) memory.neg_();
 }
 
-void refuse_all(torch::Library& m) {
-  for (const char* op : {"matmul", "matmul_out", "linear", "linear_weight_grads"}) {
-    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse>());
-  }
-}
+constexpr const char* kOperators[] = {"matmul", "matmul_out", "linear", "linear_weight_grads"};
+
+// Not every key without a kernel of its own: tensors of other devices may have a fallback, which copies them to the
+// CPU.
+constexpr c10::DispatchKey kRefused[] = {
+    c10::DispatchKey::SparseCPU,
+    c10::DispatchKey::SparseCUDA,
+    c10::DispatchKey::SparseMeta,
+    c10::DispatchKey::SparseCsrCPU,
+    c10::DispatchKey::SparseCsrCUDA,
+    c10::DispatchKey::SparseCsrMeta,
+    c10::DispatchKey::MkldnnCPU,
+    c10::DispatchKey::QuantizedCPU,
+    c10::DispatchKey::QuantizedCUDA,
+    c10::DispatchKey::QuantizedMeta,
+    c10::DispatchKey::NestedTensorCPU,
+    c10::DispatchKey::NestedTensorCUDA,
+    c10::DispatchKey::NestedTensorMeta,
+    c10::DispatchKey::AutogradNestedTensor,  // before the kernels of Autograd, which ask for sizes
+};
 
 }  // namespace
 
-// For every key without a kernel of its own.
-TORCH_LIBRARY_IMPL(tiledmm, CompositeExplicitAutograd, m) { refuse_all(m); }
-
-// Before the kernels of Autograd, which ask for sizes.
-TORCH_LIBRARY_IMPL(tiledmm, AutogradNestedTensor, m) { refuse_all(m); }
+TORCH_LIBRARY_FRAGMENT(tiledmm, m) {
+  for (const char* op : kOperators) {
+    for (const c10::DispatchKey key : kRefused) {
+      m.impl(op, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse>()));
+    }
+  }
+}
 
 TORCH_LIBRARY_IMPL(tiledmm, Negative, m) { m.impl("matmul_out", &matmul_out_negative); }
 
