@@ -8,6 +8,8 @@ stores by columns keep and stores by rows do not, 31 bits for k or for the place
 """
 
 import contextlib
+import ctypes
+import ctypes.util
 import math
 import platform
 import random
@@ -163,6 +165,73 @@ def test_a_row_has_the_same_bits_by_itself_where_results_are_denormal(dtype, act
         for part in (1, 7, 40):
             own = linear(x[row : row + part], weight, activation=activation)
             assert torch.equal(own, whole[row : row + part]), (row, part)
+
+
+# ---- Denormals and rounding as the caller has set them, in all threads
+
+
+@contextlib.contextmanager
+def flushed_denormals():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("torch cannot flush denormals here")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def rounding_up():
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
+    library = ctypes.util.find_library("m")
+    if upward is None or library is None:
+        pytest.skip("the number of C's FE_UPWARD is not known here")
+    libm = ctypes.CDLL(library)
+    assert libm.fesetround(upward) == 0
+    try:
+        yield
+    finally:
+        libm.fesetround(0)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "block_tiled"])
+@pytest.mark.parametrize("m, n, k", [(64, 512, 512), (1, 768, 768), (8, 24, 20000)])  # tiles, a row, parts of k
+@pytest.mark.parametrize("mode", [flushed_denormals, rounding_up])
+def test_all_threads_compute_as_the_caller_does(mode, m, n, k, algorithm):
+    is_flushed = mode is flushed_denormals
+    a, b = (torch.rand(*sizes) * (1e-21 if is_flushed else 1) for sizes in ((m, k), (k, n)))
+    bits = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        plain = matmul(a, b, algorithm=algorithm)
+        with mode():
+            out = matmul(a, b, algorithm=algorithm)
+        bits += [plain.view(torch.int32), out.view(torch.int32)]
+    assert all(torch.equal(own, bits[i % 2]) for i, own in enumerate(bits))
+    if is_flushed:
+        assert (plain != 0).all() and (out == 0).all()
+    else:
+        assert (out >= plain).float().mean() > 0.9 and not torch.equal(out, plain)
+
+
+def test_backward_computes_as_its_caller_does():
+    x, weight, grad = (torch.full(sizes, 1e-21) for sizes in ((64, 512), (512, 512), (64, 512)))
+    operands = x.requires_grad_(), weight.requires_grad_()
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        out = linear(*operands)
+        assert all((own != 0).all() for own in torch.autograd.grad(out, operands, grad, retain_graph=True))
+        with flushed_denormals():
+            assert all((own == 0).all() for own in torch.autograd.grad(out, operands, grad))
+
+
+def test_threads_compute_as_before_after_a_product():
+    """torch's own functions, for which each thread computes in its own way."""
+    torch.set_num_threads(2)
+    a, denormals = randn(700, 700), torch.full((1 << 18,), 1e-39)
+    with flushed_denormals():
+        matmul(a, a)
+    assert (denormals * 1.5 != 0).all()
 
 
 # ---- matmul_out

@@ -3,7 +3,7 @@ interpreter while kernels run. After a fork, products run on the thread that cal
 exit, no more is promised than torch.matmul does.
 
 Planted bugs that these tests caught: a lock of the library that stays locked in a child, the flag of a fork that is
-never set, or heeded by the plan alone or by the loop alone. What the library itself does at exit:
+never set, or heeded by the plan alone. What the library itself does at exit:
 tests/csrc/kernels/cpu/threads.cpp.
 """
 
