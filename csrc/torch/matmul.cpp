@@ -4,22 +4,20 @@
 #include "torch/matmul.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
 #include <algorithm>
 
 #include "api/kernels_api.h"
+#include "torch/cpu_executor.h"
 #include "torch/overlap.h"
 #include "torch/shapes.h"
 #include "torch/text.h"
@@ -33,86 +31,6 @@ namespace tiledmm {
 namespace {
 
 using at::Tensor;
-
-void check_operand(const char* name, const Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.defined(), "tiledmm: ", name, " is None; accepted is a tensor");
-  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "tiledmm: ", name, " is on ", tensor.device(),
-              "; accepted are cpu and cuda");
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),
-                              "; accepted is torch.strided");
-}
-
-// The workspace of a thread's last product, kept for its next one. Freed each time, it would raise what the C library
-// has at the end of its heap above what it returns to the system, with the results beside it: then all of them are new
-// pages in every step of a training loop.
-class Workspace {
- public:
-  ~Workspace() { release_kept(); }
-
-  void* allocate(size_t num_bytes) {
-    if (is_used_ || num_bytes > kMaxKeptBytes) return allocate_new(num_bytes);
-    if (num_bytes > num_bytes_) {
-      release_kept();
-      memory_ = allocate_new(num_bytes);
-      num_bytes_ = memory_ ? num_bytes : 0;
-    }
-    is_used_ = memory_ != nullptr;
-    return memory_;
-  }
-
-  void release(void* memory) {
-    if (memory == memory_) {
-      is_used_ = false;
-    } else {
-      c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
-    }
-  }
-
- private:
-  static constexpr size_t kMaxKeptBytes = size_t(32) << 20;
-
-  static void* allocate_new(size_t num_bytes) {
-    try {
-      return c10::GetDefaultCPUAllocator()->raw_allocate(num_bytes);
-    } catch (...) {
-      return nullptr;
-    }
-  }
-
-  void release_kept() {
-    if (memory_) c10::GetDefaultCPUAllocator()->raw_deallocate(memory_);
-    memory_ = nullptr;
-    num_bytes_ = 0;
-  }
-
-  void* memory_ = nullptr;
-  size_t num_bytes_ = 0;
-  bool is_used_ = false;
-};
-
-thread_local Workspace workspace;
-
-// torch's threads and torch's memory.
-Executor torch_executor() {
-  Executor executor{};
-  executor.num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  executor.parallel_for = [](void*, int64_t num_tasks, void (*task)(void*, int64_t), void* arg) {
-    struct Context {
-      void (*task)(void*, int64_t);
-      void* arg;
-    } context{task, arg};
-    torch_parallel_for(
-        0, num_tasks, 1,
-        [](int64_t begin, int64_t end, void* opaque) {
-          const auto& context = *static_cast<Context*>(opaque);
-          for (int64_t idx = begin; idx < end; ++idx) context.task(context.arg, idx);
-        },
-        &context);
-  };
-  executor.allocate = [](void*, size_t num_bytes) { return workspace.allocate(num_bytes); };
-  executor.release = [](void*, void* memory) { workspace.release(memory); };
-  return executor;
-}
 
 // The stream that torch's user has made current on a GPU.
 void* current_stream(c10::Device device) {
@@ -175,7 +93,7 @@ bool allows_tf32() {
 
 Status compute(const GemmProblem& problem, int32_t algorithm, c10::Device device, char* reason, size_t capacity) {
   if (device.is_cpu()) {
-    const Executor executor = torch_executor();
+    const Executor executor = cpu_executor();
     return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, capacity);
   }
   const c10::DeviceGuard guard(device);
@@ -377,7 +295,7 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
                                    y.mutable_data_ptr()};
   char reason[320] = "";
   if (x.is_cpu()) {
-    const Executor executor = torch_executor();
+    const Executor executor = cpu_executor();
     raise(tiledmm_elementwise_cpu(&problem, &executor, reason, sizeof reason), reason);
   } else {
     const c10::DeviceGuard guard(x.device());
@@ -423,7 +341,8 @@ Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
     if (!is_summed[size_t(d)]) order.push_back(d);
   }
   const Tensor rows = a.permute(order).reshape({summed, out.numel()});
-  const Tensor ones = at::ones({1, summed}, a.options());
+  // On the CPU one number, again and again: torch would fill many on threads, which a child of fork has not.
+  const Tensor ones = a.is_cpu() ? at::ones({}, a.options()).expand({1, summed}) : at::ones({1, summed}, a.options());
   matmul_into(ones, rows, out.view({1, out.numel()}), MatmulShape<int64_t>(ones, rows), dtype, to_algorithm("auto"),
               false);
   return out;
@@ -490,7 +409,7 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
 }
 
 double fma_peak(at::ScalarType dtype) {
-  const Executor executor = torch_executor();
+  const Executor executor = cpu_executor();
   return tiledmm_fma_peak(to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype))), &executor);
 }
 

@@ -25,6 +25,16 @@ DType to_dtype(const char* name, const Tensor& tensor) {
   }
 }
 
+void check_operand(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), "tiledmm: ", name, " is None; accepted is a tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_nested(), "tiledmm: ", name, " is a nested tensor, of layout ",
+                              tensor.layout(), "; accepted is a plain one, such as the values() of a jagged one");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "tiledmm: ", name, " has layout ", tensor.layout(),
+                              "; accepted is torch.strided");
+  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "tiledmm: ", name, " is on ", tensor.device(),
+              "; accepted are cpu and cuda");
+}
+
 void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
                    " and ", other_name, " has ", other.scalar_type(), "; both must have one dtype");

@@ -22,6 +22,9 @@ int32_t to_algorithm(std::string_view name);
 Activation to_activation(std::string_view name);
 Function to_function(std::string_view name);
 
+// A tensor in plain memory, of the CPU or of a GPU: what the kernels read.
+void check_operand(const char* name, const at::Tensor& tensor);
+
 // Operands have one of the four dtypes, and one device.
 void check_alike(const char* name, const at::Tensor& tensor, const char* other_name, const at::Tensor& other);
 
