@@ -17,6 +17,7 @@ import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
 from torch_tiledmm.testing.split_model import CHUNK_K, bf16_terms, simulated_amx_split
 
+ONE_PRODUCT = 2.1  # its largest error, in U of it
 HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
 on_amx = pytest.mark.skipif(not HAS_AMX, reason="amx_split needs AMX")
 
@@ -72,6 +73,7 @@ def test_nobody_gets_it_without_asking():
         own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT}*2^-24"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def near_the_worst(count):
 
 def test_a_single_product_of_the_model_is_within_its_bound_and_near_it():
     torch.manual_seed(9)
-    check_single_products(simulated_amx_split, 70, 2.1, 1.9, near_the_worst)
+    check_single_products(simulated_amx_split, 70, ONE_PRODUCT, 1.9, near_the_worst)
     check_one_hot_rows(simulated_amx_split, 70, 0)
 
 

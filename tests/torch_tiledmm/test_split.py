@@ -18,6 +18,7 @@ from torch_tiledmm.testing.timing import gpu_name
 
 U = 2.0**-24
 MIN_K, GROUP_K, FLAGGED_CHUNK_K = 96, 1 << 14, 128
+ONE_PRODUCT = {"wgmma_split": 9.1, "mfma_split": 10.1}  # its largest error, in U of it
 NUM_RANDOM = 5_000  # products; on a GPU
 IS_AMD = torch.cuda.is_available() and torch.version.hip is not None
 CHIP = gpu_name().split(":")[1] if torch.cuda.is_available() else ""
@@ -61,7 +62,7 @@ def error_bound(a, b, is_amd=IS_AMD):
 def bound_of_few(products, is_amd):
     """What it says where so many products of an element are not zero, in units of U and of the sum of magnitudes."""
     few = 4 * products + 6.1 if is_amd else 1.5 * products + 10.8
-    return torch.where(products == 1, 10.1 if is_amd else 9.1, few)
+    return torch.where(products == 1, ONE_PRODUCT["mfma_split" if is_amd else "wgmma_split"], few)
 
 
 def lognormal(sigma):
@@ -111,6 +112,7 @@ def test_split_is_a_group_that_nobody_gets_without_asking():
         own, choice = candidate(size, size, size, "fp32", device="cuda:sm_90")
         assert own.legal and own.cost_us > 0 and choice != "wgmma_split"
     assert own.cost_us < 1000 and own.config["workspace"] < 2.1 * 4 * 4096**2
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['wgmma_split']}*2^-24"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,7 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
         own, choice = candidate(size, size, size, "fp32", device=device, name="mfma_split")
         assert own.legal and own.cost_us > 0 and choice != "mfma_split" and own.config["block"] == block
     assert own.config["workspace"] < 2.1 * 4 * 8192**2
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['mfma_split']}*2^-24"
     plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
     assert own.cost_us < plain.cost_us
     for k in (0, 1, MIN_K - 1):
@@ -308,10 +311,10 @@ def check_one_hot_rows(product, k, units):
     assert torch.equal(product(a, b).cpu(), a @ b)
 
 
-@pytest.mark.parametrize("scheme, units, worst_units", [("wgmma_split", 9.1, 8.8), ("mfma_split", 10.1, 9.7)])
-def test_a_single_product_of_the_model_is_within_its_bound_and_near_it(scheme, units, worst_units):
+@pytest.mark.parametrize("scheme, worst_units", [("wgmma_split", 8.8), ("mfma_split", 9.7)])
+def test_a_single_product_of_the_model_is_within_its_bound_and_near_it(scheme, worst_units):
     torch.manual_seed(16)
-    check_single_products(SIMULATED[scheme], MIN_K, units, worst_units)
+    check_single_products(SIMULATED[scheme], MIN_K, ONE_PRODUCT[scheme], worst_units)
     check_one_hot_rows(SIMULATED[scheme], MIN_K, 1)
 
 
@@ -378,7 +381,8 @@ def test_a_single_product_is_within_its_bound_and_near_it(k):
     def on_gpu(a, b):
         return split(a.cuda(), b.cuda())
 
-    check_single_products(on_gpu, k, *((10.1, 8.0) if IS_AMD else (9.1, 8.8)))
+    own, worst_units = ("mfma_split", 8.0) if IS_AMD else ("wgmma_split", 8.8)
+    check_single_products(on_gpu, k, ONE_PRODUCT[own], worst_units)
     check_one_hot_rows(on_gpu, k, 1)
     check_one_hot_rows(lambda a, b: on_gpu(b.mT, a.mT).mT, k, 1)  # columns of B pick rows of A
 
