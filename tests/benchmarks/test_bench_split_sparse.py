@@ -44,9 +44,9 @@ def test_simulated_schemes_over_sparse_data(bench, monkeypatch, tmp_path, capsys
     one_hot, sparse, dense = (rows[name, 200] for name in names)
     assert one_hot["products"] == 1 and 1 < sparse["products"] < 2 and 80 < dense["products"] < 120
     exact = {"largest": 0, "rms": 0}
-    assert one_hot["errors"]["amx_split"] == one_hot["errors"]["auto"] == exact
-    assert 1.8 < one_hot["errors"]["wgmma_split"]["largest"] <= 2
-    assert sparse["errors"]["auto"]["rms"] < sparse["errors"]["wgmma_split"]["rms"]
-    assert dense["errors"]["auto"]["rms"] > dense["errors"]["wgmma_split"]["rms"]
+    assert one_hot["errors"]["amx_split_chunks"] == one_hot["errors"]["auto"] == exact
+    assert 1.8 < one_hot["errors"]["split_chunks"]["largest"] <= 2
+    assert sparse["errors"]["auto"]["rms"] < sparse["errors"]["split_chunks"]["rms"]
+    assert dense["errors"]["auto"]["rms"] > dense["errors"]["split_chunks"]["rms"]
     table = capsys.readouterr().out
-    assert table.count("one-hot") == 1 and "wgmma_split" in table
+    assert table.count("one-hot") == 1 and "split_chunks" in table

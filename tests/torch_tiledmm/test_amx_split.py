@@ -15,7 +15,7 @@ from test_split import U, check_one_hot_rows, check_single_products
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
-from torch_tiledmm.testing.split_model import CHUNK_K, bf16_terms, simulated_amx_split
+from torch_tiledmm.testing.split_model import CHUNK_K, bf16_terms, simulated_amx_split_chunks
 
 ONE_PRODUCT = 2.1  # its largest error, in U of it
 HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
@@ -122,8 +122,8 @@ def near_the_worst(count):
 
 def test_a_single_product_of_the_model_is_within_its_bound_and_near_it():
     torch.manual_seed(9)
-    check_single_products(simulated_amx_split, 70, ONE_PRODUCT, 1.9, near_the_worst)
-    check_one_hot_rows(simulated_amx_split, 70, 0)
+    check_single_products(simulated_amx_split_chunks, 70, ONE_PRODUCT, 1.9, near_the_worst)
+    check_one_hot_rows(simulated_amx_split_chunks, 70, 0)
 
 
 # ---- with AMX
@@ -139,7 +139,7 @@ def test_the_kernel_has_the_models_bits_on_amx():
     torch.manual_seed(10)
     for name in ("normal", "lognormal 4", "sparse"):
         a, b = DATA[name](30, MIN_K + 500), DATA[name](MIN_K + 500, MIN_N)
-        assert torch.equal(split(a, b), simulated_amx_split(a, b)), name
+        assert torch.equal(split(a, b), simulated_amx_split_chunks(a, b)), name
 
 
 def strided(x):

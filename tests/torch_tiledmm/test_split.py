@@ -18,7 +18,7 @@ from torch_tiledmm.testing.timing import gpu_name
 
 U = 2.0**-24
 MIN_K, GROUP_K, FLAGGED_CHUNK_K = 96, 1 << 14, 128
-ONE_PRODUCT = {"wgmma_split": 9.1, "mfma_split": 10.1}  # its largest error, in U of it
+ONE_PRODUCT = {"split_chunks": 9.1, "mfma_split_sums": 10.1}  # its largest error, in U of it
 NUM_RANDOM = 5_000  # products; on a GPU
 IS_AMD = torch.cuda.is_available() and torch.version.hip is not None
 CHIP = gpu_name().split(":")[1] if torch.cuda.is_available() else ""
@@ -62,7 +62,7 @@ def error_bound(a, b, is_amd=IS_AMD):
 def bound_of_few(products, is_amd):
     """What it says where so many products of an element are not zero, in units of U and of the sum of magnitudes."""
     few = 4 * products + 6.1 if is_amd else 1.5 * products + 10.8
-    return torch.where(products == 1, ONE_PRODUCT["mfma_split" if is_amd else "wgmma_split"], few)
+    return torch.where(products == 1, ONE_PRODUCT["mfma_split_sums" if is_amd else "split_chunks"], few)
 
 
 def lognormal(sigma):
@@ -112,7 +112,7 @@ def test_split_is_a_group_that_nobody_gets_without_asking():
         own, choice = candidate(size, size, size, "fp32", device="cuda:sm_90")
         assert own.legal and own.cost_us > 0 and choice != "wgmma_split"
     assert own.cost_us < 1000 and own.config["workspace"] < 2.1 * 4 * 4096**2
-    assert own.config["one_product_within"] == f"{ONE_PRODUCT['wgmma_split']}*2^-24"
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['split_chunks']}*2^-24"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
         own, choice = candidate(size, size, size, "fp32", device=device, name="mfma_split")
         assert own.legal and own.cost_us > 0 and choice != "mfma_split" and own.config["block"] == block
     assert own.config["workspace"] < 2.1 * 4 * 8192**2
-    assert own.config["one_product_within"] == f"{ONE_PRODUCT['mfma_split']}*2^-24"
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['mfma_split_sums']}*2^-24"
     plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
     assert own.cost_us < plain.cost_us
     for k in (0, 1, MIN_K - 1):
@@ -269,9 +269,9 @@ def test_the_schemes_meet_their_bounds_and_beat_a_chain_on_dense_data(name, k):
     for p in range(k):
         chain = torch.addcmul(chain, a[:, p : p + 1], b[p : p + 1])
     of_chain = ((chain.double() - expected).abs() / sums).nan_to_num().max()
-    for scheme in ("wgmma_split", "mfma_split"):
-        out = SIMULATED[scheme](a, b)
-        check(a, b, out, error_bound(a, b, scheme == "mfma_split"))
+    for order in ("split_chunks", "mfma_split_sums"):
+        out = SIMULATED[order](a, b)
+        check(a, b, out, error_bound(a, b, order == "mfma_split_sums"))
         error = ((out.double() - expected).abs() / sums).nan_to_num().max()
         assert name == "sparse" or error <= of_chain
 
@@ -311,11 +311,11 @@ def check_one_hot_rows(product, k, units):
     assert torch.equal(product(a, b).cpu(), a @ b)
 
 
-@pytest.mark.parametrize("scheme, worst_units", [("wgmma_split", 8.8), ("mfma_split", 9.7)])
-def test_a_single_product_of_the_model_is_within_its_bound_and_near_it(scheme, worst_units):
+@pytest.mark.parametrize("order, worst_units", [("split_chunks", 8.8), ("mfma_split_sums", 9.7)])
+def test_a_single_product_of_the_model_is_within_its_bound_and_near_it(order, worst_units):
     torch.manual_seed(16)
-    check_single_products(SIMULATED[scheme], MIN_K, ONE_PRODUCT[scheme], worst_units)
-    check_one_hot_rows(SIMULATED[scheme], MIN_K, 1)
+    check_single_products(SIMULATED[order], MIN_K, ONE_PRODUCT[order], worst_units)
+    check_one_hot_rows(SIMULATED[order], MIN_K, 1)
 
 
 # ---- on a GPU
@@ -381,7 +381,7 @@ def test_a_single_product_is_within_its_bound_and_near_it(k):
     def on_gpu(a, b):
         return split(a.cuda(), b.cuda())
 
-    own, worst_units = ("mfma_split", 8.0) if IS_AMD else ("wgmma_split", 8.8)
+    own, worst_units = ("mfma_split_sums", 8.0) if IS_AMD else ("split_chunks", 8.8)
     check_single_products(on_gpu, k, ONE_PRODUCT[own], worst_units)
     check_one_hot_rows(on_gpu, k, 1)
     check_one_hot_rows(lambda a, b: on_gpu(b.mT, a.mT).mT, k, 1)  # columns of B pick rows of A

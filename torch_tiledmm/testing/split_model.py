@@ -51,7 +51,7 @@ def bf16_terms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return high, middle, x - high - middle
 
 
-def simulated_wgmma_split(a: Tensor, b: Tensor) -> Tensor:
+def simulated_split_chunks(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, (m, k) by (k, n) in float32, in the order ``split_chunks``. Raises ValueError for k beyond 2^14."""
 
     def add_chunk(total: Tensor, first_a: Tensor, second_a: Tensor, first_b: Tensor, second_b: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def simulated_wgmma_split(a: Tensor, b: Tensor) -> Tensor:
     return _sum_of_chunks(a, b, add_chunk)
 
 
-def simulated_mfma_split(a: Tensor, b: Tensor) -> Tensor:
+def simulated_mfma_split_sums(a: Tensor, b: Tensor) -> Tensor:
     """The same in the order ``mfma_split_sums``, on gfx942."""
     # What one sum takes of 32 of k: an instruction has the first, or the second, halves of each eight.
     eights = [[8 * e + half + i for e in (pair, pair + 1) for i in range(4)] for half in (0, 4) for pair in (0, 2)]
@@ -90,7 +90,7 @@ def simulated_mfma_split(a: Tensor, b: Tensor) -> Tensor:
     return _sum_of_chunks(a, b, add_chunk)
 
 
-def simulated_amx_split(a: Tensor, b: Tensor) -> Tensor:
+def simulated_amx_split_chunks(a: Tensor, b: Tensor) -> Tensor:
     """The same in the order ``amx_split_chunks``, whatever n and k are."""
     k = a.shape[1]
     high, middle, low = range(3)
@@ -109,10 +109,11 @@ def simulated_amx_split(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
+# By the order of summation.
 SIMULATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "wgmma_split": simulated_wgmma_split,
-    "mfma_split": simulated_mfma_split,
-    "amx_split": simulated_amx_split,
+    "split_chunks": simulated_split_chunks,
+    "mfma_split_sums": simulated_mfma_split_sums,
+    "amx_split_chunks": simulated_amx_split_chunks,
 }
 
 
