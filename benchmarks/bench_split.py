@@ -85,6 +85,13 @@ def arms_of(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], torch.Te
     }
 
 
+def measure_error(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> dict[str, float]:
+    """The largest and the root mean square error of the elements whose magnitude is not zero; others have to be 0."""
+    error = (out.double() - exact).abs() / magnitude.clamp_min(torch.finfo(torch.float64).tiny) * 2**24
+    rms = (error.square().sum() / (magnitude > 0).sum()).sqrt()
+    return {"largest": float(f"{error.max():.3g}"), "rms": float(f"{rms:.3g}")}
+
+
 def measure_errors(device: str) -> list[dict]:
     """The largest and the root mean square error of each arm, for each kind of data and k."""
     rows = []
@@ -93,12 +100,8 @@ def measure_errors(device: str) -> list[dict]:
             torch.manual_seed(k)
             a, b = (operand.to(device) for operand in make(ERROR_SIDE, ERROR_SIDE + 64, k))
             exact, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-            row: dict = {"data": name, "k": k, "errors": {}}
-            for arm, call in arms_of(a, b).items():
-                error = (call().double() - exact).abs() / magnitude * 2**24
-                rms = error.square().mean().sqrt()
-                row["errors"][arm] = {"largest": float(f"{error.max():.3g}"), "rms": float(f"{rms:.3g}")}
-            rows.append(row)
+            errors = {arm: measure_error(call(), exact, magnitude) for arm, call in arms_of(a, b).items()}
+            rows.append({"data": name, "k": k, "errors": errors})
     return rows
 
 
@@ -208,12 +211,15 @@ def class_lines(products: list[dict]) -> list[tuple[str, ...]]:
     return lines
 
 
+def error_cell(error: dict[str, float]) -> str:
+    return f"{error['largest']:g} / {error['rms']:g}"
+
+
 def error_lines(rows: list[dict]) -> list[tuple[str, ...]]:
     """largest / rms of each arm."""
     lines = [("data", "k", SPLIT, NATIVE, VENDOR)]
     for row in rows:
-        cells = (f"{error['largest']:g} / {error['rms']:g}" for error in row["errors"].values())
-        lines.append((row["data"], str(row["k"]), *cells))
+        lines.append((row["data"], str(row["k"]), *map(error_cell, row["errors"].values())))
     return lines
 
 

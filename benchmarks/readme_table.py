@@ -21,6 +21,7 @@ from bench_models import MODEL_HEAD, model_line
 from bench_split import PRODUCT_HEAD as SPLIT_HEAD
 from bench_split import class_lines, error_lines, method_lines, step_line
 from bench_split import product_line as split_line
+from bench_split_sparse import TABLE_DEPTH, sparse_lines
 from bench_threads import threads_table
 
 from torch_tiledmm.dispatch import DTYPES
@@ -107,9 +108,10 @@ def render_cpu(all_results: list[dict]) -> list[str]:
 def load_results(folder: Path) -> dict[str, list[dict]]:
     """The runs of one machine: those of bench_matmul.py, bench_linear.py and bench_threads.py ("cpu", in this order and
     that of the dtypes), of bench_gpu.py ("gpu", "families"), of bench_models.py ("models"), of bench_split.py
-    ("split"), of `ladder` ("ladder"), and what `ladder --count` counted ("counts").
+    ("split") and bench_split_sparse.py ("split_sparse"), of `ladder` ("ladder"), and what `ladder --count` counted
+    ("counts").
     """
-    names = ("cpu", "gpu", "families", "models", "split", "ladder", "counts")
+    names = ("cpu", "gpu", "families", "models", "split", "split_sparse", "ladder", "counts")
     found: dict[str, list[dict]] = {name: [] for name in names}
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())
@@ -298,6 +300,21 @@ def render_split(results: dict) -> list[str]:
     return lines
 
 
+def render_split_sparse(results: dict) -> list[str]:
+    """The errors of algorithm="split" over sparse data."""
+    lines = [
+        "",
+        '## algorithm="split" over sparse data',
+        "",
+        f"Commit {results['commit']}, {results['date']}. Errors of",
+    ]
+    lines += [
+        f"elements with k = {TABLE_DEPTH} over S, the sum of their products' magnitudes, in 2^-24: largest / rms."
+    ]
+    lines += ["The results have more k.", ""]
+    return [*lines, *markdown_table(sparse_lines(results))]
+
+
 def ladder_tables(all_results: list[dict]) -> tuple[dict[str, list[dict]], dict[str, dict]]:
     """The measured tables of each precision, and the one whose DRAM bytes Nsight Compute counted."""
     timed: dict[str, list[dict]] = {}
@@ -361,6 +378,8 @@ def render_machine(name: str, machine: dict[str, list[dict]]) -> str:
         lines += render_models(machine["models"])
     for results in machine["split"]:
         lines += render_split(results)
+    for results in machine["split_sparse"]:
+        lines += render_split_sparse(results)
     if machine["ladder"]:
         lines += render_ladder(machine["ladder"])
     if machine["counts"]:

@@ -10,8 +10,8 @@ inline constexpr int kSplitBlock = 128;  // rows and columns of a tile
 inline constexpr int kSplitRows = 8;     // of an operand, that a block splits at least
 // k is multiplied in blocks of so many elements. Scales, flags and sums are those of a chunk.
 inline constexpr int kSplitBlockK = 64, kSplitChunkK = 512;
-// Shorter k is left to the chip's native kernel: the split's own error, 12 units of 2^-24 times the sum of the
-// products' magnitudes, could exceed that of its chain.
+// Shorter k is left to the chip's native kernel: the split's own error, 8 units of 2^-24 times the sum of the
+// products' magnitudes, and that of its sums could exceed that of its chain.
 inline constexpr int64_t kSplitMinK = 96;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;

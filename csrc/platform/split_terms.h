@@ -3,10 +3,11 @@
 //
 // Each row of A, column of B, and chunk of 512 of k has a scale: x = scale * (first + 2^-11 second). It is a power of
 // two such that the largest of the chunk lies in [2^14, 2^15) times it. first is x / scale rounded to nearest even,
-// second the exact rest times 2^11 rounded likewise; so x is met to 2^-22 of itself down to 2^-28 of the chunk's
-// largest, and to 2^-50 of that below. A row is flagged, for a kernel that computes it without terms, where that does
-// not hold: an element is not finite, the largest of a chunk is outside of [2^-60, 2^60), or one that is not zero lies
-// below 2^-40 of the largest's power of two.
+// second the exact rest times 2^11 rounded likewise; so x is met to 2^-23 of itself down to 2^-27 of the power of two
+// that the chunk's largest begins with, and to 2^-50 of that power below. Numbers of 23 bits are met exactly, down to
+// there. A row is flagged, for a kernel that computes it without terms, where that does not hold: an element is not
+// finite, the largest of a chunk is outside of [2^-60, 2^60), or one that is not zero lies below 2^-40 of the largest's
+// power of two.
 //
 // Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
 #pragma once

@@ -1,8 +1,9 @@
 """Rung 18, mfma_split: the machine code of its three kernels as clang compiles it for gfx942 and gfx950, started by its
 own host code (launch_split.cpp) and run by the interpreter.
 
-Results are compared with the reference's bounds, terms and flags with the model of test_split.py; memory outside of the
-operands, a missing wait and a race in shared memory are errors of the interpreter. Workspaces start as nan.
+Results are compared with the reference's bounds, terms and flags with the model (torch_tiledmm/testing/split_model.py);
+memory outside of the operands, a missing wait and a race in shared memory are errors of the interpreter. Workspaces
+start as nan.
 
 Planted bugs that these tests caught, each as a mutant below: products of terms that are left out or have no factor;
 scales of another block, or that are left out; barriers and a wait that hand tiles over; flags that are not set, of one
@@ -25,8 +26,10 @@ from interpreter import Fault, run
 from launches import Record, host_side, launches_of
 from products import Product, compile_mutant, gpu_objects, need_compiler
 
+from torch_tiledmm.testing.split_model import fp16_terms
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "torch_tiledmm"))
-from test_split import joined, split_rows  # noqa: E402
+from test_split import joined  # noqa: E402
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/18_mfma_split"
 ARCHS = ("gfx942", "gfx950")
@@ -117,7 +120,7 @@ def test_terms_scales_and_flags_are_those_of_the_model(arch, kernels_of, launche
     a[3, 5], a[4, 70], a[5, :64] = 2.0**60, 2.0**-90, 0
     a[6, :64], a[7, :64] = a[6, :64] * 2.0**-62, 2.0**-130
     a[8, 1], a[9, 1] = a[8, 2:].abs().max() * 2.0**-39, a[9, 2:].abs().max() * 2.0**-42
-    *terms, is_flagged = split_rows(a)
+    *terms, is_flagged = fp16_terms(a)
     assert is_flagged.nonzero()[:, 0].tolist() == [3, 4, 6, 7, 9]
     product = Product("fp32", 40, k, k, a=a[None], b=torch.eye(k)[None])
     multiply(kernels_of(arch), launcher, product)
@@ -133,7 +136,7 @@ def test_sums_have_their_order(arch, kernels_of, launcher):
     a, b = wide(m, k, seed=3), wide(n, k, seed=4)
     product = Product("fp32", m, n, k, a=a[None], b=b[None])
     multiply(kernels_of(arch), launcher, product)
-    (*of_a, scale_a, flags_a), (*of_b, scale_b, flags_b) = split_rows(a), split_rows(b)
+    (*of_a, scale_a, flags_a), (*of_b, scale_b, flags_b) = fp16_terms(a), fp16_terms(b)
     assert not flags_a.any() and not flags_b.any()
     groups = np.arange(32).reshape(4, 8)  # elements of the lanes of an instruction
     steps = [groups.ravel()] if arch == "gfx950" else [groups[:, :4].ravel(), groups[:, 4:].ravel()]
@@ -199,7 +202,7 @@ def test_flagged_rows_and_columns_are_right_and_leave_the_others_unchanged(arch,
     multiply(kernels_of(arch), launcher, product)
     product.check()
     clean_a, clean_b = product.a[0].clone(), product.b[0].clone()
-    rows, cols = ~split_rows(clean_a)[3], ~split_rows(clean_b)[3]
+    rows, cols = ~fp16_terms(clean_a)[3], ~fp16_terms(clean_b)[3]
     assert (~rows).nonzero()[:, 0].tolist() == [1, 2, 3, 4, 5] and (~cols).nonzero()[:, 0].tolist() == [3, 5]
     clean_a[~rows], clean_b[~cols] = 1, 1
     clean = Product("fp32", 9, 6, 130, a=clean_a[None], b=clean_b[None], **how)

@@ -291,6 +291,14 @@ def test_split_has_its_errors_classes_and_rows(folder, readme_table):
     assert "| 4096 | 4096x4096x4096:NN | 10.0 | 20.0 | 33.0 | 3.30 | 3.3 |" in page
     assert "| 4096 | 4096x4096x4096:NN | 10.0 | 20.0 | 32.0 | 3.20 | 3.3 missed |" in page
     assert "| a step | 10 | 25 | 2.50 | 3.0 missed |" in page
+    errors = {"split": {"largest": 6.25, "rms": 1.5}, "auto": {"largest": 0.5, "rms": 0.25}}
+    rows = [
+        {"data": "one-hot rows", "k": k, "products": products, "errors": errors} for k, products in ((64, 9), (3000, 1))
+    ]
+    put(folder, "a_gpu/split_sparse.json", SPLIT | {"benchmark": "split_sparse", "rows": rows})
+    assert readme_table() == (0, "")
+    sparse = (folder / "results" / "a_gpu" / "README.md").read_text().removeprefix(page)
+    assert "| one-hot rows | 1 | 6.25 / 1.5 | 0.5 / 0.25 |" in sparse and "| one-hot rows | 9 |" not in sparse
 
 
 def test_results_of_no_commit_are_refused(folder, readme_table):

@@ -11,12 +11,13 @@ import pytest
 import torch
 from test_orders import sum_in_chunks
 from test_split import DATA as COMMON_DATA
-from test_split import U
+from test_split import U, check_one_hot_rows, check_single_products
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
+from torch_tiledmm.testing.split_model import CHUNK_K, bf16_terms, simulated_amx_split_chunks
 
-CHUNK_K = 512
+ONE_PRODUCT = 2.1  # its largest error, in U of it
 HAS_AMX = torch_tiledmm.build_info().isa["cpu"] in ("amx", "amx_fp16")
 on_amx = pytest.mark.skipif(not HAS_AMX, reason="amx_split needs AMX")
 
@@ -35,17 +36,6 @@ MIN_N, MIN_K = (16, 64) if splits(1, 16, 64) else (1024, 1024)
 MORE_N, MORE_K = MIN_N - 16, MIN_K - 64  # what products have to be larger by than those of the emulated package
 
 
-def split_terms(x):
-    """High, middle and low terms of a float32 tensor."""
-
-    def nearest(v):
-        return ((v.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
-
-    high = nearest(x)
-    middle = nearest(x - high)
-    return high, middle, x - high - middle
-
-
 def flags(x):
     """Which rows of a matrix are flagged."""
     largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(1)
@@ -55,13 +45,14 @@ def flags(x):
 def error_bound(a, b):
     k = a.shape[1]
     a64, b64 = a.double().abs(), b.double().abs()
-    sums = a64 @ b64
+    sums, products = a64 @ b64, (a64 != 0).double() @ (b64 != 0).double()
     plain = (k + 2) * U * sums + (k + 2) * 2.0**-149
     if k < MIN_K or b.shape[1] < MIN_N:
         return plain
     adds = 19 + 6 * math.ceil(min(k, CHUNK_K) / 32) + math.ceil(k / CHUNK_K)
     small = 7 * k * 2.0**-126 + 2.0**-125 * (a64.sum(1)[:, None] + b64.sum(0))
-    return torch.where(flags(a)[:, None] | flags(b.mT), plain, adds * U * sums + small)
+    units = (6.1 * products - 4).clamp(0, adds)
+    return torch.where(flags(a)[:, None] | flags(b.mT), plain, units * U * sums + small)
 
 
 DATA = COMMON_DATA | {
@@ -82,6 +73,7 @@ def test_nobody_gets_it_without_asking():
         own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT}*2^-24"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_terms_of_the_model(name):
     if name in ("near the largest", "denormal"):
         assert flags(x).all()
         return
-    high, middle, low = split_terms(x)
+    high, middle, low = bf16_terms(x)
     for term in (high, middle, low):
         assert torch.equal(term.bfloat16().float(), term)
     assert torch.equal(high.double() + middle.double() + low.double(), x.double())
@@ -120,11 +112,34 @@ def test_terms_of_the_model(name):
     assert (products <= 1.01 * U * x.double() ** 2).all()
 
 
+def near_the_worst(count):
+    """Numbers whose middle and low terms are large; the first two have the product that a search found to be met
+    worst."""
+    x = 1 + (2**15 - 1 - torch.randint(0, 2**10, (count,))) * 2.0**-23
+    x[:2] = torch.tensor([float.fromhex("0x1.00ff8p0"), float.fromhex("0x1.00fe8p0")])
+    return x
+
+
+def test_a_single_product_of_the_model_is_within_its_bound_and_near_it():
+    torch.manual_seed(9)
+    check_single_products(simulated_amx_split_chunks, 70, ONE_PRODUCT, 1.9, near_the_worst)
+    check_one_hot_rows(simulated_amx_split_chunks, 70, 0)
+
+
 # ---- with AMX
 
 
 def split(a, b):
     return matmul(a, b, algorithm="split")
+
+
+@on_amx
+def test_the_kernel_has_the_models_bits_on_amx():
+    """Dense and sparse rows, single products among them."""
+    torch.manual_seed(10)
+    for name in ("normal", "lognormal 4", "sparse"):
+        a, b = DATA[name](30, MIN_K + 500), DATA[name](MIN_K + 500, MIN_N)
+        assert torch.equal(split(a, b), simulated_amx_split_chunks(a, b)), name
 
 
 def strided(x):

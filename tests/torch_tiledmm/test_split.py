@@ -1,7 +1,8 @@
 """algorithm="split": who serves it and who refuses, its terms and flags by a model, and on a GPU that has it products.
 
-The model is what csrc/platform/split_operands.h says, in torch: terms, scales and flags in every bit. A product with
-the identity shows the kernel's terms, since first + 2^-11 second is a number of fp32.
+The model is what csrc/platform/split_terms.h says, in torch (torch_tiledmm/testing/split_model.py): terms, scales and
+flags in every bit. A product with the identity shows the kernel's terms, since first + 2^-11 second is a number of
+fp32. The same model simulates sums, so that every machine sees whether the bounds of docs/numerics.md hold.
 """
 
 import math
@@ -12,31 +13,16 @@ import torch
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear, matmul
 from torch_tiledmm.dispatch import DTYPES
+from torch_tiledmm.testing.split_model import CHUNK_K, SIMULATED, fp16_terms
 from torch_tiledmm.testing.timing import gpu_name
 
 U = 2.0**-24
-MIN_K, CHUNK_K, GROUP_K, FLAGGED_CHUNK_K = 96, 512, 1 << 14, 128
+MIN_K, GROUP_K, FLAGGED_CHUNK_K = 96, 1 << 14, 128
+ONE_PRODUCT = {"split_chunks": 9.1, "mfma_split_sums": 10.1}  # its largest error, in U of it
 NUM_RANDOM = 5_000  # products; on a GPU
 IS_AMD = torch.cuda.is_available() and torch.version.hip is not None
 CHIP = gpu_name().split(":")[1] if torch.cuda.is_available() else ""
 on_chip = pytest.mark.skipif(CHIP not in ("sm_90", "gfx942", "gfx950"), reason="split is for Hopper, CDNA 3 and 4")
-
-
-def split_rows(x):
-    """Terms, scales and flags of the rows of a (rows, k) float32 matrix: two (rows, chunks, 512) in float16, (rows,
-    chunks) in float32, (rows,) of bool."""
-    rows, k = x.shape
-    x = torch.nn.functional.pad(x, (0, -k % CHUNK_K)).reshape(rows, -1, CHUNK_K)
-    largest = x.abs().nan_to_num(torch.inf, torch.inf).amax(-1, keepdim=True)
-    exponent = torch.frexp(largest)[1] - 1
-    in_range = largest.isfinite() & (largest > 0) & (exponent >= -60) & (exponent <= 59)
-    exponent = torch.where(in_range, exponent, 14)
-    x = torch.where(in_range, torch.ldexp(x.double(), 14 - exponent), 0.0).float()
-    is_flagged = (~in_range & (largest != 0)) | ((x != 0) & (x.abs() < 2.0**-26))
-    first = x.half()
-    second = ((x - first.float()) * 2048).half()
-    scale = torch.ldexp(torch.ones(exponent.shape), exponent - 14)[..., 0]
-    return first, second, scale, is_flagged.flatten(1).any(1)
 
 
 def joined(first, second, scale, k):
@@ -52,11 +38,11 @@ def absolute_error(x):
     return (2.0**-50 * largest.double()).expand(-1, -1, CHUNK_K).flatten(1)[:, :k]
 
 
-def error_bound(a, b):
+def error_bound(a, b, is_amd=IS_AMD):
     """The bound of docs/numerics.md for each element of a @ b."""
     k = a.shape[1]
     a64, b64 = a.double().abs(), b.double().abs()
-    sums = a64 @ b64
+    sums, products = a64 @ b64, (a64 != 0).double() @ (b64 != 0).double()
     groups = math.ceil(k / GROUP_K)
     # A chain, what is left of its total's rounding, groups.
     chain = k if k < 2 * FLAGGED_CHUNK_K else FLAGGED_CHUNK_K
@@ -66,15 +52,31 @@ def error_bound(a, b):
         return plain
     small = 2 * (absolute_error(a) @ b64 + a64 @ absolute_error(b.mT).mT)
     k_of_group = min(k, GROUP_K)
-    on_hopper = 28 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k_of_group / CHUNK_K)
-    units = groups + (49 + math.ceil(k_of_group / 32) if IS_AMD else on_hopper)
-    split = units * U * sums + small + (k + 2) * 2.0**-149
-    is_flagged = split_rows(a)[3][:, None] | split_rows(b.mT.contiguous())[3]
+    on_hopper = 24 + min(math.ceil(k / 16), CHUNK_K // 16) + math.ceil(k_of_group / CHUNK_K)
+    units = groups + (45 + math.ceil(k_of_group / 32) if is_amd else on_hopper)
+    split = bound_of_few(products, is_amd).clamp_max(units) * U * sums + small + (k + 2) * 2.0**-149
+    is_flagged = fp16_terms(a)[3][:, None] | fp16_terms(b.mT.contiguous())[3]
     return torch.where(is_flagged, plain, split)
+
+
+def bound_of_few(products, is_amd):
+    """What it says where so many products of an element are not zero, in units of U and of the sum of magnitudes."""
+    few = 4 * products + 6.1 if is_amd else 1.5 * products + 10.8
+    return torch.where(products == 1, ONE_PRODUCT["mfma_split_sums" if is_amd else "split_chunks"], few)
 
 
 def lognormal(sigma):
     return lambda *shape: torch.exp(sigma * torch.randn(shape))
+
+
+def sparse(*shape):
+    """Rows of which a half to a 256th is not zero; each third one has a single number, every other time 1."""
+    density = 2.0 ** -torch.randint(1, 9, (shape[0], 1))
+    x = torch.randn(shape) * (torch.rand(shape) < density)
+    single = torch.arange(shape[1]) == torch.randint(0, max(shape[1], 1), (shape[0], 1))
+    x[::3] = single[::3].float()
+    x[::6] *= torch.randn(shape)[::6]
+    return x
 
 
 DATA = {
@@ -88,7 +90,7 @@ DATA = {
     "large": lambda *shape: torch.randn(shape) * 2.0**57,
     "denormal": lambda *shape: torch.randn(shape) * 2.0**-130,
     "zero": torch.zeros,
-    "sparse": lambda *shape: torch.randn(shape) * (torch.rand(shape) < 0.02),
+    "sparse": sparse,
 }
 
 
@@ -110,6 +112,7 @@ def test_split_is_a_group_that_nobody_gets_without_asking():
         own, choice = candidate(size, size, size, "fp32", device="cuda:sm_90")
         assert own.legal and own.cost_us > 0 and choice != "wgmma_split"
     assert own.cost_us < 1000 and own.config["workspace"] < 2.1 * 4 * 4096**2
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['split_chunks']}*2^-24"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +156,7 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
         own, choice = candidate(size, size, size, "fp32", device=device, name="mfma_split")
         assert own.legal and own.cost_us > 0 and choice != "mfma_split" and own.config["block"] == block
     assert own.config["workspace"] < 2.1 * 4 * 8192**2
+    assert own.config["one_product_within"] == f"{ONE_PRODUCT['mfma_split_sums']}*2^-24"
     plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
     assert own.cost_us < plain.cost_us
     for k in (0, 1, MIN_K - 1):
@@ -231,11 +235,11 @@ def test_it_is_refused_where_there_is_no_kernel():
 def test_terms_of_the_model(name):
     torch.manual_seed(1)
     x = DATA[name](40, 200)
-    first, second, scale, is_flagged = split_rows(x)
+    first, second, scale, is_flagged = fp16_terms(x)
     clean = ~is_flagged
     assert (torch.frexp(scale)[0] == 0.5).all()
     difference = (joined(first, second, scale, 200) - x.double()).abs()
-    bound = torch.maximum(2.0**-22 * x.double().abs(), absolute_error(x))
+    bound = torch.maximum(2.0**-23 * x.double().abs(), absolute_error(x))
     assert (difference <= bound)[clean].all()
     together = joined(first, second, scale, 200)
     assert torch.equal(together, together.float().double())
@@ -252,28 +256,66 @@ def test_flags_of_the_model():
     x[6, 0] = 2.0**-40
     x[7, :512] = 0
     x[8, :512] = 2.0**59
-    assert split_rows(x)[3].tolist() == [False, True, True, True, True, True, False, False, False]
+    assert fp16_terms(x)[3].tolist() == [False, True, True, True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("k", [64, 500, 2048])
-@pytest.mark.parametrize("name", ["normal", "uniform", "signed lognormal 3"])
-def test_the_scheme_meets_its_bound_and_beats_a_chain(name, k):
-    """Terms by the model, sums of chunks exact: what is left is the splitting's own error."""
+@pytest.mark.parametrize("k", [MIN_K, 500, 1100])
+@pytest.mark.parametrize("name", ["normal", "uniform", "signed lognormal 3", "sparse"])
+def test_the_schemes_meet_their_bounds_and_beat_a_chain_on_dense_data(name, k):
     torch.manual_seed(2)
     a, b = DATA[name](8, k), DATA[name](k, 8)
-    of_a, of_b = split_rows(a), split_rows(b.mT.contiguous())
-    total = torch.zeros(8, 8, dtype=torch.float64)
-    for chunk in range(of_a[0].shape[1]):
-        first_a, second_a, first_b, second_b = (t[:, chunk].double() for t in (*of_a[:2], *of_b[:2]))
-        sums = first_a @ first_b.mT + (second_a @ first_b.mT + first_a @ second_b.mT) / 2048
-        total += sums * of_a[2][:, chunk].double()[:, None] * of_b[2][:, chunk].double()
     expected, sums = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     chain = torch.zeros(8, 8)
     for p in range(k):
         chain = torch.addcmul(chain, a[:, p : p + 1], b[p : p + 1])
-    error = ((total - expected).abs() / sums).max()
-    assert error <= 12 * U
-    assert k == 64 or error <= ((chain.double() - expected).abs() / sums).max()
+    of_chain = ((chain.double() - expected).abs() / sums).nan_to_num().max()
+    for order in ("split_chunks", "mfma_split_sums"):
+        out = SIMULATED[order](a, b)
+        check(a, b, out, error_bound(a, b, order == "mfma_split_sums"))
+        error = ((out.double() - expected).abs() / sums).nan_to_num().max()
+        assert name == "sparse" or error <= of_chain
+
+
+# The two pairs of neighbours whose products a search has found to be met worst, by the simulated Hopper and gfx942.
+WORST = [float.fromhex(f"0x1.{digits}p0") for digits in ("026006", "009f96", "0020aa", "02e00a")]
+
+
+def near_the_worst(count):
+    """Numbers whose terms miss nearly as much as terms can, little above a power of two."""
+    missed = 4095 - 2 * torch.randint(0, 200, (count,))
+    steps = torch.randint(0, 40, (count,)) * 2**13 + missed * (torch.randint(0, 2, (count,)) * 2 - 1)
+    x = 1 + steps.clamp_min(0) * 2.0**-23
+    x[: len(WORST)] = torch.tensor(WORST)
+    return torch.ldexp(x, torch.randint(-20, 21, (1,)))
+
+
+def check_single_products(product, k, units, worst_units, numbers=near_the_worst):
+    """All products of an element but one are zero. Random mantissas and those near the worst are met to `units`, and
+    some miss by more than `worst_units`: less cannot be promised."""
+    worst = 0.0
+    for make in (torch.randn, numbers):
+        a, b = torch.zeros(64, k), torch.zeros(k, 60)
+        place = int(torch.randint(0, k, ()))
+        a[:, place], b[place] = make(64), make(60)
+        exact = a.double() @ b.double()
+        worst = max(worst, ((product(a, b).cpu().double() - exact) / exact / U).abs().max().item())
+    assert worst_units < worst <= units
+
+
+def check_one_hot_rows(product, k, units):
+    """What they pick of B is met to so many units in the last place, and exactly where it has 23 bits."""
+    a, b = torch.eye(k)[-60:], torch.randn(k, 60)
+    wrong_by = (product(a, b).cpu().view(torch.int32) - (a @ b).view(torch.int32)).abs()
+    assert wrong_by.max() == units
+    b = (b.view(torch.int32) & -2).view(torch.float32)
+    assert torch.equal(product(a, b).cpu(), a @ b)
+
+
+@pytest.mark.parametrize("order, worst_units", [("split_chunks", 8.8), ("mfma_split_sums", 9.7)])
+def test_a_single_product_of_the_model_is_within_its_bound_and_near_it(order, worst_units):
+    torch.manual_seed(16)
+    check_single_products(SIMULATED[order], MIN_K, ONE_PRODUCT[order], worst_units)
+    check_one_hot_rows(SIMULATED[order], MIN_K, 1)
 
 
 # ---- on a GPU
@@ -283,12 +325,12 @@ def split(a, b):
     return matmul(a, b, algorithm="split")
 
 
-def check(a, b, out=None):
+def check(a, b, out=None, bound=None):
     """Compares with float64, on the CPU's copy of the operands."""
     a, b, out = a.cpu(), b.cpu(), (split(a, b) if out is None else out).cpu()
     expected = a.double() @ b.double()
     difference = (out.double() - expected).abs()
-    bound = error_bound(a, b)
+    bound = error_bound(a, b) if bound is None else bound
     worst = (difference / bound.clamp_min(2.0**-1000)).max().item() if difference.numel() else 0
     assert worst <= 1, f"{worst} times the bound"
 
@@ -318,7 +360,7 @@ def test_the_kernel_has_the_models_terms():
     torch.manual_seed(3)
     for name, make in DATA.items():
         x = make(70, 640)
-        first, second, scale, is_flagged = split_rows(x)
+        first, second, scale, is_flagged = fp16_terms(x)
         expected = joined(first, second, scale, 640)
         eye = torch.eye(640, device="cuda")
         for operand in (x.cuda(), x.cuda().mT.contiguous().mT, strided(x.cuda())):
@@ -329,6 +371,20 @@ def test_the_kernel_has_the_models_terms():
             few = slice(30, 94)  # those split after the load
             assert torch.equal(split(operand, eye[:, few]).cpu(), exact[:, few]), name
             assert torch.equal(split(eye[few], operand.mT).cpu(), exact.mT[few]), name
+
+
+@on_chip
+@pytest.mark.parametrize("k", [MIN_K, 700])
+def test_a_single_product_is_within_its_bound_and_near_it(k):
+    torch.manual_seed(17)
+
+    def on_gpu(a, b):
+        return split(a.cuda(), b.cuda())
+
+    own, worst_units = ("mfma_split_sums", 8.0) if IS_AMD else ("split_chunks", 8.8)
+    check_single_products(on_gpu, k, ONE_PRODUCT[own], worst_units)
+    check_one_hot_rows(on_gpu, k, 1)
+    check_one_hot_rows(lambda a, b: on_gpu(b.mT, a.mT).mT, k, 1)  # columns of B pick rows of A
 
 
 @on_chip

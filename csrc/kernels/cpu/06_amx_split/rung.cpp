@@ -26,6 +26,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
   fields.add("path", "6 products in bf16");
+  fields.add("one_product_within", "2.1*2^-24");  // of it; docs/numerics.md
   const int64_t m = own.is_exchanged ? p.n : p.m, n = own.is_exchanged ? p.m : p.n;
   const int64_t strips_a = ceil_div(m, kAmxStrip), strips_b = ceil_div(min_of(n, own.range_n), kAmxStrip);
   fields.add_tile("block", own.task_m, own.task_n);

@@ -45,6 +45,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
   const int block = kMfmaSplitShapes[own.shape].block;
   fields.add_tile("block", block, block);
   fields.add("path", "3 products in fp16");
+  fields.add("one_product_within", "10.1*2^-24");  // of it; docs/numerics.md
   fields.add("workspace", own.a.bytes() + own.b.bytes() + group_sum_bytes(problem));
 }
 
