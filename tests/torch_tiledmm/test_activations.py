@@ -28,11 +28,13 @@ REFERENCE_UNITS = {torch.float64: 124}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before():
+@pytest.fixture(autouse=True, params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request):
+    """Where tensors are made unless a test says so; the number of threads is as before at the end."""
     count = torch.get_num_threads()
     torch.manual_seed(0)
-    yield
+    with torch.device(request.param):
+        yield request.param
     torch.set_num_threads(count)
 
 
