@@ -530,7 +530,8 @@ Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, 
                                   std::string_view activation) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(grad, x);
-  if (wanted.nothing()) return activate_backward_op().redispatch(below, grad, x, activation);
+  const bool is_given = grad.defined() && x.defined();  // else the kernel raises
+  if (wanted.nothing() || !is_given) return activate_backward_op().redispatch(below, grad, x, activation);
   return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
 }
 
