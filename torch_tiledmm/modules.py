@@ -158,7 +158,7 @@ def replace_linear(
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", ())
     for name, module in model.named_modules():
         if isinstance(module, conv1d):
-            swap.skipped.append((name, "Conv1D is no nn.Linear: put one with its weight transposed in its place first"))
+            swap.skipped.append((name, "Conv1D is no nn.Linear: put one with the transposed weight there first"))
         if not isinstance(module, nn.Linear):
             continue
         reason = _reason_to_keep(module) or _refusal(module, name, module_filter_fn)

@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.compiler import is_compiling, is_exporting
 from torch.jit._builtins import _register_builtin
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from . import direct
@@ -128,7 +127,7 @@ _register_builtin(linear, "tiledmm::linear")
 
 def has_own_products(tensor: object) -> bool:
     """Whether a tensor is of a class that computes products in its own way, as torchao's quantized tensors do."""
-    if not isinstance(tensor, Tensor) or not is_traceable_wrapper_subclass(tensor):
+    if not hasattr(type(tensor), "__tensor_flatten__"):  # what such classes have, and what torch.compile can ask for
         return False
     dtensor = sys.modules.get("torch.distributed.tensor")
     return not (dtensor and isinstance(tensor, dtensor.DTensor))  # the operators have rules for that one
