@@ -46,6 +46,7 @@ class TiledLinear(nn.Linear):
     # pickles may be older than the attributes.
     algorithm = "auto"
     activation = "none"
+    __constants__ = [*nn.Linear.__constants__, *_ATTRIBUTES]  # what TorchScript sees of a class
 
     def __init__(
         self,
