@@ -5,7 +5,6 @@ Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,11 +125,13 @@ _register_builtin(linear, "tiledmm::linear")
 
 
 def has_own_products(tensor: object) -> bool:
-    """Whether a tensor is of a class that computes products in its own way, as torchao's quantized tensors do."""
-    if not hasattr(type(tensor), "__tensor_flatten__"):  # what such classes have, and what torch.compile can ask for
-        return False
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    return not (dtensor and isinstance(tensor, dtensor.DTensor))  # the operators have rules for that one
+    """Whether a tensor is of a class that computes products in its own way, as torchao's quantized tensors do.
+
+    Those of torch.distributed do not: DTensor has rules for the operators, and the others hand them on.
+    """
+    # Classes made of other tensors have this method. Unlike torch's own question, this can be asked in torch.compile.
+    tensor_class = type(tensor)
+    return hasattr(tensor_class, "__tensor_flatten__") and not tensor_class.__module__.startswith("torch.distributed.")
 
 
 def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
