@@ -232,9 +232,7 @@ def _is_bypassed(module: nn.Linear) -> bool:
     own = vars(module)
     forward = own.get("forward")
     is_of_accelerate = (  # it calls _old_forward
-        isinstance(forward, functools.partial)
-        and getattr(forward.func, "__module__", "") == "accelerate.hooks"
-        and forward.args[:1] == (module,)
+        isinstance(forward, functools.partial) and getattr(forward.func, "__module__", "") == "accelerate.hooks"
     )
     return not _is_forward_of_class(module, own.get("_old_forward") if is_of_accelerate else forward)
 

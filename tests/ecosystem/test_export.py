@@ -1,7 +1,7 @@
 """torch.onnx, checked by onnxruntime, and torch.jit.
 
-Planted bugs that these tests caught: an activation that the ONNX program lacks, torch's product outside of the export,
-the functions unknown to TorchScript, an algorithm that a scripted layer does not hand over.
+Planted bugs that these tests caught: an activation that the ONNX program lacks, a product for which it has the
+operator, either function unknown to TorchScript, the defaults of a replaced layer unknown to it.
 """
 
 import io

@@ -1,6 +1,6 @@
 """peft: adapters of rank 4 go around tiled layers, and layers under adapters are tiled.
 
-Planted bugs that these tests caught: forward without the bias, a layer that replace_linear makes anew.
+Planted bugs that these tests caught: forward without the bias, torch's product in forward.
 """
 
 import copy

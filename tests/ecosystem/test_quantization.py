@@ -1,7 +1,7 @@
 """torchao's quantize_ and torch's quantize_dynamic, before and after replace_linear.
 
-Planted bugs that these tests caught: an activation that a quantized layer loses, the operator called with a quantized
-weight, compiled or not, a class of weights that replace_linear takes.
+Planted bugs that these tests caught: an activation that a quantized layer loses, an algorithm that it passes over, the
+operator called with a quantized weight, compiled or not, a restored layer that cannot be printed.
 """
 
 import copy

@@ -1,7 +1,8 @@
 """Nested and sparse tensors of torch.
 
-Planted bugs that these tests caught: a bias added twice to a nested input, the ragged dimension taken for the second
-one, a result with offsets of its own, a nested tensor with holes that is taken, sparse weights that are taken.
+Planted bugs that these tests caught: a bias added twice to a nested input, an algorithm that is not handed over, the
+ragged dimension taken for the second one, a result with offsets of its own or with a wrong length of its longest item,
+nested tensors with holes, ragged in the last dimension or in the place of a weight that are taken.
 """
 
 import pytest
@@ -60,6 +61,7 @@ def test_matmul_of_jagged():
     a, b = NESTED["3d"](), torch.randn(16, 4, dtype=torch.float64)
     out = torch_tiledmm.matmul(a, b, algorithm="naive")
     assert out.shape == (3, a.shape[1], 4)
+    assert out.to_padded_tensor(0.0).shape == (3, 5, 4)  # the longest item is known
     for own, item in zip(out.unbind(), a.unbind(), strict=True):
         torch.testing.assert_close(own, item @ b, **EXACT)
 
@@ -77,6 +79,8 @@ def test_refuses_other_nested_tensors():
     ours = NESTED["3d"]()
     for call, message in (
         (lambda: layer(holes), "input: got a nested tensor with holes"),
+        (lambda: torch_tiledmm.matmul(ours, matrix, algorithm="wgmma"), "tiledmm: algorithm 'wgmma' cannot serve"),
+        (lambda: torch_tiledmm.linear(ours, matrix.mT, algorithm="wgmma"), "tiledmm: algorithm 'wgmma' cannot serve"),
         (lambda: layer(last), "input: got a nested tensor whose ragged dimension is the last one"),
         (lambda: torch_tiledmm.linear(matrix.mT, ours), "weight: got a nested tensor; accepted as one is input alone"),
         (lambda: torch_tiledmm.matmul(matrix, ours), "b: got a nested tensor; accepted as one is a alone"),

@@ -2,6 +2,8 @@
 
 All models are float64: with another order of summation, no token and no route to an expert changes. None has
 drop-out.
+
+Planted bugs that these tests caught: forward without the bias, Conv1D in no list, a weight that is no longer tied.
 """
 
 import copy
@@ -43,7 +45,11 @@ EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 def make(name: str) -> nn.Module:
     model, config, sizes, _ = MODELS[name]
-    return getattr(transformers, model)(getattr(transformers, config)(**sizes)).double().eval()
+    made = getattr(transformers, model)(getattr(transformers, config)(**sizes)).double().eval()
+    for parameter_name, parameter in made.named_parameters():
+        if parameter_name.endswith("bias"):  # zeros, which say nothing
+            nn.init.normal_(parameter, std=0.1)
+    return made
 
 
 def make_input(name: str) -> dict[str, torch.Tensor]:

@@ -446,6 +446,16 @@ def test_subclass_keeps_its_own_forward():
     assert [type(module) for module in model] == [Doubled, Plain]
 
 
+def test_gathered_weights_are_tiled():
+    """What torch.distributed gathers is a tensor of a class that waits, and hands the operators on."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    weight, input = torch.randn(5, 7), torch.randn(3, 7)
+    outs = []
+    assert tiled_calls(lambda: outs.append(torch_tiledmm.linear(input, AsyncCollectiveTensor(weight)))) == 1
+    assert torch.equal(outs[0], torch_tiledmm.linear(input, weight))
+
+
 class WithFunctions(torch.Tensor):
     """A tensor whose functions are its own."""
 
@@ -511,9 +521,19 @@ def partial_of_others(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
+def method_of_others(layer: nn.Linear) -> nn.Linear:
+    old_forward = layer.forward
+    layer.forward = types.MethodType(lambda self, input: 3 * old_forward(input), layer)
+    return layer
+
+
 def compiled(layer: nn.Linear) -> nn.Linear:
     layer.forward = torch.compile(layer.forward, backend="eager")
     return layer
+
+
+def shallow_copy_of_a_hooked(layer: nn.Linear) -> nn.Linear:
+    return copy.copy(hooked(layer))
 
 
 def patched_and_hooked(layer: nn.Linear) -> nn.Linear:
@@ -524,7 +544,16 @@ def hooked_and_patched(layer: nn.Linear) -> nn.Linear:
     return patched(hooked(layer))
 
 
-PUT_FORWARDS = (patched, taken_from_another, partial_of_others, compiled, patched_and_hooked, hooked_and_patched)
+PUT_FORWARDS = (
+    patched,
+    taken_from_another,
+    partial_of_others,
+    method_of_others,
+    compiled,
+    shallow_copy_of_a_hooked,
+    patched_and_hooked,
+    hooked_and_patched,
+)
 
 
 @pytest.mark.parametrize("put", PUT_FORWARDS, ids=lambda put: put.__name__)
@@ -538,8 +567,7 @@ def test_skips_layers_on_which_a_forward_was_put(put):
 
 @pytest.mark.parametrize("put", PUT_FORWARDS, ids=lambda put: put.__name__)
 def test_restore_leaves_layers_on_which_a_forward_was_put(put):
-    layer, input = TiledLinear(7, 5, algorithm="naive"), torch.randn(3, 7)
-    put(layer)
+    layer, input = put(TiledLinear(7, 5, algorithm="naive")), torch.randn(3, 7)
     expected, attributes = layer(input), dict(vars(layer))
     reason = "a forward was put on it, which may call TiledLinear's; remove that first"
     assert restore_linear(layer).skipped == [("", reason)]
