@@ -103,14 +103,13 @@ def linear(
             return linear(values, weight, bias, activation=activation, algorithm=algorithm)
 
         return _jagged(on_values, input, "input", weight=weight, bias=bias)
-    if has_own_products(weight):
-        if algorithm != "auto":
-            raise NotImplementedError(
-                f"weight: got a {type(weight).__name__}, which has products of its own, with algorithm {algorithm!r}; "
-                'accepted with it is "auto"'
-            )
-        return _by_torch(input, weight, bias, activation)
-    if _is_onnx_exported():
+    is_left_to_weight = has_own_products(weight)
+    if is_left_to_weight and algorithm != "auto":
+        raise NotImplementedError(
+            f"weight: got a {type(weight).__name__}, which has products of its own, with algorithm {algorithm!r}; "
+            'accepted with it is "auto"'
+        )
+    if is_left_to_weight or _is_onnx_exported():
         return _by_torch(input, weight, bias, activation)
     if activation == "none" and algorithm == "auto":
         out = _linear(input, weight, bias)
@@ -135,13 +134,16 @@ def has_own_products(tensor: object) -> bool:
 
 
 def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """`linear` in functions of torch."""
     functional = torch.nn.functional
     z = functional.linear(input, weight, bias)
-    if activation == "relu":
-        return functional.relu(z)
     if activation in ("gelu", "gelu_tanh"):
         return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return functional.silu(z) if activation == "silu" else z
+    if activation in ("relu", "silu"):
+        return functional.relu(z) if activation == "relu" else functional.silu(z)
+    if activation != "none":
+        raise ValueError(f"activation {activation!r} is not known; known are none, relu, gelu, gelu_tanh, silu")
+    return z
 
 
 def _is_onnx_exported() -> bool:

@@ -60,6 +60,9 @@ def test_activation_and_algorithm_of_a_quantized_layer(activation):
     layer.algorithm = "naive"
     with pytest.raises(NotImplementedError, match="^weight: got a .*, which has products of its own, .*'naive'"):
         layer(input)
+    layer.algorithm, layer.activation = "auto", "tanh"
+    with pytest.raises(ValueError, match="^activation 'tanh' is not known"):
+        layer(input)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning", "ignore:.*deprecated")
