@@ -142,7 +142,7 @@ def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: st
     if activation in ("relu", "silu"):
         return functional.relu(z) if activation == "relu" else functional.silu(z)
     if activation != "none":
-        raise ValueError(f"activation {activation!r} is not known; known are none, relu, gelu, gelu_tanh, silu")
+        raise ValueError(f"activation {activation!r} is not known; accepted are none, relu, gelu, gelu_tanh, silu")
     return z
 
 
