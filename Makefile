@@ -26,7 +26,7 @@ empty :=
 SOURCES := setup.py gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
 
-.PHONY: build demo test fuzz bench wheel check format clean help
+.PHONY: build demo test test-ecosystem fuzz bench wheel check format clean help
 .DELETE_ON_ERROR:
 
 build: $(BUILD_STAMP)
@@ -50,6 +50,12 @@ demo: build
 
 test: build
 	$(VENV_PYTHON) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_FLAGS)
+
+# With libraries of other projects, which are installed into the environment; torch stays the one that is there.
+test-ecosystem: build
+	torch=$$($(VENV_PYTHON) -c 'import torch; print(torch.__version__)') && \
+	  $(PIP) -q "torch==$$torch" -r tests/ecosystem/requirements.txt
+	$(VENV_PYTHON) -m pytest tests/ecosystem $(PYTEST_FLAGS)
 
 # About 10 minutes on 2 cores. A failing case is printed as code, with the command that runs it again.
 fuzz: build
@@ -91,6 +97,7 @@ help:
 	@echo "make build    virtual environment in $(VENV), libraries"
 	@echo "make demo     the main example; plots go to out/"
 	@echo "make test     all tests; PYTEST_FLAGS='-k linear' for some"
+	@echo "make test-ecosystem   tests with transformers, accelerate, peft, torchao, ONNX: installs them"
 	@echo "make fuzz     random cases against the reference; CASES=100000 SEED=1 DEVICE=cuda"
 	@echo "make bench    speed against torch and numpy, on this machine"
 	@echo "make wheel    wheel and source distribution in dist/; TORCHES='2.13.0 2.15.0' for several torches"

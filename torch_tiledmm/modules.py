@@ -7,17 +7,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .dispatch import ACTIVATIONS, DTYPES, check_algorithm
-from .ops import linear
+from .ops import has_own_products, linear
 
 _ATTRIBUTES = ("algorithm", "activation")
+# Where a layer may hold the forward of its class, bound to itself: accelerate's hooks keep it in the second while they
+# are on the layer, and leave it in the first when they go.
+_PLACES_OF_FORWARD = ("forward", "_old_forward")
 
 
 class TiledLinear(nn.Linear):
@@ -41,8 +44,9 @@ class TiledLinear(nn.Linear):
 
     # Of layers that no constructor of this class has made: `replace_linear` changes the class of those that exist, and
     # pickles may be older than the attributes.
-    algorithm: str = "auto"
-    activation: str = "none"
+    algorithm = "auto"
+    activation = "none"
+    __constants__ = [*nn.Linear.__constants__, *_ATTRIBUTES]  # what TorchScript sees of a class
 
     def __init__(
         self,
@@ -70,12 +74,18 @@ class TiledLinear(nn.Linear):
         keeps the layer itself.
 
         Raises:
-            TypeError: `layer` is not an nn.Linear, has a `forward` of its own, or cannot be tiled.
+            TypeError: `layer` is not an nn.Linear, has a `forward` of its own, in its class or on itself as a hook of
+                accelerate puts it there, or cannot be tiled.
             ValueError: an algorithm or an activation that is not known.
         """
         if not isinstance(layer, nn.Linear) or type(layer).forward not in (nn.Linear.forward, TiledLinear.forward):
             raise TypeError(f"layer: got a {type(layer).__name__}, expected a torch.nn.Linear with the forward of that")
-        if reason := _obstacle(layer):
+        reason = _obstacle(layer)
+        if not _is_forward_of_class(layer, vars(layer).get("forward")):
+            reason = "a forward was put on it, which the new layer would not have; remove that first"
+        elif not reason and "weight" not in layer._parameters:
+            reason = "its weight is no parameter; make it one first, as torch.nn.utils.prune.remove does"
+        if reason:
             raise TypeError(f"layer: got a {type(layer).__name__} that cannot be tiled: {reason}")
         tiled = cls(
             layer.in_features, layer.out_features, bias=False, device="meta", algorithm=algorithm, activation=activation
@@ -87,8 +97,10 @@ class TiledLinear(nn.Linear):
         return linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
 
     def extra_repr(self) -> str:
-        names = [name for name in _ATTRIBUTES if getattr(self, name) != getattr(TiledLinear, name)]
-        return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in names)])
+        # Also of a layer that was restored: torchao's layers keep the extra_repr that they had.
+        values = ((name, getattr(self, name, getattr(TiledLinear, name))) for name in _ATTRIBUTES)
+        shown = [f"{name}={value!r}" for name, value in values if value != getattr(TiledLinear, name)]
+        return ", ".join([nn.Linear.extra_repr(self), *shown])
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +129,9 @@ def replace_linear(
     """Turns the linear layers of `model` into TiledLinear, in place.
 
     A layer stays the same object and only its class changes, so parameters, tied weights, hooks, optimiser
-    state, training flag, dtype and device are untouched.
+    state, training flag, dtype and device are untouched. Under a hook of accelerate, the forward that the hook calls
+    becomes that of TiledLinear, too. Skipped are layers on which a `forward` was put in another way: it would be called
+    in the place of ours.
 
     Args:
         model: any module, also a linear layer itself. A layer that occurs twice is handled once, by its first
@@ -131,9 +145,9 @@ def replace_linear(
 
     Returns:
         The names replaced, the names skipped with the reason, and warnings where a replaced layer may be
-        bypassed: by a `forward` of its own, in nn.MultiheadAttention, and in eval mode in
+        bypassed: by a `forward` or `__call__` of its class, in nn.MultiheadAttention, and in eval mode in
         nn.TransformerEncoderLayer, which read weights instead of calling layers. The warnings are issued as
-        UserWarning, too.
+        UserWarning, too. Listed as skipped is also transformers' Conv1D, a linear layer that is no nn.Linear.
 
     Raises:
         TypeError: `model` is not a module.
@@ -142,14 +156,17 @@ def replace_linear(
     _check_module("replace_linear", model)
     check_algorithm(algorithm)
     swap = LinearSwap()
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", ())
     for name, module in model.named_modules():
+        if isinstance(module, conv1d):
+            swap.skipped.append((name, "Conv1D is no nn.Linear: put one with the transposed weight there first"))
         if not isinstance(module, nn.Linear):
             continue
         reason = _reason_to_keep(module) or _refusal(module, name, module_filter_fn)
         if reason:
             swap.skipped.append((name, reason))
         else:
-            module.__class__ = _tiled_class(type(module))  # type: ignore[arg-type]  # mypy: a class is not Hashable
+            _change_class(module, _tiled_class(type(module)))  # type: ignore[arg-type]  # mypy: a class is not Hashable
             if algorithm != "auto":
                 vars(module)["algorithm"] = algorithm
             swap.replaced.append(name)
@@ -166,8 +183,9 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     What was made as TiledLinear becomes nn.Linear.
 
     Returns:
-        The names replaced; skipped are layers with an activation, which nn.Linear cannot do, and those whose class was
-        made from TiledLinear by somebody else.
+        The names replaced; skipped are layers with an activation, which nn.Linear cannot do, those whose class was
+        made from TiledLinear by somebody else, and those on which somebody put a `forward`, which may call ours. Hooks
+        of accelerate stay, and may go before or after.
 
     Raises:
         TypeError: `model` is not a module.
@@ -180,16 +198,43 @@ def restore_linear(model: nn.Module) -> LinearSwap:
         former_class = nn.Linear if type(module) is TiledLinear else vars(type(module)).get("_former_class")
         if former_class is None:
             swap.skipped.append((name, f"{type(module).__name__} was made from TiledLinear, undo that first"))
+        elif _is_bypassed(module):
+            swap.skipped.append((name, "a forward was put on it, which may call TiledLinear's; remove that first"))
         elif module.activation != "none":
             swap.skipped.append(
                 (name, f"its activation is {module.activation!r}, which {former_class.__name__} has not")
             )
         else:
-            module.__class__ = former_class  # type: ignore[assignment]
+            _change_class(module, former_class)
             for attribute in _ATTRIBUTES:
                 vars(module).pop(attribute, None)
             swap.replaced.append(name)
     return swap
+
+
+def _change_class(module: nn.Linear, new_class: type[nn.Linear]) -> None:
+    """Gives a layer another class, and the forward of that where it holds the one of its class."""
+    own = vars(module)
+    held = [name for name in _PLACES_OF_FORWARD if name in own and _is_forward_of_class(module, own[name])]
+    module.__class__ = new_class
+    own.update((name, MethodType(new_class.forward, module)) for name in held)
+
+
+def _is_forward_of_class(module: nn.Linear, forward: object) -> bool:
+    """Whether to call `forward`, an attribute of the layer itself or None, is to call that of its class."""
+    if forward is None:
+        return True
+    return isinstance(forward, MethodType) and forward.__self__ is module and forward.__func__ is type(module).forward
+
+
+def _is_bypassed(module: nn.Linear) -> bool:
+    """Whether a forward was put on the layer that may not call the one of its class."""
+    own = vars(module)
+    forward = own.get("forward")
+    is_of_accelerate = (  # it calls _old_forward
+        isinstance(forward, functools.partial) and getattr(forward.func, "__module__", "") == "accelerate.hooks"
+    )
+    return not _is_forward_of_class(module, own.get("_old_forward") if is_of_accelerate else forward)
 
 
 @functools.cache
@@ -199,7 +244,9 @@ def _tiled_class(former_class: type[nn.Linear]) -> type[TiledLinear]:
         return TiledLinear
 
     # pickle finds a class by its name, and this one has none.
-    def reduce(module: nn.Module, protocol: int) -> tuple:
+    def reduce(module: nn.Module, protocol: int) -> str | tuple:
+        if "_former_class" not in vars(type(module)):  # a class that somebody made of this one
+            return former_class.__reduce_ex__(module, protocol)
         state = former_class.__reduce_ex__(module, 2)[2:]
         return (_new_tiled, (former_class,), *state)
 
@@ -219,6 +266,8 @@ def _reason_to_keep(module: nn.Linear) -> str:
     for attribute in _ATTRIBUTES:
         if hasattr(module, attribute):
             return f"it has an attribute {attribute!r} of its own"
+    if _is_bypassed(module):
+        return "a forward was put on it, which would be called in the place of ours; remove that, replace, put it back"
     return _obstacle(module)
 
 
@@ -228,12 +277,25 @@ def _obstacle(module: nn.Linear) -> str:
         return "parametrized; replace first, then parametrize"
     if isinstance(module, LazyModuleMixin):
         return "lazy; run the model once first"
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if is_traceable_wrapper_subclass(module.weight) and not (dtensor and isinstance(module.weight, dtensor.DTensor)):
-        return f"its weight is a {type(module.weight).__name__}, which has products of its own"
-    if module.weight.dtype not in DTYPES.values():
-        return f"{module.weight.dtype} is not supported"
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
+        return f"its weight is a {type(weight).__name__}"
+    if has_own_products(weight) or _has_own_functions(type(weight)):
+        return f"its weight is a {type(weight).__name__}, which has products of its own"
+    if weight.layout != torch.strided:
+        return f"its weight has layout {weight.layout}; tiled are strided ones"
+    if weight.dtype not in DTYPES.values():
+        return f"{weight.dtype} is not supported"
     return ""
+
+
+def _has_own_functions(tensor_class: type[Tensor]) -> bool:
+    """Whether functions of torch that are called with such a tensor are functions of its class."""
+    own, of_tensors, of_parameters = (
+        getattr(function, "__func__", function)
+        for function in (tensor_class.__torch_function__, Tensor.__torch_function__, nn.Parameter.__torch_function__)
+    )
+    return own not in (of_tensors, of_parameters)
 
 
 def _refusal(module: nn.Linear, name: str, module_filter_fn: Callable[[nn.Module, str], bool] | None) -> str:
@@ -248,8 +310,11 @@ def _bypasses(module: nn.Module) -> Iterator[str]:
     def tiled(*children: str) -> str:
         return " and ".join(name for name in children if isinstance(getattr(module, name, None), TiledLinear))
 
-    if isinstance(module, TiledLinear) and type(module).forward is not TiledLinear.forward:
-        yield f"({type(module).__name__}) has its own forward: tiled is only what it leaves to super().forward"
+    if isinstance(module, TiledLinear):
+        for method in ("forward", "__call__"):
+            if getattr(type(module), method) is not getattr(TiledLinear, method):
+                name = type(module).__name__
+                yield f"({name}) has its own {method}: tiled is only what it leaves to super().{method}"
     if isinstance(module, nn.MultiheadAttention) and tiled("out_proj"):
         yield "(nn.MultiheadAttention) never calls out_proj, it reads the weight"
     if isinstance(module, nn.TransformerEncoderLayer) and tiled("linear1", "linear2"):

@@ -5,15 +5,16 @@ Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.compiler import is_compiling
-from torch.utils.flop_counter import register_flop_formula
+from torch.compiler import is_compiling, is_exporting
+from torch.jit._builtins import _register_builtin
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from . import direct
 
@@ -29,7 +30,8 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
         matmul(torch.randn(4), torch.randn(4, 5)).shape        # torch.Size([5]): a vector is a row of a, a column of b
 
     Args:
-        a: (k,), (m, k) or (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied.
+        a: (k,), (m, k) or (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied. Or a
+            nested tensor of layout torch.jagged, by a matrix: any dimension but the last may be the ragged one.
         b: (k,), (k, n) or (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
         algorithm: a name of `torch_tiledmm.algorithms(device)`: each device has its own. "auto" is what
             `torch_tiledmm.use_algorithm` says, else the cheapest legal kernel.
@@ -43,7 +45,8 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
     Raises:
         TypeError: a dtype that is not accepted, or two different dtypes.
         ValueError: an algorithm that is not known.
-        NotImplementedError: an algorithm that cannot serve this device; a layout other than strided.
+        NotImplementedError: an algorithm that cannot serve this device; a layout other than strided and, for the first
+            operand, jagged.
         RuntimeError: shapes that do not fit, or different devices; an `out` that shares memory, or needs a gradient.
     """
     product: Tensor
@@ -52,6 +55,10 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
             product = direct.matmul(a, b, algorithm)
             if product is not NotImplemented:
                 return product
+        if _is_nested(a) or _is_nested(b):
+            return _jagged(lambda values: matmul(values, b, algorithm=algorithm), a, "a", b=b)
+        if _is_onnx_exported():
+            return torch.matmul(a, b)
         product = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
         return product
     torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
@@ -66,30 +73,120 @@ def linear(
         linear(torch.randn(8, 3, 4), torch.randn(5, 4), torch.randn(5), activation="gelu").shape  # (8, 3, 5)
 
     Args:
-        input: (..., in_features); float32, float64, float16 or bfloat16; any strides.
-        weight: (out_features, in_features) or (in_features,); dtype and device of `input`; read as it is stored.
+        input: (..., in_features); float32, float64, float16 or bfloat16; any strides. Or a nested tensor of layout
+            torch.jagged, of which any dimension but the last may be the ragged one.
+        weight: (out_features, in_features) or (in_features,); dtype and device of `input`; read as it is stored. A
+            tensor of a class with products of its own, such as torchao's quantized ones, computes them itself:
+            `torch.nn.functional.linear` is called, and the activation after it.
         bias: (out_features,) or (1,), or None; added before the activation.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. Where a
             gradient is needed, backward keeps the sum, so that float16 and bfloat16 are rounded before it, too.
         algorithm: see `matmul`.
 
     Returns:
-        (..., out_features), contiguous. It is rounded once, after bias and activation; under torch.vmap over weight or
-        bias, bias and activation are operations of their own, so that float16 and bfloat16 are rounded before each.
+        (..., out_features), contiguous; for a nested input, nested as that is. It is rounded once, after bias and
+        activation; under torch.vmap over weight or bias, bias and activation are operations of their own, so that
+        float16 and bfloat16 are rounded before each.
 
     Raises:
-        As `matmul`; ValueError also for an activation that is not known.
+        As `matmul`; ValueError also for an activation that is not known. NotImplementedError also for an algorithm
+        other than "auto" where the weight has products of its own.
     """
     out: Tensor
     if direct.is_here and not is_compiling():
         out = direct.linear(input, weight, bias, activation, algorithm)
         if out is not NotImplemented:
             return out
+    if _is_nested(input) or _is_nested(weight) or _is_nested(bias):
+
+        def on_values(values: Tensor) -> Tensor:
+            return linear(values, weight, bias, activation=activation, algorithm=algorithm)
+
+        return _jagged(on_values, input, "input", weight=weight, bias=bias)
+    is_left_to_weight = has_own_products(weight)
+    if is_left_to_weight and algorithm != "auto":
+        raise NotImplementedError(
+            f"weight: got a {type(weight).__name__}, which has products of its own, with algorithm {algorithm!r}; "
+            'accepted with it is "auto"'
+        )
+    if is_left_to_weight or _is_onnx_exported():
+        return _by_torch(input, weight, bias, activation)
     if activation == "none" and algorithm == "auto":
         out = _linear(input, weight, bias)
     else:
         out = _linear(input, weight, bias, activation=activation, algorithm=algorithm)
     return out
+
+
+# In TorchScript, calls of the functions are calls of the operators. The body of a function is nothing it could compile.
+_register_builtin(matmul, "tiledmm::matmul")
+_register_builtin(linear, "tiledmm::linear")
+
+
+def has_own_products(tensor: object) -> bool:
+    """Whether a tensor is of a class that computes products in its own way, as torchao's quantized tensors do.
+
+    Those of torch.distributed do not: DTensor has rules for the operators, and the others hand them on.
+    """
+    # Classes made of other tensors have this method. Unlike torch's own question, this can be asked in torch.compile.
+    tensor_class = type(tensor)
+    return hasattr(tensor_class, "__tensor_flatten__") and not tensor_class.__module__.startswith("torch.distributed.")
+
+
+def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """`linear` in functions of torch."""
+    functional = torch.nn.functional
+    z = functional.linear(input, weight, bias)
+    if activation in ("gelu", "gelu_tanh"):
+        return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation in ("relu", "silu"):
+        return functional.relu(z) if activation == "relu" else functional.silu(z)
+    if activation != "none":
+        raise ValueError(f"activation {activation!r} is not known; accepted are none, relu, gelu, gelu_tanh, silu")
+    return z
+
+
+def _is_onnx_exported() -> bool:
+    """Whether torch.onnx.export traces this call: what it has translations for are torch's own operators."""
+    return is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+def _is_nested(operand: object) -> bool:
+    return isinstance(operand, Tensor) and operand.is_nested
+
+
+def _jagged(product: Callable[[Tensor], Tensor], given: Tensor, name: str, **others: Tensor | None) -> Tensor:
+    """The product of a jagged nested tensor: of its values, which are a dense tensor, with its ragged structure."""
+    for other_name, other in others.items():
+        if _is_nested(other):
+            raise NotImplementedError(f"{other_name}: got a nested tensor; accepted as one is {name} alone")
+        if name == "a" and other is not None and other.dim() != 2:
+            raise NotImplementedError(
+                f"{other_name}: got {other.dim()} dimensions beside a nested tensor; accepted is a matrix"
+            )
+    if given.layout != torch.jagged:
+        raise NotImplementedError(
+            f"{name}: got a nested tensor of layout {given.layout}; accepted is layout torch.jagged, as of "
+            "torch.nested.nested_tensor(tensors, layout=torch.jagged)"
+        )
+    if given.lengths() is not None:  # type: ignore[attr-defined]
+        raise NotImplementedError(
+            f"{name}: got a nested tensor with holes between its items, as torch.nested.narrow makes; accepted is one "
+            "without, as contiguous() makes of it"
+        )
+    ragged_dim = given._ragged_idx  # type: ignore[attr-defined]
+    if ragged_dim == given.dim() - 1:
+        raise NotImplementedError(
+            f"{name}: got a nested tensor whose ragged dimension is the last one, along which products are summed; "
+            "accepted is any other"
+        )
+    return torch.nested.nested_tensor_from_jagged(
+        product(given.values()),
+        given.offsets(),  # type: ignore[attr-defined]
+        jagged_dim=ragged_dim,
+        min_seqlen=given._maybe_min_seqlen,  # type: ignore[attr-defined]
+        max_seqlen=given._maybe_max_seqlen,  # type: ignore[attr-defined]
+    )
 
 
 def _check_mapped(op: OpOverload, in_dims: Sequence[int | None], *operands: Tensor | None, **kwargs: object) -> None:
@@ -218,31 +315,41 @@ def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Seq
     return FakeTensor(mode, out, device)
 
 
-for _name, _rule in (
-    ("tiledmm::matmul", _matmul_vmap),
-    ("tiledmm::linear", _linear_vmap),
-    ("tiledmm::activate", _activate_vmap),
-    ("tiledmm::activate_backward", _activate_backward_vmap),
-    ("tiledmm::ordered_sum", _ordered_sum_vmap),
-):
-    torch.library.register_vmap(_name, _rule)
-    torch.library.register_torch_dispatch(_name, FakeTensorMode, _fake)
-
-
-@register_flop_formula(torch.ops.tiledmm.matmul)
 def _matmul_flops(
     a_shape: Sequence[int], b_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
 ) -> int:
     return 2 * math.prod(out_shape) * a_shape[-1]
 
 
-@register_flop_formula(torch.ops.tiledmm.linear_weight_grads)
 def _linear_weight_grads_flops(
     grad_shape: Sequence[int], input_shape: Sequence[int], *args: object, **kwargs: object
 ) -> int:
     return 2 * math.prod(grad_shape) * input_shape[1]
 
 
-@register_flop_formula([torch.ops.tiledmm.linear, torch.ops.tiledmm.linear_and_sum])
 def _linear_flops(input_shape: Sequence[int], weight_shape: Sequence[int], *args: object, **kwargs: object) -> int:
     return 2 * math.prod(input_shape[:-1]) * math.prod(weight_shape)
+
+
+def _register() -> None:
+    for name, rule in (
+        ("tiledmm::matmul", _matmul_vmap),
+        ("tiledmm::linear", _linear_vmap),
+        ("tiledmm::activate", _activate_vmap),
+        ("tiledmm::activate_backward", _activate_backward_vmap),
+        ("tiledmm::ordered_sum", _ordered_sum_vmap),
+    ):
+        torch.library.register_vmap(name, rule)
+        torch.library.register_torch_dispatch(name, FakeTensorMode, _fake)
+    for op, formula in (
+        (torch.ops.tiledmm.matmul, _matmul_flops),
+        (torch.ops.tiledmm.linear, _linear_flops),
+        (torch.ops.tiledmm.linear_and_sum, _linear_flops),
+        (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
+    ):
+        register_flop_formula(op)(formula)
+
+
+# torch takes each rule once in a process: where the package is imported anew, those of the first import stay.
+if torch.ops.tiledmm.matmul not in flop_registry:
+    _register()

@@ -6,21 +6,30 @@ subclasses, parametrized layers and subclasses replaced, no word on the transfor
 prints itself as Linear, one that calls a subclass TiledLinear. Of `algorithm` and `activation`: one that forward does
 not hand over, one that a copy loses, no default for layers without it, a restored layer that keeps its algorithm, one
 that loses its activation, an attribute of a subclass taken for ours, `from_linear` that copies parameters, forgets the
-training flag, or takes a layer with a forward of its own.
+training flag, or takes a layer with a forward of its own. Of forwards that are put on a layer: one under which a layer
+is replaced, or restored, all the same, a former forward that stays under a hook, one of another layer taken for the
+layer's own, one that is none of accelerate's taken for one. Of restore: an inherited `_former_class` that counts. Of
+weights: sparse ones and those with functions of their own that are taken. Of a second import: rules registered twice.
 """
 
 import copy
+import functools
+import importlib
 import io
 import pickle
 import re
+import sys
+import types
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, replace_linear, restore_linear
@@ -62,6 +71,35 @@ class Doubled(nn.Linear):
 
 class Plain(nn.Linear):
     """A subclass that changes nothing."""
+
+
+def hooked(layer: nn.Linear) -> nn.Linear:
+    """The layer with a hook that triples, put there in the way of accelerate."""
+
+    def new_forward(module, *args):
+        return 3 * module._old_forward(*args)
+
+    new_forward.__module__ = "accelerate.hooks"
+    layer._old_forward = layer.forward
+    layer.forward = functools.update_wrapper(functools.partial(new_forward, layer), layer._old_forward)
+    return layer
+
+
+def unhooked(layer: nn.Linear) -> nn.Linear:
+    layer.forward = layer._old_forward
+    del layer._old_forward
+    return layer
+
+
+def patched(layer: nn.Linear) -> nn.Linear:
+    """The layer with a forward that triples, put there in a way of its own."""
+    old_forward = layer.forward
+    layer.forward = lambda input: 3 * old_forward(input)
+    return layer
+
+
+def pruned(layer: nn.Linear) -> nn.Linear:
+    return prune.random_unstructured(layer, "weight", amount=0.5)
 
 
 def make_pair(*args, **kwargs) -> tuple[nn.Linear, TiledLinear]:
@@ -208,11 +246,20 @@ def test_from_linear_refuses():
         (parametrized, "layer: got a ParametrizedLinear that cannot be tiled: parametrized"),
         (nn.LazyLinear(3), "layer: got a LazyLinear that cannot be tiled: lazy"),
         (nn.Linear(3, 3, dtype=torch.complex64), "layer: got a Linear that cannot be tiled: torch.complex64"),
+        (hooked(nn.Linear(3, 3)), "layer: got a Linear that cannot be tiled: a forward was put on it"),
+        (patched(nn.Linear(3, 3)), "layer: got a Linear that cannot be tiled: a forward was put on it"),
+        (pruned(nn.Linear(3, 3)), "layer: got a Linear that cannot be tiled: its weight is no parameter"),
     ):
         with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
             TiledLinear.from_linear(layer)
     with pytest.raises(ValueError, match="^activation: got 'tanh'"):
         TiledLinear.from_linear(nn.Linear(3, 3), activation="tanh")
+
+
+def test_from_linear_takes_what_a_hook_left():
+    layer, input = unhooked(hooked(nn.Linear(7, 5))), torch.randn(3, 7)
+    assert "forward" in vars(layer)
+    torch.testing.assert_close(TiledLinear.from_linear(layer)(input), layer(input))
 
 
 def save_and_load(module: nn.Module) -> nn.Module:
@@ -399,6 +446,175 @@ def test_subclass_keeps_its_own_forward():
     assert [type(module) for module in model] == [Doubled, Plain]
 
 
+def test_gathered_weights_are_tiled():
+    """What torch.distributed gathers is a tensor of a class that waits, and hands the operators on."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    weight, input = torch.randn(5, 7), torch.randn(3, 7)
+    outs = []
+    assert tiled_calls(lambda: outs.append(torch_tiledmm.linear(input, AsyncCollectiveTensor(weight)))) == 1
+    assert torch.equal(outs[0], torch_tiledmm.linear(input, weight))
+
+
+class WithFunctions(torch.Tensor):
+    """A tensor whose functions are its own."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Named(torch.Tensor):
+    """A tensor with another name."""
+
+
+def test_replaces_under_a_weight_with_another_name():
+    layer, input = nn.Linear(7, 5), torch.randn(3, 7)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Named))
+    expected = layer(input)
+    assert replace_linear(layer).replaced == [""] and tiled_calls(layer, input) == 1
+    torch.testing.assert_close(layer(input), expected)
+
+
+ORDERS = (
+    "hook replace unhook restore",
+    "hook replace restore unhook",
+    "hook unhook replace restore",
+    "replace hook unhook restore",
+    "replace hook restore unhook",
+    "hook replace copy restore unhook",
+)
+
+
+@pytest.mark.parametrize("make", (nn.Linear, Doubled, Plain), ids=lambda make: make.__name__)
+@pytest.mark.filterwarnings("ignore:replace_linear")
+def test_hooks_that_keep_the_forward(make):
+    """As accelerate's do. They come and go before and after the swaps, in any order."""
+    input = torch.randn(3, 7)
+    for steps in ORDERS:
+        model = nn.Sequential(make(7, 5))
+        plain, factor, is_tiled = model(input), 1, False
+        for step in steps.split():
+            if step == "replace":
+                assert replace_linear(model, module_filter_fn=lambda *_: True).replaced == ["0"]
+            elif step == "restore":
+                assert restore_linear(model).replaced == ["0"] and type(model[0]) is make
+            elif step == "copy":
+                model = copy.deepcopy(model)
+            else:
+                (hooked if step == "hook" else unhooked)(model[0])
+            factor = {"hook": 3, "unhook": 1}.get(step, factor)
+            is_tiled = {"replace": True, "restore": False}.get(step, is_tiled)
+            assert tiled_calls(model, input) == is_tiled, (steps, step)
+            torch.testing.assert_close(model(input), factor * plain)
+
+
+def taken_from_another(layer: nn.Linear) -> nn.Linear:
+    """A shallow copy has the forward of the other layer, with the weight of that."""
+    layer.forward = copy.deepcopy(layer).forward
+    return layer
+
+
+def partial_of_others(layer: nn.Linear) -> nn.Linear:
+    layer._old_forward = layer.forward
+    layer.forward = functools.partial(nn.Linear.forward, layer)
+    return layer
+
+
+def method_of_others(layer: nn.Linear) -> nn.Linear:
+    old_forward = layer.forward
+    layer.forward = types.MethodType(lambda self, input: 3 * old_forward(input), layer)
+    return layer
+
+
+def compiled(layer: nn.Linear) -> nn.Linear:
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    return layer
+
+
+def shallow_copy_of_a_hooked(layer: nn.Linear) -> nn.Linear:
+    return copy.copy(hooked(layer))
+
+
+def patched_and_hooked(layer: nn.Linear) -> nn.Linear:
+    return hooked(patched(layer))
+
+
+def hooked_and_patched(layer: nn.Linear) -> nn.Linear:
+    return patched(hooked(layer))
+
+
+PUT_FORWARDS = (
+    patched,
+    taken_from_another,
+    partial_of_others,
+    method_of_others,
+    compiled,
+    shallow_copy_of_a_hooked,
+    patched_and_hooked,
+    hooked_and_patched,
+)
+
+
+@pytest.mark.parametrize("put", PUT_FORWARDS, ids=lambda put: put.__name__)
+def test_skips_layers_on_which_a_forward_was_put(put):
+    layer, input = put(nn.Linear(7, 5)), torch.randn(3, 7)
+    expected, attributes = layer(input), dict(vars(layer))
+    reason = "a forward was put on it, which would be called in the place of ours; remove that, replace, put it back"
+    assert replace_linear(layer, module_filter_fn=lambda *_: True).skipped == [("", reason)]
+    assert type(layer) is nn.Linear and vars(layer) == attributes and torch.equal(layer(input), expected)
+
+
+@pytest.mark.parametrize("put", PUT_FORWARDS, ids=lambda put: put.__name__)
+def test_restore_leaves_layers_on_which_a_forward_was_put(put):
+    layer, input = put(TiledLinear(7, 5, algorithm="naive")), torch.randn(3, 7)
+    expected, attributes = layer(input), dict(vars(layer))
+    reason = "a forward was put on it, which may call TiledLinear's; remove that first"
+    assert restore_linear(layer).skipped == [("", reason)]
+    assert type(layer) is TiledLinear and vars(layer) == attributes and torch.equal(layer(input), expected)
+
+
+@pytest.mark.parametrize("change", (pruned, nn.utils.spectral_norm), ids=lambda change: change.__name__)
+def test_weights_that_hooks_compute(change):
+    model, input = nn.Sequential(change(nn.Linear(7, 5))).eval(), torch.randn(3, 7)
+    expected = model(input)
+    assert replace_linear(model).replaced == ["0"] and tiled_calls(model, input) == 1
+    torch.testing.assert_close(model(input), expected)
+    model(input).sum().backward()
+    assert model[0].weight_orig.grad.any()
+    assert restore_linear(model).replaced == ["0"] and torch.equal(model(input), expected)
+
+
+@pytest.mark.parametrize("compile_it", ("the model", "the layer"))
+def test_compiled_before_it_is_replaced(compile_it):
+    """Compiled code asks for the class of a layer, so that it is compiled anew."""
+    model, input, seen = nn.Sequential(nn.Linear(7, 5), nn.ReLU()), torch.randn(3, 7), []
+
+    def backend(graph, _):
+        seen.append(str(graph.graph))
+        return graph
+
+    (model if compile_it == "the model" else model[0]).compile(backend=backend)
+    expected = model(input)
+    for swap, is_tiled in ((replace_linear, True), (restore_linear, False)):
+        assert swap(model).replaced == ["0"]
+        seen.clear()
+        torch.testing.assert_close(model(input), expected)
+        assert ("tiledmm.linear" in "".join(seen)) == is_tiled
+
+
+def test_lists_conv1d_of_transformers(monkeypatch):
+    class Conv1D(nn.Module):
+        pass
+
+    module = types.SimpleNamespace(Conv1D=Conv1D)
+    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
+    swap = replace_linear(nn.Sequential(nn.Linear(3, 3), Conv1D()))
+    reason = "Conv1D is no nn.Linear: put one with the transposed weight there first"
+    assert swap.replaced == ["0"] and swap.skipped == [("1", reason)]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_skips_what_it_cannot_serve():
     model = nn.ModuleDict(
         {
@@ -406,8 +622,19 @@ def test_skips_what_it_cannot_serve():
             "int8": nn.Linear(3, 3).requires_grad_(False).to(torch.float32),
             "lazy": nn.LazyLinear(3),
             "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+            "sparse": nn.Linear(3, 3),
+            "csr": nn.Linear(3, 3),
+            "own": nn.Linear(3, 3),
+            "none": nn.Linear(3, 3),
         }
     )
+    for name, weight in (
+        ("sparse", torch.eye(3).to_sparse()),
+        ("csr", torch.eye(3).to_sparse_csr()),
+        ("own", torch.eye(3).as_subclass(WithFunctions)),
+        ("none", None),
+    ):
+        model[name].weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
     model["int8"].weight = nn.Parameter(torch.ones(3, 3, dtype=torch.int8), requires_grad=False)
     classes = [type(module) for module in model.values()]
     swap = replace_linear(model, module_filter_fn=lambda *_: True)
@@ -417,6 +644,10 @@ def test_skips_what_it_cannot_serve():
         ("int8", "torch.int8 is not supported"),
         ("lazy", "lazy; run the model once first"),
         ("parametrized", "parametrized; replace first, then parametrize"),
+        ("sparse", "its weight has layout torch.sparse_coo; tiled are strided ones"),
+        ("csr", "its weight has layout torch.sparse_csr; tiled are strided ones"),
+        ("own", "its weight is a WithFunctions, which has products of its own"),
+        ("none", "its weight is a NoneType"),
     ]
     assert str(swap).splitlines()[:2] == [
         "replaced 0: none",
@@ -436,6 +667,19 @@ def test_skips_weights_of_other_projects():
     del linear.weight
     linear.weight = torch.Tensor._make_wrapper_subclass(Quantized, (3, 3))
     assert replace_linear(linear).skipped == [("", "its weight is a Quantized, which has products of its own")]
+
+
+def test_a_call_of_its_own_may_bypass():
+    class Called(nn.Linear):
+        def __call__(self, input):
+            return nn.functional.linear(input, self.weight)
+
+    model, input = nn.Sequential(Called(3, 3)), torch.randn(2, 3)
+    with pytest.warns(
+        UserWarning, match=r"0 \(TiledCalled\) has its own __call__: tiled is only what it leaves to super"
+    ):
+        replace_linear(model, module_filter_fn=lambda *_: True)
+    assert tiled_calls(model, input) == 0
 
 
 def test_transformer_fast_path_bypasses_and_can_be_switched_off():
@@ -531,6 +775,37 @@ def test_restore_leaves_classes_made_from_tiled_linear():
     assert swap.skipped == [("1", "ParametrizedTiledLinear was made from TiledLinear, undo that first")]
 
 
+def test_restore_leaves_parametrized_subclasses():
+    """Their class inherits from the one that replace_linear made, and has their weight."""
+    model, input = nn.Sequential(Plain(4, 4), Plain(4, 4)), torch.randn(3, 4)
+    replace_linear(model, module_filter_fn=lambda *_: True)
+    parametrize.register_parametrization(model[1], "weight", nn.Tanh())
+    expected = model(input)
+    swap = restore_linear(model)
+    assert swap.replaced == ["0"] and type(model[0]) is Plain
+    assert swap.skipped == [("1", "ParametrizedTiledPlain was made from TiledLinear, undo that first")]
+    torch.testing.assert_close(model(input), expected)
+    torch.testing.assert_close(copy.deepcopy(model)(input), expected)
+    with pytest.raises(RuntimeError, match="Serialization of parametrized modules"):  # not as a TiledPlain
+        pickle.dumps(model[1])
+    parametrize.remove_parametrizations(model[1], "weight")
+    assert restore_linear(model).replaced == ["1"] and type(model[1]) is Plain
+    torch.testing.assert_close(model(input), expected)
+
+
+def test_a_class_made_of_a_tiled_subclass_is_pickled_as_itself():
+    model = Plain(4, 4)
+    replace_linear(model, module_filter_fn=lambda *_: True)
+    model.__class__ = type("OfOthers", (type(model),), {"__module__": __name__})
+    with pytest.raises(pickle.PicklingError, match="OfOthers"):
+        pickle.dumps(model)
+    globals()["OfOthers"] = type(model)
+    try:
+        assert type(pickle.loads(pickle.dumps(model))) is type(model)
+    finally:
+        del globals()["OfOthers"]
+
+
 @pytest.mark.parametrize("function", (replace_linear, restore_linear))
 def test_refuses_what_is_no_module(function):
     with pytest.raises(TypeError, match=f"{function.__name__}: model is a list; accepted is a torch.nn.Module"):
@@ -539,3 +814,37 @@ def test_refuses_what_is_no_module(function):
 
 def test_names_are_public():
     assert {"TiledLinear", "replace_linear", "restore_linear"} <= set(torch_tiledmm.__all__)
+
+
+def test_a_second_import_is_harmless():
+    """As notebooks and test runners do it. The rules of the first import stay, and the functions of both work."""
+    first = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torch_tiledmm"}
+    finders = sys.meta_path.copy()
+    a, b = torch.randn(3, 4, 5), torch.randn(5, 6)
+    layer = TiledLinear(5, 6)
+    expected = torch_tiledmm.matmul(a, b)
+    try:
+        with warnings.catch_warnings(action="error"):
+            for name in first:
+                del sys.modules[name]
+            again = importlib.import_module("torch_tiledmm")
+            assert again is not torch_tiledmm and again.matmul is not torch_tiledmm.matmul
+            for name in ("machine", "direct", "dispatch", "ops", "modules", "distributed"):
+                importlib.reload(sys.modules[f"torch_tiledmm.{name}"])
+            importlib.reload(again)
+        for package in (torch_tiledmm, again):
+            assert torch.equal(package.matmul(a, b), expected)
+            assert torch.equal(torch.func.vmap(package.matmul, in_dims=(0, None))(a, b), expected)
+            with FlopCounterMode(display=False) as counter:
+                package.matmul(a, b)
+            assert counter.get_total_flops() == 2 * 3 * 4 * 5 * 6
+            with FakeTensorMode():
+                assert package.matmul(torch.empty(3, 4), torch.empty(4, 2)).shape == (3, 2)
+        assert torch.equal(layer(a), torch_tiledmm.linear(a, layer.weight, layer.bias))
+        new = again.TiledLinear.from_linear(nn.Linear(5, 6))
+        assert again.restore_linear(new).replaced == [""] and again.replace_linear(new).replaced == [""]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch_tiledmm"]:
+            del sys.modules[name]
+        sys.modules.update(first)
+        sys.meta_path[:] = finders
