@@ -7,10 +7,14 @@ a contiguous copy of an operand, the bias of a vector as weight unchecked where 
 stores by columns keep and stores by rows do not, 31 bits for k or for the place of a chunk of A or of B.
 """
 
+import collections
 import contextlib
+import itertools
 import math
+import mmap
 import platform
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -313,6 +317,66 @@ def test_matmul_out_takes_just_the_operands_that_share_no_byte_with_out(odd_byte
                 OPS.matmul_out(a, randn(k, n), out, algorithm="fast")
             taken += 1
     assert taken > 50
+
+
+RESERVED = 1 << 41  # bytes
+
+
+@pytest.fixture(scope="module")
+def reserved() -> torch.Tensor:
+    """bfloat16 elements that have addresses and no memory: nobody may read or write them."""
+    memory = mmap.mmap(-1, RESERVED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(memory, dtype=torch.bfloat16)
+
+
+def places_of(view: torch.Tensor) -> collections.Counter:
+    """How many elements lie at which place, in Python's integers."""
+    indices = itertools.product(*map(range, view.shape))
+    return collections.Counter(
+        view.storage_offset() + sum(i * stride for i, stride in zip(index, view.stride(), strict=True))
+        for index in indices
+    )
+
+
+def refuses(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> str:
+    """Which memory is shared, in the words of the operator. An algorithm that nobody knows is what it asks about next,
+    so that it computes nothing."""
+    with pytest.raises((RuntimeError, ValueError), match="share|algorithm 'fast' is not known") as error:
+        OPS.matmul_out(a, b, out, algorithm="fast")
+    return next((what for what in ("elements of out", "with a", "with b") if what in str(error.value)), "nothing")
+
+
+def test_matmul_out_knows_which_operands_share_memory_at_strides_of_ten_to_the_ten(reserved):
+    """Against the elements' places, counted in integers without a limit. Strides are sums of few large numbers, and
+    operands lie such that two elements meet, or nearly do."""
+    rng, seen = random.Random(6), collections.Counter()
+    a, out = reserved.as_strided((2, 1), (5954962523, 1), 9203485529), reserved.as_strided((2, 1), (9203485529, 1))
+    assert refuses(a, torch.ones(1, 1, dtype=a.dtype), out) == "with a"
+    for _ in range(1500):
+        large = [rng.choice((rng.randrange(2**31, 10**10), rng.randrange(2**33, 2**34))) for _ in range(2)]
+        strides = [*large, *large, sum(large), 2 * large[0], large[0] + rng.choice((1, 2, 3)), rng.choice((1, 2, 3, 1000))]
+
+        def draw(rows, columns, strides=strides):
+            return reserved.as_strided((rows, columns), (rng.choice(strides), rng.choice(strides)), 1 << 38)
+
+        m, k, n = (rng.randrange(1, 5) for _ in range(3))
+        a, b, out = draw(m, k), draw(k, n), draw(m, n)
+        operand, name = (a, "with a") if rng.random() < 0.5 else (b, "with b")
+        meeting = rng.choice(list(places_of(operand))) - rng.choice(list(places_of(out))) + rng.choice((0, 0, 0, 1, -1))
+        out = out.as_strided(out.shape, out.stride(), out.storage_offset() + meeting)
+        places = places_of(out)
+        expected = "nothing"
+        if max(places.values()) > 1:
+            expected = "elements of out"
+        elif places & places_of(a):
+            expected = "with a"
+        elif places & places_of(b):
+            expected = "with b"
+        assert refuses(a, b, out) == expected, (a.stride(), b.stride(), out.shape, out.stride(), out.storage_offset())
+        seen[expected] += 1
+    assert min(seen.values()) > 100 and len(seen) == 4, seen
 
 
 def test_matmul_out_says_when_it_cannot_find_out():
