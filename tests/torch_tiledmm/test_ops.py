@@ -324,8 +324,8 @@ RESERVED = 1 << 41  # bytes
 
 @pytest.fixture(scope="module")
 def reserved() -> torch.Tensor:
-    """bfloat16 elements that have addresses and no memory: nobody may read or write them."""
-    memory = mmap.mmap(-1, RESERVED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    """bfloat16 elements that have addresses and no memory of their own: zeros that nobody may write."""
+    memory = mmap.mmap(-1, RESERVED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         return torch.frombuffer(memory, dtype=torch.bfloat16)
@@ -374,7 +374,8 @@ def test_matmul_out_knows_which_operands_share_memory_at_strides_of_ten_to_the_t
             expected = "with a"
         elif places & places_of(b):
             expected = "with b"
-        assert refuses(a, b, out) == expected, (a.stride(), b.stride(), out.shape, out.stride(), out.storage_offset())
+        found, views = refuses(a, b, out), [(view.shape, view.stride(), view.storage_offset()) for view in (a, b, out)]
+        assert found == expected, views
         seen[expected] += 1
     assert min(seen.values()) > 100 and len(seen) == 4, seen
 
