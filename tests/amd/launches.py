@@ -28,8 +28,9 @@ Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, c
 # csrc/core/problem.h; numpy has no bf16: its bits.
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
-# Constants of host code that are lowered, so that small products go through loops which else only large ones reach: name,
-# file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split operands.
+# Constants of host code that are lowered, so that small products go through loops which else only large ones reach:
+# name, file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split
+# operands.
 LOWERED = {
     "kMaxMfmaItems": ("kernels/hip/shared/mfma_tile.h", "65535", "2"),
     "kSplitGroupK": ("core/split_layout.h", "1 << 14", "1024"),

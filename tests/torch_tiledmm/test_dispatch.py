@@ -152,7 +152,8 @@ def kernel_library() -> ctypes.CDLL:
 
 def order_of(chip: str, dims: list[tuple[int, ...]], **fields: int) -> str:
     """As the C interface says: of a batch of any dimensions (size, strides of A, B, C), of any strides."""
-    problem = host_gpu._GemmProblem(batch_dims=(host_gpu._BatchDim * len(dims))(*dims), num_batch_dims=len(dims), **fields)
+    batch_dims = (host_gpu._BatchDim * len(dims))(*dims)
+    problem = host_gpu._GemmProblem(batch_dims=batch_dims, num_batch_dims=len(dims), **fields)
     text, plans_of = ctypes.create_string_buffer(1 << 16), None
     size = kernel_library().tiledmm_explain(
         ctypes.byref(problem), chip.encode(), 2, plans_of, text, ctypes.c_size_t(len(text))

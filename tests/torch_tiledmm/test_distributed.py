@@ -157,7 +157,7 @@ def placements() -> None:
 
 
 def sequence_parallel() -> None:
-    """A layer whose input is sharded along the sequence: no rank asks for another one's rows, and gradients are right."""
+    """A layer whose input is sharded along the sequence: none asks for another one's rows, and gradients are right."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 

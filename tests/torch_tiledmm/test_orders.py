@@ -105,7 +105,7 @@ def test_on_gpus(dtype_name, warp_size):
 
 @pytest.mark.parametrize("dtype_name", DTYPES)
 def test_a_row_alone_is_as_in_its_batch_where_chunks_come_in_pairs(dtype_name):
-    """By each variant that this machine runs: columns along k, which begin in one set of the nearest cache or do not."""
+    """By each variant that this machine runs; columns along k, which begin in one set of the nearest cache or not."""
     variants = [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.name.startswith("register_tiled.")]
     for n, k in itertools.product((13, 40), (1024 * chunks + more for chunks in range(2, 6) for more in (0, 1, 512))):
         a, b = operands(9, n, k, dtype_name)

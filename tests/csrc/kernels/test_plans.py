@@ -1,6 +1,6 @@
 """The plans of kernels on both sides of each limit that they have: all that a kernel lists, for chips that need not be
-here. A plan beyond a limit is a cluster that no chip launches, or a workspace that takes all memory; one that is missing
-below it, time.
+here. A plan beyond a limit is a cluster that no chip launches, or a workspace that takes too much memory; one that is
+missing below it would have been faster.
 
 Planted bugs that these tests caught: chunks shared out in clusters of up to twice as many blocks; twice the memory for
 the sums of chunks, and half of it; one row more than a kernel serves.
@@ -27,7 +27,8 @@ LEAST_CHUNKS, MOST_CHUNKS = 2, 20
 
 
 def plans_of(kernel: str, chip: str, dtype: str, m: int, n: int, k: int, batch: int = 0) -> list[dict]:
-    return [c.config for c in torch_tiledmm.explain(m, n, k, dtype, device=chip, batch=batch, plans_of=kernel).candidates]
+    answer = torch_tiledmm.explain(m, n, k, dtype, device=chip, batch=batch, plans_of=kernel)
+    return [plan.config for plan in answer.candidates]
 
 
 def num_chunks(kernel: str, chip: str, dtype: str, n: int, k: int) -> int:
@@ -53,7 +54,7 @@ def problems(kernel: str, chip: str, dtype: str, count: int):
             yield n, k, chunks
 
 
-@pytest.mark.parametrize("kernel, dtype", [(name, dtype) for name, (_, dtypes, _) in SPLITTING.items() for dtype in dtypes])
+@pytest.mark.parametrize("kernel, dtype", [(name, dtype) for name in SPLITTING for dtype in SPLITTING[name][1]])
 def test_sums_of_chunks_take_no_more_memory_than_they_may(kernel, dtype):
     chip, _, most_bytes = SPLITTING[kernel]
     size, numbers = 8 if dtype == "fp64" else 4, []
@@ -97,7 +98,8 @@ def test_multiply_adds_side_by_side_fit_their_memory(chip):
     """Of rung 09: tiles split in chunks, and rows whose chunks have a block each."""
     found = {"tiles": set(), "rows": set()}
     for n, k, chunks in problems("simt_pipelined", chip, "fp32", 12):
-        for m, batch in ((2 * 256 * MIB // (4 * chunks * n), 0), (200, 0), (8, 3), (9, 3), (8, 256 * MIB // (32 * chunks * n))):
+        fitting = 256 * MIB // (4 * chunks * n)  # rows of so many columns
+        for m, batch in ((2 * fitting, 0), (200, 0), (8, 3), (9, 3), (8, fitting // 8), (8, fitting // 8 + 1)):
             items = max(batch, 1)
             for plan in plans_of("simt_pipelined", chip, "fp32", m, n, k, batch):
                 if plan.get("path") == "few_rows":
@@ -109,8 +111,8 @@ def test_multiply_adds_side_by_side_fit_their_memory(chip):
                     rows, cols = (n, m) if plan.get("computes") == "C^T" else (m, n)
                     tiles = -(-rows // block_m) * -(-cols // block_n)
                     assert 0 <= plan["whole_tiles"] <= tiles, (m, n, k, plan)
-                    num_split = tiles - plan["whole_tiles"]
-                    is_split, num_bytes, kind = num_split > 0, 4 * num_split * chunks * block_m * block_n * items, "tiles"
+                    num_sums = (tiles - plan["whole_tiles"]) * block_m * block_n
+                    is_split, num_bytes, kind = num_sums > 0, 4 * num_sums * chunks * items, "tiles"
                 assert not is_split or num_bytes <= 256 * MIB, (m, n, k, batch, plan)
                 found[kind].add(is_split)
     assert found == {"tiles": {False, True}, "rows": {False, True}}
