@@ -190,6 +190,20 @@ def test_the_order_of_summation_does_not_depend_on_a_batch_that_folds(chip):
     assert num_beyond > 10 or not chip.startswith("hip:gfx9")
 
 
+@pytest.mark.parametrize("chip", CHIPS)
+def test_so_many_dimensions_of_a_batch_are_served(chip):
+    """Of those that do not fold into fewer: six on a GPU, whose kernels have them as parameters; on a CPU all."""
+    fields = dict(m=4, n=5, k=70, stride_am=70, stride_ak=1, stride_bk=5, stride_bn=1, stride_cm=5, stride_cn=1)
+    alone = order_of(chip, [], **fields)
+    assert alone != "none"
+    for count in (1, 5, 6, 7, 63):
+        dims = [(2, 3 * i + 1, 5 * i + 2, 7 * i + 3) for i in range(count)]
+        served = count <= 6 or chip.startswith("cpu")
+        assert order_of(chip, dims, **fields) == (alone if served else "none"), count
+        # Dimensions that follow each other in memory are one.
+        assert order_of(chip, [(2, 0, 0, 20 << i) for i in reversed(range(count % 40))], **fields) == alone
+
+
 @pytest.mark.parametrize("dtype_name", DTYPES)
 def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
     for chip in ("cuda:sm_80", "cuda:sm_90"):

@@ -185,7 +185,7 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   do {
     const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
     m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
-    batch = random_int(1, 2);
+    batch = random_int(0, sums_chunks ? 1 : 3) == 0 ? 2 : 1;
     if (!sums_chunks) continue;
     const int64_t kind = random_int(0, has_faults ? 3 : 7);
     if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
