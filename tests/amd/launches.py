@@ -28,6 +28,13 @@ Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, c
 # csrc/core/problem.h; numpy has no bf16: its bits.
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
+# Constants of host code that are lowered, so that small products go through loops which else only large ones reach:
+# name, file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split
+# operands.
+LOWERED = {
+    "kMaxMfmaItems": ("kernels/hip/shared/mfma_tile.h", "65535", "2"),
+    "kSplitGroupK": ("core/split_layout.h", "1 << 14", "1024"),
+}
 PREPARES = "split_operands"  # in the name of a kernel
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
@@ -58,8 +65,13 @@ def host_only(clang: str, arch: str, folder: Path) -> list[str]:
 
 
 def host_side(folder: Path, source: Path) -> None:
-    """launch.so: a rung's host code, with a function that launches it, for this machine."""
-    command = [*host_only("clang++-22", "gfx942", folder), "-O1", f"-I{gpu_objects.CSRC}", "-shared"]
+    """launch.so: a rung's host code, with a function that launches it and constants LOWERED, for this machine."""
+    for name, (file, value, smaller) in LOWERED.items():
+        text = (gpu_objects.CSRC / file).read_text()
+        assert text.count(f"{name} = {value};") == 1, f"{name} has another place or value"
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_text(text.replace(f"{name} = {value};", f"{name} = {smaller};"))
+    command = [*host_only("clang++-22", "gfx942", folder), "-O1", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-shared"]
     gpu_objects.run_compiler([*command, str(source), "-o", str(folder / "launch.so")])
 
 

@@ -62,7 +62,9 @@ def multiply(
     partials = np.full(splits * outputs, np.nan, np.float64 if size == 8 else np.float32)
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<qqqQ", tiles, splits, chunk_k if splits > 1 else product.k, address)
-    grid = (tiles * splits, blocks_y or product.batch, 1)
+    # Blocks with several items, but on gfx1201, whose waves go on without what they have loaded for lanes beyond C.
+    blocks_y = blocks_y or (product.batch if arch == "gfx1201" else ceil(product.batch / 2))
+    grid = (tiles * splits, blocks_y, 1)
     run(kernel, grid, (256, 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
         adder = compiled(arch, "launch_few.cu").find(f"10add_chunksI{mangled(product.dtype)}Li128ELi16E")

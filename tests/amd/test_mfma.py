@@ -226,6 +226,17 @@ def test_chunks_are_added_in_their_order(dtype, shapes, code_of, launcher):
     assert not np.array_equal(outs[256][0], outs[-1][0], equal_nan=True)
 
 
+def test_items_of_a_batch_beyond_those_of_a_launch(code_of, launcher):
+    """Three items in launches of two: each has sums of its own, whether its chunks are side by side or not."""
+    outs = []
+    for splits in (False, True):
+        product = Product(5, 7, 300, layouts="km", batch=3, bias=None, activation="none")
+        product.run(code_of("fp16"), launcher, 2, 256, splits)
+        product.check()
+        outs.append(as_array(product.out))
+    assert np.array_equal(*outs, equal_nan=True)
+
+
 @pytest.mark.parametrize("n, k", [(45, 200), (100, 70)])
 def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
     """Rows of A lie in front of each other's, in tiles of every size, of the plans for 1 to 300 rows."""

@@ -58,7 +58,9 @@ def multiply(
     split_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
     work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, split_k if splits > 1 else product.k, chunk_k, address)
-    grid = (tiles_m * tiles_n * splits, blocks_y or product.batch, 1)
+    # Blocks with several items, but on gfx1201, whose waves go on without what they have loaded for lanes beyond C.
+    blocks_y = blocks_y or (product.batch if arch == "gfx1201" else ceil(product.batch / 2))
+    grid = (tiles_m * tiles_n * splits, blocks_y, 1)
     counts = run(kernel, grid, (THREADS[shape], 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
         adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")

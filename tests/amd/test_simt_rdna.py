@@ -33,13 +33,13 @@ def multiply(compiled, arch, product, shape=SMALL, is_whole=True, seed=None, cod
     """C by the kernel's machine code, as its launcher starts it."""
     kernel = kernel_of(code or compiled(arch), product, shape, is_whole)
     tiles = ceil(product.m / BLOCKS[shape]) * ceil(product.n / BLOCKS[shape])
-    run(kernel, (tiles, blocks_y or product.batch, 1), (128, 1, 1), product.args(), product.memory, seed)
+    run(kernel, (tiles, blocks_y or ceil(product.batch / 2), 1), (128, 1, 1), product.args(), product.memory, seed)
 
 
 CASES = {
     "large_kk": (dict(m=100, n=130, k=43, has_bias=True, activation="relu", pads=(1, 2, 3)), dict(shape=LARGE)),
     "large_mn": (dict(m=130, n=135, k=20, a_close="m", b_close="n"), dict(shape=LARGE)),
-    "small_kn_batch": (dict(m=5, n=67, k=24, b_close="n", batch=2, c_close="m", offset=1), {}),
+    "small_kn_batch": (dict(m=5, n=67, k=24, b_close="n", batch=3, c_close="m", offset=1), {}),
     "small_mk": (dict(m=66, n=30, k=17, a_close="m", has_bias=True, activation="silu"), {}),
     "elements": (dict(m=70, n=45, k=19, b_close="n", pads=(1, 0, 3)), dict(is_whole=False)),
     "empty_sum": (dict(m=5, n=6, k=0, has_bias=True), {}),

@@ -1,12 +1,12 @@
 """Calls past torch.ops: the same operators in every state of torch, and torch.ops wherever it has to look.
 
 Planted bugs that these tests caught: subclasses taken for tensors, the mode of torch.overrides not asked about, a
-bias that is no tensor taken for none, the result with a reference too many, Python's lock held during a product.
+bias that is no tensor taken for none, the result with a reference too many, Python's lock held during a product,
+operands that the call does not own.
 """
 
 import gc
 import threading
-import time
 import weakref
 
 import pytest
@@ -127,25 +127,31 @@ def test_nothing_is_kept():
     assert not any(reference() is not None for reference in gone)
 
 
-def test_other_threads_run_meanwhile():
-    a, b = torch.randn(1000, 1000), torch.randn(1000, 1000)
-    torch.set_num_threads(1)
-    turns, is_done = 0, threading.Event()
+@pytest.mark.parametrize("call", [matmul, linear, OPS.matmul, OPS.linear], ids=["matmul", "linear", "op", "linear op"])
+def test_other_threads_run_meanwhile_and_a_call_owns_its_operands(call):
+    """What another thread gives an operand's object in the meantime, the product does not see."""
+    a, b, weight, bias = torch.randn(300, 500), torch.randn(500, 400), torch.randn(400, 500), torch.randn(400)
+    operands = (a, weight, bias) if call in (linear, OPS.linear) else (a, b)
+    expected = call(*operands, algorithm="naive")
+    before, results = [operand._use_count() for operand in operands], []
 
-    def count():
-        nonlocal turns
-        while not is_done.wait(0.001):
-            turns += 1
+    def is_owned() -> bool:
+        return all(operand._use_count() > count for operand, count in zip(operands, before, strict=True))
 
-    thread = threading.Thread(target=count, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    before = turns
-    matmul(a, b, algorithm="naive")
-    during = turns - before
-    is_done.set()
-    thread.join()
-    assert during >= 5  # of some hundred; 1 where the product keeps the lock
+    for _ in range(20):  # a busy machine may let a product pass by before this thread has a look
+        thread = threading.Thread(target=lambda: results.append(call(*operands, algorithm="naive")), daemon=True)
+        thread.start()
+        while thread.is_alive() and not is_owned():  # at once, but where the product keeps Python's lock
+            pass
+        if was_owned := is_owned():
+            for operand in operands:
+                torch._C._swap_tensor_impl(operand, torch.full_like(operand, torch.nan))
+        thread.join()
+        if was_owned:
+            break
+    assert was_owned, "no operand had another owner during a product"
+    assert torch.equal(results[-1], expected)
+    assert all(operand.isnan().all() for operand in operands)
 
 
 def test_without_the_library_torch_ops_is_called(monkeypatch):

@@ -4,14 +4,19 @@ Planted bugs that the tests of plans caught: the number of a plan one off, taken
 kernel's own choice is not among.
 """
 
+import ctypes
 import functools
 import itertools
+import json
+import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import torch_tiledmm
+from torch_tiledmm import host_gpu
 from torch_tiledmm.dispatch import DTYPES, LAYOUTS, build_info
 from torch_tiledmm.testing.timing import matmul_precision
 
@@ -136,6 +141,67 @@ def test_the_order_of_summation_does_not_depend_on_m(chip):
                     )
                 }
                 assert len(orders) == 1, (chip, dtype_name, precision, layout, n, k, orders)
+
+
+@functools.cache
+def kernel_library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(Path(torch_tiledmm.__file__).with_name("_kernels.so")))
+    library.tiledmm_explain.restype = ctypes.c_size_t
+    return library
+
+
+def order_of(chip: str, dims: list[tuple[int, ...]], **fields: int) -> str:
+    """As the C interface says: of a batch of any dimensions (size, strides of A, B, C), of any strides."""
+    batch_dims = (host_gpu._BatchDim * len(dims))(*dims)
+    problem = host_gpu._GemmProblem(batch_dims=batch_dims, num_batch_dims=len(dims), **fields)
+    text, plans_of = ctypes.create_string_buffer(1 << 16), None
+    size = kernel_library().tiledmm_explain(
+        ctypes.byref(problem), chip.encode(), 2, plans_of, text, ctypes.c_size_t(len(text))
+    )
+    return json.loads(text.raw[:size])["order"]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_order_of_summation_does_not_depend_on_a_batch_that_folds(chip):
+    """A batch that one operand has alone makes more rows or columns of one product; the caller's n chooses the order.
+    Strides beyond 2^31 leave the kernels of the ladder, whose two orders compete by their cost for that n.
+
+    Planted bug that this caught: the ladder's order chosen by the n that the batch was folded into.
+    """
+    rng, num_beyond = random.Random(7), 0
+    far = (2**31 + 1, 2**33, 2**40 + 1)
+    for number in range(60 if chip.startswith("cpu") else 200):
+        m, n = rng.choice((1, 1, 2, 7, 17, 64, 300)), rng.choice((1, 2, 7, 16, 64, 100, 512))
+        k, size = rng.choice((1, 5, 64, 512, 1000, 4096, 20_000, 2**17)), rng.choice((2, 3, 64, 600, 70_000))
+        a = rng.choice(((k, 1), (1, m), (k + 3, 1), (2 * k, 2), (rng.choice(far), 1), (k, rng.choice(far)), (0, 1)))
+        b = rng.choice(((1, k), (n, 1), (1, k + 5), (2, 2 * k), (rng.choice(far), 1), (1, rng.choice(far))))
+        if number == 0:
+            m, n, k, size, a, b = 1, 7, 1000, 600, (1000, 2**31 + 1), (1, 1000)
+        fields = dict(m=m, n=n, k=k, dtype=rng.randrange(4), allow_tf32=chip.startswith("cuda") and rng.random() < 0.5)
+        fields |= dict(stride_am=a[0], stride_ak=a[1], stride_bk=b[0], stride_bn=b[1], stride_cm=n, stride_cn=1)
+        if number == 0:
+            fields["dtype"] = 0
+        columns, rows = (size, 0, n * b[1], m * n), (size, m * a[0], 0, m * n)
+        neither = (size, m * a[0] + 1, n * b[1] + 1, m * n)
+        alone = order_of(chip, [], **fields)
+        num_beyond += alone in ("chain", "mma_chain")
+        for dims in ([columns], [rows], [neither], [(3, 5, 7, size * m * n), columns]):
+            assert order_of(chip, dims, **fields) == alone, (fields, dims)
+    assert num_beyond > 10 or not chip.startswith("hip:gfx9")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_so_many_dimensions_of_a_batch_are_served(chip):
+    """Of those that do not fold into fewer: six on a GPU, whose kernels have them as parameters; on a CPU all."""
+    fields = dict(m=4, n=5, k=70, stride_am=70, stride_ak=1, stride_bk=5, stride_bn=1, stride_cm=5, stride_cn=1)
+    alone = order_of(chip, [], **fields)
+    assert alone != "none"
+    for count in (1, 5, 6, 7, 63):
+        dims = [(2, 3 * i + 1, 5 * i + 2, 7 * i + 3) for i in range(count)]
+        served = count <= 6 or chip.startswith("cpu")
+        assert order_of(chip, dims, **fields) == (alone if served else "none"), count
+        # Dimensions that follow each other in memory are one.
+        assert order_of(chip, [(2, 0, 0, 20 << i) for i in reversed(range(count % 40))], **fields) == alone
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)

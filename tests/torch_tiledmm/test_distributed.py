@@ -4,7 +4,7 @@ All cases run in one pair of processes, which writes down what each case said; a
 
 Planted bugs that these tests caught: a bias kept whole beside a partial sum (added twice), partial sums under
 an activation, DTensor's choice not keyed by the activation, m and n of the result swapped, a dimension that is
-broadcast sharded like the others.
+broadcast sharded like the others, an input that may be sharded along its first dimension alone.
 """
 
 import functools
@@ -109,19 +109,75 @@ def linear(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], bias_sha
 
 
 def placements() -> None:
-    """What tensor parallelism rests on: these placements of the result need no communication."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    """What tensor and sequence parallelism rest on: operands that lie like this need no communication, and the result
+    lies as it should. Each leading dimension of each operand may be sharded, and it need not be the first one."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
 
-    whole_x, *_, k_sharded_x, _ = spread(randn(4, 6, 8))
-    whole_w, n_sharded_w, k_sharded_w, _ = spread(randn(10, 8))
-    whole_b, sharded_b, _ = spread(randn(10))
-    op = torch.ops.tiledmm.linear
-    assert op(whole_x, whole_w, whole_b).placements == (Replicate(),)
-    assert op(whole_x, n_sharded_w, sharded_b).placements == (Shard(2),)
-    assert op(k_sharded_x, k_sharded_w, whole_b).placements == (Partial(),)
-    assert op(spread(randn(4, 6, 8))[1], whole_w, whole_b).placements == (Shard(0),)
-    broadcast, batch_sharded = spread(randn(2, 1, 6, 8))[0], spread(randn(4, 8, 3))[1]
-    assert torch.ops.tiledmm.matmul(broadcast, batch_sharded).placements == (Shard(1),)
+    mesh, whole, partial = init_device_mesh("cpu", (WORLD_SIZE,)), Replicate(), Partial()
+
+    def check(op, expected, *operands, **kwargs) -> None:
+        placed = [distribute_tensor(randn(*shape), mesh, [placement]) for shape, placement in operands]
+        with CommDebugMode() as communication:
+            results = op(*placed, **kwargs)
+        given = op, operands, kwargs
+        assert communication.get_total_counts() == 0, (given, communication.get_comm_counts())
+        found = [result.placements for result in (results if isinstance(results, tuple) else (results,))]
+        assert found == [(placement,) for placement in expected], (given, found)
+
+    linear, matmul, grads = (getattr(torch.ops.tiledmm, name) for name in ("linear", "matmul", "linear_weight_grads"))
+    w, b = (10, 8), (10,)
+    for x, activation in itertools.product(((6, 8), (4, 6, 8), (2, 4, 6, 8)), ("none", "gelu")):
+        last = len(x) - 1
+        for biases in ([], [(b, whole)]):
+            for dim in range(last):
+                check(linear, [Shard(dim)], (x, Shard(dim)), (w, whole), *biases, activation=activation)
+            of_columns = [(b, Shard(0))] if biases else []
+            check(linear, [Shard(last)], (x, whole), (w, Shard(0)), *of_columns, activation=activation)
+        check(linear, [whole], (x, whole), (w, whole), (b, whole), activation=activation)
+        check(linear, [Shard(last)], (x, whole), (w, Shard(0)), ((1,), whole), activation=activation)
+    for x in ((6, 8), (4, 6, 8)):
+        check(linear, [partial], (x, Shard(len(x) - 1)), (w, Shard(1)))
+        check(linear, [partial], (x, Shard(len(x) - 1)), (w, Shard(1)), (b, whole))  # counted once: zeros elsewhere
+    for dim in range(4):
+        for of_b in ((4, 6, 8, 10), (8, 10)):
+            if dim == 3:  # the columns of the result
+                check(matmul, [Shard(3)], ((4, 6, 2, 8), whole), (of_b, Shard(len(of_b) - 1)))
+            else:
+                alike = Shard(dim) if dim < 2 and len(of_b) > 2 else whole
+                check(matmul, [Shard(dim)], ((4, 6, 2, 8), Shard(dim)), (of_b, alike))
+    check(matmul, [partial], ((4, 6, 8), Shard(2)), ((8, 10), Shard(0)))
+    check(matmul, [Shard(1)], ((2, 1, 6, 8), whole), ((4, 8, 10), Shard(0)))  # what is broadcast stays whole
+    check(matmul, [Shard(0)], ((2, 1, 6, 8), Shard(0)), ((4, 8, 10), whole))
+    rows = 12  # of all batches: the sums over them are partial
+    check(grads, [partial, partial], ((rows, 10), Shard(0)), ((rows, 8), Shard(0)))
+    check(grads, [Shard(0), Shard(0)], ((rows, 10), Shard(1)), ((rows, 8), whole))
+    check(grads, [Shard(1), whole], ((rows, 10), whole), ((rows, 8), Shard(1)))
+    check(grads, [whole, whole], ((rows, 10), whole), ((rows, 8), whole))
+
+
+def sequence_parallel() -> None:
+    """A layer whose input is sharded along the sequence: none asks for another one's rows, and gradients are right."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    alone = [tensor.requires_grad_() for tensor in (randn(2, 6, 8), randn(10, 8), randn(10))]
+    expected = F.gelu(F.linear(*alone))
+    expected.sum().backward()
+    placed = [
+        distribute_tensor(tensor.detach(), mesh, [placement]).requires_grad_()
+        for tensor, placement in zip(alone, (Shard(1), Replicate(), Replicate()), strict=True)
+    ]
+    with CommDebugMode() as communication:
+        result = torch_tiledmm.linear(*placed, activation="gelu")
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    assert result.placements == (Shard(1),)
+    close(result.full_tensor(), expected)
+    result.backward(torch.ones_like(result))
+    assert placed[0].grad.placements == (Shard(1),)
+    for tensor, own in zip(alone, placed, strict=True):
+        close(own.grad.full_tensor(), tensor.grad)
 
 
 def matmul_out() -> None:
@@ -147,6 +203,7 @@ CASES = {
 }
 CASES["inductor"] = functools.partial(train, "tensor_parallel", (4, 5), True, "inductor")
 CASES["placements"] = placements
+CASES["sequence_parallel"] = sequence_parallel
 CASES["matmul_out"] = matmul_out
 for a_shape, b_shape in (
     ((6, 4), (4, 8)),

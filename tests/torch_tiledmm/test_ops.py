@@ -9,12 +9,18 @@ of out or of b that is lost, a kind of tensor or an operator that is not refused
 other threads do not take over or keep.
 """
 
+import collections
 import contextlib
 import ctypes
 import ctypes.util
+import functools
+import itertools
 import math
+import mmap
 import platform
 import random
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -378,6 +384,67 @@ def test_matmul_out_takes_just_the_operands_that_share_no_byte_with_out(odd_byte
     assert taken > 50
 
 
+RESERVED = 1 << 41  # bytes
+
+
+@pytest.fixture(scope="module")
+def reserved() -> torch.Tensor:
+    """bfloat16 elements that have addresses and no memory of their own: zeros that nobody may write."""
+    memory = mmap.mmap(-1, RESERVED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(memory, dtype=torch.bfloat16)
+
+
+def places_of(view: torch.Tensor) -> collections.Counter:
+    """How many elements lie at which place, in Python's integers."""
+    indices = itertools.product(*map(range, view.shape))
+    return collections.Counter(
+        view.storage_offset() + sum(i * stride for i, stride in zip(index, view.stride(), strict=True))
+        for index in indices
+    )
+
+
+def refuses(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> str:
+    """Which memory is shared, in the words of the operator. An algorithm that nobody knows is what it asks about next,
+    so that it computes nothing."""
+    with pytest.raises((RuntimeError, ValueError), match="share|algorithm 'fast' is not known") as error:
+        OPS.matmul_out(a, b, out, algorithm="fast")
+    return next((what for what in ("elements of out", "with a", "with b") if what in str(error.value)), "nothing")
+
+
+def test_matmul_out_knows_which_operands_share_memory_at_strides_of_ten_to_the_ten(reserved):
+    """Against the elements' places, counted in integers without a limit. Strides are sums of few large numbers, and
+    operands lie such that two elements meet, or nearly do."""
+    rng, seen = random.Random(6), collections.Counter()
+    a, out = reserved.as_strided((2, 1), (5954962523, 1), 9203485529), reserved.as_strided((2, 1), (9203485529, 1))
+    assert refuses(a, torch.ones(1, 1, dtype=a.dtype), out) == "with a"
+    for _ in range(1500):
+        large = [rng.choice((rng.randrange(2**31, 10**10), rng.randrange(2**33, 2**34))) for _ in range(2)]
+        strides = [*large, *large, sum(large), 2 * large[0], large[0] + rng.randrange(1, 4), rng.choice((1, 2, 1000))]
+
+        def draw(rows, columns, strides=strides):
+            return reserved.as_strided((rows, columns), (rng.choice(strides), rng.choice(strides)), 1 << 38)
+
+        m, k, n = (rng.randrange(1, 5) for _ in range(3))
+        a, b, out = draw(m, k), draw(k, n), draw(m, n)
+        operand, name = (a, "with a") if rng.random() < 0.5 else (b, "with b")
+        meeting = rng.choice(list(places_of(operand))) - rng.choice(list(places_of(out))) + rng.choice((0, 0, 0, 1, -1))
+        out = out.as_strided(out.shape, out.stride(), out.storage_offset() + meeting)
+        places = places_of(out)
+        expected = "nothing"
+        if max(places.values()) > 1:
+            expected = "elements of out"
+        elif places & places_of(a):
+            expected = "with a"
+        elif places & places_of(b):
+            expected = "with b"
+        found, views = refuses(a, b, out), [(view.shape, view.stride(), view.storage_offset()) for view in (a, b, out)]
+        assert found == expected, views
+        seen[expected] += 1
+    assert min(seen.values()) > 100 and len(seen) == 4, seen
+
+
 def test_matmul_out_says_when_it_cannot_find_out():
     strides = (1000003, 1100009, 1210021, 1331033, 1464139, 1610557, 1771613, 1948789)
     out = torch.empty(4 * sum(strides) + 1, dtype=torch.bfloat16).as_strided((5,) * 8, strides)
@@ -509,7 +576,11 @@ REFUSED = {
     "quantized": (TypeError, "has dtype QInt8; acc", lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
     "float8": (TypeError, "(has|has dtype) Float8.*; (both must|accepted)", lambda x: x.to(torch.float8_e4m3fn)),
     "complex": (TypeError, "(has|has dtype) ComplexFloat.*; (both must|accepted)", lambda x: x.to(torch.complex64)),
-    "conjugate bit": (TypeError, "(has|has dtype) ComplexFloat.*; (both must|accepted)", lambda x: x.to(torch.complex64).conj()),
+    "conjugate bit": (
+        TypeError,
+        "(has|has dtype) ComplexFloat.*; (both must|accepted)",
+        lambda x: x.to(torch.complex64).conj(),
+    ),
     "meta": (RuntimeError, "(is )?on meta.*; (both must|accepted)", lambda x: x.to("meta")),
     "None": (TypeError, "is None; accepted", lambda x: None),
 }
@@ -555,8 +626,6 @@ def test_a_sparse_gradient_is_refused_by_name():
     [
         (TypeError, "a has dtype Float and b has Double", lambda: matmul(randn(2, 2), randn(2, 2).double())),
         (TypeError, "a has dtype Long; accepted", lambda: matmul(torch.ones(2, 2).long(), torch.ones(2, 2).long())),
-        (TypeError, "a has dtype .*omplex.*accepted are", lambda: matmul(*[torch.ones(2, 2, dtype=torch.cfloat)] * 2)),
-        (TypeError, "input has dtype Bool", lambda: linear(torch.ones(2, 2).bool(), torch.ones(2, 2).bool())),
         (TypeError, "input has dtype Float and bias", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
         (TypeError, "b is None; accepted is a tensor", lambda: matmul(randn(2, 2), None)),
         (TypeError, "input is None; accepted is a tensor", lambda: linear(None, randn(2, 2).requires_grad_())),
@@ -578,6 +647,71 @@ def test_a_sparse_gradient_is_refused_by_name():
 def test_error(error, pattern, call, grad_mode):
     with torch.set_grad_enabled(grad_mode), pytest.raises(error, match=pattern):
         call()
+
+
+EVERY_DTYPE = sorted({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}, key=str)
+# Those of which triples are tried: what is accepted, and one of each other kind.
+SOME_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int8, torch.uint8, torch.int64)
+
+
+@functools.cache
+def of_dtype(dtype: torch.dtype, dim: int, device: str = "cpu", needs_grad: bool = False) -> torch.Tensor:
+    """Ones and zeros, whose products are exact, of a dtype that has numbers: (3, 3), or (3,) where `dim` is 1."""
+    matrix = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]], device=device)
+    values = matrix if dim == 2 else matrix[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its rare dtypes
+        result = values.to(dtype) if dtype in SOME_DTYPES else torch.empty(values.shape, dtype=dtype, device=device)
+    return result.requires_grad_() if needs_grad and dtype in DTYPES else result
+
+
+def is_served(call, dtypes: tuple[torch.dtype, ...], *how) -> bool:
+    """Whether there is a result; then it is right. Else the error is about dtypes."""
+    operands = [of_dtype(dtype, 1 if i == 2 and call is linear else 2, *how) for i, dtype in enumerate(dtypes)]
+    try:
+        result = call(*operands)
+    except TypeError as error:
+        assert re.search("dtype.*(accepted are|must have one dtype)", str(error)), (dtypes, error)
+        return False
+    except NotImplementedError as error:  # torch's, of another kind of tensor
+        assert "Quantized" in str(error), (dtypes, error)
+        return False
+    for found in result if isinstance(result, tuple) else [result]:
+        assert found.dtype in DTYPES, (dtypes, found.dtype)
+    if call is not OPS.linear_weight_grads and not result.is_meta:
+        a, b, *bias = (operand.detach().double() for operand in operands)
+        expected = F.linear(a, b, *bias) if call in (linear, OPS.linear) else a @ b
+        assert torch.equal(result.double(), expected), (dtypes, result)
+    return True
+
+
+def product_into(a, b, out):
+    return matmul(a, b, out=torch.empty(out.shape, dtype=out.dtype, device=out.device))
+
+
+@pytest.mark.parametrize("how", [("cpu", False), ("cpu", True), ("meta", False)], ids=str)
+def test_every_product_of_dtypes_is_right_or_refused(how):
+    """Nothing is converted, and nothing is read as something else: all operands have one dtype of those accepted."""
+    pairs = list(itertools.product(EVERY_DTYPE, repeat=2))
+    triples = [*itertools.product(SOME_DTYPES, repeat=3), *((d, d, other) for d in DTYPES for other in EVERY_DTYPE)]
+    cases = [(call, pairs) for call in (matmul, linear, OPS.matmul, OPS.linear, OPS.linear_weight_grads)]
+    cases += [(linear, triples)] + [(product_into, triples)] * (not how[1])  # out takes no gradient
+    for call, all_dtypes in cases:
+        for dtypes in all_dtypes:
+            is_accepted = len(set(dtypes)) == 1 and dtypes[0] in DTYPES
+            assert is_served(call, dtypes, *how) == is_accepted, (call, dtypes)
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_converts_what_it_converts_for_torch(to):
+    """Every float but float64. Other products of dtypes are refused as they are elsewhere."""
+    converted = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+    with torch.autocast("cpu", to):
+        for call, count in ((matmul, 2), (linear, 2), (linear, 3)):
+            for dtypes in itertools.product(SOME_DTYPES, repeat=count):
+                is_accepted = set(dtypes) <= set(converted) or set(dtypes) == {torch.float64}
+                assert is_served(call, dtypes) == is_accepted, (call, dtypes)
+        assert matmul(of_dtype(torch.float32, 2), of_dtype(torch.float16, 2)).dtype == to
 
 
 def test_errors_are_the_same_when_a_gradient_is_needed():

@@ -4,9 +4,10 @@
 row's bits do not depend on which kernel is cheapest. GPU kernels run on the host executor.
 
 Planted bugs that these tests caught: the portable kernel said to be of the order of AVX2's, chunks of 256 words
-instead of 512, a zero multiplied beyond k.
+instead of 512, a zero multiplied beyond k, the two sums of a pair of chunks added in the other order.
 """
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -68,7 +69,10 @@ def sum_in_chunks(a: torch.Tensor, b: torch.Tensor, length: int) -> torch.Tensor
 @pytest.mark.parametrize("dtype_name", ["fp32", "fp16"])
 def test_chunks_are_what_the_page_on_numerics_says(dtype_name, layout):
     """Every path: micro-tiles, few rows with either layout of B, short k, a C of few elements."""
-    for m, n, k in [(1, 70, 600), (3, 40, 1100), (7, 33, 513), (70, 45, 1030), (30, 70, 3), (1, 2, 9001), (5, 5, 512)]:
+    shapes = [(1, 70, 600), (3, 40, 1100), (7, 33, 513), (70, 45, 1030), (30, 70, 3), (1, 2, 9001), (5, 5, 512)]
+    if layout == "NT":  # columns of B that begin in one set of the nearest cache: chunks in pairs
+        shapes += [(1, 40, 2048), (2, 13, 3072)]
+    for m, n, k in shapes:
         a, b = operands(m, n, k, dtype_name)
         tiny = torch.finfo(torch.float32).tiny
         if dtype_name == "fp32":  # products that underflow to -0: one more of +0 would make it +0
@@ -97,6 +101,20 @@ def test_on_gpus(dtype_name, warp_size):
                     assert warp_size == 64  # kernels for NVIDIA's chips are not compiled for it
             if results:
                 check_same_bits(results, (order, m, n, k))
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_a_row_alone_is_as_in_its_batch_where_chunks_come_in_pairs(dtype_name):
+    """By each variant that this machine runs; columns along k, which begin in one set of the nearest cache or not."""
+    variants = [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.name.startswith("register_tiled.")]
+    for n, k in itertools.product((13, 40), (1024 * chunks + more for chunks in range(2, 6) for more in (0, 1, 512))):
+        a, b = operands(9, n, k, dtype_name)
+        for name in variants:
+            if name in itertools.chain(*by_order(9, n, k, dtype_name, "cpu").values()):
+                batch = matmul(a, b, algorithm=name)
+                rows = {m: matmul(a[:m], b, algorithm=name) for m in (1, 2, 3)}
+                for m, some in rows.items():
+                    check_same_bits({name: batch[:m], f"{m} rows": some}, (n, k))
 
 
 def test_orders_differ_in_their_bits():

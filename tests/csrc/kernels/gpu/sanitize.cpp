@@ -185,13 +185,13 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   do {
     const int64_t limit = has_faults ? 30 : random_int(0, 5) == 0 ? 270 : 70;
     m = random_int(1, limit), n = random_int(1, limit), k = random_int(0, 90);
+    batch = random_int(0, sums_chunks ? 1 : 3) == 0 ? 2 : 1;
     if (!sums_chunks) continue;
     const int64_t kind = random_int(0, has_faults ? 3 : 7);
     if (kind < 2) m = random_int(1, 9), n = random_int(1, 20);
     if (kind == 0) k = random_int(4096, 4200);                                        // in chunks
     if (kind == 1) k = random_int(2400, 2600);                                        // more tiles than stages
     if (kind == 2) m = min_of(m, 100), n = min_of(n, 100), k = random_int(512, 600);  // chunks of tiles, in fp32
-    batch = random_int(1, 2);
   } while (is_refused(rung, dtype, m, n, k));
   if (is_in_chunks) {
     m = random_int(65, 80), n = random_int(65, 80), k = random_int(65, 130);

@@ -40,7 +40,14 @@ LIKE_OTHERS = ("_f16.cu", "_middle.cu", "_small.cu", "_smallest.cu")
 # left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-NUM_CASES, NUM_FAULT_CASES = 12, {32: 3, 64: 2}  # of each algorithm
+NUM_CASES, NUM_FAULT_CASES = 10, {32: 3, 64: 2}  # of each algorithm
+
+# Blocks along y, of which a grid has 65,535 at most, are one here: it has all products of a batch, one after the other.
+ONE_BLOCK = [
+    ("platform/block_tile.h", "min_of(problem.batch_size, 65535)"),
+    ("kernels/cuda/09_simt_pipelined/pack.h", "min_of(items, 65535)"),
+    ("kernels/cuda/10_mma_async/repack_batch.h", "min_of(repack.batch.num_items, 65535)"),
+]
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
 BLOCK, RUNG, CUDA = "platform/block_tile.h", "kernels/gpu/", "kernels/cuda/"
@@ -74,6 +81,18 @@ MUTANTS = {
         "e < inside ? load_global(operand.base + offset) : T{}",
         "e < inside || {on} ? load_global(operand.base + offset) : T{}",
         "mma_output_cached",
+    ),
+    "01 the block's number is the product's": (
+        RUNG + "01_naive.cu",
+        "item_of(problem, batch_idx)",
+        "item_of(problem, {on} ? block_idx_y() : batch_idx)",
+        "naive",
+    ),
+    "04 the next product's tiles come before C has left": (
+        RUNG + "04_register_tiled.cu",
+        "block_barrier();  // nobody reads the stages any more",
+        "if (!{on}) block_barrier();",
+        "register_tiled",
     ),
     "store guard": (
         RUNG + "01_naive.cu",
@@ -253,8 +272,13 @@ CASES = [(32, mutant) for mutant in MUTANTS] + [(64, "stage without a barrier")]
 
 
 def mutable_sources(folder: Path) -> Path:
-    """A copy of csrc with all mutants in it, switched off."""
+    """A copy of csrc with all mutants in it, switched off, and with ONE_BLOCK for all products."""
     shutil.copytree(CSRC, folder / "csrc")
+    for changed, text in ONE_BLOCK:
+        path = folder / "csrc" / changed
+        source = path.read_text()
+        assert source.count(text) == 1, f"the number of blocks along y has a new place: {changed}"
+        path.write_text(source.replace(text, text.replace("65535", "1")))
     for number, (name, (changed, text, replacement, _)) in enumerate(ALL_MUTANTS.items(), 1):
         path = folder / "csrc" / changed
         source = path.read_text()
