@@ -5,11 +5,11 @@
 // |x| < 1 and else by exp(-x*x/2) times a polynomial in 1 / (1 + x * scale), which keeps relative accuracy in the left
 // tail, where 1 + erf(x) loses it. Coefficients: docs/vector_math.py. fp64 calls the C library.
 //
-// Largest errors against float64 at every 37th float, in units of the result's last place, while exp does not go
-// denormal (x > -13 for gelu, -87 for silu):
-//   gelu       5.1 with fused multiply-add, 6.0 without; 3.4 for |x| < 1
-//   gelu_tanh  8.2 for x > -2; below, the rounding of exp's argument counts: 42 for x > -5, 230 for x > -10.1
-//   silu       3.1
+// Largest errors against float64 at every float, in units of the result's last place, while exp does not go denormal
+// (x > -13 for gelu, -87 for silu):
+//   gelu       5.7 with fused multiply-add, 6.4 without; 3.0 and 3.6 for -1 < x < 0
+//   gelu_tanh  9.4 for x > -2; below, the rounding of exp's argument counts: 48 for x > -5, 250 for x > -10.1
+//   silu       3.4
 // Beyond that exp loses bits and the result goes to 0. No error exceeds 2 units of the argument's last place. A slope,
 // which is at most 1.13, errs by at most 2^-22.
 #pragma once
