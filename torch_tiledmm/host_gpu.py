@@ -42,6 +42,7 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         ("activation", ctypes.c_int32),
         ("allow_tf32", ctypes.c_bool),
         ("row_sums", ctypes.c_void_p),
+        ("sum_offset", ctypes.c_int64),
     ]
 
 

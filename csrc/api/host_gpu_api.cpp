@@ -8,6 +8,23 @@
 
 using namespace tiledmm;
 
+namespace {
+
+// What a call has found, for the caller; see tiledmm_host_gemm.
+int32_t finish(Status status, const host_gpu::Session& session, host_gpu::Counts* counts, host_gpu::Faults* faults,
+               char* reason, size_t capacity) {
+  if (faults) *faults = session.faults;
+  if (status != Status::ok) return int32_t(status);
+  if (!session.error.empty()) {
+    std::snprintf(reason, capacity, "%s", session.error.c_str());
+    return -1;
+  }
+  if (counts) *counts = session.counts;
+  return 0;
+}
+
+}  // namespace
+
 extern "C" {
 
 // Runs one problem. `seed` orders the threads, 0: by their number. Counts and faults may be null. On failure returns
@@ -25,14 +42,16 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
   session.is_counting = counts != nullptr;
   if (faults) session.faults = *faults;
   const Status status = run_on_gpu(*problem, idx, host_gpu::executor_of(session), reason, capacity);
-  if (faults) *faults = session.faults;
-  if (status != Status::ok) return int32_t(status);
-  if (!session.error.empty()) {
-    std::snprintf(reason, capacity, "%s", session.error.c_str());
-    return -1;
-  }
-  if (counts) *counts = session.counts;
-  return 0;
+  return finish(status, session, counts, faults, reason, capacity);
+}
+
+// The same for a function of each element.
+TILEDMM_API int32_t tiledmm_host_elementwise(const ElementwiseProblem* problem, uint64_t seed, char* reason,
+                                             size_t capacity) {
+  host_gpu::Session session;
+  session.seed = seed;
+  const Status status = run_elementwise_on_gpu(*problem, host_gpu::executor_of(session), reason, capacity);
+  return finish(status, session, nullptr, nullptr, reason, capacity);
 }
 
 }  // extern "C"

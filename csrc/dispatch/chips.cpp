@@ -172,11 +172,15 @@ double measure_fma_peak(DType dtype, const Executor& executor) {
 }
 
 void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
+#if defined(TILEDMM_EMULATE_AMX)
+  return cpu::elementwise_portable(problem, executor);  // the processor may have no more
+#else
   // By Isa. The kernels of AMX store as avx512_bf16 does.
   constexpr decltype(&cpu::elementwise_portable) kVariants[kNumIsas] = {
       cpu::elementwise_portable,    cpu::elementwise_neon,        cpu::elementwise_avx2,       cpu::elementwise_avx512,
       cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16};
   kVariants[int(best_isa())](problem, executor);
+#endif
 }
 #endif
 

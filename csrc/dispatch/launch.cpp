@@ -6,7 +6,6 @@
 #include "dispatch/chips.h"
 #include "dispatch/fold_batch.h"
 #include "dispatch/select.h"
-#include "kernels/gpu/kernels.h"
 #include "platform/device.h"
 
 namespace tiledmm {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/elementwise.h"
+#include "core/executor.h"
 #include "core/plan.h"
 
 namespace tiledmm::gpu {
@@ -16,6 +18,8 @@ struct Device {
 // GPU `idx` becomes the current one of the calling thread; what its runtime says of it, asked once. False where there
 // is none. Null in a library without GPU kernels.
 TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
+// A function of each element, on the executor's stream.
+TILEDMM_IF_LINKED Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 // Why that, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
 TILEDMM_IF_LINKED const char* take_error();
 

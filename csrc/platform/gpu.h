@@ -396,8 +396,10 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
 // Activations for results that are rounded to 16 bits: within 2^-16 of the result's size, by a quarter of the
 // instructions of vector_math.h, and without a branch. Each product that is added to something is a mul_add: every
 // kernel then has the same bits. exp2's factors are of log2(e).
-TILEDMM_DEVICE float short_gelu(float x) {
-  // cdf(-|x|) = exp(-x * x / 2) times a polynomial in 1 / (1 + scale * |x|): docs/vector_math.py
+//
+// The normal distribution function; `density` is exp(-x * x / 2). That of -|x| is it times a polynomial in
+// 1 / (1 + scale * |x|): docs/vector_math.py.
+TILEDMM_DEVICE float short_normal_cdf(float x, float density) {
   const float t = approximate_reciprocal(mul_add(__builtin_fabsf(x), 0.39f, 1.0f));
   float p = 0.0494834557f;
   p = mul_add(p, t, -0.14984934f);
@@ -406,13 +408,26 @@ TILEDMM_DEVICE float short_gelu(float x) {
   p = mul_add(p, t, 0.1333794f);
   p = mul_add(p, t, 0.155546501f);
   p = mul_add(p, t, 0.155587107f);
-  const float scale = t * approximate_exp2(x * x * -0.721347520f);
-  return x * (x < 0 ? p * scale : mul_add(-p, scale, 1.0f));
+  const float scale = t * density;
+  return x < 0 ? p * scale : mul_add(-p, scale, 1.0f);
 }
+TILEDMM_DEVICE float short_gelu(float x) { return x * short_normal_cdf(x, approximate_exp2(x * x * -0.721347520f)); }
 // silu and gelu_tanh, x * logistic(x) and x * logistic(2 * u) with vector_math.h's u.
 TILEDMM_DEVICE float short_logistic(Activation activation, float x) {
   const float factor = activation == Activation::silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
   return x * approximate_reciprocal(1.0f + approximate_exp2(x * factor));
+}
+// Their slopes, as in vector_math.h; not for NaN, nor for arguments so large that a product is infinite.
+TILEDMM_DEVICE float short_gelu_slope(float x) {
+  const float density = approximate_exp2(x * x * -0.721347520f);
+  return mul_add(x, 0.398942280f * density, short_normal_cdf(x, density));
+}
+TILEDMM_DEVICE float short_logistic_slope(Activation activation, float x) {
+  const bool is_silu = activation == Activation::silu;
+  const float factor = is_silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
+  const float s = approximate_reciprocal(1.0f + approximate_exp2(x * factor));
+  const float steepness = is_silu ? x : x * mul_add(x * x, 0.214064426f, 1.59576912f);
+  return mul_add(steepness * s, 1.0f - s, s);
 }
 // The activation of `value`, which becomes an element T.
 template <class T, class A>

@@ -6,7 +6,9 @@
 //   a forward-mode tangent or a torch.func transform is active -> a Node of our own (autograd::Function refuses there);
 //   otherwise -> autograd::Function (compiled autograd can trace it, a Node of our own it cannot).
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Warray-bounds"  // GCC 13 sees one in torch's copy of a vector<bool> of one word
+// GCC 13 takes torch's copy of a vector<bool> of one word for one that overflows.
+#pragma GCC diagnostic ignored "-Warray-bounds"
+#pragma GCC diagnostic ignored "-Wstringop-overflow"
 #endif
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/FunctionsManual.h>

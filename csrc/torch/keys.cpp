@@ -13,18 +13,22 @@ namespace {
 
 using at::Tensor;
 
-// Says which operand it is that no kernel takes.
+// Says which operand it is that no kernel takes: by its dtype, else by what kind of tensor it is.
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& given = torch::jit::peek(*stack, i, arguments.size());
-    if (!given.isTensor()) continue;
-    const Tensor& tensor = given.toTensor();
-    const bool may_be_none = arguments[i].type()->kind() == c10::TypeKind::OptionalType;
-    if (may_be_none && !tensor.defined()) continue;
-    check_operand(arguments[i].name().c_str(), tensor);
-    to_dtype(arguments[i].name().c_str(), tensor);
-  }
+  const auto for_each_operand = [&](const auto& check) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const c10::IValue& given = torch::jit::peek(*stack, i, arguments.size());
+      if (given.isTensor()) check(arguments[i], given.toTensor());
+    }
+  };
+  for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
+    if (tensor.defined()) to_dtype(argument.name().c_str(), tensor);
+  });
+  for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
+    const bool may_be_none = argument.type()->kind() == c10::TypeKind::OptionalType;
+    if (tensor.defined() || !may_be_none) check_operand(argument.name().c_str(), tensor);
+  });
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
                               ": no kernel takes these operands; accepted are plain tensors");
 }

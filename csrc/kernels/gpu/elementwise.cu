@@ -2,40 +2,45 @@
 // bits that a kernel's epilogue gives it. A thread takes 16 bytes at a time where all operands are aligned to that.
 #include "core/elementwise.h"
 
-#include "kernels/gpu/kernels.h"
-#include "platform/block_tile.h"
+#include "platform/gpu.h"
 
 namespace tiledmm::gpu {
 namespace {
 
 constexpr int kElementwiseThreads = 256, kElementwiseBlocksPerCu = 8;
 
+// A slope for a result of 16 bits, as `activated` has the function itself.
+template <Activation ACT>
+TILEDMM_DEVICE float short_slope(float x) {
+  const float z = clamped(x, ACT == Activation::silu ? 110.0f : 12.0f);
+  return with_nan_of(x, ACT == Activation::gelu ? short_gelu_slope(z) : short_logistic_slope(ACT, z));
+}
+
 template <class T, Function FUNCTION, bool IS_SLOPE>
 TILEDMM_DEVICE Acc<T> evaluate(Acc<T> x) {
 #if defined(TILEDMM_HIP_STANDALONE)
-  if constexpr (sizeof(x) == 8 && FUNCTION != Function::relu)
-    __builtin_trap();  // as in activated()
-  else
+  constexpr bool kHasNone = sizeof(x) == 8 && FUNCTION != Function::relu;  // as in `activated`
+#else
+  constexpr bool kHasNone = false;
 #endif
-      if constexpr (IS_SLOPE)
+  if constexpr (kHasNone) {
+    __builtin_trap();
+  } else if constexpr (IS_SLOPE && FUNCTION != Function::relu && sizeof(T) == 2) {
+    return short_slope<Activation(FUNCTION)>(x);
+  } else if constexpr (IS_SLOPE) {
     return slope<Activation(FUNCTION)>(x);
-  else if constexpr (is_activation(FUNCTION))
+  } else if constexpr (is_activation(FUNCTION)) {
     return activated<T>(Activation(FUNCTION), x);
-  else if constexpr (FUNCTION == Function::logistic)
-    return with_nan_of(x, logistic(x));
-  else
-    return with_nan_of(x, normal_density(x));
+  } else {
+    return with_nan_of(x, FUNCTION == Function::logistic ? logistic(x) : normal_density(x));
+  }
 }
 
 template <class T, Function FUNCTION, bool IS_SLOPE>
 TILEDMM_DEVICE T result_of(T x, T grad) {
   const Acc<T> value = evaluate<T, FUNCTION, IS_SLOPE>(as_acc(x));
-  if constexpr (IS_SLOPE && FUNCTION == Function::relu)
-    return value != 0 ? grad : T{};  // infinity times 0 is NaN
-  else if constexpr (IS_SLOPE)
-    return rounded_to<T>(value * as_acc(grad));
-  else
-    return rounded_to<T>(value);
+  if constexpr (IS_SLOPE && FUNCTION == Function::relu) return value != 0 ? grad : T{};  // infinity times 0 is NaN
+  return rounded_to<T>(IS_SLOPE ? value * as_acc(grad) : value);
 }
 
 template <class T>

@@ -1,8 +1,7 @@
 // The launchers of the ladder, rungs 01 to 08, and the tiles that they know. They check nothing: rungs.cpp says which
-// problems a rung serves, and plans. And that of functions of each element.
+// problems a rung serves, and plans.
 #pragma once
 
-#include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -39,7 +38,5 @@ TILEDMM_IF_LINKED Status launch_mma_double_buffered(const FoldedProblem& problem
                                                     const Executor& executor);
 TILEDMM_IF_LINKED Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan,
                                                   const Executor& executor);
-
-TILEDMM_IF_LINKED Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 
 }  // namespace tiledmm::gpu

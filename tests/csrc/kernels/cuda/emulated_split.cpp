@@ -249,7 +249,8 @@ bool run(const Case& c) {
        DType::f32,
        c.has_bias ? Activation::relu : Activation::none,
        false,
-       nullptr};
+       nullptr,
+       0};
   problem.batch_size = c.batch;
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
   Plan plan;
