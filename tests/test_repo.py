@@ -116,3 +116,27 @@ def test_the_package_asks_for_the_kernels(path):
     if str(path.relative_to(ROOT)) not in NO_KERNELS:
         found = set(re.findall(r'"([\w.]+)"', code_of(path))) & KERNELS
         assert not found, f"names kernels: {found}"
+
+
+# ---- What is called of torch. The bits of its products, reductions and transcendental functions depend on threads or
+# sizes on some device, so the operators use none of them. What is listed allocates, or is exact element by element.
+CALLED_OF_TORCH = {"empty", "ones", "zeros_like", "_neg_view", "get_num_threads", "in_parallel_region"}
+BITS_MAY_VARY = (
+    "sum|sum_to_size|mean|prod|cumsum|var|std|norm|mm|addmm|bmm|baddbmm|matmul|linear|dot|mv|einsum|softmax|log_softmax|"
+    "gelu|gelu_backward|silu|silu_backward|sigmoid|softplus|tanh|exp|expm1|log|erf|erfc|sqrt|rsqrt|pow|layer_norm"
+)
+# On request: ONNX, which has no operators of ours, and weights with products of their own.
+LEFT_TO_TORCH = ("torch.matmul(a, b)", "functional.")
+
+
+def test_no_function_of_torch_is_called_whose_bits_vary():
+    for path in CSRC.glob("torch/*"):
+        code = re.sub(r"//.*", "", path.read_text())
+        called = set(re.findall(r"\bat::([a-z_]+)\(", code)) | set(re.findall(r"<ATen/ops/(\w+)\.h>", code))
+        assert called <= CALLED_OF_TORCH, f"{path.name} calls {called - CALLED_OF_TORCH} of torch"
+        methods = re.findall(rf"(?:\.|->)({BITS_MAY_VARY})_?(?:_symint)?\(", code)
+        assert not methods, f"{path.name} calls {methods} of a tensor"
+    for name in ("ops.py", "modules.py"):
+        for line in (ROOT / "torch_tiledmm" / name).read_text().splitlines():
+            found = re.search(rf"(?:\btorch|functional|aten|F)\.({BITS_MAY_VARY})\(|\w\.(sum|mean|softmax)\(", line)
+            assert not found or any(text in line for text in LEFT_TO_TORCH), f"{name}: {line.strip()}"

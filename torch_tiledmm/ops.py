@@ -79,8 +79,8 @@ def linear(
             tensor of a class with products of its own, such as torchao's quantized ones, computes them itself:
             `torch.nn.functional.linear` is called, and the activation after it.
         bias: (out_features,) or (1,), or None; added before the activation.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. Where a
-            gradient is needed, backward keeps the sum, so that float16 and bfloat16 are rounded before it, too.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. On a GPU, gelu
+            and silu of float16 and bfloat16 are applied to the rounded sum where a gradient is needed.
         algorithm: see `matmul`.
 
     Returns:

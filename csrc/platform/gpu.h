@@ -417,18 +417,6 @@ TILEDMM_DEVICE float short_logistic(Activation activation, float x) {
   const float factor = activation == Activation::silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
   return x * approximate_reciprocal(1.0f + approximate_exp2(x * factor));
 }
-// Their slopes, as in vector_math.h; not for NaN, nor for arguments so large that a product is infinite.
-TILEDMM_DEVICE float short_gelu_slope(float x) {
-  const float density = approximate_exp2(x * x * -0.721347520f);
-  return mul_add(x, 0.398942280f * density, short_normal_cdf(x, density));
-}
-TILEDMM_DEVICE float short_logistic_slope(Activation activation, float x) {
-  const bool is_silu = activation == Activation::silu;
-  const float factor = is_silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
-  const float s = approximate_reciprocal(1.0f + approximate_exp2(x * factor));
-  const float steepness = is_silu ? x : x * mul_add(x * x, 0.214064426f, 1.59576912f);
-  return mul_add(steepness * s, 1.0f - s, s);
-}
 // The activation of `value`, which becomes an element T.
 template <class T, class A>
 TILEDMM_DEVICE A activated(Activation activation, A value) {

@@ -9,7 +9,19 @@ namespace {
 
 constexpr int kElementwiseThreads = 256, kElementwiseBlocksPerCu = 8;
 
-// A slope for a result of 16 bits, as `activated` has the function itself.
+// Slopes for results of 16 bits, by the formulas that gpu.h has for the functions; not for NaN, nor for arguments so
+// large that a product is infinite.
+TILEDMM_DEVICE float short_gelu_slope(float x) {
+  const float density = approximate_exp2(x * x * -0.721347520f);
+  return mul_add(x, 0.398942280f * density, short_normal_cdf(x, density));
+}
+TILEDMM_DEVICE float short_logistic_slope(Activation activation, float x) {
+  const bool is_silu = activation == Activation::silu;
+  const float factor = is_silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
+  const float s = approximate_reciprocal(1.0f + approximate_exp2(x * factor));
+  const float steepness = is_silu ? x : x * mul_add(x * x, 0.214064426f, 1.59576912f);
+  return mul_add(steepness * s, 1.0f - s, s);
+}
 template <Activation ACT>
 TILEDMM_DEVICE float short_slope(float x) {
   const float z = clamped(x, ACT == Activation::silu ? 110.0f : 12.0f);
