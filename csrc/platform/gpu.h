@@ -396,9 +396,7 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
 // Activations for results that are rounded to 16 bits: within 2^-16 of the result's size, by a quarter of the
 // instructions of vector_math.h, and without a branch. Each product that is added to something is a mul_add: every
 // kernel then has the same bits. exp2's factors are of log2(e).
-//
-// The normal distribution function; `density` is exp(-x * x / 2). That of -|x| is it times a polynomial in
-// 1 / (1 + scale * |x|): docs/vector_math.py.
+// The normal distribution function, from exp(-x * x / 2) and docs/vector_math.py's polynomial in 1 / (1 + scale * |x|).
 TILEDMM_DEVICE float short_normal_cdf(float x, float density) {
   const float t = approximate_reciprocal(mul_add(__builtin_fabsf(x), 0.39f, 1.0f));
   float p = 0.0494834557f;
@@ -408,8 +406,7 @@ TILEDMM_DEVICE float short_normal_cdf(float x, float density) {
   p = mul_add(p, t, 0.1333794f);
   p = mul_add(p, t, 0.155546501f);
   p = mul_add(p, t, 0.155587107f);
-  const float scale = t * density;
-  return x < 0 ? p * scale : mul_add(-p, scale, 1.0f);
+  return x < 0 ? p * (t * density) : mul_add(-p, t * density, 1.0f);
 }
 TILEDMM_DEVICE float short_gelu(float x) { return x * short_normal_cdf(x, approximate_exp2(x * x * -0.721347520f)); }
 // silu and gelu_tanh, x * logistic(x) and x * logistic(2 * u) with vector_math.h's u.
