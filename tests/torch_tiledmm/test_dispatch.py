@@ -315,3 +315,19 @@ def test_a_plan_is_an_algorithm_by_its_number():
             torch_tiledmm.matmul(a, a.mT, algorithm=name)
     with pytest.raises(ValueError, match="algorithm: got 'nobody'"):
         torch_tiledmm.explain(3, 4, 5, "fp32", plans_of="nobody")
+
+
+def test_no_predicted_time_beats_the_chip():
+    """Of any legal candidate, of random sizes and those that models of other chips answered too fast for."""
+    rng = random.Random(0)
+    chips = build_info().chips
+    for name, chip in chips.items():
+        sizes = [(4096, 4096, 4096), (1, 16384, 16384), (16384, 1, 16384)]
+        sizes += [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(40)]
+        for (m, n, k), dtype in itertools.product(sizes, DTYPES):
+            bytes_ = (m * k + k * n + m * n) * DTYPES[dtype].itemsize
+            for candidate in torch_tiledmm.explain(m, n, k, dtype, device=f"{chip['device']}:{name}").candidates:
+                if candidate.legal and "split" not in candidate.order:
+                    peak = max(chip["simt_tflops"][dtype], chip["mma_tflops"][dtype])
+                    least = max(2 * m * n * k / (peak * 1e6), bytes_ / (chip["tbytes_per_second"] * 1e6))
+                    assert candidate.cost_us >= 0.999 * least, (name, dtype, m, n, k, candidate)
