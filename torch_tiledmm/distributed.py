@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,16 +33,50 @@ def register_sharding_rules() -> None:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental import register_sharding
 
-    matmul, linear = torch.ops.tiledmm.matmul.default, torch.ops.tiledmm.linear.default
-    register_sharding(matmul)(_matmul_rules)
-    register_sharding(linear)(_linear_rules)
-    register_sharding(torch.ops.tiledmm.linear_and_sum.default)(_linear_and_sum_rules)
-    register_sharding(torch.ops.tiledmm.linear_weight_grads.default)(_linear_weight_grads_rules)
-    register_sharding(torch.ops.tiledmm.activate.default)(_activate_rules)
-    register_sharding(torch.ops.tiledmm.activate_backward.default)(_activate_backward_rules)
-    register_sharding(torch.ops.tiledmm.ordered_sum.default)(_ordered_sum_rules)
-    # DTensor remembers its choice per operands and integer arguments; here a string takes part in the choice.
-    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[linear].static_kwargkey = ["activation"]
+    ops = torch.ops.tiledmm
+    for op, rules in (
+        (ops.matmul, _matmul_rules),
+        (ops.linear, _linear_rules),
+        (ops.linear_and_sum, _linear_and_sum_rules),
+        (ops.linear_weight_grads, _linear_weight_grads_rules),
+        (ops.activate, _activate_rules),
+        (ops.activate_backward, _activate_backward_rules),
+        (ops.ordered_sum, _ordered_sum_rules),
+    ):
+        register_sharding(op.default)(partial(_with_strided_shards, rules))
+    # DTensor remembers its choice per operands and integer arguments; here a string or a list takes part in the choice.
+    schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    for op in (ops.linear, ops.linear_and_sum):
+        schema_info[op.default].static_kwargkey = ["activation"]
+    schema_info[ops.ordered_sum.default].static_argnum = 1
+
+
+def _with_strided_shards(rules_of: Callable[..., Rules], *operands: Any, **options: Any) -> Rules:
+    """An operator's rules, and each again with a _StridedShard for every Shard, where the operands lie like that.
+
+    A _StridedShard is what DTensor makes of (batch, sequence), sharded along the sequence, when it flattens them to
+    rows: each process holds some rows of each item. The dimensions that a rule shards have one size, so that with one
+    split factor a process holds the same part of all of them, as with Shard.
+    """
+    from torch.distributed.tensor import Shard
+
+    rules = rules_of(*operands, **options)
+    try:
+        from torch.distributed.tensor.placement_types import _StridedShard
+    except ImportError:  # a private name, which a later torch may be without
+        return rules
+
+    def strided(placements: list[Placement], factor: Any) -> list[Placement]:
+        return [_StridedShard(own.dim, split_factor=factor) if isinstance(own, Shard) else own for own in placements]
+
+    given = [getattr(operand, "placements", ()) for operand in operands]
+    factors = {own.split_factor for placements in given for own in placements if isinstance(own, _StridedShard)}
+    more = [(strided(out, factor), strided(placed, factor)) for factor in factors for out, placed in rules]
+    for out, placed in more:
+        is_given = [own in there for own, there in zip(placed, given, strict=False) if isinstance(own, _StridedShard)]
+        if is_given and all(is_given):
+            rules.append((out, placed))
+    return rules
 
 
 def _matmul_rules(a: DTensorSpec, b: DTensorSpec, *, algorithm: str = "auto") -> Rules:

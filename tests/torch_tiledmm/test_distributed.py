@@ -4,7 +4,8 @@ All cases run in one pair of processes, which writes down what each case said; a
 
 Planted bugs that these tests caught: a bias kept whole beside a partial sum (added twice), partial sums under
 an activation, DTensor's choice not keyed by the activation, m and n of the result swapped, a dimension that is
-broadcast sharded like the others, an input that may be sharded along its first dimension alone.
+broadcast sharded like the others, an input that may be sharded along its first dimension alone, partial sums under
+`activate`, a summed dimension that stays sharded, a choice not keyed by the summed dimensions, no strided shards.
 """
 
 import functools
@@ -104,8 +105,32 @@ def linear(input_shape: tuple[int, ...], weight_shape: tuple[int, ...], bias_sha
     operands = [randn(*shape) for shape in (input_shape, weight_shape, bias_shape) if shape is not None]
     product = F.linear(*operands)
     for placed in itertools.product(*map(spread, operands)):
-        close(torch.ops.tiledmm.linear(*placed).full_tensor(), product)
-        close(torch.ops.tiledmm.linear(*placed, activation="relu").full_tensor(), F.relu(product))
+        for activation, expected in (("none", product), ("relu", F.relu(product))):
+            close(torch.ops.tiledmm.linear(*placed, activation=activation).full_tensor(), expected)
+            result, sums = torch.ops.tiledmm.linear_and_sum(*placed, activation=activation)
+            close(result.full_tensor(), expected)
+            if activation != "none":  # else there is no need for a second result
+                close(sums.full_tensor(), product)
+
+
+def elementwise(*shape: int) -> None:
+    """Activations and their slopes for every placement of the operands."""
+    x, grad = randn(*shape).requires_grad_(), randn(*shape)
+    result = F.gelu(x)
+    slope = torch.autograd.grad(result, x, grad)[0]
+    for placed, placed_grad in itertools.product(spread(x.detach()), spread(grad)):
+        close(torch.ops.tiledmm.activate(placed, "gelu").full_tensor(), result.detach())
+        close(torch.ops.tiledmm.activate_backward(placed_grad, placed, "gelu").full_tensor(), slope)
+
+
+def ordered_sum(*shape: int) -> None:
+    """Sums over all sets of dimensions for every placement, one after the other, as DTensor remembers its choices."""
+    a = randn(*shape)
+    for placed in spread(a):
+        for count in range(len(shape) + 1):
+            for dims in itertools.combinations(range(len(shape)), count):
+                expected = a.sum(dims, keepdim=True) if dims else a
+                close(torch.ops.tiledmm.ordered_sum(placed, dims).full_tensor(), expected)
 
 
 def placements() -> None:
@@ -125,20 +150,23 @@ def placements() -> None:
         found = [result.placements for result in (results if isinstance(results, tuple) else (results,))]
         assert found == [(placement,) for placement in expected], (given, found)
 
-    linear, matmul, grads = (getattr(torch.ops.tiledmm, name) for name in ("linear", "matmul", "linear_weight_grads"))
+    ops = torch.ops.tiledmm
+    linear, matmul, grads = ops.linear, ops.matmul, ops.linear_weight_grads
     w, b = (10, 8), (10,)
     for x, activation in itertools.product(((6, 8), (4, 6, 8), (2, 4, 6, 8)), ("none", "gelu")):
         last = len(x) - 1
         for biases in ([], [(b, whole)]):
-            for dim in range(last):
-                check(linear, [Shard(dim)], (x, Shard(dim)), (w, whole), *biases, activation=activation)
             of_columns = [(b, Shard(0))] if biases else []
-            check(linear, [Shard(last)], (x, whole), (w, Shard(0)), *of_columns, activation=activation)
+            for op, results in ((linear, 1), (ops.linear_and_sum, 2)):
+                for dim in range(last):
+                    check(op, [Shard(dim)] * results, (x, Shard(dim)), (w, whole), *biases, activation=activation)
+                check(op, [Shard(last)] * results, (x, whole), (w, Shard(0)), *of_columns, activation=activation)
         check(linear, [whole], (x, whole), (w, whole), (b, whole), activation=activation)
         check(linear, [Shard(last)], (x, whole), (w, Shard(0)), ((1,), whole), activation=activation)
     for x in ((6, 8), (4, 6, 8)):
         check(linear, [partial], (x, Shard(len(x) - 1)), (w, Shard(1)))
         check(linear, [partial], (x, Shard(len(x) - 1)), (w, Shard(1)), (b, whole))  # counted once: zeros elsewhere
+        check(ops.linear_and_sum, [partial] * 2, (x, Shard(len(x) - 1)), (w, Shard(1)), (b, whole), activation="none")
     for dim in range(4):
         for of_b in ((4, 6, 8, 10), (8, 10)):
             if dim == 3:  # the columns of the result
@@ -154,30 +182,48 @@ def placements() -> None:
     check(grads, [Shard(0), Shard(0)], ((rows, 10), Shard(1)), ((rows, 8), whole))
     check(grads, [Shard(1), whole], ((rows, 10), whole), ((rows, 8), Shard(1)))
     check(grads, [whole, whole], ((rows, 10), whole), ((rows, 8), whole))
+    for x in ((8,), (6, 8), (4, 6, 8)):
+        for own in (whole, *(Shard(dim) for dim in range(len(x)))):
+            check(functools.partial(ops.activate, activation="gelu"), [own], (x, own))
+            check(functools.partial(ops.activate_backward, activation="gelu"), [own], (x, own), (x, own))
+            for summed in range(len(x)):
+                of_sums = partial if own == Shard(summed) else own
+                check(functools.partial(ops.ordered_sum, dims=[summed]), [of_sums], (x, own))
+        check(functools.partial(ops.activate_backward, activation="gelu"), [partial], (x, partial), (x, whole))
+        check(functools.partial(ops.ordered_sum, dims=[0]), [partial], (x, partial))
 
 
 def sequence_parallel() -> None:
-    """A layer whose input is sharded along the sequence: none asks for another one's rows, and gradients are right."""
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    """A layer whose input is sharded along the sequence: no process asks for another one's rows, forward or backward,
+    and gradients are right."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-    alone = [tensor.requires_grad_() for tensor in (randn(2, 6, 8), randn(10, 8), randn(10))]
-    expected = F.gelu(F.linear(*alone))
-    expected.sum().backward()
-    placed = [
-        distribute_tensor(tensor.detach(), mesh, [placement]).requires_grad_()
-        for tensor, placement in zip(alone, (Shard(1), Replicate(), Replicate()), strict=True)
-    ]
-    with CommDebugMode() as communication:
-        result = torch_tiledmm.linear(*placed, activation="gelu")
-    assert communication.get_total_counts() == 0, communication.get_comm_counts()
-    assert result.placements == (Shard(1),)
-    close(result.full_tensor(), expected)
-    result.backward(torch.ones_like(result))
-    assert placed[0].grad.placements == (Shard(1),)
-    for tensor, own in zip(alone, placed, strict=True):
-        close(own.grad.full_tensor(), tensor.grad)
+    functions = {"none": lambda product: product, "relu": F.relu, "gelu": F.gelu}
+    for activation, shapes in itertools.product(functions, (((2, 6, 8), (10, 8)), ((2, 6, 8), (10, 8), (10,)))):
+        for of_all in (True, False):  # all gradients, or the last operand's alone: other operators
+            alone = [randn(*shape) for shape in shapes]
+            placed = [
+                distribute_tensor(tensor, mesh, [placement])
+                for tensor, placement in zip(alone, (Shard(1), Replicate(), Replicate()), strict=False)
+            ]
+            leaves, own_leaves = (tensors[0 if of_all else -1 :] for tensors in (alone, placed))
+            for leaf in (*leaves, *own_leaves):
+                leaf.requires_grad_()
+            expected = functions[activation](F.linear(*alone))
+            weight = randn(*expected.shape)
+            placed_weight = distribute_tensor(weight, mesh, [Shard(1)])
+            with CommDebugMode() as communication:
+                result = torch_tiledmm.linear(*placed, activation=activation)
+                found = torch.autograd.grad(result, own_leaves, placed_weight)
+            given = activation, shapes, of_all
+            assert communication.get_total_counts() == 0, (given, communication.get_comm_counts())
+            assert result.placements == (Shard(1),), given
+            close(result.full_tensor(), expected)
+            for leaf, own, grad in zip(own_leaves, found, torch.autograd.grad(expected, leaves, weight), strict=True):
+                assert own.placements == ((Shard(1),) if leaf is placed[0] else (Partial(),)), given
+                close(own.full_tensor(), grad)
 
 
 def matmul_out() -> None:
@@ -213,6 +259,9 @@ for a_shape, b_shape in (
     ((3, 5), (5, 7)),  # odd: the processes hold different sizes
 ):
     CASES[f"matmul-{a_shape}-{b_shape}"] = functools.partial(matmul, a_shape, b_shape)
+for shape in ((5,), (5, 7), (2, 1, 3)):
+    CASES[f"elementwise-{shape}"] = functools.partial(elementwise, *shape)
+    CASES[f"ordered_sum-{shape}"] = functools.partial(ordered_sum, *shape)
 for shapes in (((5, 8), (6, 8), (6,)), ((2, 3, 8), (6, 8), None), ((4, 8), (6, 8), (1,)), ((2, 3, 8), (8,), None)):
     CASES[f"linear-{'-'.join(map(str, shapes))}"] = functools.partial(linear, *shapes)
 
