@@ -278,6 +278,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 // CPU: in one pass.
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                           std::string_view activation, std::string_view algorithm) {
+  check_keeps_sum(activation);
   Tensor sum;
   const Tensor out = compute_linear(input, weight, bias, activation, algorithm, true, sum);
   return {out, sum};
@@ -310,6 +311,7 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
 std::tuple<Tensor, Tensor> linear_and_sum_in_two_passes(const Tensor& input, const Tensor& weight,
                                                         const std::optional<Tensor>& bias, std::string_view activation,
                                                         std::string_view algorithm) {
+  check_keeps_sum(activation);
   const Tensor sum = linear(input, weight, bias, "none", algorithm);
   return {elementwise(to_function(activation), sum, Tensor()), sum};
 }

@@ -42,6 +42,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                           std::string_view activation, std::string_view algorithm) {
+  check_keeps_sum(activation);
   const Tensor out = linear(input, weight, bias, activation, algorithm);
   return {out, empty(out, out.sym_sizes())};
 }

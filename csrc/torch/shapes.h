@@ -111,6 +111,9 @@ Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, cons
   return out;
 }
 
+// linear_and_sum: without an activation the sum is the result.
+void check_keeps_sum(std::string_view activation);
+
 // The operands of activate_backward: of one shape, and a function that has a slope.
 template <class Size>
 void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view activation) {

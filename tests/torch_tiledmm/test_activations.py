@@ -131,6 +131,7 @@ def test_bad_arguments():
         (lambda: OPS.activate_backward(x, x, "logistic"), ValueError, "'logistic' has no backward"),
         (lambda: OPS.activate_backward(x, x.double(), "relu"), TypeError, "both must have one dtype"),
         (lambda: OPS.activate_backward(x, x[:2], "relu"), RuntimeError, "both must have one shape"),
+        (lambda: OPS.linear_and_sum(x, x, activation="none"), ValueError, "'none'; accepted are relu"),
         (lambda: OPS.ordered_sum(x, [2]), IndexError, "accepted are different ones from 0 on"),
         (lambda: OPS.ordered_sum(x, [0, 0]), IndexError, "accepted are different ones from 0 on"),
     ):
@@ -180,8 +181,12 @@ def test_a_row_has_the_same_bits_in_any_batch(activation, bias, dtype):
     x, grad = torch.randn(1301, 37, dtype=dtype), torch.randn(1301, 51, dtype=dtype)
     torch.set_num_threads(1)
     y, x_grad, *of_parameters = call_with_gradients(layer, x, grad)
+    is_rounded_first = x.is_cuda and dtype.itemsize == 2 and activation not in ("none", "relu")
     with torch.no_grad():
-        assert torch.equal(layer(x), y)
+        inference = layer(x)
+    # The sum is rounded to 8 or 11 bits before an activation whose slope is at most 1.13.
+    close = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(inference, y, **(close if is_rounded_first else {"rtol": 0, "atol": 0}))
     alone = call_with_gradients(layer, x[7:8], grad[7:8])
     for threads in range(1, 6):
         torch.set_num_threads(threads)

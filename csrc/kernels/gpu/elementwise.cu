@@ -24,7 +24,7 @@ TILEDMM_DEVICE float short_logistic_slope(Activation activation, float x) {
 }
 template <Activation ACT>
 TILEDMM_DEVICE float short_slope(float x) {
-  const float z = clamped(x, ACT == Activation::silu ? 110.0f : 12.0f);
+  const float z = clamped(x, ACT == Activation::silu ? 110.0f : ACT == Activation::gelu ? 15.0f : 12.0f);
   return with_nan_of(x, ACT == Activation::gelu ? short_gelu_slope(z) : short_logistic_slope(ACT, z));
 }
 
