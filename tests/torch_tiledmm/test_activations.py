@@ -245,3 +245,16 @@ def test_threads_do_not_change_the_gradient_of_what_is_broadcast():
             function(own).square().sum().backward()
             grads.append(own.grad)
         assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
+
+
+@pytest.mark.parametrize("algorithm", [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available])
+def test_result_and_sum_in_one_pass_are_those_of_two(algorithm):
+    """Of every kernel of the CPU, with tiles cut off, roles exchanged, k in several chunks; `split` needs a large n."""
+    dtypes_of = {entry.name: entry.dtypes for entry in torch_tiledmm.algorithms("cpu")}[algorithm]
+    shapes = [(70, 51, 37), (300, 3, 40), (3, 300, 41), (1, 1, 5), (5, 40, 2100), (9, 7, 0)]
+    with torch.device("cpu"):
+        for (m, n, k), dtype, activation in itertools.product(shapes, dtypes_of, ACTIVATIONS):
+            x, weight, bias = (torch.randn(*size, dtype=DTYPES[dtype]) for size in ((m, k), (n, k), (n,)))
+            own, own_sum = OPS.linear_and_sum(x, weight, bias, activation=activation, algorithm=algorithm)
+            assert torch.equal(own, linear(x, weight, bias, activation=activation, algorithm=algorithm))
+            assert torch.equal(own_sum, linear(x, weight, bias, algorithm=algorithm))

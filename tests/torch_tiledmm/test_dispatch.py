@@ -331,3 +331,12 @@ def test_no_predicted_time_beats_the_chip():
                     peak = max(chip["simt_tflops"][dtype], chip["mma_tflops"][dtype])
                     least = max(2 * m * n * k / (peak * 1e6), bytes_ / (chip["tbytes_per_second"] * 1e6))
                     assert candidate.cost_us >= 0.999 * least, (name, dtype, m, n, k, candidate)
+
+
+@pytest.mark.parametrize("name", ("auto", "native"))
+def test_no_product_in_16_bits_where_nobody_asked_for_it(name):
+    """Of fp32 on any chip, where kernels of the group `split` are legal."""
+    devices = [f"{chip['device']}:{chip['name']}" for chip in build_info().chips.values()] + ["cpu:amx", "cpu:amx_fp16"]
+    for device in devices:
+        plans = torch_tiledmm.explain(2048, 2048, 2048, "fp32", device=device, plans_of=name).candidates
+        assert plans and not any("split" in plan.order for plan in plans), (device, plans[0].algorithm)

@@ -277,3 +277,17 @@ def test_functions_of_each_element(warp_size):
             close = {"rtol": 2**-10, "atol": 2**-11} if dtype == torch.float16 else {"rtol": 2**-20, "atol": 2**-22}
             torch.testing.assert_close(y[offset:-3], exact, **close)
             assert y[:offset].isnan().all() and y[-3:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_lies_behind_a_row_is_not_read(dtype):
+    """k one less than a multiple of 16, where rows are aligned: NaNs lie between them."""
+    memory = torch.randn(2, 45, 32, dtype=dtype)
+    memory[:, :, 31] = torch.nan
+    a, b = memory[0, :9, :31], memory[1, :, :31].mT
+    for name in dict.fromkeys(name for names in FAMILIES.values() for name in names):
+        try:
+            out, _ = host_gpu.matmul(a, b, algorithm=name)
+        except NotImplementedError:
+            continue
+        assert_close(out, expect_matmul(a, b))
