@@ -198,7 +198,10 @@ struct ActivateBackwardFormula : Formula {
   static variable_list backward(const Tensor& outer, const Kept& kept, const Needs& needs, std::string_view name) {
     variable_list grads(2);
     if (needs[0]) grads[0] = activate_backward_op().call(outer, kept.second, name);
-    if (needs[1] && name != "relu") grads[1] = outer * kept.first * curvature(kept.second, name);
+    if (needs[1]) {
+      // Zeros, not nothing: who asks for this gradient is not told that there is no way to it.
+      grads[1] = name == "relu" ? at::zeros_like(kept.second) : outer * kept.first * curvature(kept.second, name);
+    }
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& grad_t, const Tensor& x_t, const Tensor&,

@@ -258,3 +258,24 @@ def test_result_and_sum_in_one_pass_are_those_of_two(algorithm):
             own, own_sum = OPS.linear_and_sum(x, weight, bias, activation=activation, algorithm=algorithm)
             assert torch.equal(own, linear(x, weight, bias, activation=activation, algorithm=algorithm))
             assert torch.equal(own_sum, linear(x, weight, bias, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_third_derivatives_are_those_of_torch(activation):
+    """Of a function of squared gradients; relu's second derivative is zeros, as torch's, and not missing."""
+    with torch.device("cpu"):
+        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(2, 3, dtype=torch.float64)
+
+    def derivatives(function):
+        y, found = function(x).sum(), []
+        for _ in range(2 if activation == "relu" else 3):
+            (grad,) = torch.autograd.grad(y, x, create_graph=True)
+            found.append(grad.detach())
+            y = (grad**2).sum()
+        return found
+
+    own = derivatives(lambda x: linear(x, weight, activation=activation))
+    exact = derivatives(lambda x: EXACT_ACTIVATIONS[activation](x @ weight.mT))
+    for found, expected in zip(own, exact, strict=True):
+        torch.testing.assert_close(found, expected)
