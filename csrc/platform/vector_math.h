@@ -175,17 +175,20 @@ TILEDMM_SCALAR float slope(float x) {
 
 template <Activation ACT>
 [[maybe_unused]] TILEDMM_SCALAR_ATTRIBUTES static inline double slope(double x) {
-  if constexpr (ACT == Activation::relu) return x <= 0 ? 0.0 : 1.0;
-  const double limit = ACT == Activation::silu ? 800 : 40;
-  const double z = x < -limit ? -limit : x > limit ? limit : x;  // a NaN stays one
-  if constexpr (ACT == Activation::gelu) {
-    return 0.5 * std::erfc(-z * 0.70710678118654752440) + z * 0.39894228040143267794 * std::exp(-0.5 * z * z);
+  if constexpr (ACT == Activation::relu) {
+    return x <= 0 ? 0.0 : 1.0;
+  } else {
+    const double limit = ACT == Activation::silu ? 800 : 40;
+    const double z = x < -limit ? -limit : x > limit ? limit : x;  // a NaN stays one
+    if constexpr (ACT == Activation::gelu) {
+      return 0.5 * std::erfc(-z * 0.70710678118654752440) + z * 0.39894228040143267794 * std::exp(-0.5 * z * z);
+    }
+    const double u = ACT == Activation::silu ? z : 1.59576912160573071176 * (z + 0.044715 * z * z * z);
+    const double steepness = ACT == Activation::silu ? z : z * 1.59576912160573071176 * (1 + 0.134145 * z * z);
+    const double tail = std::exp(-std::fabs(u));
+    const double small = tail / (1 + tail), large = 1 / (1 + tail);
+    return (u < 0 ? small : large) + steepness * small * large;
   }
-  const double u = ACT == Activation::silu ? z : 1.59576912160573071176 * (z + 0.044715 * z * z * z);
-  const double steepness = ACT == Activation::silu ? z : z * 1.59576912160573071176 * (1 + 0.134145 * z * z);
-  const double tail = std::exp(-std::fabs(u));
-  const double small = tail / (1 + tail), large = 1 / (1 + tail);
-  return (u < 0 ? small : large) + steepness * small * large;
 }
 
 // What the slopes' own derivatives are made of.
