@@ -170,7 +170,9 @@ struct ActivateFormula : Formula {
 // too few for its sums.
 Tensor curvature(const Tensor& x, std::string_view activation) {
   const bool is_short = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
-  const Tensor z = is_short ? x.to(at::kFloat) : x;
+  // Beyond this it is 0, and a power of x would be infinite.
+  const double limit = activation == "silu" ? 800 : 40;
+  const Tensor z = (is_short ? x.to(at::kFloat) : x).clamp(-limit, limit);
   const auto to_own = [&](const Tensor& value) { return is_short ? value.to(x.scalar_type()) : value; };
   if (activation == "gelu") return to_own(activate_op().call(z, "normal_density") * (2 - z * z));
   // That of z * logistic(u): s' and s'' are the derivatives of logistic(u) in z.

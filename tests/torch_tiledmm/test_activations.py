@@ -279,3 +279,13 @@ def test_third_derivatives_are_those_of_torch(activation):
     exact = derivatives(lambda x: EXACT_ACTIVATIONS[activation](x @ weight.mT))
     for found, expected in zip(own, exact, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_second_derivatives_of_large_arguments_are_zero(activation, dtype):
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([1e3, -1e3, largest, -largest, float("inf"), -float("inf")], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(OPS.activate(x, activation).sum(), x, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
+    assert (curvature == 0).all()
