@@ -45,7 +45,7 @@ TILEDMM_API int32_t tiledmm_host_gemm(const GemmProblem* problem, const char* al
   return finish(status, session, counts, faults, reason, capacity);
 }
 
-// The same for a function of each element.
+// Runs a function of each element; seed, result and reason are those of tiledmm_host_gemm.
 TILEDMM_API int32_t tiledmm_host_elementwise(const ElementwiseProblem* problem, uint64_t seed, char* reason,
                                              size_t capacity) {
   host_gpu::Session session;

@@ -58,8 +58,8 @@ struct GemmProblem {
   // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
   // Null: none. Only kernels that say so write them.
   void* row_sums;
-  // With an activation: where the sum before it goes, too, rounded: the distance in elements from C's own element to
-  // the sum's. 0: nowhere. The CPU's kernels alone take it.
+  // The sum before the activation is stored, too, rounded, this many elements behind its element of C. 0: it is not.
+  // Only the CPU's kernels take it, and only with an activation.
   int64_t sum_offset;
 };
 

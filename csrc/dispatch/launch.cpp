@@ -69,6 +69,13 @@ Status find_device(int32_t device_idx, Chip& chip, char* reason, size_t capacity
   return Status::ok;
 }
 
+// Finds the executor's GPU likewise, and tells the executor of it.
+Status find_device(Executor& executor, Chip& chip, char* reason, size_t capacity) {
+  const Status status = find_device(executor.device_idx, chip, reason, capacity);
+  if (status == Status::ok) executor.num_cus = chip.num_cus, executor.warp_size = chip.warp_size;
+  return status;
+}
+
 }  // namespace
 
 #if !defined(TILEDMM_HOST_GPU)
@@ -85,19 +92,15 @@ Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor&
 
 Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
   Chip chip;
-  const Status status = find_device(executor.device_idx, chip, reason, capacity);
+  const Status status = find_device(executor, chip, reason, capacity);
   if (status != Status::ok) return status;
-  executor.num_cus = chip.num_cus;
-  executor.warp_size = chip.warp_size;
   return run(problem, algorithm, chip, executor, reason, capacity);
 }
 
 Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity) {
   Chip chip;
-  const Status status = find_device(executor.device_idx, chip, reason, capacity);
+  const Status status = find_device(executor, chip, reason, capacity);
   if (status != Status::ok || problem.count == 0) return status;
-  executor.num_cus = chip.num_cus;
-  executor.warp_size = chip.warp_size;
   const Status launched = gpu::launch_elementwise(problem, executor);
   if (launched == Status::launch_failed) {
     const char* why = gpu::take_error();

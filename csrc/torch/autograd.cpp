@@ -175,7 +175,7 @@ Tensor curvature(const Tensor& x, std::string_view activation) {
   const Tensor z = (is_short ? x.to(at::kFloat) : x).clamp(-limit, limit);
   const auto to_own = [&](const Tensor& value) { return is_short ? value.to(x.scalar_type()) : value; };
   if (activation == "gelu") return to_own(activate_op().call(z, "normal_density") * (2 - z * z));
-  // That of z * logistic(u): s' and s'' are the derivatives of logistic(u) in z.
+  // silu and gelu_tanh are z * s, where s is logistic(u) and by_u is its derivative in u.
   constexpr double kFactor = 1.59576912160573071176, kCube = 0.044715;
   const bool is_silu = activation == "silu";
   const Tensor s = activate_op().call(is_silu ? z : kFactor * z * (1 + kCube * z * z), "logistic");
@@ -220,14 +220,19 @@ Tensor of_shape(c10::SymIntArrayRef sizes, const Tensor& like) {
   return at::empty({}, at::TensorOptions().dtype(like.dtype()).device(like.device())).expand_symint(sizes);
 }
 
-// The sums over some dimensions, which the option lists: "0,2".
-struct OrderedSumFormula : Formula {
+// A formula of one operand, of which backward needs the shape alone.
+struct FormulaOfShape : Formula {
   static constexpr size_t kInputs = 1;
-  static constexpr const char* kName = "TiledOrderedSumBackward";
 
   static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
     return {of_shape(a.sym_sizes(), a), Tensor()};
   }
+};
+
+// The sums over some dimensions, which the option lists: "0,2".
+struct OrderedSumFormula : FormulaOfShape {
+  static constexpr const char* kName = "TiledOrderedSumBackward";
+
   static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor&, const Tensor&,
                         std::string_view dims) {
     return ordered_sum_op().redispatch(below, a, dims_of(dims));
@@ -255,13 +260,9 @@ struct OrderedSumFormula : Formula {
 
 // A view of the second operand's shape, broadcast; what expand would be, but for the order in which its gradient is
 // summed.
-struct BroadcastFormula : Formula {
-  static constexpr size_t kInputs = 1;
+struct BroadcastFormula : FormulaOfShape {
   static constexpr const char* kName = "TiledBroadcastBackward";
 
-  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
-    return {of_shape(a.sym_sizes(), a), Tensor()};
-  }
   static Tensor forward(c10::DispatchKeySet, const Tensor& a, const Tensor& shape, const Tensor&, std::string_view) {
     const Tensor view = a.expand_symint(shape.sym_sizes());
     // What is saved of the view must notice where `a` changes in place.

@@ -90,7 +90,8 @@ FloatControl float_control() { return std::fegetround(); }
 void set_float_control(FloatControl control) { std::fesetround(control); }
 #endif
 
-// For its lifetime this thread computes as another one does. To read the register takes a nanosecond, to write it ten.
+// This thread computes as another one does while the object lives. To read the register takes a nanosecond, to write
+// it ten.
 class FloatControlOfCaller {
  public:
   explicit FloatControlOfCaller(FloatControl of_caller) : own_(float_control()), differs_(own_ != of_caller) {

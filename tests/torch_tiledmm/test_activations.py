@@ -1,8 +1,7 @@
 """The operators activate, activate_backward and ordered_sum: values in every dtype; bits depend on values alone.
 
-Planted bugs that these tests caught: at::gelu and at::silu_backward put back, torch.sum put back for a bias and for a
-broadcast operand, a vector's tail computed by the C library, the slope of relu times an infinite gradient, infinite
-arguments of a slope not clamped, the sum stored without its bias, one task's last element left out.
+Planted bugs that these tests caught: the last element of a task left out, the slope of relu times an infinite gradient,
+a NaN lost by a slope, the sum stored after the activation instead of before it.
 """
 
 import itertools
@@ -103,7 +102,7 @@ def test_an_element_has_the_same_bits_in_any_place(name, dtype):
     x = torch.randn(3 * 2**14 + 77, dtype=dtype)
     functions = [lambda x: OPS.activate(x, name)]
     if name in ACTIVATIONS:
-        functions.append(lambda x: OPS.activate_backward(x.flip(0).flip(0) + 1, x, name))
+        functions.append(lambda x: OPS.activate_backward(x + 1, x, name))
     for function in functions:
         torch.set_num_threads(1)
         whole = function(x)

@@ -1,5 +1,5 @@
-// For each instruction set: the launcher of rung 04, GFLOP/s of the multiply-add instruction on all threads, measured,
-// and functions of each element.
+// Each instruction set has a launcher of rung 04, functions of each element, and a measurement of the multiply-add
+// instruction: GFLOP/s on all threads.
 #pragma once
 
 #include "core/elementwise.h"
