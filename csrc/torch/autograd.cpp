@@ -12,6 +12,7 @@
 #endif
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/FunctionsManual.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <type_traits>
 
+#include "torch/cpu_executor.h"
 #include "torch/matmul.h"
 #include "torch/shapes.h"
 
@@ -315,6 +317,7 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     variable_list result(6);
     if (!grads[0].defined()) return result;
+    const TorchOnOneThreadInChild own_thread;
     const variable_list saved = context->get_saved_variables();
     const auto found = context->saved_data.find("option");
     const std::string option(found == context->saved_data.end() ? kPlainAuto : found->second.toStringRef());
@@ -345,6 +348,7 @@ struct TiledNode : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(this->mutex_);
     if (!grads[0].defined()) return variable_list(Own::kInputs);
+    const TorchOnOneThreadInChild own_thread;
     Needs wanted = needs;
     for (size_t i = 0; i < Own::kInputs; ++i) wanted[i] = needs[i] && this->task_should_compute_output(i);
     return Own::backward(grads[0], {first.unpack(), second.unpack(), result.unpack(pointer_to(this))}, wanted, option);
@@ -584,6 +588,9 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("activate", &activate_autograd);
   m.impl("activate_backward", &activate_backward_autograd);
   m.impl("ordered_sum", &ordered_sum_autograd);
+  // What linear's derivative calls has none of its own: a backward pass through it raises.
+  m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());
+  m.impl("linear_weight_grads", torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, ADInplaceOrView, m) { m.impl("matmul_out", &matmul_out_counted); }

@@ -139,4 +139,13 @@ Executor cpu_executor() {
   return executor;
 }
 
+TorchOnOneThreadInChild::TorchOnOneThreadInChild()
+    : num_threads_(is_forked && at::get_num_threads() > 1 ? at::get_num_threads() : 0) {
+  if (num_threads_ > 0) at::set_num_threads(1);
+}
+
+TorchOnOneThreadInChild::~TorchOnOneThreadInChild() {
+  if (num_threads_ > 0) at::set_num_threads(num_threads_);
+}
+
 }  // namespace tiledmm

@@ -9,4 +9,17 @@ namespace tiledmm {
 // on that thread.
 Executor cpu_executor();
 
+// In a child of fork torch's own functions, too, run on the calling thread while the object lives. Elsewhere it does
+// nothing.
+class TorchOnOneThreadInChild {
+ public:
+  TorchOnOneThreadInChild();
+  ~TorchOnOneThreadInChild();
+  TorchOnOneThreadInChild(const TorchOnOneThreadInChild&) = delete;
+  TorchOnOneThreadInChild& operator=(const TorchOnOneThreadInChild&) = delete;
+
+ private:
+  int num_threads_;  // as it was; 0: unchanged
+};
+
 }  // namespace tiledmm

@@ -286,6 +286,7 @@ std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& wei
 
 // function(x), or grad times its slope at x.
 Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
+  const TorchOnOneThreadInChild copies;
   const Tensor own_x = x.contiguous(), own_grad = grad.defined() ? grad.contiguous() : grad;
   const Tensor y = new_result(x.sizes(), x.options());
   const ElementwiseProblem problem{function,
@@ -330,6 +331,7 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
 
 // As a product with ones, whose order of summation is fixed; tf32 never rounds the elements.
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
+  const TorchOnOneThreadInChild copies;
   check_operand("a", a);
   const DType dtype = to_dtype("a", a);
   const Tensor out = new_result(ordered_sum_shape<int64_t>(a, dims), a.options());
@@ -343,7 +345,7 @@ Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
     if (!is_summed[size_t(d)]) order.push_back(d);
   }
   const Tensor rows = a.permute(order).reshape({summed, out.numel()});
-  // On the CPU one number, again and again: torch would fill many on threads, which a child of fork has not.
+  // On the CPU one number, again and again.
   const Tensor ones = a.is_cpu() ? at::ones({}, a.options()).expand({1, summed}) : at::ones({1, summed}, a.options());
   matmul_into(ones, rows, out.view({1, out.numel()}), MatmulShape<int64_t>(ones, rows), dtype, to_algorithm("auto"),
               false);

@@ -277,6 +277,16 @@ def test_weight_and_bias_gradient_in_one_pass(shape):
         torch.ops.tiledmm.linear_weight_grads(torch.ones(5), torch.ones(5, 2))
 
 
+def test_what_has_no_derivative_says_so():
+    x, weight = leaf(4, 5), leaf(3, 5)
+    for name, call in {
+        "linear_and_sum": lambda: torch.ops.tiledmm.linear_and_sum(x, weight, activation="silu"),
+        "linear_weight_grads": lambda: torch.ops.tiledmm.linear_weight_grads(x, x),
+    }.items():
+        with pytest.raises(RuntimeError, match=f"derivative for tiledmm::{name} is not implemented"):
+            call()[1].sum().backward()
+
+
 def test_backward_keeps_the_algorithm():
     a, b = leaf(4, 5), leaf(5, 3)
     seen = []

@@ -92,12 +92,14 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
         ("skinny", torch.float64, 21, 8, 1301, "TT"),
         ("skinny", torch.float64, 3, 150, 257, "NT"),
         ("simt_pipelined", torch.float32, 5, 36, 1030, "NT"),
+        ("simt_pipelined", torch.float32, 70, 72, 520, "NN"),
     ],
 )
 def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
-    a = rand(k, m, dtype=dtype).mT if layout[0] == "T" else rand(m, k, dtype=dtype)
-    b = rand(n, k, dtype=dtype).mT if layout[1] == "T" else rand(k, n, dtype=dtype)
-    plans = explain(m, n, k, dtype, layout=layout, device="host:host", plans_of=algorithm).candidates
+    batch = 2
+    a = rand(batch, k, m, dtype=dtype).mT if layout[0] == "T" else rand(batch, m, k, dtype=dtype)
+    b = rand(batch, n, k, dtype=dtype).mT if layout[1] == "T" else rand(batch, k, n, dtype=dtype)
+    plans = explain(m, n, k, dtype, layout=layout, device="host:host", batch=batch, plans_of=algorithm).candidates
     assert len({str(plan.config) for plan in plans}) > 1
     expected, _ = host_gpu.matmul(a, b, algorithm=algorithm)
     assert_close(expected, expect_matmul(a, b))

@@ -19,7 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import torch_tiledmm
+from torch_tiledmm.testing.reference import ACTIVATIONS
 
+OPS = torch.ops.tiledmm
 ROOT = Path(__file__).parents[2]
 NUM_ITEMS = 6
 
@@ -37,16 +39,36 @@ def product(seed: int) -> np.ndarray:
     return np.concatenate([tensor.detach().numpy().ravel() for tensor in (out, a.grad, b.grad)])
 
 
+def backward_that_copies() -> bytes:
+    """Our part of backward passes that have torch copy what is large enough for its threads: gradients that are expanded
+    or transposed, activations of views, sums, second derivatives. torch's own part is small, or views.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.rand(size, 300, generator=generator).requires_grad_() for size in (300, 400))
+    grads = []
+    for activation in ACTIVATIONS:
+        out = torch_tiledmm.linear(x, weight, weight.detach()[:, 0], activation=activation)
+        one, many = torch.ones((), requires_grad=True), torch.rand(400, 300, generator=generator).t()
+        for grad in (one.expand(300, 400), many):
+            grads += torch.autograd.grad(out, (x, weight), grad, create_graph=True)
+    with torch.no_grad():
+        grads.append(OPS.activate(x.t(), "gelu"))
+        grads.append(OPS.ordered_sum(x.t().expand(3, 300, 300), [0, 2]))
+    grads += torch.autograd.grad(grads[-6], x, x.detach())  # the input's gradient under silu, differentiated
+    return hashlib.sha256(b"".join(grad.detach().numpy().tobytes() for grad in grads)).digest()
+
+
 def bits_of_products() -> bytes:
     """A digest of products that all threads share: one row and many, by kernels that share them out in different ways,
-    of matmul and of a layer, and their gradients. Nothing here is so large that torch's part of it takes threads.
+    of matmul and of a layer, and their gradients. Of torch's own work, nothing here is so large that it takes threads.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer, row, rows = torch_tiledmm.TiledLinear(768, 768), torch.randn(1, 768), torch.randn(40, 768)
     tiled = torch_tiledmm.matmul(rows, layer.weight.detach(), algorithm="block_tiled")
     outs = [out.detach().numpy() for out in (layer(row), layer(rows), tiled)]
-    return hashlib.sha256(b"".join(out.tobytes() for out in (*outs, *map(product, range(3))))).digest()
+    digest = hashlib.sha256(b"".join(out.tobytes() for out in (*outs, *map(product, range(3)))))
+    return digest.digest() + backward_that_copies()
 
 
 class Products(Dataset):
