@@ -40,8 +40,8 @@ def product(seed: int) -> np.ndarray:
 
 
 def backward_that_copies() -> bytes:
-    """Our part of backward passes that have torch copy what is large enough for its threads: gradients that are expanded
-    or transposed, activations of views, sums, second derivatives. torch's own part is small, or views.
+    """Our part of backward passes that have torch copy what is large enough for its threads: gradients that are
+    expanded or transposed, activations of views, sums, second derivatives. torch's own part is small, or views.
     """
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.rand(size, 300, generator=generator).requires_grad_() for size in (300, 400))
