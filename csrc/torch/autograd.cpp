@@ -117,7 +117,9 @@ struct LinearFormula : Formula {
     if (!needs[1] && !needs[2]) return grads;
     const Tensor grad_rows = as_rows(grad);
     // In one pass, unless the gradients are to be differentiated themselves.
-    if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active()) {
+    using torch::autograd::isFwGradDefined;
+    if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active() && !isFwGradDefined(grad) &&
+        !isFwGradDefined(kept.first)) {
       std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(kept.first), algorithm);
       return grads;
     }
@@ -407,8 +409,8 @@ Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& t
     torch::autograd::set_history(result, node);
     if (Own::kKeepsResult) node->result = SavedVariable(result, true);
   }
-  if (torch::autograd::isFwGradDefined(first) || torch::autograd::isFwGradDefined(second) ||
-      torch::autograd::isFwGradDefined(third)) {
+  using torch::autograd::isFwGradDefined;
+  if (isFwGradDefined(first) || isFwGradDefined(second) || isFwGradDefined(third)) {
     const Kept primal = {toNonOptPrimal(first), toNonOptPrimal(second), result};
     const Tensor tangent =
         Own::tangent(primal, toNonOptFwGrad(first), toNonOptFwGrad(second), toNonOptFwGrad(third), option);

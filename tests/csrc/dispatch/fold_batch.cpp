@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "core/split_layout.h"
 #include "dispatch/fold_batch.h"
 
 using namespace tiledmm;
@@ -70,6 +71,19 @@ int main() {
     if (!is_right) {
       std::printf("round %d: m %d n %d k %d, %d batch dimensions, bias %d\n", round, int(p.m), int(p.n), int(p.k),
                   int(p.num_batch_dims), int(p.bias != nullptr));
+      return 1;
+    }
+  }
+  // The split's groups of k are a dimension of the batch more, unless there is no place for it.
+  for (int32_t num_dims = 0; num_dims <= kMaxGpuBatchDims; ++num_dims) {
+    FoldedProblem problem{};
+    problem.gemm.m = problem.gemm.n = 2, problem.gemm.k = 5 * kSplitGroupK, problem.gemm.num_batch_dims = num_dims;
+    problem.batch_size = 1;
+    for (BatchDim& dim : problem.batch_dims) dim.size = 1;
+    const FoldedProblem groups = groups_of(problem, 0, kSplitGroupK, groups_at_once(problem));
+    if (groups.batch_size != (num_dims < kMaxGpuBatchDims ? 5 : 1) ||
+        groups.gemm.num_batch_dims != std::min(num_dims + 1, kMaxGpuBatchDims)) {
+      std::printf("%d batch dimensions: %d groups\n", int(num_dims), int(groups.batch_size));
       return 1;
     }
   }

@@ -46,10 +46,9 @@ MUTANTS = {
     ),
     "a workspace that calls share": (
         TILE,
-        "char* workspace = is_near ? near_workspace :",
-        # Written here, since what a path writes there is for each chip to choose.
-        "static char shared_workspace[16 << 10];\n"
-        "  char* workspace = is_near ? ({on} ? (shared_workspace[0] = 0, shared_workspace) : near_workspace) :",
+        # Written here, since which path writes there is for each chip to choose.
+        "const bool is_near = bytes <=",
+        "static char shared_workspace;\n  if ({on}) shared_workspace = 0;\n  const bool is_near = bytes <=",
     ),
     "a workspace that threads share": (
         TILE,
