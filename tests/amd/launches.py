@@ -109,7 +109,7 @@ def values_of(kernel, arguments) -> list[bytes]:
 
 class Launcher:
     def __init__(self, arch: str, rung: str):
-        self.arch, self.rung, self.sources = arch, rung, sources_of(rung)
+        self.arch, self.rung, self.sources = arch, rung, sources_of(rung.split(".")[0])  # rung.variant
         self.clang = shutil.which("clang++-22")
         if self.clang is None:
             raise RuntimeError("there is no clang++-22, which compiles for AMD's chips without ROCm")

@@ -2,7 +2,7 @@
 of it, as `ladder --device` prints it.
 
 Planted bugs that must be found: the strides of a transposed operand taken for those of a plain one, traces of another
-workgroup, a rung that cannot serve counted as if it could, bf16's bits taken for those of fp16.
+workgroup, a launch with half of the blocks, a rung that cannot serve counted as if it could, bf16's bits taken for those of fp16.
 """
 
 import os
@@ -23,10 +23,10 @@ def need_clang():
         pytest.skip("there is no clang++-22")
 
 
-@pytest.mark.parametrize("chip", ["gfx942", "gfx1100"])
-def test_a_whole_call(chip):
-    launcher, random = Launcher(chip, "block_tiled"), np.random.default_rng(3)
-    a, b = (random.uniform(-1, 1, shape).astype(np.float32) for shape in ((37, 21), (21, 50)))
+@pytest.mark.parametrize("chip, name, m", [("gfx942", "few_rows.mfma", 3), ("gfx1100", "block_tiled", 37)])
+def test_a_whole_call(chip, name, m):
+    launcher, random = Launcher(chip, name), np.random.default_rng(3)
+    a, b = (random.uniform(-1, 1, shape).astype(np.float32) for shape in ((m, 21), (21, 150)))
     for operand in (b, np.asfortranarray(b)):
         traces: list = []
         c = launcher.matmul(a, operand, traces=traces)
