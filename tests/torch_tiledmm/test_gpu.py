@@ -343,7 +343,11 @@ def test_gradients_of_weight_and_bias_in_one_pass(shape, dtype):
     input = operand(rows, in_features, dtype)
     weight_grad, bias_grad = OPS.linear_weight_grads(grad, input)
     assert_close(weight_grad, expect_matmul(grad.mT, input))
-    assert_close(bias_grad, expect_matmul(grad.mT, torch.ones(rows, dtype=dtype, device="cuda")))
+    expected = expect_matmul(grad.mT, torch.ones(rows, dtype=dtype, device="cuda"))
+    assert_close(bias_grad, expected)
+    with matmul_precision("tf32"):  # of products; no element of a sum is rounded
+        assert_close(OPS.linear_weight_grads(grad, input)[1], expected)
+        assert_close(OPS.ordered_sum(grad, [0])[0], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
       }).detach();
     }
     while (num_done < 16) std::this_thread::yield();
-    std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });  // before destructors end
+    std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); });  // before destructors end
     return 0;
   }
   Results results[kNumThreads];
