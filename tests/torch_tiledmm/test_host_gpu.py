@@ -104,7 +104,7 @@ def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
     expected, _ = host_gpu.matmul(a, b, algorithm=algorithm)
     assert_close(expected, expect_matmul(a, b))
     counts = set()
-    for plan in plans[:: max(1, len(plans) // 12)]:
+    for plan in plans[:: max(1, len(plans) // 6)]:
         out, counted = host_gpu.matmul(a, b, algorithm=plan.algorithm)
         assert torch.equal(out, expected), plan
         counts.add(counted)

@@ -195,15 +195,15 @@ def run(program: Path, num_cases: int, mutant: int = 0) -> subprocess.CompletedP
 
 @pytest.mark.takes_long("sanitized")
 def test_no_case_is_wrong_and_no_sanitizer_complains(program):
-    done = run(program, 400)
+    done = run(program, 300)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
-    assert counts["auto"] == counts["native"] >= 1200
+    assert counts["auto"] == counts["native"] >= 900
     for entry in torch_tiledmm.algorithms("cpu"):
         if entry.available:
-            assert counts[entry.name] >= (1200 if entry.is_native else 1000) * len(entry.dtypes) // 4, entry.name
-    assert counts["failed_allocations"] >= 1000
+            assert counts[entry.name] >= (900 if entry.is_native else 750) * len(entry.dtypes) // 4, entry.name
+    assert counts["failed_allocations"] >= 750
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
