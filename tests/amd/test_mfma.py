@@ -257,8 +257,8 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
 
 @pytest.mark.takes_long  # compiling does, while nobody waits for it
 def test_no_row_s_bits_depend_on_m(code_of, launcher):
-    """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to a tile of 32 rows, and
-    of the others each 13th and what fills whole tiles or has one more row. With TILEDMM_EVERY_M=1, all."""
+    """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to a tile of 32 rows,
+    and of the others each 13th and what fills whole tiles or has one more row. With TILEDMM_EVERY_M=1, all."""
     n, k = 32, 128
     how = dict(n=n, k=k, bias=None, activation="none")
     largest = Product(300, **how)

@@ -22,19 +22,12 @@ sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
-# instructions others assemble.
-UNOPTIMISED_FOR_SM_80 = (
-    "03_row_register_tiled",
-    "04_register_tiled",
-    "10_mma_async/unaligned",
-)
+# instructions others assemble: 05, elementwise and 10/unaligned.
+UNOPTIMISED_FOR_SM_80 = ("10_mma_async/unaligned",)
 PTX_FOR_SM_80 = (
-    "06_mma_cached",
-    "07_mma_double_buffered",
-    "08_mma_output_cached",
-    "09_simt_pipelined",
-    "10_mma_async/instances",
-    "14_skinny/kernel",
+    *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled"),
+    *("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached"),
+    *("09_simt_pipelined", "10_mma_async/instances", "14_skinny/kernel"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
 # others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08.

@@ -40,7 +40,7 @@ LIKE_OTHERS = ("_f16.cu", "_middle.cu", "_small.cu", "_smallest.cu")
 # left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
 RUNNER_FLAGS = ["-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-NUM_CASES, NUM_FAULT_CASES = 6, {32: 3, 64: 2}  # of each algorithm
+NUM_CASES, NUM_FAULT_CASES = 10, {32: 3, 64: 2}  # of each algorithm
 
 # Blocks along y, of which a grid has 65,535 at most, are one here: it has all products of a batch, one after the other.
 ONE_BLOCK = [
