@@ -48,7 +48,7 @@ constexpr Case kCases[] = {
     {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
     {130, 140, 1030, false, true, 1, true, Data::flagged},
     {129, 66, 2600, false, false, 1, false, Data::normal, 2},  // six chunks of a whole tile
-    {70, 66, 8232, false, false, 1, false, Data::normal, 4},  // a last group of 40
+    {70, 66, 8232, false, false, 1, false, Data::normal, 4},   // a last group of 40
     {3, 70, 2500, false, true, 1, true, Data::normal},         // few rows, five chunks in a cluster
     {9, 130, 1111, false, false, 2, false, Data::wide},
     {140, 33, 530, false, true, 1, true, Data::flagged},  // few columns
