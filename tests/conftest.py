@@ -67,7 +67,7 @@ LIKE_LAYOUTS = ("launch(std::true_type{}, std::true_type{})", "launch(std::false
 @pytest.fixture(scope="session")
 def csrc_of_devices(built_once):
     """The sources that are compiled for devices: those of csrc without LIKE_LAYOUTS, all of it on request."""
-    if os.environ.get("TILEDMM_DEVICE_CODE") == "1":
+    if compilers.IS_WHOLE:
         return gpu_objects.CSRC
 
     def build(folder: Path) -> None:

@@ -40,7 +40,7 @@ COMPILED = {
     "gpu/device.cu": [],
     "gpu/01_naive.cu": ["naive"],
     "gpu/04_register_tiled.cu": ["register_tiled", "register_tiled.4x4"],
-    "gpu/06_mma_cached.cu": ["mma_cached"],
+    "gpu/05_mma.cu": ["mma"],
 }
 # What the library asks the runtime for. The version of a name is that of AMD's library, 6.0 for what HIP 6 changed.
 NEEDED = {
@@ -222,7 +222,7 @@ def test_launch(chip, algorithm, dtype, library):
         assert not got.gemm.batch_dims  # they are the host's
         if batch:
             assert bytes(got.batch_dims[0]) == bytes(problem.batch_dims[0])
-        if algorithm == "mma_cached":  # sums of whole tiles, in the accumulator's dtype
+        if algorithm == "mma":  # sums of whole tiles, in the accumulator's dtype
             size = num_tiles * (batch or 1) * block_m * block_n * (8 if dtype == "fp64" else 4)
             assert library.allocated == [size]
             assert int.from_bytes(launch.args[1], "little") == 0x1000
@@ -254,7 +254,7 @@ class Operand:
         ("gfx942", "naive", "bf16", (3, 9, 33, 13), "NT", None),
         ("gfx942", "register_tiled", "fp32", (1, 70, 45, 50), "TN", 1),
         ("gfx942", "register_tiled", "fp64", (1, 70, 20, 19), "NN", 2),
-        ("gfx942", "mma_cached", "fp16", (1, 70, 45, 80), "TT", 3),
+        ("gfx942", "mma", "fp16", (1, 70, 45, 80), "TT", 3),
         ("gfx942", "auto", "fp32", (1, 65, 66, 35), "NN", 4),
     ],
 )

@@ -46,7 +46,7 @@ def fma_f32(a, b, c):
     total = product + c
     result = total.astype(F32)
     is_tie = (total.view(U64) & 0x1FFFFFFF) == 0x10000000
-    if is_tie.any() or ((abs(result) < F32_TINY) & (total != 0)).any():
+    if np.count_nonzero(is_tie) or np.count_nonzero((abs(result) < F32_TINY) & (total != 0)):
         result = sum_to_odd(product, np.asarray(c).astype(F64)).astype(F32)
     return result
 

@@ -1,4 +1,7 @@
-"""Memory of the interpreter: global buffers and the LDS of a workgroup, with bounds, alignment and races checked."""
+"""Memory of the interpreter: global buffers and the LDS of a workgroup, with bounds, alignment and races checked.
+
+np.count_nonzero takes a fraction of the time of any().
+"""
 
 import numpy as np
 from instructions import I64, U32, U64
@@ -37,13 +40,13 @@ class Memory:
         for name, start, data, writable in self.buffers:
             offsets = (addresses - U64(start)).view(I64)
             is_inside = (offsets >= 0) & (offsets <= data.size - width)
-            if not is_inside.any():
+            if not np.count_nonzero(is_inside):
                 continue
             if not is_inside.all():
                 outside = int(np.argmin(is_inside))
                 raise Fault("access outside of one buffer: " + self.place(int(addresses[outside]), width), outside)
             is_misaligned = addresses & U64(min(width, 4) - 1) != 0
-            if is_misaligned.any():
+            if np.count_nonzero(is_misaligned):
                 raise Fault(f"misaligned access to {name}", int(np.argmax(is_misaligned)))
             if is_store and not writable:
                 raise Fault(f"store to the read-only buffer {name}", 0)
@@ -93,23 +96,23 @@ class SharedMemory:
 
     def places(self, addresses: np.ndarray, width: int) -> np.ndarray:
         is_outside = (addresses < 0) | (addresses > self.data.size - width)
-        if is_outside.any():
+        if np.count_nonzero(is_outside):
             i = int(np.argmax(is_outside))
             raise Fault(f"{width} bytes of LDS at {int(addresses[i])}, of {self.data.size} bytes", i)
         alignment = width if width in (1, 2, 4, 8, 16) else 4
-        if (addresses % alignment).any():
+        if np.count_nonzero(addresses % alignment):
             raise Fault(f"misaligned access to {width} bytes of LDS", int(np.argmax(addresses % alignment != 0)))
         return addresses[:, None] + np.arange(width)
 
     def mark(self, places: np.ndarray, agent: int, is_store: bool, text: str = "an access"):
         own = 1 << agent | (1 << agent - COPY if agent >= COPY else 0)
         others = self.writers[places] & U64(~own & (1 << 64) - 1)
-        if others.any():
+        if np.count_nonzero(others):
             if not is_store and int(np.bitwise_or.reduce(others, axis=None)) == 1 << agent + COPY:
                 raise Fault(f"{text} reads LDS that a copy is outstanding for")
             verb = "writes LDS that another wave used" if is_store else "reads LDS that another wave wrote"
             raise Fault(f"race: {text} {verb} since the last barrier")
-        if is_store and (self.readers[places] & U64(~own & (1 << 64) - 1)).any():
+        if is_store and np.count_nonzero(self.readers[places] & U64(~own & (1 << 64) - 1)):
             raise Fault(f"race: {text} writes LDS that another wave used since the last barrier")
         marks, next_marks = (self.writers, self.next_writers) if is_store else (self.readers, self.next_readers)
         marks[places] |= U64(1 << agent)

@@ -201,7 +201,7 @@ def test_products_are_right(number, dtype, shape, case, code_of, launcher):
     product.check()
 
 
-@pytest.mark.parametrize("arch, numbers", [("gfx90a", (1, 3, 5)), ("gfx950", (0, 1, 3, 4, 8, 10))])
+@pytest.mark.parametrize("arch, numbers", [("gfx90a", (3, 5)), ("gfx950", (1, 3, 4, 8, 10))])
 def test_products_are_right_on_other_chips(arch, numbers, code_of, launcher):
     for number in numbers:
         _, shape, case = CASES[number]
@@ -257,8 +257,8 @@ def test_a_row_s_bits_do_not_depend_on_m(n, k, code_of, launcher):
 
 @pytest.mark.takes_long  # compiling does, while nobody waits for it
 def test_no_row_s_bits_depend_on_m(code_of, launcher):
-    """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to two tiles of 32 rows,
-    and of the others each seventh and what fills whole tiles or has one more row. With TILEDMM_EVERY_M=1, all."""
+    """Of products of 1 to 300 rows, as they are planned, each row is as in that of 300: all up to a tile of 32 rows,
+    and of the others each 13th and what fills whole tiles or has one more row. With TILEDMM_EVERY_M=1, all."""
     n, k = 32, 128
     how = dict(n=n, k=k, bias=None, activation="none")
     largest = Product(300, **how)
@@ -273,7 +273,7 @@ def test_no_row_s_bits_depend_on_m(code_of, launcher):
     expected = as_array(largest.out.view(torch.int16))
     is_every_m = os.environ.get("TILEDMM_EVERY_M") == "1"
     for m in range(1, 300):
-        if not is_every_m and m > 64 and m % 7 != 0 and m % 32 > 1:
+        if not is_every_m and m > 32 and m % 13 != 0 and m % 32 > 1:
             continue
         product = Product(m, **how)
         product.a.copy_(largest.a[:, :m])
@@ -465,8 +465,8 @@ void check(bool is_right, const char* what, int m, int n, int dies) {
 
 int main() {
   for (int dies : {1, 6, 8}) {
-    for (int m = 1; m <= 2000; ++m) {
-      for (int n = 1; n * m <= 2000; ++n) {
+    for (int m = 1; m <= 700; ++m) {
+      for (int n = 1; n * m <= 700; ++n) {
         const gpu::BlockOrder order(m, n, dies);
         const int num = m * n, run = num / dies < 16 ? num / dies : 16;
         std::vector<bool> is_taken(num), is_number_taken(num);

@@ -105,7 +105,7 @@ def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
     assert_close(expected, expect_matmul(a, b))
     counts = set()
     # An odd step: of plans that come in pairs, one with chunks side by side, it takes both kinds.
-    for plan in plans[:: len(plans) // 12 | 1]:
+    for plan in plans[:: len(plans) // 6 | 1]:
         out, counted = host_gpu.matmul(a, b, algorithm=plan.algorithm)
         assert torch.equal(out, expected), plan
         counts.add(counted)

@@ -2,7 +2,6 @@
 #include "platform/host_gpu.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "core/math.h"
+#include "platform/host_gpu/place.h"
 
 namespace tiledmm::host_gpu {
 
@@ -29,25 +29,6 @@ struct PendingCopy {
   void* to;
   const void* from;
   size_t bytes, valid_bytes;
-};
-
-// Where a fiber, or the scheduler, goes on.
-struct Place {
-  ucontext_t context;
-#if defined(__clang__) && !defined(__x86_64__)  // has no __builtin_setjmp
-  static void exchange(Place& from, Place& to) { swapcontext(&from.context, &to.context); }
-#else
-  void* registers[5];
-  bool is_reached = false;
-
-  // swapcontext would ask the operating system for the signal mask each time. Not inlined: it saves the registers.
-  static __attribute__((noinline)) void exchange(Place& from, Place& to) {
-    from.is_reached = true;
-    if (__builtin_setjmp(from.registers)) return;
-    if (to.is_reached) __builtin_longjmp(to.registers, 1);
-    setcontext(&to.context);
-  }
-#endif
 };
 
 enum class State : uint8_t { ready, at_warp_barrier, at_block_barrier, done };

@@ -246,13 +246,6 @@ def test_mutant_of_the_order_is_found(mutant, programs):
 # --- programs and packages as a build compiles them ---
 
 
-def object_of_the_build(source: Path) -> Path | None:
-    """Of all but the interface, which says what was built: where the build has left it and it is up to date."""
-    found = ROOT / "build/objects/kernels" / gpu_objects.object_name(source)
-    is_same = not source.is_relative_to(CSRC / "api")
-    return found if is_same and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
-
-
 def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     """``folder``/amx_order, amx_split_order and _kernels.so. What the flags do not change is compiled once, beside
     them, or comes from the build."""
@@ -261,8 +254,8 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
     changed = [path for path in sources if test_sanitize.is_of_amx(path)]
     same = [path for path in sources if path not in changed]
-    built = [found for path in same if (found := object_of_the_build(path))]
-    same = [*ORDERS, *(path for path in same if not object_of_the_build(path))]
+    built = [found for path in same if (found := test_sanitize.object_of_the_build(path))]
+    same = [*ORDERS, *(path for path in same if not test_sanitize.object_of_the_build(path))]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
         gpu_objects.Sources(changed, [*command, SMALL_SPLITS, *flags], folder),
@@ -353,7 +346,7 @@ def test_random_cases(variants):
         import torch_tiledmm
         from torch_tiledmm.testing import fuzz
         print(torch_tiledmm.build_info().isa["cpu"], torch_tiledmm.explain(9, 9, 9, "fp16").choice)
-        sys.exit(fuzz.main(["--cases", "1000", "--seed", "7", "--processes", "1"]))
+        sys.exit(fuzz.main(["--cases", "500", "--seed", "7", "--processes", "1"]))
     """
     assert run_python(variants / WHOLE, "-c", code).split()[:2] == [WHOLE, "amx"]
 

@@ -28,13 +28,11 @@ import gpu_objects  # noqa: E402
 # addresses where they are used.
 SANITIZE = ("-O0", "-g0", "-fsanitize=address,undefined", "-fno-sanitize=null,vptr,pointer-overflow")
 SANITIZE += ("-fno-sanitize-recover=all",)
-# Other flags of some kernels. Loops without vectors compile fast and run slowly. Undefined behaviour of rung 04 shows
-# at AVX2's vectors, and in what AVX-512-BF16 adds: the other two are the same source.
-SANITIZE_OF = {
-    "02_block_tiled.cpp": (*SANITIZE, "-O1"),
-    "portable.cpp": ("-O0", "-g0", "-fsanitize=address"),
-    "avx512.cpp": ("-O0", "-g0", "-fsanitize=address"),
-}
+# Of a kernel whose loops without vectors compile fast and run slowly.
+SANITIZE_OF = {"02_block_tiled.cpp": (*SANITIZE, "-O1")}
+# The same source as that of AVX2 or NEON, with other vectors. Where those run, these have no sanitizers, with which
+# they take half of the time to compile. The guard pages around operands find their errors of memory, too.
+LIKE_OTHERS = ("portable.cpp", "avx512.cpp")
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 AMX = ("05_amx", "06_amx_split")
@@ -106,6 +104,17 @@ def mutable_sources(folder: Path, mutants: dict) -> Path:
     return csrc
 
 
+def object_of_the_build(source: Path) -> Path | None:
+    """Of all but the interface, which says what was built: where the build has left it and it is up to date."""
+    found = CSRC.parent / "build/objects/kernels" / gpu_objects.object_name(source)
+    is_same = not source.is_relative_to(CSRC / "api")
+    return found if is_same and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
+
+
+def is_like_others(source: Path) -> bool:
+    return source.name in LIKE_OTHERS and bool(AVAILABLE & {"register_tiled.avx2", "register_tiled.neon"})
+
+
 def compile_sources(
     folder: Path, num_jobs: int, mutants: dict, sources: Sequence[Path], flags: Sequence[str] = ()
 ) -> None:
@@ -117,11 +126,16 @@ def compile_sources(
     def compile_source(source: Path) -> None:
         is_of_csrc = source.is_relative_to(CSRC)
         path = csrc / source.relative_to(CSRC) if is_of_csrc else source
+        target = folder / gpu_objects.object_name(source)
+        if is_like_others(source) and (built := object_of_the_build(source)):
+            shutil.copy(built, target)
+            return
         sanitize = SANITIZE_OF.get(source.name, SANITIZE) if is_of_csrc else RUNNER_FLAGS
+        sanitize = ("-O0", "-g0") if is_like_others(source) else sanitize
         is_entry = is_of_csrc and (source.name.startswith("rung") or source.parent.name in ("api", "dispatch"))
         cxx = compilers.sanitizing_command() if is_entry else compilers.CXX
         compile_it = [*cxx, *command, *sanitize, "-c", path]
-        compile_it += ["-o", folder / gpu_objects.object_name(source)]
+        compile_it += ["-o", target]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
 
@@ -130,7 +144,9 @@ def compile_sources(
 
 
 def link_program(objects: Iterable[Path], main: Path, program: Path) -> None:
-    """The program's own object is the last one: of inline functions that it shares with others, theirs are checked."""
+    """The program's own object is the last one, and those without sanitizers come before it: of inline functions that
+    they share with others, theirs are checked."""
+    objects = sorted(objects, key=lambda path: path.name.endswith(tuple(f"_{name}.o" for name in LIKE_OTHERS)))
     link = [*compilers.CXX, "-fsanitize=address,undefined", "-pthread", *objects, main, "-o", program]
     subprocess.run(link, check=True, timeout=120)
 
@@ -179,15 +195,15 @@ def run(program: Path, num_cases: int, mutant: int = 0) -> subprocess.CompletedP
 
 @pytest.mark.takes_long("sanitized")
 def test_no_case_is_wrong_and_no_sanitizer_complains(program):
-    done = run(program, 400)
+    done = run(program, 300)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(zip(done.stdout.split()[2::2], map(int, done.stdout.split()[3::2]), strict=True))
-    assert counts["auto"] == counts["native"] >= 1200
+    assert counts["auto"] == counts["native"] >= 900
     for entry in torch_tiledmm.algorithms("cpu"):
         if entry.available:
-            assert counts[entry.name] >= (1200 if entry.is_native else 1000) * len(entry.dtypes) // 4, entry.name
-    assert counts["failed_allocations"] >= 1000
+            assert counts[entry.name] >= (900 if entry.is_native else 750) * len(entry.dtypes) // 4, entry.name
+    assert counts["failed_allocations"] >= 750
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -40,6 +40,7 @@ struct Case {
   int num_sms = 4;
 };
 
+// Groups of k have 8192 elements here (test_emulated_split.py).
 constexpr Case kCases[] = {
     {128, 128, 128, false, false, 1, false, Data::normal},
     {200, 150, 1100, false, false, 1, false, Data::normal},  // several tiles for a block, three chunks
@@ -47,7 +48,7 @@ constexpr Case kCases[] = {
     {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
     {130, 140, 1030, false, true, 1, true, Data::flagged},
     {129, 66, 2600, false, false, 1, false, Data::normal, 2},  // six chunks of a whole tile
-    {70, 66, 16424, false, false, 1, false, Data::normal, 4},  // a last group of 40
+    {70, 66, 8232, false, false, 1, false, Data::normal, 4},   // a last group of 40
     {3, 70, 2500, false, true, 1, true, Data::normal},         // few rows, five chunks in a cluster
     {9, 130, 1111, false, false, 2, false, Data::wide},
     {140, 33, 530, false, true, 1, true, Data::flagged},  // few columns
@@ -57,7 +58,7 @@ constexpr Case kCases[] = {
     {130, 131, 200, false, false, 1, false, Data::cancelling},
     {5, 70, 200, false, false, 1, false, Data::cancelling},
     {70, 5, 200, false, false, 1, false, Data::cancelling},
-    {66, 70, 16384, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
+    {66, 70, 8192, false, true, 1, false, Data::flagged_late, 132},  // many flags of a row
     {140, 70, 300, true, false, 1, false, Data::flagged, 132},
     {6, 70, 1500, false, true, 1, false, Data::growing},
     {12, 70, 1500, false, true, 1, false, Data::late, 1},  // chunks that are computed twice
@@ -67,16 +68,16 @@ constexpr Case kCases[] = {
     {16, 70, 1100, false, true, 1, true, Data::flagged},  // few rows that each block splits
     {70, 14, 600, true, true, 1, false, Data::flagged},
     {5, 70, 700, false, false, 1, false, Data::flagged_columns},
-    {3, 20, 15000, false, true, 1, false, Data::flagged_ends, 132},
+    {3, 20, 8000, false, true, 1, false, Data::flagged_ends, 132},
     {2, 70, 1600, false, true, 1, false, Data::overflowing},
     {40, 70, 1600, false, true, 1, false, Data::overflowing},
     {70, 66, 1600, false, true, 1, false, Data::overflowing},
     {1, 70, 5000, false, true, 1, false, Data::normal, 1},  // many chunks for a block
-    {13, 14, 33000, false, false, 1, false, Data::flagged, 132},
+    {13, 14, 16616, false, false, 1, false, Data::flagged, 132},
     {66, 260, 1500, true, false, 1, true, Data::normal, 2},    // two whole tiles and one by chunks
     {260, 66, 1100, false, true, 1, true, Data::flagged, 16},  // all by chunks, in pairs
     {66, 129, 1500, false, false, 3, false, Data::normal, 4},  // tiles of the last item by chunks
-    {3, 20, 33000, true, true, 2, true, Data::normal, 132},    // three groups
+    {3, 20, 16616, true, true, 2, true, Data::normal, 132},    // three groups
     {2, 130, 4200, false, true, 1, true, Data::wide, 4},       // clusters of three, three rounds of chunks
 };
 

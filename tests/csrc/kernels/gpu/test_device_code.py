@@ -2,8 +2,8 @@
 
 In CI (CI=true) the compilers must be there; elsewhere this runs if they are and TILEDMM_DEVICE_CODE=1, since it takes
 minutes. Set it in CI, too, and the largest kernels are optimised for sm_80 as well as for sm_90a, fp16's for sm_90a as
-well as bf16's, operands of like layouts as well as of unlike ones, more sizes of tiles, and every rung is compiled for
-every chip of AMD.
+well as bf16's, operands of like layouts as well as of unlike ones, more sizes of tiles, 06 and 07 for sm_90a, and every
+rung is compiled for every chip of AMD.
 """
 
 import importlib.util
@@ -15,52 +15,63 @@ import sys
 from pathlib import Path
 
 import pytest
+from compilers import IS_WHOLE
 
 ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT))
 import gpu_objects  # noqa: E402
 
-IS_WHOLE = os.environ.get("TILEDMM_DEVICE_CODE") == "1"
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
-# instructions others assemble.
-UNOPTIMISED_FOR_SM_80 = (
-    "03_row_register_tiled",
-    "04_register_tiled",
-    "09_simt_pipelined/launch",
-    "10_mma_async/unaligned",
-    "14_skinny/kernel",
-)
+# instructions others assemble: 05, elementwise and 10/unaligned.
+UNOPTIMISED_FOR_SM_80 = ("10_mma_async/unaligned",)
 PTX_FOR_SM_80 = (
-    "06_mma_cached",
-    "07_mma_double_buffered",
-    "08_mma_output_cached",
-    "09_simt_pipelined/instances",
-    "10_mma_async/instances",
+    *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled"),
+    *("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached"),
+    *("09_simt_pipelined", "10_mma_async/instances", "14_skinny/kernel"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
-# others. And tiles that lie between others in size, or below them.
+# others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08.
 LIKE_OTHERS = (
+    *("06_mma_cached", "07_mma_double_buffered"),
     *("/instances_f16", "_middle", "bf16_smallest", "bf16_small_", "bf16_large_", "tf32_small"),
     *("09_simt_pipelined/instances_small", "f64_small"),
 )
-FP16 = {
-    "platform/element.h": "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n",
-    "kernels/cuda/14_skinny/kernel.cu": "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n"
-    "                               : ",
-}
-# For sm_90a, tiles that lie between others of their file.
-BETWEEN = {
-    "kernels/cuda/09_simt_pipelined/few_rows.h": "    if (plan.rows == 2) "
-    "return launch(std::integral_constant<int, 2>{});\n",
-    "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 1>"
-    "(const Task&);  // 128 x 224\n",
-    "kernels/cuda/11_wgmma/instances_bf16_large_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 3>"
-    "(const Task&);  // 128 x 192\ntemplate const char* launch_tile<__nv_bfloat16, 4>(const Task&);  // 128 x 176\n",
-    "kernels/cuda/11_wgmma/instances_bf16_small_sm90a.cu": "template const char* launch_tile<__nv_bfloat16, 9>"
-    "(const Task&);   // 64 x 192\ntemplate const char* launch_tile<__nv_bfloat16, 10>(const Task&);  // 64 x 160\n",
-    "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu": ": width == 16 ? launch_sources<16>(task)\n"
-    "         : width == 32 ? launch_sources<32>(task)\n",
-}
+WGMMA = "launch_kernel_of<Config<T, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
+# For sm_90a: file, text, what takes its place.
+EDITS_FOR_HOPPER = [
+    ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
+    (
+        "kernels/cuda/14_skinny/kernel.cu",
+        "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n                               : ",
+        "",
+    ),
+    # Tiles that lie between others of their file.
+    (
+        "kernels/cuda/09_simt_pipelined/few_rows.h",
+        "    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});\n",
+        "",
+    ),
+    (
+        "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu",
+        "template const char* launch_tile<__nv_bfloat16, 1>(const Task&);  // 128 x 224\n",
+        "",
+    ),
+    (
+        "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu",
+        ": width == 16 ? launch_sources<16>(task)\n         : width == 32 ? launch_sources<32>(task)\n",
+        "",
+    ),
+    # Operands of like layouts, as in conftest.py.
+    *(
+        (
+            "kernels/cuda/11_wgmma/kernel.h",
+            f"task.a.is_k_major ? {WGMMA.format('false', is_b_n_major)}\n"
+            f"                             : {WGMMA.format('true', is_b_n_major)}",
+            WGMMA.format(is_a_m_major, is_b_n_major),
+        )
+        for is_a_m_major, is_b_n_major in (("true", "false"), ("false", "true"))
+    ),
+]
 IN_CI = os.environ.get("CI") == "true"
 OBJDUMP = next((found for name in ("22", "21", "20") if (found := shutil.which(f"llvm-objdump-{name}"))), None)
 NVCC = gpu_objects.find_nvcc()
@@ -123,15 +134,21 @@ INSTRUCTIONS = {
 }
 INSTRUCTIONS["gfx950"] = INSTRUCTIONS["gfx942"]
 INSTRUCTIONS["gfx1201"] = INSTRUCTIONS["gfx1100"]
-# Rungs between 04 and 08 have these chips' instructions in common with the chips before them. gfx950 has what
-# gfx942 has, and these rungs do not ask which one they are compiled for: block_tiled says that they can be.
+# What CI leaves out. Rungs between 04 and 08 have these chips' instructions in common with the chips before them. Chips
+# of a generation have each other's instructions: of gfx90a CI compiles 08, whose matrix instructions have other names,
+# of gfx1201 04 and 08 as well, whose waits do, and of gfx950 what says that these rungs can be compiled for it.
+LEFT_OUT = {
+    "gfx942": (),
+    "gfx1100": ("06", "07"),
+    "gfx90a": ("01", "03", "04", "05", "06", "07"),
+    "gfx950": ("01", "03", "04", "05", "06", "07", "08"),
+    "gfx1201": ("01", "03", "05", "06", "07"),
+}
 AMD = [
     (source, arch)
     for source in RUNGS
     for arch in gpu_objects.HIP_ARCHS
-    if IS_WHOLE
-    or arch in ("gfx942", "gfx1100")
-    or name_of(source)[:2] not in ("05", "06", "07", *(("01", "03", "04", "08") if arch == "gfx950" else ()))
+    if IS_WHOLE or name_of(source)[:2] not in LEFT_OUT[arch]
 ]
 
 
@@ -199,10 +216,10 @@ def csrc_for_hopper(built_once, csrc_of_devices):
 
     def build(folder: Path) -> None:
         shutil.copytree(csrc_of_devices, folder / "csrc")
-        for name, text in (FP16 | BETWEEN).items():
+        for name, text, replacement in EDITS_FOR_HOPPER:
             source = (folder / "csrc" / name).read_text()
             assert source.count(text) == 1, f"what CI leaves out has a new place in {name}"
-            (folder / "csrc" / name).write_text(source.replace(text, ""))
+            (folder / "csrc" / name).write_text(source.replace(text, replacement))
 
     return built_once("csrc_for_hopper", build) / "csrc"
 

@@ -20,7 +20,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,6 +38,8 @@
 #include <thread>
 #include <vector>
 
+#include "platform/host_gpu/place.h"
+
 #undef __shared__
 #undef __global__
 #undef __device__
@@ -53,6 +54,8 @@
 #define __grid_constant__
 
 namespace emulator {
+
+using tiledmm::host_gpu::Place;
 
 constexpr float kGarbage = std::numeric_limits<float>::quiet_NaN();
 constexpr int kMaxSmem = 232448, kWarp = 32, kRowsOfWarp = 16;
@@ -129,7 +132,7 @@ struct Block;
 struct Fiber {
   Block* block;
   int thread;
-  ucontext_t context;
+  Place place;
   std::unique_ptr<char[]> stack;
   std::function<bool()> can_go_on;
   bool is_done = false;
@@ -179,7 +182,7 @@ struct Block {
   std::map<uint32_t, Barrier> barriers;
   Meeting named[16];
   bool vote = false;
-  ucontext_t scheduler;
+  Place scheduler;
   std::condition_variable may_go_on;
   bool is_done = false;
   uint64_t steps_seen = 0;
@@ -232,7 +235,7 @@ inline Cluster& cluster() { return *block().cluster; }
 inline void wait_until(std::function<bool()> can_go_on) {
   Fiber& own = *current;
   own.can_go_on = std::move(can_go_on);
-  swapcontext(&own.context, &own.block->scheduler);
+  Place::exchange(own.place, own.block->scheduler);
 }
 
 inline void meet(Meeting& meeting, int num_threads) {
@@ -514,7 +517,7 @@ inline bool step(Block& own, Cluster& all) {
     if (size_t(fiber.thread) / kWarp == late / kWarp || !fiber.can_go_on()) continue;
     current = &fiber;
     thread_index = dim3(unsigned(fiber.thread), 0, 0);
-    swapcontext(&own.scheduler, &fiber.context);
+    Place::exchange(own.scheduler, fiber.place);
     ++all.steps;
   }
   ++all.turns;
@@ -550,11 +553,12 @@ inline void run_block(Block& own, const std::function<void()>& kernel) {
     fiber.thread = int(thread);
     fiber.can_go_on = [] { return true; };
     fiber.stack.reset(new char[kStackBytes]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, start_fiber, 0);
+    ucontext_t& context = fiber.place.context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack.get();
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, start_fiber, 0);
   }
   Cluster& all = *own.cluster;
   std::unique_lock lock(all.mutex);
