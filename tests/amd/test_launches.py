@@ -2,7 +2,8 @@
 of it, as `ladder --device` prints it.
 
 Planted bugs that must be found: the strides of a transposed operand taken for those of a plain one, traces of another
-workgroup, a launch with half of the blocks, a rung that cannot serve counted as if it could, bf16's bits taken for those of fp16.
+workgroup, a launch with half of the blocks, a rung that cannot serve counted as if it could, bf16's bits taken for
+those of fp16.
 """
 
 import os

@@ -48,7 +48,8 @@ MUTANTS = {
         TILE,
         # Written here, since which path writes there is for each chip to choose.
         "const bool is_near = bytes <=",
-        "[[maybe_unused]] static char shared_workspace;\n  if ({on}) shared_workspace = 0;\n  const bool is_near = bytes <=",
+        "[[maybe_unused]] static char shared_workspace;\n  if ({on}) shared_workspace = 0;\n"
+        "  const bool is_near = bytes <=",
     ),
     "a workspace that threads share": (
         TILE,
