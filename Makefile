@@ -23,7 +23,7 @@ VENV_STAMP := $(if $(VENV),$(VENV)/.torch_is_installed)
 BUILD_STAMP := $(if $(VENV),$(VENV),build)/.is_built
 TORCH_FOLDERS := $(TORCHES:%=$(CURDIR)/build/torches/%/torch)
 empty :=
-SOURCES := setup.py gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
+SOURCES := setup.py tools/gpu_objects.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --progress-bar off
 
 .PHONY: build demo test test-ecosystem fuzz bench wheel check format clean help

@@ -41,7 +41,7 @@ except ImportError:
 VERSION = "0.2.0"
 PACKAGE = "torch_tiledmm"
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
+sys.path.insert(0, os.path.join(HERE, "tools"))
 import gpu_objects  # noqa: E402
 
 OLDEST_GCC = 12  # __builtin_shufflevector
@@ -251,7 +251,7 @@ class Gpu:
 
 
 class Build(build_ext):
-    """Compiles everything side by side, incrementally (gpu_objects.py), and links it into the package's folder."""
+    """Compiles everything side by side, incrementally (tools/gpu_objects.py), and links it into the package."""
 
     def run(self):
         built_for = torches()
@@ -284,7 +284,8 @@ class Build(build_ext):
             sources = folder / "_sources"
             shutil.rmtree(sources, ignore_errors=True)
             sources.mkdir()
-            shutil.copy2("gpu_objects.py", sources)
+            (sources / "tools").mkdir()
+            shutil.copy2("tools/gpu_objects.py", sources / "tools")
             for name in gpu_objects.HOST_FOLDERS:
                 ignore = shutil.ignore_patterns("*_sm90a.cu")
                 shutil.copytree(gpu_objects.CSRC / name, sources / "csrc" / name, ignore=ignore)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tools"))
 from gpu_objects import CSRC, HIP_ARCHS, hip_command  # noqa: E402
 
 # What libLLVM.so asks of libraries for compression that its package leaves out. It never calls them.

@@ -12,16 +12,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import hashlib  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
-import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import compilers  # noqa: E402
+import gpu_objects
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from filelock import FileLock  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import gpu_objects  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

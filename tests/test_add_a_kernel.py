@@ -149,12 +149,11 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
 
     What runs and compares the kernels there is that of the sanitizers' own tests.
     """
-    for folder in ("csrc", "torch_tiledmm", "tests"):
+    for folder in ("csrc", "torch_tiledmm", "tests", "tools"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("_kernels.so", "__pycache__"))
-    shutil.copy(ROOT / "gpu_objects.py", root)
     add_toys(root)
     # The copy's own module: it finds sources beside itself.
-    spec = importlib.util.spec_from_file_location("gpu_objects_of_the_copy", root / "gpu_objects.py")
+    spec = importlib.util.spec_from_file_location("gpu_objects_of_the_copy", root / "tools/gpu_objects.py")
     objects = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(objects)
     csrc, tests = root / "csrc", root / "tests/csrc/kernels"

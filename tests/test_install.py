@@ -24,8 +24,8 @@ import torch_tiledmm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(torch_tiledmm.__file__).parent
-SOURCES = ["setup.py", "gpu_objects.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile"]
-SOURCES += ["csrc", "torch_tiledmm", "tests", "docs"]
+SOURCES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile"]
+SOURCES += ["csrc", "torch_tiledmm", "tests", "tools", "docs"]
 MINOR = ".".join(torch.__version__.split(".")[:2])
 OPS = f"_ops_{MINOR}.so"
 PYTHON_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -120,7 +120,7 @@ def test_sdist_holds_all_that_a_build_needs(tree, tmp_path):
 
 
 def test_only_what_changed_is_compiled_again(tmp_path):
-    spec = importlib.util.spec_from_file_location("gpu_objects", ROOT / "gpu_objects.py")
+    spec = importlib.util.spec_from_file_location("gpu_objects", ROOT / "tools/gpu_objects.py")
     objects = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(objects)
     objects.CSRC = tmp_path

@@ -1,5 +1,5 @@
 """The build for ROCm, without ROCm: setup.py with a hipcc that is clang, linked with a runtime that stands in for AMD's
-(tests/rocm). Whole calls go through the C interface, dispatch and launchers; the interpreter of tests/amd executes what
+(tests/rocm). Whole calls go through the C interface, dispatch and launchers; amd_interpreter of tools/ executes what
 they launch.
 
 Planted bugs that these tests caught: a block of half its threads, a grid with x and y exchanged, arguments in another
@@ -20,19 +20,18 @@ import sys
 from math import ceil
 from pathlib import Path
 
+import gpu_objects
 import pytest
 import torch
+from amd_interpreter.structs import FoldedProblem
 
 from torch_tiledmm import explain
 from torch_tiledmm.host_gpu import _BatchDim, _GemmProblem
 from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "rocm")]
+sys.path.insert(0, str(ROOT / "tests" / "rocm"))
 from stand_in import ARCHS, RUNTIME, STREAM, HipLibrary, Memory, make_rocm, make_runtime  # noqa: E402
-from structs import FoldedProblem  # noqa: E402
-
-import gpu_objects  # noqa: E402
 
 CHIPS = ("gfx942", "gfx1100")
 # What is compiled of csrc/kernels, with the names of the algorithms; all of it would take minutes.
@@ -76,8 +75,10 @@ def make_torch(folder: Path) -> Path:
 def make_tree(tree: Path, csrc: Path) -> Path:
     """The sources of a build with few kernels of csrc: launchers are weak, so what is not there is "not compiled"."""
     tree.mkdir()
-    for name in ("setup.py", "gpu_objects.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, tree)
+    (tree / "tools").mkdir()
+    shutil.copy2(ROOT / "tools/gpu_objects.py", tree / "tools")
     (tree / "torch_tiledmm").mkdir()
     shutil.copytree(csrc, tree / "csrc")
     kernels = tree / "csrc" / "kernels"

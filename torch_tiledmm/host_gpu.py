@@ -85,9 +85,9 @@ def _library(warp_size: int) -> ctypes.CDLL:
 
 
 def _compiler() -> ModuleType:
-    """gpu_objects.py: beside the package in a checkout, else with the sources that a wheel brings."""
+    """tools/gpu_objects.py: beside the package in a checkout, else with the sources that a wheel brings."""
     package = Path(__file__).resolve().parent
-    places = [folder / "gpu_objects.py" for folder in (package / "_sources", package.parent)]
+    places = [folder / "tools/gpu_objects.py" for folder in (package / "_sources", package.parent)]
     found = next((place for place in places if place.exists()), None)
     if not found:
         raise RuntimeError(f"the sources of the GPU kernels are missing: neither {places[0]} nor {places[1]} exists")

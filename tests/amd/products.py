@@ -7,22 +7,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import gpu_objects
 import numpy as np
 import pytest
 import torch
-from code_object import CodeObject, Kernel
-from interpreter import Fault, Memory
-from structs import FoldedProblem
+from amd_interpreter.code_object import CodeObject, Kernel
+from amd_interpreter.interpreter import Fault, Memory
+from amd_interpreter.structs import FoldedProblem
 
 from torch_tiledmm.host_gpu import _BatchDim
 from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-import gpu_objects  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

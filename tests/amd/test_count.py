@@ -7,8 +7,8 @@ without regard to what its iterations repeat, waves counted twice.
 
 import numpy as np
 import pytest
-from count import count_loop, lds_clocks, phases, resources
-from interpreter import Access, load
+from amd_interpreter.count import count_loop, lds_clocks, phases, resources
+from amd_interpreter.interpreter import Access, load
 from test_interpreter import compiled, multiply  # noqa: F401
 
 # Conflicts of 64 reads by a wave, lanes a stride of bytes apart: SQ_LDS_BANK_CONFLICT of an MI300X,

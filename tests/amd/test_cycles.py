@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cycles import UNITS, Step, matrix_clocks, simulate, steps_of
-from interpreter import Access
+from amd_interpreter.cycles import UNITS, Step, matrix_clocks, simulate, steps_of
+from amd_interpreter.interpreter import Access
 
 
 def time_of(arch: str, texts: list, accesses=None, num_waves=1) -> list:

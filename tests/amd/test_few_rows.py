@@ -17,8 +17,8 @@ import pytest
 import test_mfma
 import test_rdna
 import torch
-from instructions import fma_f32, fma_f64
-from interpreter import load, run
+from amd_interpreter.instructions import fma_f32, fma_f64
+from amd_interpreter.interpreter import load, run
 from products import DTYPES, Product, compile_mutant, gpu_objects, is_wrong, need_compiler, removable, without
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/16_few_rows"

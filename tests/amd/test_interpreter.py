@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from assembly import EXEC, VCC
-from instructions import fma_f32, fma_f64
-from interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, unknown_instructions
-from memory import GARBAGE, SharedMemory
+from amd_interpreter.assembly import EXEC, VCC
+from amd_interpreter.instructions import fma_f32, fma_f64
+from amd_interpreter.interpreter import Fault, Machine, Memory, UnknownInstruction, load, run, unknown_instructions
+from amd_interpreter.memory import GARBAGE, SharedMemory
 
 HERE = Path(__file__).parent
 CDNA, RDNA = ["gfx942", "gfx90a", "gfx950"], ["gfx1100", "gfx1201"]

@@ -11,8 +11,8 @@ import shutil
 
 import numpy as np
 import pytest
-from evidence import check, rung
-from launches import Launcher, has_sources
+from amd_interpreter.evidence import check, rung
+from amd_interpreter.launches import Launcher, has_sources
 
 from torch_tiledmm.testing.ladder import count_loops, format_loops
 
@@ -48,7 +48,7 @@ def test_what_a_rung_cannot_serve():
 
 def test_the_table_of_ladder(monkeypatch):
     """Rungs that are quickly compiled, of them two that cannot serve, one of them AMD's own."""
-    import launches
+    from amd_interpreter import launches
 
     monkeypatch.setattr(launches, "has_sources", lambda name: name in ("block_tiled", "mma", "mfma_split"))
     results = count_loops("hip:gfx1100", 32, 32, 96, "fp32", "NT")

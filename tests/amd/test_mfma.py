@@ -19,24 +19,22 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import gpu_objects
 import numpy as np
 import pytest
 import torch
-from count import count_loop, resources
-from cycles import UNITS, matrix_busy
-from interpreter import Fault, Memory, load, run
-from launches import Record, host_side, launches_of
-from structs import FoldedProblem
+from amd_interpreter.count import count_loop, resources
+from amd_interpreter.cycles import UNITS, matrix_busy
+from amd_interpreter.interpreter import Fault, Memory, load, run
+from amd_interpreter.launches import Record, host_side, launches_of
+from amd_interpreter.structs import FoldedProblem
 
 from torch_tiledmm.dispatch import ACTIVATIONS, DTYPES
 from torch_tiledmm.testing.reference import assert_close, expect_linear
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/12_mfma"
 SHARED = FOLDER.parent / "shared"

@@ -8,7 +8,7 @@ that only one tile takes; a smallest tile that is never chosen.
 import pytest
 import test_mfma
 import torch
-from interpreter import load
+from amd_interpreter.interpreter import load
 from test_mfma import Product, as_array
 
 from torch_tiledmm.dispatch import explain

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from code_object import load
-from count import count_loop, resources
-from cycles import UNITS, matrix_busy
-from instructions import fma_f32
-from interpreter import Fault, run
-from launches import Record, host_side, launches_of
+from amd_interpreter.code_object import load
+from amd_interpreter.count import count_loop, resources
+from amd_interpreter.cycles import UNITS, matrix_busy
+from amd_interpreter.instructions import fma_f32
+from amd_interpreter.interpreter import Fault, run
+from amd_interpreter.launches import Record, host_side, launches_of
 from products import Product, compile_mutant, gpu_objects, need_compiler
 
 from torch_tiledmm.testing.split_model import fp16_terms

@@ -20,9 +20,9 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
+from amd_interpreter.interpreter import load, run
+from amd_interpreter.memory import SharedMemory
 from compilers import IS_WHOLE
-from interpreter import load, run
-from memory import SharedMemory
 from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, need_compiler, removable, without
 
 from torch_tiledmm.dispatch import explain

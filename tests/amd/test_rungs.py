@@ -6,19 +6,17 @@ Memory outside of the operands is an error, and so is a missing wait.
 import functools
 import os
 import shutil
-import sys
 from math import ceil
 from pathlib import Path
 
+import gpu_objects
 import numpy as np
 import pytest
+from amd_interpreter.interpreter import Memory, load, run
+from amd_interpreter.structs import FoldedProblem
 from compilers import IS_WHOLE
-from interpreter import Memory, load, run
-from structs import FoldedProblem
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
 
 # The small tile of rungs 06 to 08 in a mangled name, and the letters of the dtype.
 SMALL = {

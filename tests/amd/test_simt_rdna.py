@@ -10,8 +10,8 @@ from math import ceil
 
 import pytest
 import torch
+from amd_interpreter.interpreter import load, run
 from compilers import IS_WHOLE
-from interpreter import load, run
 from products import Product, gpu_objects, is_wrong, loops_of, need_compiler, removable, without
 
 SOURCE = gpu_objects.CSRC / "kernels/hip/17_simt_rdna/simt_rdna.cu"

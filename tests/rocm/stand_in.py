@@ -3,25 +3,22 @@
 rocm = make_rocm(folder)                      hipcc, headers and libamdhip64.so.7 of our own
 library = HipLibrary(kernels, rocm, folder)   the library of the kernels, in a process with that runtime
 library.gemm(problem, "naive", gpu=0)         a whole call through the C interface; library.launches has what came
-library.gemm(..., memory=memory)              the same, and the interpreter of tests/amd runs what is launched
+library.gemm(..., memory=memory)              the same, and the interpreter of tools/ runs what is launched
 """
 
 import ctypes
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from amd_interpreter.code_object import Kernel, load
+from amd_interpreter.interpreter import run
+from amd_interpreter.memory import Memory
+from amd_interpreter.structs import Allocate, Executor, Release
 
 from torch_tiledmm.host_gpu import _GemmProblem
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "amd"))
-from code_object import Kernel, load  # noqa: E402
-from interpreter import run  # noqa: E402
-from memory import Memory  # noqa: E402
-from structs import Allocate, Executor, Release  # noqa: E402
 
 HERE = Path(__file__).parent
 MAJOR = 7

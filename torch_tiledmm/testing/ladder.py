@@ -1,7 +1,7 @@
 """The ladder of GPU kernels: counted on any machine, measured where there is a GPU.
 
 Counting runs every rung on the host executor (torch_tiledmm/host_gpu.py), or, for a chip of AMD's, its machine code in
-an interpreter (tests/amd). Measuring times every rung against the
+an interpreter (tools/amd_interpreter). Measuring times every rung against the
 vendor's library through torch.mm: arms interleaved, medians of events, caches of the GPU emptied before each call,
 random data, one shape after the other.
 """
@@ -144,11 +144,11 @@ def format_counts(results: list[dict], m: int, n: int, k: int, warp_size: int) -
 def count_loops(device: str, m: int, n: int, k: int, dtype: str, layout: str) -> list[dict]:
     """For each rung that can serve the product on a chip of AMD's, what an iteration of its main loop is made of, from
     the execution of its machine code; of the others, why they cannot."""
-    folder = Path(__file__).resolve().parents[2] / "tests" / "amd"
-    if not (folder / "evidence.py").exists():
-        raise ValueError(f"device: machine code is executed by the source tree's tests, and {folder} is not there")
-    sys.path.insert(0, str(folder))
-    evidence, launches = (importlib.import_module(name) for name in ("evidence", "launches"))
+    tools = Path(__file__).resolve().parents[2] / "tools"
+    if not (tools / "amd_interpreter").exists():
+        raise ValueError(f"device: machine code is executed by the source tree's tools, and {tools} is not there")
+    sys.path.insert(0, str(tools))
+    evidence, launches = (importlib.import_module(f"amd_interpreter.{name}") for name in ("evidence", "launches"))
     chip = device.removeprefix("hip:")
     if chip not in launches.CHIPS or device == chip:
         raise ValueError(f"device: got {device!r}, expected one of hip:{', hip:'.join(launches.CHIPS)}")

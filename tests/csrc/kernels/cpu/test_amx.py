@@ -16,16 +16,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_objects
 import pytest
+import test_sanitize
+
+import torch_tiledmm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 CSRC = ROOT / "csrc"
-sys.path[:0] = [str(ROOT), str(HERE)]
-import test_sanitize  # noqa: E402
 
-import gpu_objects  # noqa: E402
-import torch_tiledmm  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
@@ -275,10 +275,9 @@ def variants(built_once, num_jobs):
     def build(folder: Path) -> None:
         ignore = shutil.ignore_patterns("_kernels.so", "__pycache__")
         compile_variant(folder / WHOLE, num_jobs, [EMULATED[WHOLE]])
-        for name in ("torch_tiledmm", "tests"):
+        for name in ("torch_tiledmm", "tests", "tools"):
             shutil.copytree(ROOT / name, folder / WHOLE / name, ignore=ignore)
-        for name in ("gpu_objects.py", "pyproject.toml"):
-            shutil.copy(ROOT / name, folder / WHOLE)
+        shutil.copy(ROOT / "pyproject.toml", folder / WHOLE)
         (folder / WHOLE / "_kernels.so").rename(folder / WHOLE / "torch_tiledmm/_kernels.so")
 
     return built_once("emulated_amx", build)

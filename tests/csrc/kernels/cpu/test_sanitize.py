@@ -9,20 +9,18 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import compilers
+import gpu_objects
 import pytest
 
 import torch_tiledmm
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
-sys.path.insert(0, str(CSRC.parent))
-import gpu_objects  # noqa: E402
 
 # -O0: to optimise what has so many checks takes much longer than to run it. Pointers out of bounds are errors of
 # addresses where they are used.

@@ -7,18 +7,18 @@ are compiled with the rest and switched on by an environment variable, as in ../
 import os
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import compilers
+import gpu_objects
 import pytest
+
+import torch_tiledmm
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
-sys.path.insert(0, str(CSRC.parent))
-import gpu_objects  # noqa: E402
-import torch_tiledmm  # noqa: E402
+
 
 # The same sources as AVX2's, with other vectors: compiling them would take more than half of the time.
 LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}

@@ -3,15 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+import gpu_objects
+import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[3] / "csrc"
-sys.path.insert(0, str(CSRC.parent))
-import pytest  # noqa: E402
-
-import gpu_objects  # noqa: E402
 
 NVCC = gpu_objects.find_nvcc()
 

@@ -11,15 +11,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import gpu_objects
 import pytest
 from compilers import IS_WHOLE
 
 ROOT = Path(__file__).parents[4]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
 
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
 # instructions others assemble: 05, elementwise and 10/unaligned.

@@ -12,19 +12,17 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import compilers
+import gpu_objects
 import pytest
 
 import torch_tiledmm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
 
 CSRC = ROOT / "csrc"
 # -O0: compiling takes longer than running. Undefined behaviour shows at one warp size, in one dtype of 16 bits, in one

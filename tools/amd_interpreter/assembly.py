@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from instructions import F16, F32, F64, U16, U32, U64, UnknownInstruction, signed
+
+from .instructions import F16, F32, F64, U16, U32, U64, UnknownInstruction, signed
 
 NUM_VGPRS, NUM_SGPRS = 512, 128  # AGPRs are the upper half
 VCC, TTMP, M0, EXEC = 106, 108, 124, 126

@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from chips import CHIPS
-from code_object import Kernel
-from count import count_loop, resources, table_row
-from cycles import UNITS, matrix_busy
-from interpreter import Memory, load, run
-from launches import Launcher
+
+from .chips import CHIPS
+from .code_object import Kernel
+from .count import count_loop, resources, table_row
+from .cycles import UNITS, matrix_busy
+from .interpreter import Memory, load, run
+from .launches import Launcher
 
 # Clocks of latency of global memory, bytes a clock of a unit's path to it: the measured spread on MI308X is 500 to 800
 # clocks, 32 bytes a clock (tingqli/pyhip); the nominal rate is 64.

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-CSRC = Path(__file__).resolve().parent / "csrc"
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
 HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WARP_SIZES = (32, 64)
 # What the host executor's libraries need of csrc.

@@ -38,9 +38,10 @@ import struct
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-import instructions as isa
 import numpy as np
-from assembly import (
+
+from . import instructions as isa
+from .assembly import (
     EXEC,
     M0,
     NUM_SGPRS,
@@ -53,11 +54,11 @@ from assembly import (
     register_names,
     split_text,
 )
-from chips import CHIPS
-from code_object import CodeObject, Kernel, load
-from instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
-from memory import COPY, GARBAGE, Fault, Memory, SharedMemory
-from rdna import renamed
+from .chips import CHIPS
+from .code_object import CodeObject, Kernel, load
+from .instructions import F16, F32, F64, I16, I32, I64, U16, U32, U64, UnknownInstruction
+from .memory import COPY, GARBAGE, Fault, Memory, SharedMemory
+from .rdna import renamed
 
 __all__ = [
     "CodeObject",

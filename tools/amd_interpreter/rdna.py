@@ -6,7 +6,8 @@ Meanings follow AMD's "RDNA3" and "RDNA4 Instruction Set Architecture". Matrix i
 import re
 
 import numpy as np
-from instructions import (
+
+from .instructions import (
     F32,
     SCALAR_FLOATS,
     SOP2,

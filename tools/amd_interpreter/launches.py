@@ -9,20 +9,20 @@ under build/.
 
 import ctypes
 import shutil
-import sys
 from functools import cached_property
 from pathlib import Path
 
+import gpu_objects
 import numpy as np
-from code_object import load
-from interpreter import Memory, run
-from structs import Allocate, Executor, Release
 
 from torch_tiledmm.host_gpu import _GemmProblem
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-import gpu_objects  # noqa: E402
+from .code_object import load
+from .interpreter import Memory, run
+from .structs import Allocate, Executor, Release
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, ctypes.POINTER(ctypes.c_void_p))
 # csrc/core/problem.h; numpy has no bf16: its bits.
@@ -71,7 +71,8 @@ def host_side(folder: Path, source: Path) -> None:
         assert text.count(f"{name} = {value};") == 1, f"{name} has another place or value"
         (folder / file).parent.mkdir(parents=True)
         (folder / file).write_text(text.replace(f"{name} = {value};", f"{name} = {smaller};"))
-    command = [*host_only("clang++-22", "gfx942", folder), "-O1", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-shared"]
+    command = [*host_only("clang++-22", "gfx942", folder), "-O1", "-shared"]
+    command += [f"-I{include}" for include in (folder, gpu_objects.CSRC, HERE)]
     gpu_objects.run_compiler([*command, str(source), "-o", str(folder / "launch.so")])
 
 
@@ -132,7 +133,7 @@ class Launcher:
             ]
             objects = gpu_objects.compile_objects(groups, gpu_objects.num_jobs(), is_quiet=True)
             recorder, target = folder / "recorder.o", folder / "launch.so"
-            source = Path(__file__).with_name("recorder.cpp")
+            source = HERE / "recorder.cpp"
             gpu_objects.run_compiler([*plain, f"-I{gpu_objects.CSRC}", "-c", str(source), "-o", str(recorder)])
             gpu_objects.link_library(["g++"], [*objects[0], *objects[1], recorder], target)
         return ctypes.CDLL(str(target))

@@ -21,11 +21,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from assembly import parse_operand, split_text
-from chips import CHIPS
-from code_object import Kernel
-from count import BANKS, kind_of, lds_clocks, main_loop
-from instructions import UnknownInstruction
+
+from .assembly import parse_operand, split_text
+from .chips import CHIPS
+from .code_object import Kernel
+from .count import BANKS, kind_of, lds_clocks, main_loop
+from .instructions import UnknownInstruction
 
 
 @dataclass(frozen=True)

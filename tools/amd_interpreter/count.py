@@ -16,8 +16,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from code_object import Kernel
-from interpreter import Access
+
+from .code_object import Kernel
+from .interpreter import Access
 
 # ---- LDS
 

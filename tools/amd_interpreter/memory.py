@@ -4,7 +4,8 @@ np.count_nonzero takes a fraction of the time of any().
 """
 
 import numpy as np
-from instructions import I64, U32, U64
+
+from .instructions import I64, U32, U64
 
 GARBAGE = 0x7FF5FFF5  # nan as fp64, fp32, fp16 and bf16; out of bounds as an offset
 

@@ -6,7 +6,7 @@ Guide for AMDGPU Backend", memory model and initial registers.
 
 from dataclasses import dataclass, field
 
-from instructions import matrix_instructions
+from .instructions import matrix_instructions
 
 GFX9 = {"load": "vmcnt", "store": "vmcnt", "lds": "lgkmcnt", "scalar": "lgkmcnt"}
 GFX11 = GFX9 | {"store": "vscnt"}
