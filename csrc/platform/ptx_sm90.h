@@ -263,6 +263,10 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
 }
 // Its address field. In a cluster, upper bits of an address name the block; they do not belong here.
 TILEDMM_PTX uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
+// The descriptor with the address: the halves are put together as they lie in registers.
+TILEDMM_PTX uint64_t matrix_descriptor_at(uint64_t fixed, uint32_t address) {
+  return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
+}
 
 #define TILEDMM_REGS_4 "%0,%1,%2,%3"
 #define TILEDMM_REGS_8 "%0,%1,%2,%3,%4,%5,%6,%7"

@@ -47,19 +47,16 @@ __device__ __forceinline__ StageAddress first_stage_of(const Shared& shared, int
 template <class Cfg, bool SUMS_ROWS>
 __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddress& address, bool is_first) {
   using T = typename Cfg::T;
-  const auto descriptor = [](uint64_t fixed, uint32_t address) {
-    return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
-  };
 #pragma unroll
   for (int step = 0; step < Cfg::kBlockK / Cfg::kMmaK; ++step) {
-    const uint64_t desc_a = descriptor(Cfg::kDescA, address.a + step * Cfg::kStepA);
-    const uint64_t desc_b = descriptor(Cfg::kDescB, address.b + step * Cfg::kStepB);
+    const uint64_t desc_a = matrix_descriptor_at(Cfg::kDescA, address.a + step * Cfg::kStepA);
+    const uint64_t desc_b = matrix_descriptor_at(Cfg::kDescB, address.b + step * Cfg::kStepB);
     if constexpr (Cfg::kIsTf32)
       wgmma_mma_async_tf32<Cfg::kBlockN>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     else
       wgmma_mma_async<T, Cfg::kBlockN, Cfg::kAIsMMajor, Cfg::kBIsNMajor>(acc.c, desc_a, desc_b, step > 0 || !is_first);
     if constexpr (SUMS_ROWS)
-      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, descriptor(kDescOnes, address.ones),
+      wgmma_mma_async<T, 8, Cfg::kAIsMMajor, false>(acc.row_sums, desc_a, matrix_descriptor_at(kDescOnes, address.ones),
                                                     step > 0 || !is_first);
   }
 }

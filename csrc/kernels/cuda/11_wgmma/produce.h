@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/cuda/11_wgmma/multiply.h"
+#include "kernels/cuda/shared/arguments.h"
 #include "kernels/cuda/shared/boxes.h"
-#include "kernels/cuda/shared/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -107,8 +107,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       wgmma_mma_async_tf32<Piece::kBlockN>(
-          acc, taken[step], (Cfg::kDescB & 0xffffffff00000000) | (uint32_t(Cfg::kDescB) + address + step * Cfg::kStepB),
-          step > 0 || k_tile > 0);
+          acc, taken[step], matrix_descriptor_at(Cfg::kDescB, address + step * Cfg::kStepB), step > 0 || k_tile > 0);
     wgmma_commit_group();
     // The k tile before this one is multiplied: its stage and its fragments are free. This one goes on meanwhile.
     wgmma_wait_group<1>();

@@ -185,11 +185,9 @@ struct FewChunk {
 template <int ROWS, int FIRST_STEP, int END_STEP>
 __device__ __forceinline__ void multiply_fragments(float (&acc)[ROWS / 2], const uint32_t (&fragments)[4][4],
                                                    uint32_t address, bool is_first) {
-  constexpr uint64_t kDesc = FewConfig<ROWS>::kDesc;
 #pragma unroll
   for (int step = FIRST_STEP; step < END_STEP; ++step)
-    wgmma_mma_async_f16<ROWS>(acc, fragments[step],
-                              (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * 2),
+    wgmma_mma_async_f16<ROWS>(acc, fragments[step], matrix_descriptor_at(FewConfig<ROWS>::kDesc, address + step * 2),
                               step > FIRST_STEP || !is_first);
 }
 

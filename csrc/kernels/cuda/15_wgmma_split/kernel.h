@@ -106,11 +106,10 @@ __device__ __forceinline__ void load_split_stage(const CUtensorMap* map_a, const
 // acc (+)= A * B, 64 x 128 outputs over K of k; addresses as matrix_address has them.
 template <int K>
 __device__ __forceinline__ void multiply_terms(float (&acc)[SplitConfig::kAcc], uint32_t a, uint32_t b, bool is_first) {
-  constexpr uint64_t kDesc = SplitConfig::kDesc;
 #pragma unroll
   for (int step = 0; step < K / 16; ++step) {
     const auto descriptor = [&](uint32_t address) {
-      return (kDesc & 0xffffffff00000000) | (uint32_t(kDesc) + address + step * SplitConfig::kStep);
+      return matrix_descriptor_at(SplitConfig::kDesc, address + step * SplitConfig::kStep);
     };
     wgmma_mma_async<__half, SplitConfig::kBlockN, false, false>(acc, descriptor(a), descriptor(b),
                                                                 step > 0 || !is_first);

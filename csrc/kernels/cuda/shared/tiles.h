@@ -1,7 +1,7 @@
 // Which tiles of C a block of the wgmma kernels computes, and where they lie.
 #pragma once
 
-#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/arguments.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -167,8 +167,8 @@ MUTANTS = {
     ),
     "B's distance between groups of columns": (
         "multiply.h",
-        "descriptor(Cfg::kDescB, address.b",
-        "descriptor(Cfg::kDescB + ({on} ? 1 << 21 : 0), address.b",
+        "matrix_descriptor_at(Cfg::kDescB, address.b",
+        "matrix_descriptor_at(Cfg::kDescB + ({on} ? 1 << 21 : 0), address.b",
         ALONG_M_AND_N,
     ),
     "all consumers have the first one's rows": (

@@ -109,6 +109,9 @@ constexpr uint64_t matrix_descriptor(Swizzle swizzle, uint64_t leading_bytes, ui
   return (uint64_t(swizzle) << 62) | ((stride_bytes >> 4) << 32) | ((leading_bytes >> 4) << 16);
 }
 inline uint32_t matrix_address(uint32_t smem) { return (smem & 0x3ffff) >> 4; }
+inline uint64_t matrix_descriptor_at(uint64_t fixed, uint32_t address) {
+  return (fixed & 0xffffffff00000000) | (uint32_t(fixed) + address);
+}
 inline void wgmma_fence() { emulator::current->is_fenced = true; }
 inline void wgmma_commit_group() { emulator::current->groups.push_back(emulator::current->num_issued); }
 template <int PENDING>

@@ -1,0 +1,120 @@
+// What the wgmma kernels get from their launchers, and what their parts tell each other: the arguments, the place of a
+// tile, a block's rank in its cluster.
+#pragma once
+
+#include "core/problem.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "platform/gpu.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;      // threads
+constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other is stored
+// Three consumers leave room for one each beside four stages.
+constexpr int num_store_buffers(int num_consumers) { return num_consumers == 3 ? 1 : kNumStoreBuffers; }
+
+// Divides numbers from 0 to 2^31 - 1 without the latency of a division: Granlund and Montgomery, "Division by Invariant
+// Integers using Multiplication".
+struct Divisor {
+  int value = 1;
+  uint32_t factor = 0;
+  int shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int value) : value(value) {
+    int bits = 0;
+    while (int64_t(1) << bits < value) ++bits;
+    shift = bits - 1;
+    factor = uint32_t(((uint64_t(1) << (31 + bits)) + value - 1) / value);
+  }
+  __device__ __forceinline__ int quotient(int number) const {
+    return value == 1 ? number : int(__umulhi(uint32_t(number), factor) >> shift);
+  }
+};
+
+// A dimension of the batch, its strides in steps of the operands' tensor maps.
+struct BatchSteps {
+  int size, a, b;
+  int64_t c;
+};
+
+// How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
+enum class Start : uint8_t {
+  late,     // when the block is set up
+  by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
+  by_index,
+};
+
+struct Arguments {
+  // In the order of use: a line of the constants' cache takes 0.1 us to arrive. The first one is all that `by_grid`
+  // needs.
+  Start start;
+  bool slabs_step_a, slabs_step_b;  // whether the grid's third dimension is one of A's batch, of B's
+  // Logarithms of the cluster's blocks along m, which fetch B for each other, and along n, which fetch A.
+  uint8_t cluster_m, cluster_n;
+  int slabs_step_k, most_k_tiles;       // k tiles from one chunk to the next, or 0; of a tile
+  int num_k_tiles, last_row, last_col;  // of C: where tiles begin at the latest
+  int stage_bytes;                      // that arrive in a stage
+  Boxes a, b;
+  int half_stage_bytes;  // for a tile of half the width
+  int num_splits;        // 1, or the number of chunks: each is computed by itself, to `partial` or for the cluster
+  int num_batch_dims;
+  uint32_t same_rows, same_cols;    // the cluster's blocks that have the rows, the columns of its first
+  int full_tiles;                   // so many are computed whole, the others in halves along n
+  int tiles_m, tiles_n, num_tiles;  // of single blocks or of clusters; num_tiles: of the whole batch, each as often as
+                                    // num_splits says
+  int group_m;
+  Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
+  int chunk_tiles;  // k tiles of a chunk
+  int m, n;
+  Activation activation;
+  bool stores_by_tma;
+  bool is_exchanged;  // C is stored transposed, by the copy engine
+  bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
+  const void* bias;
+  int64_t stride_bias_m, stride_bias_n;
+  void* c;
+  int64_t ldc, batch_step_c;
+  void* row_sums;
+  float* partial;
+  int64_t ld_partial;
+  BatchSteps batch[kMaxGpuBatchDims];
+};
+
+// Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
+struct Place {
+  int row, col;
+  int batch_a, batch_b;
+  int64_t batch_c;
+  int slab;  // of `partial`: item and chunk
+  int first_k_tile, num_k_tiles;
+};
+
+// Which one of its cluster a block is along m, along n; both 0 where there is none.
+struct ClusterRank {
+  int m, n;
+};
+
+template <class Cfg>
+__device__ __forceinline__ ClusterRank cluster_rank(const Arguments& args) {
+  if (!Cfg::kClusters) return {0, 0};
+  return {int(blockIdx.x) & ((1 << args.cluster_m) - 1),
+          int(blockIdx.x) >> args.cluster_m & ((1 << args.cluster_n) - 1)};
+}
+
+// A warp has read a stage: it is free for the copies of this block, and of those that share an operand with it.
+template <class Cfg, class Shared>
+__device__ __forceinline__ void release_stage(const Shared& shared, int stage) {
+  const uint32_t barrier = shared.empty + stage * 8;
+  const int lane = threadIdx.x % 32;
+  if (Cfg::kClusters && shared.in_cluster) {
+    if (shared.releases) mbarrier_arrive_cluster(shared.releases + stage * 8);
+  } else if (lane == 0) {
+    mbarrier_arrive(barrier);
+  }
+}
+
+}  // namespace
+}  // namespace tiledmm::cuda
