@@ -16,70 +16,92 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
-from readme_table import LADDER_SHAPE, ROOT, VENDOR, ladder_tables, ladders_of_the_page, load_machines, title_of
+from readme_table import (
+    LADDER_SHAPE,
+    ROOT,
+    SPEED_PRECISIONS,
+    VENDOR,
+    ladder_tables,
+    ladders_of_the_page,
+    load_machines,
+    measured,
+    products_of,
+    title_of,
+)
 
 from torch_tiledmm.testing.bench import geomean
 
 COLORS = {"bf16": "#d1495b", "fp16": "#edae49", "tf32": "#66a182", "fp32": "#2e4057", "fp64": "#8d96a3"}
-CLASS_NAMES = {"square_2048": "squares of 2048", "m1": "one row", "few_rows": "few rows", "few_columns": "few columns"}
-CLASS_NAMES |= {"long_k": "long k", "split_k": "long k, few tiles", "linear": "layers", "backward": "layers, backward"}
+# The kinds of the GPUs' and of the CPUs' shapes that the picture of speed shows as one class.
+CLASSES = {
+    "large, middle": ("large", "square_2048", "medium", "square"),
+    "small": ("small", "tiny"),
+    "layers": ("linear", "backward"),
+    "few rows or columns": ("m1", "few_rows", "few_columns", "skinny"),
+    "long k": ("split_k", "long_k"),
+    "odd sizes": ("unaligned", "odd"),
+    "batches": ("batch",),
+}
 NUMBERS = "Numbers"  # the text in a picture that says what it was drawn from
 
-# {machine: {class of shape: {precision: (geometric mean, worst, best)}}}
-Ratios = dict[str, dict[str, dict[str, tuple[float, float, float]]]]
+# {"GPUs" or "CPUs": {class of shapes: {precision: (geometric mean of each chip, ascending; worst row, best row)}}}
+Ratios = dict[str, dict[str, dict[str, tuple[list[float], float, float]]]]
 
 
 def ratios_by_class(machines: dict) -> Ratios:
-    """Time of the vendor's library (on a CPU: of the fastest peer) over ours."""
+    """How many times as fast as the vendor's library (on a CPU: as the fastest peer) we are."""
     found: Ratios = {}
-    for name, machine in reversed(machines.items()):  # the fastest GPU first
-        groups: dict[str, dict[str, list[float]]] = {}
-        rows = [(r["precision"], r) for results in machine["gpu"] for r in results["products"]]
-        runs = [r for r in machine["cpu"] if r["benchmark"] == "matmul" and r.get("algorithm", "auto") == "auto"]
-        threads = max((run["num_threads"] for run in runs), default=0)  # runs with fewer are in the machine's page
-        rows += [(run["dtype"], r) for run in runs if run["num_threads"] == threads for r in run["rows"]]
-        for precision, row in rows:
-            groups.setdefault(row["kind"], {}).setdefault(precision, []).append(row["ratio"])
-        if groups:
-            found[title_of(name, machine)] = {
-                CLASS_NAMES.get(kind, kind): {p: (geomean(r), min(r), max(r)) for p, r in group.items()}
-                for kind, group in groups.items()
-            }
+    for kind, is_gpu in (("GPUs", True), ("CPUs", False)):
+        chips = [products_of(machine) for machine in measured(machines).values() if bool(machine["gpu"]) == is_gpu]
+        for name, kinds in CLASSES.items():
+            for precision in SPEED_PRECISIONS:
+                own = [[row["ratio"] for p, row in rows if p == precision and row["kind"] in kinds] for rows in chips]
+                if own := [ratios for ratios in own if ratios]:
+                    worst, best = min(map(min, own)), max(map(max, own))
+                    by_precision = found.setdefault(kind, {}).setdefault(name, {})
+                    by_precision[precision] = (sorted(map(geomean, own)), worst, best)
     return found
 
 
-def plot_speed(machines: Ratios) -> Figure:
-    """One panel a machine: the geometric mean of each class of shape and precision, its worst and its best row."""
-    figure = Figure(figsize=(4 * len(machines), 7.5), layout="constrained")
-    names_before: list[str] = []
-    for axes, (machine, classes) in zip(
-        figure.subplots(1, len(machines), squeeze=False)[0], machines.items(), strict=True
+PEERS = {"GPUs": "against cuBLAS", "CPUs": "against the faster of torch and numpy"}
+
+
+def plot_speed(panels: Ratios) -> Figure:
+    """A panel for GPUs and one for CPUs, as wide as a page together: in each class of shapes a dot for each chip, and a
+    line from the worst row of all chips to the best one.
+    """
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    rows = list(CLASSES)
+    for axes, (kind, classes) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
     ):
-        names = list(classes)
-        precisions = [name for name in COLORS if any(name in classes[c] for c in names)]
+        precisions = [name for name in SPEED_PRECISIONS if any(name in own for own in classes.values())]
         for i, precision in enumerate(precisions):
-            places = [(y, classes[name][precision]) for y, name in enumerate(names) if precision in classes[name]]
-            ys = [y + (i - (len(precisions) - 1) / 2) * 0.15 for y, _ in places]
-            axes.hlines(ys, [r[1] for _, r in places], [r[2] for _, r in places], COLORS[precision], lw=1, alpha=0.6)
-            axes.plot([r[0] for _, r in places], ys, "o", color=COLORS[precision], ms=5, label=precision)
+            shift = (i - (len(precisions) - 1) / 2) * 0.16
+            own = [
+                (rows.index(name) + shift, found[precision]) for name, found in classes.items() if precision in found
+            ]
+            color = COLORS[precision]
+            for y, (means, worst, best) in own:
+                axes.plot([worst, best], [y, y], color=color, lw=1.2, alpha=0.6)
+                axes.plot(means, [y] * len(means), "o", color=color, ms=4.5)
+            axes.plot([], [], "o-", color=color, label=precision)
         axes.axvline(1, color="black", lw=1.2)
         axes.set_xscale("log")
-        ticks = [0.5, 1, 2, 4] if max(r[2] for c in classes.values() for r in c.values()) < 10 else [0.5, 1, 4, 32, 256]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        most = max(best for own in classes.values() for _, _, best in own.values())
+        ticks = (0.5, 1, 2, 4) if most < 10 else (0.25, 1, 4, 16, 64, 256)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=11)
         axes.set_xticks([], minor=True)
-        axes.set_yticks(range(len(names)), names if names != names_before else [""] * len(names))
-        names_before = names
-        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_title(machine.replace(", ", "\n", 1), fontsize=11)
-        axes.legend(fontsize=8, loc="best")
-    figure.supxlabel("time of the library / ours (a ratio without unit, log scale)", fontsize=11)
-    figure.supylabel("class of shapes", fontsize=11)
-    figure.suptitle(
-        "How many times faster than cuBLAS (GPUs) and the faster of torch and numpy (CPU): right of 1.0 we are faster\n"
-        "dot: geometric mean of a class of shapes; line: its worst to its best row",
-        fontsize=11,
-    )
+        for y in range(1, len(rows), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color="black", alpha=0.05, lw=0)
+        chips = max(len(means) for own in classes.values() for means, _, _ in own.values())
+        axes.set_title(f"{chips} {kind if chips > 1 else kind[:-1]}\n{PEERS[kind]}", fontsize=11)
+        axes.set_xlabel("times as fast as the vendor", fontsize=12)
+        axes.set_yticks(range(len(rows)), rows, fontsize=11)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+    widest = max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+    figure.legend(*widest.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=11, frameon=False)
     return figure
 
 
@@ -203,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, (plot, numbers) in pictures.items():
         path = args.out / name
         if not args.check:
-            plot(numbers).savefig(path, dpi=100, metadata={NUMBERS: digest_of(numbers)})
+            plot(numbers).savefig(path, dpi=200 if name == "speed.png" else 100, metadata={NUMBERS: digest_of(numbers)})
         elif not path.exists() or Image.open(path).text.get(NUMBERS) != digest_of(numbers):
             sys.exit(f"{path} shows other numbers than the results; run python benchmarks/plot_results.py")
 

@@ -4,8 +4,9 @@
     python benchmarks/readme_table.py --check   fails if they say anything else than the results, or if results come
                                                 from no commit or from uncommitted changes
 
-Nothing is left out: the rows come in the order of the shapes table, the bad ones included. README.md gets one line for
-each machine, docs/ladder.md what each rung asks of the memory (counted) and what it reaches (measured).
+Nothing is left out: the rows come in the order of the shapes table, the bad ones included. README.md gets two tables
+with one line for each machine, docs/ladder.md what each rung asks of the memory (counted) and what it reaches
+(measured).
 benchmarks/plot_results.py draws the pictures.
 """
 
@@ -25,12 +26,14 @@ from bench_split_sparse import TABLE_DEPTH, sparse_lines
 from bench_threads import threads_table
 
 from torch_tiledmm.dispatch import DTYPES
-from torch_tiledmm.testing.bench import matmul_table, threads_of
+from torch_tiledmm.testing.bench import OURS, geomean, matmul_table, threads_of
 
 ROOT = Path(__file__).parents[1]
 TABLES = {"matmul": matmul_table, "linear": linear_table, "threads": threads_table}
 LADDER_SHAPE, LADDER_MACHINE = "4096x4096x4096:NN", "nvidia_h200"  # of docs/ladder.md
 VENDOR = "vendor"
+SPEED_PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp64")  # of README's table, and of the picture
+LAYER, LAYER_PRECISION, LAYER_ROWS = (768, 3072), "bf16", (32, 512, 8192)  # of README's layer
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -393,23 +396,76 @@ def title_of(name: str, machine: dict[str, list[dict]]) -> str:
     return name.replace("_", " ")
 
 
-def render_summary(machines: dict[str, dict[str, list[dict]]]) -> str:
-    """README's lines: how many rows of each machine miss their goal, with the way to all rows."""
-    rows = [("machine", "miss their goal", "of them", "all rows")]
-    for name, machine in machines.items():
-        link = f"[{name}](benchmarks/results/{name}/README.md)"
-        title = title_of(name, machine)
-        if machine["cpu"]:
-            below = sum(len(results["summary"]["below_one"]) for results in machine["cpu"])
-            total = sum(len(results["rows"]) for results in machine["cpu"])
-            each = ", ".join(f"{name_of(r)} {len(r['summary']['below_one'])}" for r in machine["cpu"])
-            rows.append((title, f"{below} of {total} (goal: 1.0)", each, link))
-        for results in machine["gpu"]:
-            counts = missed_by_precision(results["products"])
-            each = ", ".join(f"{precision} {text}" for precision, text in counts.items())
-            rows.append((title, f"{missed_text(results['products'])} products with a goal", each, link))
-    head, rule, *body = markdown_table(rows)
-    return "\n".join([head, rule.replace("---:", "---"), *body])
+def short_title(name: str, machine: dict[str, list[dict]]) -> str:
+    return title_of(name, machine).replace("(R)", "").replace(" Processor", "")
+
+
+def products_of(machine: dict[str, list[dict]]) -> list[tuple[str, dict]]:
+    """(precision, row) of each product that `auto` computed; on a CPU those of the runs with the most threads."""
+    products = [(row["precision"], row) for results in machine["gpu"] for row in results["products"]]
+    runs = [r for r in machine["cpu"] if r["benchmark"] == "matmul" and r.get("algorithm", "auto") == "auto"]
+    threads = max((run["num_threads"] for run in runs), default=0)
+    return products + [(run["dtype"], row) for run in runs if run["num_threads"] == threads for row in run["rows"]]
+
+
+def rows_of(machine: dict[str, list[dict]]) -> list[dict]:
+    """Every row of a machine's products, layers and steps of training."""
+    rows = [row for results in machine["cpu"] for row in results["rows"]]
+    kinds = ("products", "layers", "training")
+    return rows + [row for results in machine["gpu"] for kind in kinds for row in results[kind]]
+
+
+def measured(machines: dict[str, dict[str, list[dict]]]) -> dict[str, dict[str, list[dict]]]:
+    """The machines that have rows of products, GPUs first, the fastest one before the others."""
+    names = sorted((name for name in machines if rows_of(machines[name])), reverse=True)
+    return {name: machines[name] for name in sorted(names, key=lambda name: not machines[name]["gpu"])}
+
+
+def render_speed(machines: dict[str, dict[str, list[dict]]]) -> str:
+    """README's table of ratios: the geometric mean of each precision, and how many of all rows are below 1.0."""
+    rows = [("chip", *SPEED_PRECISIONS, "slower than the vendor")]
+    for name, machine in measured(machines).items():
+        groups: dict[str, list[float]] = {}
+        for precision, row in products_of(machine):
+            groups.setdefault(precision, []).append(row["ratio"])
+        means = (f"{geomean(groups[name]):.2f}" if name in groups else "-" for name in SPEED_PRECISIONS)
+        all_rows = rows_of(machine)
+        slower = f"{sum(row['ratio'] < 1 for row in all_rows)} of {len(all_rows)} rows"
+        rows.append((short_title(name, machine), *means, f"[{slower}](benchmarks/results/{name}/README.md)"))
+    return "\n".join(markdown_table(rows))
+
+
+def layer_rows(machine: dict[str, list[dict]]) -> dict[int, dict]:
+    """README's layer on a machine, by the number of rows of its input."""
+    found = {}
+    for results in machine["gpu"]:
+        for row in results["layers"]:
+            if (row["layer"], row["precision"]) == (f"{LAYER[0]} -> {LAYER[1]}", LAYER_PRECISION):
+                found[row["rows"]] = row
+    for results in machine["cpu"]:
+        if (results["benchmark"], results["dtype"]) == ("linear", LAYER_PRECISION):
+            own = (row for row in results["rows"] if (row["in_features"], row["out_features"]) == LAYER)
+            found |= {row["batch_size"]: row for row in own}
+    return found
+
+
+def step_text(row: dict) -> str:
+    """Ours / that of nn.Linear (ratio)."""
+    times = {arm: timing["median_us"] for arm, timing in row["timings"].items()}
+    ours = times.pop(OURS)
+    (peer,) = times.values()
+    return f"{ours:.0f} / {peer:.0f} us ({row['ratio']:.2f})"
+
+
+def render_layer(machines: dict[str, dict[str, list[dict]]]) -> str:
+    """README's table of one layer: microseconds of a step by TiledLinear and by nn.Linear, and the ratio."""
+    lines = [("chip", *(f"{rows} rows" for rows in LAYER_ROWS))]
+    for name, machine in measured(machines).items():
+        found = layer_rows(machine)
+        if found:
+            cells = (step_text(found[rows]) if rows in found else "-" for rows in LAYER_ROWS)
+            lines.append((short_title(name, machine), *cells))
+    return "\n".join(markdown_table(lines))
 
 
 def render_rungs(machines: dict[str, dict[str, list[dict]]]) -> dict[str, str]:
@@ -458,7 +514,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts = {args.results / name / "README.md": render_machine(name, machine) for name, machine in machines.items()}
     ladder = args.readme.parent / "docs" / "ladder.md"
     try:
-        texts[args.readme] = replace_part(args.readme.read_text(), "results", render_summary(machines))
+        readme = replace_part(args.readme.read_text(), "results", render_speed(machines))
+        texts[args.readme] = replace_part(readme, "layer", render_layer(machines))
         for name, part in render_rungs(machines).items():
             texts[ladder] = replace_part(texts.get(ladder) or ladder.read_text(), name, part)
     except ValueError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import signal
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--device", default="cpu", help='"cpu", or a chip as in "cpu:avx2", "cuda:sm_90"; any other word lists them'
     )
     explain_.add_argument("--threads", type=int, default=None, help="default: torch's own number")
+    explain_.add_argument("--all", action="store_true", help="show the kernels of other makers' GPUs as well")
     explain_.set_defaults(run=_explain)
 
     bench = commands.add_parser("bench", help="speed against torch and numpy")
@@ -75,17 +78,21 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    print(
-        explain(
-            args.m,
-            args.n,
-            args.k,
-            args.dtype,
-            layout=args.layout,
-            device=args.device,
-            num_threads=args.threads,
-        )
+    explanation = explain(
+        args.m,
+        args.n,
+        args.k,
+        args.dtype,
+        layout=args.layout,
+        device=args.device,
+        num_threads=args.threads,
     )
+    platform = explanation.device.partition(":")[0]
+    own = {entry.name for entry in build_info().algorithms if entry.device == platform}
+    shown = tuple(c for c in explanation.candidates if args.all or c.algorithm in own)
+    print(dataclasses.replace(explanation, candidates=shown))
+    if left_out := len(explanation.candidates) - len(shown):
+        print(f"not shown: {left_out} kernels for other makers' GPUs (--all shows them)")
 
 
 def _bench(args: argparse.Namespace) -> None:
@@ -96,5 +103,19 @@ def _bench(args: argparse.Namespace) -> None:
         plot_matmul(results, args.plot)
 
 
+def _run_as_command() -> None:
+    """main(), which ends as other Unix tools do where nobody reads its output any more, as in `info | head -1`: without
+    a word, by SIGPIPE.
+    """
+    try:
+        try:
+            main()
+        finally:
+            print(end="", flush=True)  # here, since an error of the interpreter's own flush cannot be caught
+    except BrokenPipeError:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+
+
 if __name__ == "__main__":
-    main()
+    _run_as_command()

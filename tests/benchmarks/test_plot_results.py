@@ -1,7 +1,8 @@
 """The pictures from small results.
 
 Planted bugs that these tests caught: a picture that is not drawn again, one machine alone that cannot be drawn, the
-ratio's worst row taken for its best, the rows of a family unsorted.
+ratio's worst row taken for its best, one mean over all chips, runs with fewer threads taken for a chip's own, the rows
+of a family unsorted.
 """
 
 import json
@@ -56,15 +57,21 @@ def test_the_rows_of_a_family_are_drawn_from_the_worst_on(plot_results):
     assert (one.get_ydata()[0], least.get_ydata()[0]) == (1, 0.9)
 
 
-def test_ratios_are_grouped_by_machine_class_and_precision(plot_results):
-    rows = [row | {"kind": "long_k"} for row in MATMUL["rows"]]
-    machines = {
-        "cpu": {"cpu": [MATMUL | {"rows": rows}], "gpu": [], "split": [], "ladder": []},
-        "gpu": {"cpu": [], "gpu": [GPU], "split": [], "ladder": []},
-    }
+def test_ratios_are_grouped_by_kind_of_chip_class_and_precision(plot_results):
+    def cpu(threads: int, *ratios: float) -> dict:
+        rows = [MATMUL["rows"][0] | {"kind": "long_k", "ratio": ratio} for ratio in ratios]
+        return {"cpu": [MATMUL | {"rows": rows, "num_threads": threads}], "gpu": [], "split": [], "ladder": []}
+
+    fewer_threads = cpu(1, 9.0)["cpu"][0] | {"num_cores": 2}
+    machines = {"a_cpu": cpu(2, 2.0, 0.5), "b_cpu": cpu(2, 0.25)}
+    machines["a_cpu"]["cpu"].append(fewer_threads)
+    machines["gpu"] = {"cpu": [], "gpu": [GPU], "split": [], "ladder": []}
     found = plot_results.ratios_by_class(machines)
-    assert list(found) == ["a gpu", "a cpu, avx2, 2 cores"]
-    assert found["a cpu, avx2, 2 cores"] == {"long k": {"fp32": (1.0, 0.5, 2.0)}}
-    geomean, worst, best = found["a gpu"]["large"]["bf16"]
+    assert list(found) == ["GPUs", "CPUs"]
+    assert found["CPUs"] == {"long k": {"fp32": ([0.25, 1.0], 0.25, 2.0)}}
+    (geomean,), worst, best = found["GPUs"]["large, middle"]["bf16"]
     assert (worst, best) == (0.99, 1.2)
     assert geomean == pytest.approx((0.99 * 1.0 * 1.2) ** (1 / 3))
+    left, right = plot_results.plot_speed(found).axes
+    assert left.get_xlabel() == right.get_xlabel() == "times as fast as the vendor"
+    assert right.get_title().startswith("2 CPUs") and left.get_title().startswith("1 GPU\n")

@@ -2,7 +2,8 @@
 
 Planted bugs that these tests caught: rows without a goal counted as rows with one, a ratio equal to its goal counted
 as missed, the sum over precisions that of the last, clocks of the wrong kind, rows below 1.0 of one run instead of all,
-a rung's step taken from another shape, results of no commit let through, and those of changed sources.
+a rung's step taken from another shape, results of no commit let through, and those of changed sources; in README's
+tables a row of a layer left out of the slower ones, a mean over all precisions, another layer, another dtype's.
 """
 
 import copy
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-README = "# title\n<!-- results:begin -->\nold\n<!-- results:end -->\nrest\n"
+README = "# title\n<!-- results:begin -->\nold\n<!-- results:end -->\n<!-- layer:begin -->\n<!-- layer:end -->\nrest\n"
 LADDER_PAGE = "<!-- naive:begin -->\n<!-- naive:end -->\n<!-- mma:begin -->\n<!-- mma:end -->\n"
 MATMUL = {
     "benchmark": "matmul",
@@ -221,10 +222,11 @@ def test_tables_are_written_in_order_with_bad_rows_and_checked(folder, readme_ta
     assert text.index("| matmul fp32 | torch | 2 | 1.00 | 0.50 | 2.00 | 1 | 500 |") < text.index("| matmul bf16 |")
     assert text.index("| good | 4x5x6:NT | 10.0 | 2% |") < text.index("| bad |")
     readme = (folder / "README.md").read_text()
-    assert readme.startswith("# title\n<!-- results:begin -->\n") and readme.endswith("<!-- results:end -->\nrest\n")
+    assert readme.startswith("# title\n<!-- results:begin -->\n") and readme.endswith("<!-- layer:end -->\nrest\n")
     assert "old" not in readme
     assert (
-        "| 2 of 4 (goal: 1.0) | matmul fp32 1, matmul bf16 1 | [a_cpu](benchmarks/results/a_cpu/README.md) |" in readme
+        "| a cpu, avx2, 2 cores | 1.00 | - | - | 1.00 | - | [2 of 4 rows](benchmarks/results/a_cpu/README.md) |"
+        in readme
     )
     assert readme_table("--check") == (0, "")
     page.write_text(text.replace("| 10.0 |", "| 9.0 |"))
@@ -264,8 +266,41 @@ def test_missed_goals_of_a_gpu_come_first_with_commit_and_clocks(folder, readme_
         text = (folder / "results" / name / "README.md").read_text()
         head = text[: text.index("a gpu, copy")]
         assert [line for line in head.splitlines() if line.startswith("- ")] == [missed + origin]
-        line = f"| a gpu | 3 of 4 products with a goal | bf16 2 of 3, fp64 1 of 1 | [{name}](benchmarks/results/{name}/"
+        line = f"| a gpu | 1.06 | - | - | - | 0.69 | [5 of 8 rows](benchmarks/results/{name}/README.md) |"
         assert line in (folder / "README.md").read_text()
+
+
+def test_the_layer_of_readme_has_a_line_for_each_machine_that_measured_it(folder, readme_table):
+    def step(ours: float, peer: float) -> dict:
+        us = {"tiledmm": ours, "nn.Linear": peer}
+        timings = {name: {"median_us": time, "minimum_us": time, "spread": 0.0} for name, time in us.items()}
+        return {"timings": timings, "ratio": peer / ours, "goal": None, "tflops": 1.0, "gflops": 1.0}
+
+    layers = [
+        {"layer": layer, "rows": 512, "precision": precision} | step(ours, 2 * ours)
+        for layer, precision, ours in (
+            ("768 -> 3072", "bf16", 20.0),
+            ("768 -> 3072", "fp16", 9.0),
+            ("3072 -> 768", "bf16", 8.0),
+        )
+    ]
+    rows = [
+        {"layer": "up", "in_features": 768, "out_features": out, "batch_size": 32} | step(ours, 50.2)
+        for out, ours in ((3072, 100.4), (768, 25.1))
+    ]
+    linear = MATMUL | {"benchmark": "linear", "dtype": "bf16", "rows": rows}
+    put(folder, "a_cpu/linear.json", linear)
+    put(folder, "b_cpu/matmul.json", MATMUL)
+    put(folder, "c_gpu/gpu.json", GPU | {"layers": layers})
+    assert readme_table() == (0, "")
+    readme = (folder / "README.md").read_text()
+    lines = readme[readme.index("<!-- layer:begin -->") : readme.index("<!-- layer:end -->")].splitlines()
+    assert lines[1:] == [
+        "| chip | 32 rows | 512 rows | 8192 rows |",
+        "| --- | ---: | ---: | ---: |",
+        "| a gpu | - | 20 / 40 us (2.00) | - |",
+        "| a cpu, avx2, 2 cores | 100 / 50 us (0.50) | - | - |",
+    ]
 
 
 def test_a_rung_has_its_speed_its_step_and_its_counts(folder, readme_table):

@@ -1,10 +1,13 @@
 """The commands of `python -m torch_tiledmm`.
 
 Planted bugs that these tests caught: code for sm_120a said to run on sm_121, that for sm_86 on sm_80, the instruction
-cache taken for the data's, GPUs that torch cannot ask taken for a fault of `info`.
+cache taken for the data's, GPUs that torch cannot ask taken for a fault of `info`, the kernels of other makers' GPUs
+shown, a traceback where the reader of the output ends, and exit code 120 where only the last flush finds that out.
 """
 
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -126,6 +129,20 @@ def test_explain_prints_what_the_function_says(capsys):
     assert out.strip() == str(torch_tiledmm.explain(1000, 768, 3072, "bf16", layout="TN", num_threads=3))
 
 
+def test_explain_shows_the_kernels_of_the_chips_own_platform(capsys):
+    def kernels(out: str) -> list[str]:
+        table = out.splitlines()[3:]
+        return [line[4:].split()[0] for line in table if line[:4] in ("    ", "->  ")]
+
+    shown = run(capsys, "explain 64 128 256 --device cuda:sm_90")
+    all_kernels = run(capsys, "explain 64 128 256 --device cuda:sm_90 --all")
+    own = [entry.name for entry in build_info().algorithms if entry.device == "cuda" and entry.rung > 0]
+    candidates = [c.algorithm for c in torch_tiledmm.explain(64, 128, 256, "fp32", device="cuda:sm_90").candidates]
+    assert kernels(shown) == own and kernels(all_kernels) == candidates
+    assert "choice: simt_pipelined" in shown and "AMD" not in shown
+    assert f"not shown: {len(candidates) - len(own)} kernels" in shown and "not shown" not in all_kernels
+
+
 @pytest.mark.parametrize(
     "arguments, word",
     [
@@ -157,3 +174,22 @@ def test_module_runs_as_a_command():
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stderr
     assert "choice:" in child.stdout
+
+
+def test_a_command_ends_quietly_when_its_reader_does():
+    """In both places where it can be found out: while lines are printed, and in the last flush."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch_tiledmm", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": is_unbuffered},
+        )
+        for words, is_unbuffered in ((["info"], "1"), (["explain", "4", "5", "6"], ""), (["--help"], ""))
+    ]
+    for child in children:
+        child.stdout.close()  # long before the child has imported torch
+    for child in children:
+        _, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (-signal.SIGPIPE, "")
