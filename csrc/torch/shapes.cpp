@@ -33,6 +33,8 @@ void check_operand(const char* name, const Tensor& tensor) {
                               "; accepted is torch.strided");
   TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "tiledmm: ", name, " is on ", tensor.device(),
               "; accepted are cpu and cuda");
+  TORCH_CHECK(tensor.unsafeGetTensorImpl()->storage_initialized(), "tiledmm: the memory of ", name, ", whose shape is ",
+              tensor.sizes(), ", has been given back; accepted is a tensor whose storage holds its elements");
 }
 
 void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {

@@ -5,8 +5,8 @@ check of the fake kernel removed, matmul_out without its overlap check, with one
 that takes beside each other for overlapping, with one that skips solutions, and with one that sees whole elements only,
 a contiguous copy of an operand, the bias of a vector as weight unchecked where a gradient is needed, denormals that
 stores by columns keep and stores by rows do not, 31 bits for k or for the place of a chunk of A or of B, a negative bit
-of out or of b that is lost, a kind of tensor or an operator that is not refused, a caller's rounding or denormals that
-other threads do not take over or keep.
+of out or of b that is lost, a kind of tensor or an operator that is not refused, an operand that has no memory,
+a caller's rounding or denormals that other threads do not take over or keep.
 """
 
 import collections
@@ -611,6 +611,15 @@ def test_a_tensor_of_another_kind_is_refused_by_name(kind, mode):
                         tensor.requires_grad_()
             with pytest.raises(error, match=rf"tiledmm: .*\b{role} {pattern}"):
                 results_of(op, operands)
+
+
+def test_memory_that_was_given_back_is_refused():
+    """As fully sharded training does with a weight between two calls: the tensor has a shape and no memory."""
+    for op, role in ROLES:
+        operands = {name: randn(*sizes) for name, sizes in OPERANDS[op].items()}
+        operands[role].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=f"the memory of {role}, .*; accepted"):
+            results_of(op, operands)
 
 
 def test_a_sparse_gradient_is_refused_by_name():

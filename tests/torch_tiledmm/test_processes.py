@@ -40,8 +40,8 @@ def product(seed: int) -> np.ndarray:
 
 
 def backward_that_copies() -> bytes:
-    """Our part of backward passes that have torch copy what is large enough for its threads: gradients that are
-    expanded or transposed, activations of views, sums, second derivatives. torch's own part is small, or views.
+    """Our part of calls that have torch copy what is large enough for its threads: gradients that are expanded or
+    transposed, activations of views, sums, second derivatives, autocast. torch's own part is small, or views.
     """
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.rand(size, 300, generator=generator).requires_grad_() for size in (300, 400))
@@ -54,7 +54,10 @@ def backward_that_copies() -> bytes:
     with torch.no_grad():
         grads.append(OPS.activate(x.t(), "gelu"))
         grads.append(OPS.ordered_sum(x.t().expand(3, 300, 300), [0, 2]))
-    grads += torch.autograd.grad(grads[-6], x, x.detach())  # the input's gradient under silu, differentiated
+        with torch.autocast("cpu", torch.float16):  # which converts the operands
+            grads.append(torch_tiledmm.linear(x, weight))
+            grads.append(torch_tiledmm.matmul(x, weight.t()))
+    grads += torch.autograd.grad(grads[-8], x, x.detach())  # the input's gradient under silu, differentiated
     return hashlib.sha256(b"".join(grad.detach().numpy().tobytes() for grad in grads)).digest()
 
 
