@@ -21,6 +21,8 @@ _ATTRIBUTES = ("algorithm", "activation")
 # Where a layer may hold the forward of its class, bound to itself: accelerate's hooks keep it in the second while they
 # are on the layer, and leave it in the first when they go.
 _PLACES_OF_FORWARD = ("forward", "_old_forward")
+# What nn.Linear computes, unless somebody puts another function there.
+_FORWARD = nn.Linear.forward
 
 
 class TiledLinear(nn.Linear):
@@ -92,6 +94,12 @@ class TiledLinear(nn.Linear):
         )
         tiled.weight, tiled.bias = layer.weight, layer.bias
         return tiled.train(layer.training)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # nn.Module would keep a module among its children, and the layer would go on with the activation that it has.
+        if name in _ATTRIBUTES and isinstance(value, nn.Module):
+            raise TypeError(f"{name}: got the module {type(value).__name__}, expected a name, for example 'relu'")
+        super().__setattr__(name, value)
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
@@ -286,6 +294,13 @@ def _obstacle(module: nn.Linear) -> str:
         return f"its weight has layout {weight.layout}; tiled are strided ones"
     if weight.dtype not in DTYPES.values():
         return f"{weight.dtype} is not supported"
+    bias = getattr(module, "bias", None)
+    if bias is not None and (not isinstance(bias, nn.Parameter) or _has_own_functions(type(bias))):
+        return f"its bias is a {type(bias).__name__}"
+    if bias is not None and bias.dim() != 1:
+        return f"its bias has {bias.dim()} dimensions; tiled are those with 1"
+    if nn.Linear.forward is not _FORWARD:
+        return "another forward was put in the place of nn.Linear's"
     return ""
 
 

@@ -31,6 +31,7 @@ namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
+using torch::autograd::isFwGradDefined;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
@@ -117,7 +118,6 @@ struct LinearFormula : Formula {
     if (!needs[1] && !needs[2]) return grads;
     const Tensor grad_rows = as_rows(grad);
     // In one pass, unless the gradients are to be differentiated themselves.
-    using torch::autograd::isFwGradDefined;
     if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active() && !isFwGradDefined(grad) &&
         !isFwGradDefined(kept.first)) {
       std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(kept.first), algorithm);
@@ -131,15 +131,15 @@ struct LinearFormula : Formula {
                         std::string_view algorithm) {
     const Tensor &input = primal.first, &weight = primal.second;
     Tensor sum;
-    const auto add = [&](const Tensor& term) { sum = sum.defined() ? sum + term : term; };
-    if (input_t.defined()) add(linear_op().call(input_t, weight, std::nullopt, "none", algorithm));
-    if (weight_t.defined()) add(linear_op().call(input, weight_t, std::nullopt, "none", algorithm));
-    if (bias_t.defined()) {
-      auto sizes = input.sym_sizes().vec();
-      sizes.back() = weight.sym_size(0);
-      const Tensor rows = bias_t.expand_symint(sizes);
-      sum = sum.defined() ? sum + rows : rows.clone();  // its own memory: the result may change in place
-    }
+    OptionalTensor bias = optional(bias_t);
+    const auto add = [&](const Tensor& x, const Tensor& w) {
+      const Tensor term = linear_op().call(x, w, bias, "none", algorithm);
+      bias.reset();
+      sum = sum.defined() ? sum + term : term;
+    };
+    if (input_t.defined()) add(input_t, weight);
+    if (weight_t.defined()) add(input, weight_t);
+    if (bias) add(input.narrow(-1, 0, 0), weight.narrow(-1, 0, 0));  // no products: the bias alone
     return IS_RELU ? activate_backward_op().call(sum, primal.result, "relu") : sum;
   }
 };
@@ -284,7 +284,9 @@ struct BroadcastFormula : FormulaOfShape {
     for (int64_t d = 0; d < added; ++d) sum = sum.squeeze(0);
     return {sum};
   }
-  static Tensor tangent(const Kept&, const Tensor&, const Tensor&, const Tensor&, std::string_view) { return {}; }
+  static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view) {
+    return a_t.expand_symint(primal.result.sym_sizes());
+  }
 };
 
 // ---- (c) autograd::Function
@@ -409,7 +411,7 @@ Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& t
     torch::autograd::set_history(result, node);
     if (Own::kKeepsResult) node->result = SavedVariable(result, true);
   }
-  using torch::autograd::isFwGradDefined;
+  const TorchOnOneThreadInChild own_thread;
   if (isFwGradDefined(first) || isFwGradDefined(second) || isFwGradDefined(third)) {
     const Kept primal = {toNonOptPrimal(first), toNonOptPrimal(second), result};
     const Tensor tangent =
@@ -426,8 +428,7 @@ struct Wanted {
   bool grad, tangent;
   explicit Wanted(const Tensor& a, const Tensor& b = Tensor(), const OptionalTensor& bias = std::nullopt)
       : grad(torch::autograd::compute_requires_grad(a, b, bias)),
-        tangent(torch::autograd::isFwGradDefined(a) || torch::autograd::isFwGradDefined(b) ||
-                torch::autograd::isFwGradDefined(bias)) {}
+        tangent(isFwGradDefined(a) || isFwGradDefined(b) || isFwGradDefined(bias)) {}
   bool nothing() const { return !grad && !tangent; }
 };
 
@@ -441,8 +442,7 @@ Tensor differentiate(const Wanted& wanted, const Tensor& first, const Tensor& se
 Tensor broadcast(const Tensor& tensor, c10::SymIntArrayRef sizes, c10::DispatchKeySet below) {
   if (tensor.sym_sizes() == sizes) return tensor;
   const Wanted wanted(tensor);
-  // A tangent must be a view of the tensor's own, which is torch's to make.
-  if (!wanted.grad || wanted.tangent) return tensor.expand_symint(sizes);
+  if (!wanted.grad) return tensor.expand_symint(sizes);
   return differentiate<BroadcastFormula>(wanted, tensor, of_shape(sizes, tensor), Tensor(), below, "auto");
 }
 

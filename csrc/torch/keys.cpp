@@ -5,6 +5,7 @@
 #include <ATen/ops/_neg_view.h>
 #include <torch/library.h>
 
+#include "torch/cpu_executor.h"
 #include "torch/matmul.h"
 #include "torch/shapes.h"
 
@@ -39,6 +40,7 @@ void matmul_out_negative(c10::DispatchKeySet keys, const Tensor& a, const Tensor
   Tensor memory = out.is_neg() ? at::_neg_view(out) : out;
   matmul_out_op().redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative),
                              a.resolve_neg(), b.resolve_neg(), memory, algorithm);
+  const TorchOnOneThreadInChild own_thread;
   if (out.is_neg()) memory.neg_();
 }
 

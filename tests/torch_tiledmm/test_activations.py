@@ -8,6 +8,8 @@ import itertools
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fw
+from torch.func import grad, jvp
 
 import torch_tiledmm
 from torch_tiledmm import TiledLinear, linear
@@ -226,9 +228,9 @@ def test_compiled_and_vmapped_rows_have_the_same_bits(activation):
 
 
 def test_threads_do_not_change_the_gradient_of_what_is_broadcast():
-    """A bias of one element, a batch of one, an operand of one element."""
-    x, w, one = torch.randn(40000, 8), torch.randn(3, 8), torch.randn(1)
-    a, b = torch.randn(50000, 1, 3), torch.randn(3, 1)
+    """A bias of one element, a batch of one, an operand of one element; beside a tangent, and of a tangent."""
+    x, w, one = torch.randn(120000, 8), torch.randn(3, 8), torch.randn(1)
+    a, b = torch.randn(120000, 1, 3), torch.randn(3, 1)
     cases = [
         (lambda bias: linear(x, w, bias, activation="gelu"), one),
         (lambda bias: linear(x, w[0], bias), one),
@@ -242,8 +244,13 @@ def test_threads_do_not_change_the_gradient_of_what_is_broadcast():
             torch.set_num_threads(threads)
             own = operand.clone().requires_grad_()
             function(own).square().sum().backward()
-            grads.append(own.grad)
-        assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
+            with fw.dual_level():
+                beside = fw.unpack_dual(function(fw.make_dual(own, own.detach()))).primal
+                beside = torch.autograd.grad(beside.square().sum(), own)[0]
+            of_tangent = grad(lambda t: jvp(function, (operand,), (t,))[1].square().sum())(operand)  # noqa: B023
+            grads.append([own.grad, beside, of_tangent])
+        for of_two, of_three, of_one in zip(grads[1], grads[2], grads[0], strict=True):
+            assert torch.equal(of_one, of_two) and torch.equal(of_one, of_three)
 
 
 @pytest.mark.parametrize("algorithm", [entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available])

@@ -626,8 +626,12 @@ def test_skips_what_it_cannot_serve():
             "csr": nn.Linear(3, 3),
             "own": nn.Linear(3, 3),
             "none": nn.Linear(3, 3),
+            "bias_row": nn.Linear(3, 3),
+            "own_bias": nn.Linear(3, 3),
         }
     )
+    model["bias_row"].bias = nn.Parameter(torch.ones(1, 3))
+    model["own_bias"].bias = nn.Parameter(torch.ones(3).as_subclass(WithFunctions), requires_grad=False)
     for name, weight in (
         ("sparse", torch.eye(3).to_sparse()),
         ("csr", torch.eye(3).to_sparse_csr()),
@@ -648,11 +652,25 @@ def test_skips_what_it_cannot_serve():
         ("csr", "its weight has layout torch.sparse_csr; tiled are strided ones"),
         ("own", "its weight is a WithFunctions, which has products of its own"),
         ("none", "its weight is a NoneType"),
+        ("bias_row", "its bias has 2 dimensions; tiled are those with 1"),
+        ("own_bias", "its bias is a WithFunctions"),
     ]
     assert str(swap).splitlines()[:2] == [
         "replaced 0: none",
         "skipped 1: complex (torch.complex64 is not supported)",
     ]
+
+
+def test_skips_all_while_another_forward_is_nn_linear_s(monkeypatch):
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, input: input)
+    swap = replace_linear(nn.Sequential(nn.Linear(3, 3)))
+    assert swap.skipped == [("0", "another forward was put in the place of nn.Linear's")] and not swap.replaced
+
+
+def test_a_module_is_no_activation():
+    layer = TiledLinear(3, 4)
+    with pytest.raises(TypeError, match="activation: got the module ReLU, expected a name"):
+        layer.activation = nn.ReLU()
 
 
 def test_skips_weights_of_other_projects():
