@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class TiledLinear(nn.Linear):
         tiled.weight, tiled.bias = layer.weight, layer.bias
         return tiled.train(layer.training)
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         # nn.Module would keep a module among its children, and the layer would go on with the activation that it has.
         if name in _ATTRIBUTES and isinstance(value, nn.Module):
             raise TypeError(f"{name}: got the module {type(value).__name__}, expected a name, for example 'relu'")
