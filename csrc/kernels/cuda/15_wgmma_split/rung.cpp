@@ -29,15 +29,14 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.plan(problem, chip, plan);
-  plan.as<SplitPlan>() = plan_split(first_groups(problem), chip.num_cus, plan.cost_us);
-  plan.cost_us *= double(group_rounds(problem));
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
+  double cost_us = 0;
+  const SplitPlan plan = plan_split(first_groups(problem), chip.num_cus, cost_us);
+  visit(plan, cost_us * double(group_rounds(problem)));
 }
 
 void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.describe(problem, chip, plan, fields);
   const SplitPlan& own = plan.as<SplitPlan>();
   fields.add_tile("block", kSplitBlock, kSplitBlock);
@@ -58,7 +57,7 @@ const Rung wgmma_split_rung = {"wgmma_split",
                                false,
                                Order::split_chunks,
                                refuse,
-                               plan,
+                               for_each_plan,
                                describe,
                                launch_wgmma_split,
                                true};
