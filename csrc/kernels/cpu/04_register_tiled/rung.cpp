@@ -26,7 +26,7 @@ const char* refuse(const FoldedProblem&, const Chip& chip) {
 
 template <Isa ISA, DType DTYPE>
 void plan_dtype(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  visit(choose_cpu_plan<ISA, DTYPE>(problem, chip.num_cus),
+  visit(choose_cpu_plan<ISA, DTYPE>(problem, chip),
         cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true));
 }
 

@@ -70,6 +70,7 @@ inline Status compute_flagged_rows(const GemmProblem& item, const OperandPacking
   constexpr int64_t kBytes = sizeof(float);
   Chip chip{};
   chip.num_cus = executor.num_threads;
+  chip.cores = Cores::intel;  // which AMX is of
   for (int64_t row = 0; row < item.m; ++row) {
     const int64_t first = row;
     while (row < item.m && packing.is_flagged(panel, row)) ++row;
