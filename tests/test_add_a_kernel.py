@@ -43,15 +43,16 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const FoldedProblem& problem, const Chip&, Plan& plan) {
-  plan.cost_us = 1e6 + double(problem.gemm.m) * double(problem.gemm.n) * double(problem.gemm.k);
+void for_each_plan(const FoldedProblem& problem, const Chip&, PlanSearch& visit) {
+  visit(NoConfig{}, 1e6 + double(problem.gemm.m) * double(problem.gemm.n) * double(problem.gemm.k));
 }
 
 void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { fields.add_tile("block", 90, 91); }
 
 }  // namespace
 
-const Rung @NAME@_rung = {"@NAME@", "a toy", 90, @IS_GPU@, false, Order::chain, refuse, plan, describe, launch_@NAME@};
+const Rung @NAME@_rung = {"@NAME@", "a toy", 90,            @IS_GPU@,  false, Order::chain,
+                          refuse,   for_each_plan, describe, launch_@NAME@};
 
 }  // namespace tiledmm::@DEVICE@
 """

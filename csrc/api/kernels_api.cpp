@@ -186,7 +186,7 @@ double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip
 std::string candidate_text(const std::string& name, const Candidate& candidate, const FoldedProblem& problem,
                            const Chip& chip) {
   Fields config;
-  if (!candidate.reason) candidate.rung->describe(problem, chip, candidate.plan, config);
+  if (!candidate.reason && !is_empty(problem)) candidate.rung->describe(problem, chip, candidate.plan, config);
   Joined entries;
   for (const auto& [key, value] : config.entries) entries.add(field(key.c_str(), value));
   Joined fields;

@@ -15,6 +15,9 @@ inline constexpr int kNumIsas = 7;
 inline constexpr const char* kIsaNames[kNumIsas] = {"portable",    "neon", "avx2",    "avx512",
                                                     "avx512_bf16", "amx",  "amx_fp16"};
 
+// CPU cores whose plans differ from those of others with the same instruction set.
+enum class Cores : int32_t { other = 0, zen5 = 1, intel = 2 };
+
 // Rates are those of a whole GPU, from the vendors' data sheets, and of one core of a CPU.
 struct Chip {
   const char* name;  // as in "cuda:sm_90", "cpu:avx2"
@@ -28,6 +31,7 @@ struct Chip {
   double mma_tflops[kNumDTypes];   // 0: no matrix instruction
   bool is_mma_fp32_tf32;           // the matrix instruction for fp32 rounds to tf32
   int32_t cus_per_die = 0;         // GPU of several dies with a second-level cache each; 0: it is one
+  Cores cores = Cores::other;      // CPU
 };
 
 }  // namespace tiledmm

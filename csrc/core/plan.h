@@ -1,12 +1,13 @@
 // A kernel's plan for one problem, as it travels from the dispatcher to the launcher.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
+#include <vector>
 
 namespace tiledmm {
 
-// What a kernel makes of a problem on a chip: its predicted time, and the tile numbers that its launcher takes. Made
-// once per call, by the dispatcher.
+// One way of a kernel to compute a problem on a chip: its predicted time, and the tile numbers that its launcher takes.
 struct Plan {
   double cost_us = 0;
   alignas(8) char config[128];
@@ -21,6 +22,42 @@ struct Plan {
     return const_cast<Plan*>(this)->as<T>();
   }
 };
+
+// A kernel shows its plans to it, one after the other: visit(config, cost_us). It keeps the cheapest one, the first of
+// those that take as long; or all of them, where somebody wants to compare them.
+class PlanSearch {
+ public:
+  PlanSearch() = default;
+  explicit PlanSearch(std::vector<Plan>& all) : all_(&all) {}
+
+  bool wants_all() const { return all_ != nullptr; }
+  // The time of the cheapest plan as yet. A plan that surely takes as long need not be shown; infinite: each is wanted.
+  double least_us() const { return least_us_; }
+  // Null: the kernel has shown no plan that can be carried out.
+  const Plan* cheapest() const { return least_us_ < HUGE_VAL ? &cheapest_ : nullptr; }
+
+  // `own_us`: by what a kernel compares its own plans, where that is not the time of a whole call.
+  template <class Config>
+  void operator()(const Config& config, double cost_us, double own_us) {
+    if (own_us >= least_us_) return;
+    Plan& plan = all_ ? all_->emplace_back() : cheapest_;
+    plan.cost_us = cost_us;
+    plan.as<Config>() = config;
+    if (!all_) least_us_ = own_us;
+  }
+  template <class Config>
+  void operator()(const Config& config, double cost_us) {
+    (*this)(config, cost_us, cost_us);
+  }
+
+ private:
+  std::vector<Plan>* all_ = nullptr;
+  Plan cheapest_;
+  double least_us_ = HUGE_VAL;
+};
+
+// Of a kernel that has nothing to choose.
+struct NoConfig {};
 
 // Launchers are declared with this: one that is not linked is null.
 #define TILEDMM_IF_LINKED __attribute__((weak))

@@ -56,16 +56,14 @@ struct Rung {
   Order order;
   // Why it cannot serve a problem on a chip; null if it can.
   const char* (*refuse)(const FoldedProblem& problem, const Chip& chip);
-  // The tile numbers and the predicted time of what it can serve, empty problems included.
-  void (*plan)(const FoldedProblem& problem, const Chip& chip, Plan& plan);
+  // Shows the plans that its launcher takes for what it can serve and is not empty, each with its predicted time: at
+  // least the one to take. One where there is nothing to choose.
+  void (*for_each_plan)(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit);
   void (*describe)(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
   // Computes a problem that is not empty. Null: not compiled.
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
-  // Plans that the launcher takes for what the kernel can serve, each with its predicted time: that of `plan`, and
-  // others, for those who compare them. Null: there is but one.
-  void (*list_plans)(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) = nullptr;
 };
 
 inline bool is_empty(const FoldedProblem& problem) {

@@ -91,7 +91,25 @@ Isa find_best_isa() {
 #endif
 }
 
-const Chip& row_of(Isa isa) { return chips()[std::size(kGpuChips) + size_t(isa)]; }
+Cores find_cores() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_is("intel")) return Cores::intel;
+  // An instruction set that Zen 4 lacks.
+  if (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512vp2intersect")) return Cores::zen5;
+#endif
+  return Cores::other;
+}
+
+// This machine's: the row of its best instruction set, and its cores.
+const Chip& own_cpu() {
+  static const Chip chip = [] {
+    Chip chip = chips()[std::size(kGpuChips) + size_t(best_isa())];
+    chip.cores = find_cores();
+    return chip;
+  }();
+  return chip;
+}
 #endif
 
 }  // namespace
@@ -99,9 +117,13 @@ const Chip& row_of(Isa isa) { return chips()[std::size(kGpuChips) + size_t(isa)]
 const std::vector<Chip>& chips() {
   static const auto* const rows = [] {  // never destroyed: threads may compute at exit
     auto* rows = new std::vector<Chip>(std::begin(kGpuChips), std::end(kGpuChips));
-    // Each kernel of a CPU knows the rates of its own instruction set.
-    for (int isa = 0; isa < kNumIsas; ++isa)
-      rows->push_back({kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false});
+    // Each kernel of a CPU knows the rates of its own instruction set. AMX, and avx512 without the bf16 of AMD's, are
+    // Intel's.
+    for (int isa = 0; isa < kNumIsas; ++isa) {
+      const bool is_intel = Isa(isa) == Isa::avx512 || Isa(isa) >= Isa::amx;
+      rows->push_back(
+          {kIsaNames[isa], Platform::cpu, isa, 1, 0, 0, 0, {}, {}, false, 0, is_intel ? Cores::intel : Cores::other});
+    }
     return rows;
   }();
   return *rows;
@@ -116,7 +138,7 @@ const Chip* find_gpu_chip(int32_t arch) {
 
 const Chip* find_chip(const std::string& device) {
 #if !defined(TILEDMM_HOST_GPU)
-  if (device == "cpu") return &row_of(best_isa());
+  if (device == "cpu") return &own_cpu();
 #endif
   for (const Chip& chip : chips()) {
     if (device == std::string(kPlatformNames[int(chip.platform)]) + ":" + chip.name) return &chip;
@@ -152,7 +174,7 @@ Isa best_isa() {
 }
 
 Chip cpu_chip(int32_t num_threads) {
-  Chip chip = row_of(best_isa());
+  Chip chip = own_cpu();
   chip.num_cus = num_threads;
   return chip;
 }

@@ -19,6 +19,8 @@ namespace {
 
 using Mask = uint64_t;  // bit i: kernel i
 
+constexpr const char* kNoPlan = "it has no plan for this problem on this chip";
+
 struct Algorithms {
   std::vector<std::string> names{"auto", "native", "split"};
   std::vector<Mask> admitted;  // by each
@@ -104,35 +106,33 @@ bool is_for(const Rung& rung, const Chip& chip) {
   return false;
 }
 
-// The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
-Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
-  constexpr int64_t kManyRows = 4096;
-  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype);
-  many.chunk_k = problem.chunk_k;
-  Order order{};
-  double least_us = 0;
-  for_each_kernel(legal, [&](int i) {
-    const Rung& rung = *rungs()[size_t(i)];
-    Plan plan;
-    rung.plan(many, chip, plan);
-    if (least_us == 0 || plan.cost_us < least_us) least_us = plan.cost_us, order = rung.order;
-  });
-  return order;
+// The cheapest plan of a kernel that is legal; of an empty problem one that takes no time. False: there is none.
+bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip, Plan& plan) {
+  PlanSearch search;
+  if (is_empty(problem)) return true;
+  rung.for_each_plan(problem, chip, search);
+  if (search.cheapest()) plan = *search.cheapest();
+  return search.cheapest();
 }
 
 Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   Choice choice;
   for_each_kernel(legal, [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
-    if (!choice.rung) {
-      choice.rung = &rung;
-      return rung.plan(problem, chip, choice.plan);
-    }
     Plan plan;
-    rung.plan(problem, chip, plan);
-    if (plan.cost_us < choice.plan.cost_us) choice = {&rung, plan};
+    if (!find_plan(rung, problem, chip, plan)) return;
+    if (!choice.rung || plan.cost_us < choice.plan.cost_us) choice = {&rung, plan};
   });
   return choice;
+}
+
+// The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
+Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
+  constexpr int64_t kManyRows = 4096;
+  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype);
+  many.chunk_k = problem.chunk_k;
+  const Rung* fastest = cheapest(many, legal, chip).rung;
+  return fastest ? fastest->order : Order::chain;
 }
 
 }  // namespace
@@ -190,11 +190,9 @@ Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip)
 
 std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, const Chip& chip) {
   std::vector<Plan> plans;
-  if (rung.list_plans && !is_empty(problem)) {
-    rung.list_plans(problem, chip, plans);
-  } else {
-    rung.plan(problem, chip, plans.emplace_back());
-  }
+  if (is_empty(problem)) return {Plan{}};
+  PlanSearch all(plans);
+  rung.for_each_plan(problem, chip, all);
   return plans;
 }
 
@@ -202,8 +200,8 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
   std::vector<Candidate> candidates;
   for_each_kernel(admitted(kAuto, chip) | admitted(kSplit, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
-    candidates.push_back({&rung, refuse(rung, problem, chip), {}});
-    if (!candidates.back().reason) rung.plan(problem, chip, candidates.back().plan);
+    Candidate& candidate = candidates.emplace_back(Candidate{&rung, refuse(rung, problem, chip), {}});
+    if (!candidate.reason && !find_plan(rung, problem, chip, candidate.plan)) candidate.reason = kNoPlan;
   });
   return candidates;
 }
@@ -219,7 +217,7 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
     is_known |= knows;
   });
   if (reason) return reason;
-  if (plan_of(algorithm) >= 0 && admitted(algorithm, chip)) return "it has no plan of this number";
+  if (admitted(algorithm, chip)) return plan_of(algorithm) >= 0 ? "it has no plan of this number" : kNoPlan;
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 

@@ -16,7 +16,7 @@ bool is_built(Platform platform);
 // Algorithms by index: auto, native, split, then the names of the kernels, each once. A name without a variant stands
 // for all its variants where a device has no kernel of that very name: register_tiled on a CPU.
 //
-// A name with a number, "wgmma:3", is the plan of that number among the list_plans of the kernel that the name stands
+// A name with a number, "wgmma:3", is the plan of that number among those that the kernel shows that the name stands
 // for. Its index is that of the name, and above it the number plus 1.
 inline constexpr int32_t kAuto = 0, kNative = 1, kSplit = 2;
 inline constexpr int kNameBits = 8;

@@ -24,7 +24,7 @@ struct CopiedBatch {
 };
 
 // `stride` is A's or B's of a batch dimension; it becomes the copy's, whose matrices take `elements` each.
-CopiedBatch plan_copied_batch(FoldedProblem& problem, int64_t BatchDim::* stride, int64_t elements) {
+CopiedBatch describe_copied_batch(FoldedProblem& problem, int64_t BatchDim::* stride, int64_t elements) {
   CopiedBatch batch{1, problem.gemm.num_batch_dims, {}};
   for (int d = batch.num_dims - 1; d >= 0; --d) {
     BatchDim& dim = problem.batch_dims[d];

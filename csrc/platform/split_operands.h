@@ -239,7 +239,7 @@ SplitOperand split_operand(const OperandView& view, const FoldedProblem& problem
   operand.stride_row = view.stride_row;
   operand.stride_k = view.stride_k;
   operand.layout = layout;
-  operand.batch = plan_copied_batch(items, view.batch_stride, 1);
+  operand.batch = describe_copied_batch(items, view.batch_stride, 1);
   operand.terms = reinterpret_cast<Half*>(memory);
   operand.scales = reinterpret_cast<float*>(memory + layout.term_bytes());
   operand.flags = reinterpret_cast<uint8_t*>(memory + layout.term_bytes() + layout.scale_bytes());

@@ -14,9 +14,10 @@ extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::Fold
                                                              const tiledmm::Executor* executor, Record recorder) {
   const tiledmm::Chip chip{"",           tiledmm::Platform::hip, 0,     num_cus, 64, 64 << 10, 1,
                            {1, 1, 1, 1}, {1, 1, 1, 1},           false, 8};
-  tiledmm::Plan plan;
+  tiledmm::PlanSearch search;
+  for_each_mfma_plan(*problem, chip, search);
+  tiledmm::Plan plan = *search.cheapest();
   auto& own = plan.as<tiledmm::MfmaPlan>();
-  own = plan_mfma(*problem, chip, plan.cost_us);
   if (shape >= 0) own.shape = shape;
   const bool has_odd_rows = own.copies == tiledmm::MfmaCopies::of_odd_rows;
   if (has_odd_rows && !copies_odd_rows(problem->gemm.dtype, own.shape)) own.copies = tiledmm::MfmaCopies::by_element;

@@ -11,10 +11,10 @@ extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::Fold
                                                              Record recorder) {
   const tiledmm::Chip chip{"", tiledmm::Platform::hip, 0x942,        num_cus, 64, 64 << 10,
                            1,  {1, 1, 1, 1},           {1, 1, 1, 1}, false,   8};
-  tiledmm::Plan plan;
-  auto& own = plan.as<tiledmm::MfmaSplitPlan>();
-  own = plan_mfma_split(*problem, chip, plan.cost_us);
-  own.shape = shape;
+  tiledmm::PlanSearch search;
+  for_each_mfma_split_plan(*problem, 1, chip, search);
+  tiledmm::Plan plan = *search.cheapest();
+  plan.as<tiledmm::MfmaSplitPlan>().shape = shape;
   record = recorder;
   return int(tiledmm::gpu::launch_mfma_split(*problem, plan, *executor));
 }

@@ -12,11 +12,11 @@ namespace {
 const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
 
 // Multiply-adds that no vector width speeds up much.
-void plan_naive(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  plan.cost_us = cost_us(problem, chip, 0.5, false);
+void plan_naive(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  visit(NoConfig{}, cost_us(problem, chip, 0.5, false));
 }
-void plan_block_tiled(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  plan.cost_us = cost_us(problem, chip, 4, true);
+void plan_block_tiled(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  visit(NoConfig{}, cost_us(problem, chip, 4, true));
 }
 
 void describe_naive(const FoldedProblem&, const Chip&, const Plan&, Fields&) {}

@@ -69,16 +69,16 @@ LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
 }
 
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double elements = (m * k + k * n + m * n) * batch;
   const bool is_on_rdna = chip.platform == Platform::hip && chip.warp_size == 32;
   const double efficiency = NUMBER == 4 && is_on_rdna ? kRegisterTiledOnRdna : kEfficiency[NUMBER];
-  plan.cost_us = kLaunchUs + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
-                 kTraffic[NUMBER] * elements * double(size_of(p.dtype)) / (chip.tbytes_per_second * 1e6);
-  plan.as<LadderPlan>() = CHOOSE(problem, chip);
+  const double us = kLaunchUs + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
+                    kTraffic[NUMBER] * elements * double(size_of(p.dtype)) / (chip.tbytes_per_second * 1e6);
+  visit(CHOOSE(problem, chip), us);
 }
 
 void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
@@ -95,7 +95,7 @@ constexpr Rung rung(const char* name, const char* description, bool is_native,
           is_native,
           IS_MMA ? Order::mma_chain : Order::chain,
           IS_MMA ? refuse_mma : refuse,
-          plan<NUMBER, IS_MMA, CHOOSE>,
+          for_each_plan<NUMBER, IS_MMA, CHOOSE>,
           describe,
           launch};
 }

@@ -22,7 +22,6 @@ SPLITTING = {
     "mfma": ("hip:gfx942", ("bf16", "fp32", "fp64"), 256 * MIB),
     "wmma_rdna": ("hip:gfx1100", ("bf16",), 256 * MIB),
 }
-LISTED = ("wgmma", "mma_async", "skinny")  # all plans; the others have the one that they choose
 LEAST_CHUNKS, MOST_CHUNKS = 2, 20
 
 
@@ -69,8 +68,7 @@ def test_sums_of_chunks_take_no_more_memory_than_they_may(kernel, dtype):
                 splitting = [plan for plan in plans if splits(plan)]
                 assert all(plan["split_k"] in (chunks, "second kernel") for plan in splitting), (m, n, k, batch, plans)
                 assert fits or not splitting, f"{m} {n} {k} {batch}: {row * m} bytes"
-                if kernel in LISTED:
-                    assert splitting or not fits, f"{m} {n} {k} {batch}: {row * m} bytes would fit"
+                assert splitting or not fits, f"{m} {n} {k} {batch}: {row * m} bytes would fit"
                 numbers.append(len(splitting))
     assert any(numbers) and not all(numbers)
 

@@ -24,12 +24,13 @@ struct Dots {
   const Word* panel_a;  // [chunks of k][words][rows]
   int64_t chunk_words;  // from chunk to chunk
   bool fetches_b;       // the next columns come from memory meanwhile
+  bool has_two_chains;  // with 512 bits
 
   // Calls finish(first column, how many, totals, their distance from row to row) for vector after vector of columns, of
   // MR rows. A chain of narrow vectors is waited for, so that two take turns (1x256x256 NT with AVX2: 28 GB/s by one
   // chain, 40 by two): of neighbouring vectors of columns, or, where those would begin in one set of the nearest cache,
   // which has no room for so many, of two chunks. Chunks of columns that come from memory are not paired: they would be
-  // twice as many runs of it at a time. With 512 bits two take turns where that pays (two_chains_pay).
+  // twice as many runs of it at a time. With 512 bits two take turns where the plan says so.
   template <int MR, class Finish>
   TILEDMM_INLINE void for_each_vector(const Finish& finish) const {
     [[maybe_unused]] const bool is_one_set = stride_b * int64_t(sizeof(T)) % kSetBytes == 0;
@@ -40,7 +41,7 @@ struct Dots {
       }
     }
     if constexpr (TILEDMM_VECTOR_BYTES == 64 && MR <= 2) {
-      if (!fetches_b && two_chains_pay(TILEDMM_VECTOR_BYTES, sizeof(Word))) {
+      if (!fetches_b && has_two_chains) {
         if (!is_one_set) return multiply<MR, 2, false>(finish);
         if (depth >= 2 * kChunk) return multiply<MR, 1, true>(finish);
       }

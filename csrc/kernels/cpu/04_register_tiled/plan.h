@@ -94,28 +94,10 @@ inline constexpr double kRegionTime = 2000;            // ... which takes as lon
 inline constexpr double kDotRegionTime = 30000;        // the same in dot_rows, where it was fitted to 16 threads
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 
-// Some choices are faster on Intel's Sapphire Rapids and slower on AMD's Zen 4, or the other way round.
-inline bool is_intel() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("intel");
-#else
-  return false;
-#endif
-}
-
-// AMD's Zen 5, whose vector units have 512 bits where Zen 4's have 256: by an instruction set that Zen 4 lacks.
-inline bool is_zen5() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512vp2intersect");
-#else
-  return false;
-#endif
-}
-
 // Whether one or two rows of dot_rows are faster by two vectors of columns in turns: one chain of multiply-adds takes
 // longer than to transpose its columns. Zen 4 transposes no faster than one chain takes, nor does Intel in fp32.
-inline bool two_chains_pay(int64_t vector_bytes, int64_t word_bytes) {
-  return vector_bytes < 64 || is_zen5() || (is_intel() && word_bytes == 8);
+constexpr bool two_chains_pay(Cores cores, int64_t vector_bytes, int64_t word_bytes) {
+  return vector_bytes < 64 || cores == Cores::zen5 || (cores == Cores::intel && word_bytes == 8);
 }
 
 struct CpuConfig {
@@ -132,6 +114,8 @@ struct CpuConfig {
   bool is_a_in_place;        // A is not packed but used where it lies
   bool packs_b_on_the_way;   // the first micro-tile that needs a whole strip of B packs it
   bool is_c_far;             // C comes from memory
+  bool fetches_b;            // dot_rows: the next columns of B come from memory while these are multiplied
+  bool has_two_chains;       // dot_rows of one or two rows: two vectors of columns take turns
 };
 
 // The cost of a row of C, in multiply-adds of vectors for a word of k.
@@ -150,14 +134,15 @@ struct CpuConfig {
 // as streaming, and steady. So is a B from memory that is packed on the way (Zen 4, fp32, 8x768x50257: 2.1 times as
 // fast). By 512-bit vectors Zen 5 streams faster than it packs, the more so where elements are converted, and Intel's
 // Emerald Rapids what comes from memory.
-inline int64_t max_stream_rows(Isa isa, const CpuKernelShape& shape, bool is_far, int64_t m) {
-  const bool is_wide = micro_tile(isa).vector_bytes == 64, converts = !lies_in_words(0, false, shape);
+inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape, bool is_far, int64_t m) {
+  const bool is_intel = cores == Cores::intel, is_wide = micro_tile(isa).vector_bytes == 64,
+             converts = !lies_in_words(0, false, shape);
   int64_t rows = shape.k_per_word == 2 ? 6 : kFewRows;
-  if (is_far && !converts && !is_intel()) {
+  if (is_far && !converts && !is_intel) {
     rows = 5;
-  } else if (is_wide && is_intel()) {
+  } else if (is_wide && is_intel) {
     rows = is_far ? 32 : converts ? 16 : kFewRows;
-  } else if (is_wide && is_zen5()) {
+  } else if (is_wide && cores == Cores::zen5) {
     rows = converts ? 32 : 24;
   }
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
@@ -165,8 +150,8 @@ inline int64_t max_stream_rows(Isa isa, const CpuKernelShape& shape, bool is_far
 
 // A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
-CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a, bool is_a_k_major,
-                            bool is_a_m_major, bool is_b_n_major, bool is_b_k_major, bool sums_in_c,
+CpuConfig choose_cpu_config(Cores cores, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a,
+                            bool is_a_k_major, bool is_a_m_major, bool is_b_n_major, bool is_b_k_major, bool sums_in_c,
                             int64_t num_threads) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   CpuConfig config{};
@@ -181,14 +166,18 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   const double useful = flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
   const int64_t threads = threads_for(useful, num_threads, kWake);
   // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
-  const bool is_far = n * k * size_of(DTYPE) >= kFarBytes;
-  config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel());
+  const bool is_far = n * k * size_of(DTYPE) >= kFarBytes, is_intel = cores == Cores::intel;
+  config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel);
   config.is_c_far = m * n * size_of(DTYPE) >= kFarResultBytes;
-  const int64_t stream_rows = max_stream_rows(ISA, shape, is_far, m);
+  // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
+  // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
+  config.fetches_b = is_far && !is_intel;
+  config.has_two_chains = two_chains_pay(cores, micro_tile(ISA).vector_bytes, shape.word_bytes);
+  const int64_t stream_rows = max_stream_rows(ISA, cores, shape, is_far, m);
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
-  const bool takes_turns = m <= 2 && two_chains_pay(micro_tile(ISA).vector_bytes, shape.word_bytes);
+  const bool takes_turns = m <= 2 && config.has_two_chains;
   const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
   // A packed lane of a chunk.
   const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, chunk), shape.k_per_word) * shape.word_bytes, 16);
@@ -245,7 +234,7 @@ CpuConfig choose_cpu_config(int64_t m, int64_t n, int64_t k, int64_t batch, int6
   // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing; on Intel half
   // as many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6 times as fast).
   const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
-  const int64_t few_columns = is_intel() && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
+  const int64_t few_columns = is_intel && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
   const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
   config.is_a_in_place =
       (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, shape) && config.task_n <= max_columns;
@@ -337,7 +326,7 @@ struct CpuPlan {
 }
 
 template <Isa ISA, DType DTYPE>
-CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
+CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   const GemmProblem& p = problem.gemm;
   CpuPlan plan;
@@ -352,10 +341,10 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, int64_t num_threads) {
   const int64_t row_stride = is_exchanged ? p.stride_bn : p.stride_am;
   const int64_t k_stride = is_exchanged ? p.stride_bk : p.stride_ak;
   plan.config = choose_cpu_config<ISA, DTYPE>(
-      is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
+      chip.cores, is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
       k_stride == 1 ? row_stride : k_stride, k_stride == 1, row_stride == 1,
       (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
-      shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, num_threads);
+      shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, chip.num_cus);
   return plan;
 }
 

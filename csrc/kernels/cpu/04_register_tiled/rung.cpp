@@ -25,28 +25,27 @@ const char* refuse(const FoldedProblem&, const Chip& chip) {
 }
 
 template <Isa ISA, DType DTYPE>
-void plan_dtype(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  plan.cost_us = cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true);
-  if (!is_empty(problem)) plan.as<CpuPlan>() = choose_cpu_plan<ISA, DTYPE>(problem, chip.num_cus);
+void plan_dtype(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  visit(choose_cpu_plan<ISA, DTYPE>(problem, chip),
+        cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true));
 }
 
 template <Isa ISA>
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   switch (problem.gemm.dtype) {
     case DType::f32:
-      return plan_dtype<ISA, DType::f32>(problem, chip, plan);
+      return plan_dtype<ISA, DType::f32>(problem, chip, visit);
     case DType::f64:
-      return plan_dtype<ISA, DType::f64>(problem, chip, plan);
+      return plan_dtype<ISA, DType::f64>(problem, chip, visit);
     case DType::f16:
-      return plan_dtype<ISA, DType::f16>(problem, chip, plan);
+      return plan_dtype<ISA, DType::f16>(problem, chip, visit);
     case DType::bf16:
-      return plan_dtype<ISA, DType::bf16>(problem, chip, plan);
+      return plan_dtype<ISA, DType::bf16>(problem, chip, visit);
   }
 }
 
 template <Isa ISA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const CpuPlan& own = plan.as<CpuPlan>();
   const CpuConfig& config = own.config;
   const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype);
@@ -63,7 +62,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 template <Isa ISA>
 constexpr Rung rung(const char* name, const char* description, Order order,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
-  return {name, description, 4, false, true, order, refuse<ISA>, plan<ISA>, describe<ISA>, launch};
+  return {name, description, 4, false, true, order, refuse<ISA>, for_each_plan<ISA>, describe<ISA>, launch};
 }
 
 }  // namespace

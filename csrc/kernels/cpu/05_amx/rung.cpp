@@ -17,13 +17,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  plan.cost_us = cost_us(problem, chip, kFlopsPerCycle, true);
-  if (!is_empty(problem)) plan.as<AmxPlan>() = choose_amx_plan(problem, chip.num_cus);
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  visit(choose_amx_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
-void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
+void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   const AmxPlan& own = plan.as<AmxPlan>();
   fields.add("path", kAmxPathNames[int(own.path)]);
   fields.add_tile("block", own.task_m, own.task_n);
@@ -39,7 +37,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung amx_rung = {"amx",    "tile instructions of AMX, four tiles of C in registers",
                        5,        false,
                        true,     Order::amx_chunks,
-                       refuse,   plan,
+                       refuse,   for_each_plan,
                        describe, launch_amx};
 
 }  // namespace tiledmm::cpu

@@ -70,6 +70,7 @@ inline Status compute_flagged_rows(const GemmProblem& item, const OperandPacking
   constexpr int64_t kBytes = sizeof(float);
   Chip chip{};
   chip.num_cus = executor.num_threads;
+  chip.cores = Cores::intel;  // which AMX is of
   for (int64_t row = 0; row < item.m; ++row) {
     const int64_t first = row;
     while (row < item.m && packing.is_flagged(panel, row)) ++row;
@@ -82,9 +83,9 @@ inline Status compute_flagged_rows(const GemmProblem& item, const OperandPacking
     p.c = static_cast<char*>(item.c) + first * item.stride_cm * kBytes;
     if (item.bias) p.bias = static_cast<const char*>(item.bias) + first * item.stride_bias_m * kBytes;
     part.batch_size = 1;
-    Plan plan;
-    plain_rung().plan(part, chip, plan);
-    const Status status = plain_rung().launch(part, plan, executor);
+    PlanSearch search;
+    plain_rung().for_each_plan(part, chip, search);
+    const Status status = plain_rung().launch(part, *search.cheapest(), executor);
     if (status != Status::ok) return status;
   }
   return Status::ok;

@@ -14,14 +14,12 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_plain(problem)) return plain_rung().plan(problem, chip, plan);
-  plan.cost_us = cost_us(problem, chip, kFlopsPerCycle, true);
-  if (!is_empty(problem)) plan.as<AmxSplitPlan>() = choose_amx_split_plan(problem, chip.num_cus);
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (is_plain(problem)) return plain_rung().for_each_plan(problem, chip, visit);
+  visit(choose_amx_split_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
 void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
@@ -44,7 +42,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
                              6,           false,
                              false,       Order::amx_split_chunks,
-                             refuse,      plan,
+                             refuse,      for_each_plan,
                              describe,    launch_amx_split,
                              true};
 

@@ -515,7 +515,7 @@ Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Ex
   if constexpr (is_built(Config::kShape, true, false)) {
     return launch_layout<Config, true, false>(problem, work, executor);
   }
-  return Status::unsupported;  // choose_simt_plan takes another one
+  return Status::unsupported;  // simt_microseconds says so
 }
 
 }  // namespace tiledmm::gpu

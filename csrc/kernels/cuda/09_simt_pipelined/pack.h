@@ -92,7 +92,7 @@ class Pack {
     job.ld = round_up(size_mn, 32);  // rows that begin at multiples of 128 bytes are read fastest
     job.tiles_mn = ceil_div(job.ld, kPackTile);
     job.num_tiles = job.tiles_mn * ceil_div(job.size_k, kPackTile);
-    job.batch = plan_copied_batch(problem, stride, job.size_k * job.ld);
+    job.batch = describe_copied_batch(problem, stride, job.size_k * job.ld);
     const int64_t elements = job.batch.num_items * job.size_k * job.ld;
     job.to = static_cast<float*>(executor_.allocate(executor_.self, size_t(elements) * sizeof(float)));
     if (!job.to) return Status::out_of_memory;

@@ -2,10 +2,12 @@
 // work; none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
+#include <cmath>
 #include <initializer_list>
 
 #include "core/math.h"
 #include "core/operand.h"
+#include "core/plan.h"
 #include "kernels/cuda/09_simt_pipelined/few_rows_plan.h"
 
 namespace tiledmm {
@@ -92,8 +94,7 @@ constexpr FewRowsTask few_rows_task(const SimtTask& task) {
 inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;
 
 // Microseconds by a simple model, fitted on an H200: rounds of the blocks that an SM holds at one time, of which the
-// last one is not full; or what moves the operands and C, if longer. kNever: the plan cannot be carried out.
-inline constexpr double kNever = 1e30;
+// last one is not full; or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
 inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kRound = 1.3, kTile = 1.4e-5, kStaged = 9.4e-5, kAddition = 2.7, kPack = 4.3;
   constexpr double kMaxPackedBytes = 1 << 30;
@@ -111,15 +112,15 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   double packed = 0, fixed = kSimtFixed;
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
-  if (4 * packed > kMaxPackedBytes) return kNever;
+  if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
   if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
-  if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return kNever;
+  if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
   const int64_t per_cu = shared > task.max_shared_bytes
                              ? 0
                              : min_of(shape.blocks_per_cu, (task.max_shared_bytes + 1024) / (shared + 1024));
-  if (per_cu == 0) return kNever;
+  if (per_cu == 0) return HUGE_VAL;
 
   double copies = 0, slower = 1;
   for (const bool is_a : {true, false}) {
@@ -149,7 +150,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   const bool is_mixed = num_split > 0 && plan.num_whole > 0;
   if (is_mixed) {
     // Blocks of both kinds side by side: whole tiles that fill the chip at first, so that the others balance the end.
-    if (plan.num_whole < task.num_cus * per_cu) return kNever;
+    if (plan.num_whole < task.num_cus * per_cu) return HUGE_VAL;
     const double whole = double(plan.num_whole / task.num_cus),
                  parts = double(ceil_div(num_split * num_chunks, task.num_cus));
     most_blocks = whole + parts + 0.5;  // an end that is not quite even
@@ -190,18 +191,13 @@ inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max
           max_shared_bytes};
 }
 
-// Calls visit(plan, microseconds) for each plan that can be carried out.
-template <class Visit>
-void for_each_simt_plan(const SimtTask& task, const Visit& visit) {
+inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
   constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const bool is_chunked = task.chunk_k < task.k;
   const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
   const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
-  const auto consider = [&](const SimtPlan& plan) {
-    const double time = simt_microseconds(task, plan);
-    if (time < kNever) visit(plan, time);
-  };
+  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(task, plan)); };
   for (const bool is_transposed : {false, true}) {
     const SimtTask oriented = is_transposed ? transposed(task) : task;
     for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {
@@ -225,15 +221,6 @@ void for_each_simt_plan(const SimtTask& task, const Visit& visit) {
       }
     }
   }
-}
-
-inline SimtPlan choose_simt_plan(const SimtTask& task) {
-  SimtPlan best{};
-  double best_time = kNever;
-  for_each_simt_plan(task, [&](const SimtPlan& plan, double time) {
-    if (time < best_time) best = plan, best_time = time;
-  });
-  return best;
 }
 
 }  // namespace tiledmm

@@ -17,23 +17,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  const SimtTask task = simt_task(problem, chip.num_cus, chip.max_shared_bytes);
-  const SimtPlan chosen = choose_simt_plan(task);
-  plan.as<SimtPlan>() = chosen;
-  plan.cost_us = simt_microseconds(task, chosen);
-}
-
-void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
-  for_each_simt_plan(simt_task(problem, chip.num_cus, chip.max_shared_bytes), [&](const SimtPlan& own, double cost_us) {
-    plans.emplace_back().as<SimtPlan>() = own;
-    plans.back().cost_us = cost_us;
-  });
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_simt_plan(simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const SimtPlan& own = plan.as<SimtPlan>();
   const SimtShape& shape = kSimtShapes[own.shape];
   if (own.few_rows.rows > 0) {
@@ -61,10 +49,8 @@ const Rung simt_pipelined_rung = {"simt_pipelined",
                                   true,
                                   Order::simt_chunks,
                                   refuse,
-                                  plan,
+                                  for_each_plan,
                                   describe,
-                                  launch_simt_pipelined,
-                                  false,
-                                  list_plans};
+                                  launch_simt_pipelined};
 
 }  // namespace tiledmm::gpu

@@ -63,7 +63,7 @@ Status repack_if_unaligned(FoldedProblem& problem, int64_t BatchDim::* stride, c
   repack.stride_inner = is_close_k ? stride_k : stride_mn;
   repack.stride_outer = is_close_k ? stride_mn : stride_k;
   repack.ld = round_up(repack.inner, 8);
-  repack.batch = plan_copied_batch(problem, stride, repack.outer * repack.ld);
+  repack.batch = describe_copied_batch(problem, stride, repack.outer * repack.ld);
   if (!workspace.allocate(repack.batch.num_items * repack.outer * repack.ld * 2)) return Status::out_of_memory;
   repack.to = static_cast<uint16_t*>(workspace.memory);
   data = workspace.memory;

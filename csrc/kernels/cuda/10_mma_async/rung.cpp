@@ -17,20 +17,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return refuse_tf32(problem.gemm, chip);
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<MmaAsyncPlan>() = plan_mma_async(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
-}
-
-void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
-  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, [&](const MmaAsyncPlan& own, double cost_us) {
-    plans.emplace_back().as<MmaAsyncPlan>() = own;
-    plans.back().cost_us = cost_us;
-  });
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
   if (own.unaligned_shape >= 0) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[own.unaligned_shape];
@@ -53,8 +44,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
                              10,          true,
                              true,        Order::mma_chunks,
-                             refuse,      plan,
-                             describe,    launch_mma_async,
-                             false,       list_plans};
+                             refuse,      for_each_plan,
+                             describe,    launch_mma_async};
 
 }  // namespace tiledmm::gpu

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "core/math.h"
+#include "core/plan.h"
 #include "core/problem.h"
 #include "kernels/cuda/10_mma_async/plan.h"
 
@@ -91,25 +92,20 @@ inline double mma_unaligned_us(const MmaUnalignedShape& shape, const MmaUnaligne
   return splits > 1 ? us + shape.sum_us + 4 * double(splits) * batch * m * n / 2.3e6 : us;
 }
 
-struct MmaUnalignedPlan {
-  int shape;  // none: -1
-  double microseconds;
-};
-
-// The fastest shape that fits into shared memory; none where no operand is unaligned, or one has no rows.
-inline MmaUnalignedPlan choose_mma_unaligned_plan(const MmaUnalignedProblem& p, int num_cus, int64_t max_shared_bytes) {
-  MmaUnalignedPlan best{-1, 0};
-  if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return best;
+// Calls visit(shape, microseconds) for those that fit into shared memory; none where no operand is unaligned, or one
+// has no rows.
+template <class Visit>
+void for_each_mma_unaligned_shape(const MmaUnalignedProblem& p, int num_cus, int64_t max_shared_bytes,
+                                  const Visit& visit) {
+  if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return;
   const double splits = p.chunk_k < p.k ? double(ceil_div(p.k, p.chunk_k)) : 1;
-  if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return best;
+  if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return;
   for (int i = 0; i < kNumMmaUnalignedShapes; ++i) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[i];
     const double tiles = std::ceil(double(p.m) / shape.block_m) * std::ceil(double(p.n) / shape.block_n);
     if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > max_shared_bytes) continue;
-    const double us = mma_unaligned_us(shape, p, num_cus);
-    if (best.shape < 0 || us < best.microseconds) best = {i, us};
+    visit(i, mma_unaligned_us(shape, p, num_cus));
   }
-  return best;
 }
 
 // What it costs to copy unaligned operands first, and to store C element by element then, unless its rows are aligned.
@@ -121,10 +117,8 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
   return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
 }
 
-// Calls visit(plan, microseconds) for each plan of a problem on a chip. The one for operands that are not aligned comes
-// last: it is taken even if another one is as fast.
-template <class Visit>
-void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
+inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes,
+                                    PlanSearch& visit) {
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
@@ -133,36 +127,17 @@ void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t ma
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
   const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
-  MmaUnalignedPlan direct{-1, 0};
-  double other_us = 0;
-  if (is_16_bit) {
-    const MmaUnalignedProblem unaligned = describe_unaligned(problem);
-    other_us = copies_us(unaligned, p.stride_cm % 8 == 0);
-    direct = choose_mma_unaligned_plan(unaligned, num_cus, max_shared_bytes);
-  }
+  const MmaUnalignedProblem unaligned = is_16_bit ? describe_unaligned(problem) : MmaUnalignedProblem{};
+  const double other_us = is_16_bit ? copies_us(unaligned, p.stride_cm % 8 == 0) : 0;
   for_each_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
                      [&](const MmaAsyncChoice& choice, double us) {
                        plan.choice = choice;
                        visit(plan, us + other_us);
                      });
-  if (direct.shape >= 0) {
-    plan.unaligned_shape = direct.shape;
-    visit(plan, direct.microseconds);
-  }
-}
-
-// The fastest.
-inline MmaAsyncPlan plan_mma_async(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes,
-                                   double& cost_us) {
-  MmaAsyncPlan best{};
-  best.choice.shape = -1;
-  for_each_mma_async_plan(problem, num_cus, max_shared_bytes, [&](const MmaAsyncPlan& plan, double us) {
-    if (best.choice.shape < 0 || us < cost_us || (plan.unaligned_shape >= 0 && us == cost_us)) {
-      best = plan;
-      cost_us = us;
-    }
+  for_each_mma_unaligned_shape(unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
+    plan.unaligned_shape = shape;
+    visit(plan, us);
   });
-  return best;
 }
 
 }  // namespace tiledmm

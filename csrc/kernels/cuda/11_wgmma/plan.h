@@ -9,6 +9,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
+#include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
 #include "core/transposed.h"
@@ -112,7 +113,6 @@ struct TilePlan {
   int cluster_m, cluster_n;
   // The kernel computes C^T = B^T A^T and stores it transposed: the tile's m is along the product's n.
   bool is_exchanged;
-  double microseconds;
   int group_m;  // rows of tiles that are computed together; 0: as many as the launcher finds best
 };
 
@@ -281,11 +281,39 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
 }
 
-// Calls visit(plan, p) for each way to share out a problem without exchanging roles: those that may be the fastest, or
-// all that the kernels can carry out. It returns from how many microseconds on plans are of no interest: the limit.
-template <class Visit>
-void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms, bool is_all, double& limit,
-                           const Visit& visit) {
+// How rung 11 computes a problem in 16 bits.
+struct WgmmaPlan {
+  bool copies_a, copies_b;  // first, since the copy engine cannot take them
+  TilePlan tiles;
+};
+
+// What all plans of a problem have in common.
+struct WgmmaTask {
+  bool copies_a, copies_b;
+  WgmmaProblem problem;
+  double other_us;  // beside the tiles
+};
+
+// Shows a plan of tiles, `p` being the product that they compute. Where all plans are wanted, tiles that do not all run
+// at once come in several orders: the launcher's own, in groups of few rows, of half of the rows, of all.
+inline void visit_orders(TilePlan tiles, const WgmmaProblem& p, const WgmmaTask& task, int num_sms, PlanSearch& visit) {
+  const double us = model_microseconds(tiles, p, num_sms);
+  visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, us + task.other_us, us);
+  if (!visit.wants_all() || tiles.splits_chunks || tiles.shares_tiles) return;
+  const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
+  const int64_t columns = ceil_div(p.n, tiles.shape.block_n << tiles.cluster_n);
+  if (rows == 1 || rows * columns <= tiles_at_once(tiles, num_sms)) return;
+  for (const int group_m : {4, (rows + 1) / 2, rows}) {
+    if (group_m == 4 && rows <= 8) continue;
+    tiles.group_m = group_m;
+    visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, us + task.other_us, us);
+  }
+}
+
+// Shows the ways to share out a problem of a task without exchanging roles: those that may be the fastest, or all that
+// the kernels can carry out.
+inline void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, const WgmmaTask& task, int num_sms,
+                                  PlanSearch& visit) {
   const bool is_chunked = p.chunk_k < p.k;
   const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
   WgmmaProblem aligned = p;
@@ -294,22 +322,22 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.is_b_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
     if (p.needs_row_sums && !sums_rows(shape)) continue;
-    if (least_microseconds(shape, p, num_sms) >= limit) continue;
-    TilePlan plan{i, shape, false, false, 0, 0, is_exchanged, 0, 0};
+    if (least_microseconds(shape, p, num_sms) >= visit.least_us()) continue;
+    TilePlan plan{i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
-      plan.microseconds = model_microseconds(plan, p, num_sms);
-      limit = visit(plan, p);
+      visit_orders(plan, p, task, num_sms, visit);
     };
     for (const bool splits : {false, true}) {
       if (!splits && is_chunked && !sums_chunks(shape, p.needs_row_sums)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
-      if (splits && (!may_split || (shape.block_n < 64 && !is_all))) continue;
+      if (splits && (!may_split || (shape.block_n < 64 && !visit.wants_all()))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!is_all && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= limit)) continue;
+      if (!visit.wants_all() && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= visit.least_us()))
+        continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
           const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;
@@ -327,34 +355,10 @@ void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, int num_sms
   }
 }
 
-template <class Visit>
-void for_each_tile_plan(const WgmmaProblem& problem, int num_sms, bool is_all, const Visit& visit) {
-  double limit = HUGE_VAL;
-  for_each_tile_plan_of(problem, false, num_sms, is_all, limit, visit);
-  if (problem.may_exchange) for_each_tile_plan_of(exchanged(problem), true, num_sms, is_all, limit, visit);
+inline void for_each_tile_plan(const WgmmaTask& task, int num_sms, PlanSearch& visit) {
+  for_each_tile_plan_of(task.problem, false, task, num_sms, visit);
+  if (task.problem.may_exchange) for_each_tile_plan_of(exchanged(task.problem), true, task, num_sms, visit);
 }
-
-inline TilePlan plan_tiles(const WgmmaProblem& problem, int num_sms) {
-  TilePlan best{};
-  for_each_tile_plan(problem, num_sms, false, [&](const TilePlan& plan, const WgmmaProblem&) {
-    if (best.microseconds == 0 || plan.microseconds < best.microseconds) best = plan;
-    return best.microseconds;
-  });
-  return best;
-}
-
-// How rung 11 computes a problem in 16 bits.
-struct WgmmaPlan {
-  bool copies_a, copies_b;  // first, since the copy engine cannot take them
-  TilePlan tiles;
-};
-
-// What all plans of a problem have in common.
-struct WgmmaTask {
-  bool copies_a, copies_b;
-  WgmmaProblem problem;
-  double other_us;  // beside the tiles
-};
 
 // The one of a product and its transpose whose C is row-major.
 inline FoldedProblem row_major(const FoldedProblem& problem) {
@@ -432,33 +436,6 @@ inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
                   copied_us(problem, task.copies_a, task.copies_b, num_sms) +
                   (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
   return task;
-}
-
-// The plan of a problem on a chip and the microseconds of a whole call.
-inline WgmmaPlan plan_wgmma(const FoldedProblem& problem, int num_sms, double& cost_us) {
-  const WgmmaTask task = wgmma_task(problem, num_sms);
-  const WgmmaPlan plan{task.copies_a, task.copies_b, plan_tiles(task.problem, num_sms)};
-  cost_us = plan.tiles.microseconds + task.other_us;
-  return plan;
-}
-
-// Calls visit(plan, cost_us) for every plan that the launcher takes. Tiles that do not all run at once come in several
-// orders: the launcher's own, in groups of few rows, of half of the rows, of all.
-template <class Visit>
-void for_each_wgmma_plan(const FoldedProblem& problem, int num_sms, const Visit& visit) {
-  const WgmmaTask task = wgmma_task(problem, num_sms);
-  for_each_tile_plan(task.problem, num_sms, true, [&](TilePlan tiles, const WgmmaProblem& p) {
-    const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
-    const int64_t columns = ceil_div(p.n, tiles.shape.block_n << int(tiles.cluster_n));
-    const bool is_one_wave = rows * columns <= tiles_at_once(tiles, num_sms);
-    const bool has_orders = rows > 1 && !is_one_wave && !tiles.splits_chunks && !tiles.shares_tiles;
-    for (const int group_m : {0, 4, (rows + 1) / 2, rows}) {
-      if (group_m > 0 && (!has_orders || (group_m == 4 && rows <= 8))) continue;
-      tiles.group_m = group_m;
-      visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, tiles.microseconds + task.other_us);
-    }
-    return HUGE_VAL;
-  });
 }
 
 }  // namespace tiledmm

@@ -38,22 +38,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  if (problem.gemm.dtype == DType::f32) {
-    plan.as<Tf32Plan>() = plan_wgmma_tf32(problem, chip.num_cus, plan.cost_us);
-  } else {
-    plan.as<WgmmaPlan>() = plan_wgmma(problem, chip.num_cus, plan.cost_us);
-  }
-}
-
-// In tf32 there is but the one.
-void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
-  if (problem.gemm.dtype == DType::f32) return plan(problem, chip, plans.emplace_back());
-  for_each_wgmma_plan(problem, chip.num_cus, [&](const WgmmaPlan& own, double cost_us) {
-    plans.emplace_back().as<WgmmaPlan>() = own;
-    plans.back().cost_us = cost_us;
-  });
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.dtype == DType::f32) return for_each_tf32_plan(problem, chip.num_cus, visit);
+  for_each_tile_plan(wgmma_task(problem, chip.num_cus), chip.num_cus, visit);
 }
 
 void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
@@ -67,7 +54,6 @@ void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields&
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   if (problem.gemm.dtype == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
     describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
@@ -86,8 +72,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
                          11,       true,
                          true,     Order::mma_chunks,
-                         refuse,   plan,
-                         describe, launch_wgmma,
-                         false,    list_plans};
+                         refuse,   for_each_plan,
+                         describe, launch_wgmma};
 
 }  // namespace tiledmm::gpu

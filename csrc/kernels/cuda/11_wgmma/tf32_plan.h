@@ -72,10 +72,10 @@ inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, boo
   return 5.5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
 }
 
-inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
+// Shows the plans of a problem, which take so long beside tiles and copies.
+inline void for_each_tf32_plan_of(const Tf32Problem& problem, double other_us, int num_sms, PlanSearch& visit) {
   const bool is_chunked = problem.chunk_k < problem.k;
   const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
-  Tf32Plan best{};
   for (int option = 0; option < 4; ++option) {
     const bool copies_a = option % 2, copies_b = option / 2;
     if (!copies_a && problem.a.layout == Tf32Layout::unreadable) continue;
@@ -99,12 +99,11 @@ inline Tf32Plan plan_tf32(const Tf32Problem& problem, int num_sms) {
       if (!serves_path(shape, path) || (is_chunked && !sums_chunks(shape))) continue;
       for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
-        if (best.tiles.microseconds == 0 || time < best.tiles.microseconds)
-          best = {path, copies_a, copies_b, is_transposed, {i, shape, splits != 0, false, 0, 0, false, time, 0}};
+        const TilePlan tiles{i, shape, splits != 0, false, 0, 0, false, 0};
+        visit(Tf32Plan{path, copies_a, copies_b, is_transposed, tiles}, time + other_us, time);
       }
     }
   }
-  return best;
 }
 
 // How the copy engine sees an operand.
@@ -114,18 +113,15 @@ inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem
   return {view.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, view.ld % 8 == 0};
 }
 
-// The plan of a problem on a chip and the microseconds of a whole call, as plan_wgmma.
-inline Tf32Plan plan_wgmma_tf32(const FoldedProblem& given, int num_sms, double& cost_us) {
+inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSearch& visit) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
-  const Tf32Plan plan = plan_tf32({p.m, p.n, p.k, problem.chunk_k, problem.batch_size,
-                                   describe_tf32(view_a(p), problem), describe_tf32(view_b(p), problem)},
-                                  num_sms);
   TensorMapView c{};
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  cost_us =
-      plan.tiles.microseconds + (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7);
-  return plan;
+  const double store_us = is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7;
+  for_each_tf32_plan_of({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),
+                         describe_tf32(view_b(p), problem)},
+                        store_us, num_sms, visit);
 }
 
 }  // namespace tiledmm

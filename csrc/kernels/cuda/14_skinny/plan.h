@@ -6,6 +6,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
+#include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
 #include "core/transposed.h"
@@ -156,19 +157,6 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max
   }
 }
 
-inline SkinnyPlan choose_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes) {
-  SkinnyPlan best{};
-  double best_time = 0;
-  for_each_skinny_plan(problem, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
-    const double time = model_microseconds(problem, plan, num_sms);
-    if (best.groups == 0 || time < best_time) {
-      best = plan;
-      best_time = time;
-    }
-  });
-  return best;
-}
-
 // How rung 14 computes a problem.
 struct SkinnyLaunch {
   bool is_transposed;    // C^T = B^T A^T; what follows is of that product
@@ -176,28 +164,23 @@ struct SkinnyLaunch {
   SkinnyPlan plan;
 };
 
-// Its problem as the kernel sees it; the plan is left to be chosen.
-inline SkinnyLaunch describe_skinny(const FoldedProblem& given, SkinnyProblem& shape) {
+// Ways to share out are compared by their time with copies of 16 bytes.
+inline void for_each_skinny_launch(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
+                                   PlanSearch& visit) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.dtype, given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
-  shape = {p.dtype, p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
-  return launch;
-}
-
-inline double skinny_microseconds(const SkinnyLaunch& launch, const SkinnyProblem& shape, int num_sms) {
-  return model_microseconds(shape, launch.plan, num_sms, int(min_of(launch.width_a, launch.width_b)));
-}
-
-inline SkinnyLaunch plan_skinny(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes, double& cost_us) {
-  SkinnyProblem shape;
-  SkinnyLaunch launch = describe_skinny(given, shape);
-  launch.plan = choose_skinny_plan(shape, num_sms, max_shared_bytes);
-  cost_us = skinny_microseconds(launch, shape, num_sms);
-  return launch;
+  const int copy_width = int(min_of(launch.width_a, launch.width_b));
+  const SkinnyProblem shape{p.dtype, p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  for_each_skinny_plan(shape, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
+    const double own_us = model_microseconds(shape, plan, num_sms);
+    if (own_us >= visit.least_us()) return;
+    launch.plan = plan;
+    visit(launch, model_microseconds(shape, plan, num_sms, copy_width), own_us);
+  });
 }
 
 }  // namespace tiledmm

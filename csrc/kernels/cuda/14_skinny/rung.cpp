@@ -20,23 +20,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<SkinnyLaunch>() = plan_skinny(problem, chip.num_cus, chip.max_shared_bytes, plan.cost_us);
-}
-
-void list_plans(const FoldedProblem& problem, const Chip& chip, std::vector<Plan>& plans) {
-  SkinnyProblem shape;
-  SkinnyLaunch launch = describe_skinny(problem, shape);
-  for_each_skinny_plan(shape, chip.num_cus, chip.max_shared_bytes, [&](const SkinnyPlan& own) {
-    launch.plan = own;
-    plans.emplace_back().as<SkinnyLaunch>() = launch;
-    plans.back().cost_us = skinny_microseconds(launch, shape, chip.num_cus);
-  });
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_skinny_launch(problem, chip.num_cus, chip.max_shared_bytes, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
   fields.add_tile("block", block_m, own.plan.cols);
@@ -52,8 +40,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
                           14,       true,
                           true,     Order::mma_chunks,
-                          refuse,   plan,
-                          describe, launch_skinny,
-                          false,    list_plans};
+                          refuse,   for_each_plan,
+                          describe, launch_skinny};
 
 }  // namespace tiledmm::gpu

@@ -23,7 +23,7 @@ bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& opera
 }
 
 // What the tiles' functions need; `items` as above.
-Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitPlan& plan,
+Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitWork& plan,
                          int64_t num_blocks) {
   const GemmProblem& p = problem.gemm;
   Arguments args{};
@@ -68,7 +68,7 @@ const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t 
                                                                           stream, split);
 }
 
-const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, char* memory, int num_sms,
+const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, char* memory, int num_sms,
                          cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
   FoldedProblem items = problem;
@@ -110,7 +110,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitPlan& plan, ch
 }
 
 // One kernel, behind one that splits the few rows if its blocks do not. `memory`: of that one.
-const char* launch_late(const FoldedProblem& problem, const SplitPlan& plan, char* memory, cudaStream_t stream) {
+const char* launch_late(const FoldedProblem& problem, const SplitWork& plan, char* memory, cudaStream_t stream) {
   FewTask task{};
   FewArguments& args = task.args;
   task.stream = stream;
@@ -162,7 +162,7 @@ namespace tiledmm::gpu {
 
 namespace {
 
-Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const Executor& executor) {
+Status launch_group(const FoldedProblem& problem, const SplitWork& plan, const Executor& executor) {
   const auto stream = static_cast<cudaStream_t>(executor.stream);
   const int64_t bytes = plan.workspace_bytes();
   char* memory = bytes ? static_cast<char*>(executor.allocate(executor.self, size_t(bytes))) : nullptr;
@@ -179,10 +179,10 @@ Status launch_group(const FoldedProblem& problem, const SplitPlan& plan, const E
 Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
   if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.launch(problem, made, executor);
   const SplitPlan& plan = made.as<SplitPlan>();
+  const FoldedProblem first = first_groups(problem);
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {
-    double cost_us;
-    return launch_group(group, group.gemm.k == problem.gemm.k ? plan : plan_split(group, executor.num_cus, cost_us),
-                        executor);
+    const bool is_rest = group.gemm.k < first.gemm.k, are_fewer = group.batch_size < first.batch_size;
+    return launch_group(group, lay_out(group, is_rest ? plan.rest : are_fewer ? plan.fewer : plan.first), executor);
   });
 }
 

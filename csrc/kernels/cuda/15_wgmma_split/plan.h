@@ -23,12 +23,21 @@ static_assert(few_width(kRowsSplitByBlocks) == kRowsSplitByBlocks, "kernels, whi
 // The operand that is split after the load.
 enum class SplitLate : int8_t { none, a, b };
 
+// What is chosen for a product whose k is one group; all else follows from it and the product.
+struct SplitChoice {
+  int8_t cluster;       // blocks that share a tile of what is split after the load
+  bool has_pairs;       // of blocks, of which each fetches half of B for both
+  int64_t whole_tiles;  // the first ones, of all of k; of the others each chunk is a unit of work
+};
+
+// How rung 15 computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
 struct SplitPlan {
+  SplitChoice first, fewer, rest;
+};
+
+struct SplitWork : SplitChoice {
   SplitLate late;
-  int8_t cluster;                       // blocks that share a tile of it
-  bool has_pairs;                       // of blocks, of which each fetches half of B for both
   int64_t tiles_m, tiles_n, num_tiles;  // of single blocks or of pairs; num_tiles: of the whole batch
-  int64_t whole_tiles;                  // the first ones, of all of k; of the others each chunk is a unit of work
   SplitLayout a, b;
 
   constexpr int64_t num_units() const { return whole_tiles + (num_tiles - whole_tiles) * a.num_chunks(); }
@@ -54,7 +63,7 @@ constexpr SplitLate split_late(const GemmProblem& p) {
 
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
 // are few, else those of the last round. Returns the microseconds of all tiles by a model fitted on an H200.
-inline double share_out_chunks(SplitPlan& plan, int num_sms) {
+inline double share_out_chunks(SplitWork& plan, int num_sms) {
   const int64_t places = num_sms / (plan.has_pairs ? 2 : 1);
   const auto blocks_k = double(plan.a.num_blocks());
   // `units` units of so many blocks of k; a multiprocessor is faster where not all of them have work.
@@ -65,7 +74,7 @@ inline double share_out_chunks(SplitPlan& plan, int num_sms) {
   plan.whole_tiles = plan.num_tiles;
   double best = rounds_us(plan.num_tiles, blocks_k);
   if (plan.a.num_chunks() == 1) return best;
-  SplitPlan other = plan;
+  SplitWork other = plan;
   other.whole_tiles = plan.num_tiles / places * places;
   if (other.sum_bytes() > kSplitMaxSumBytes) return best;
   // A launch, and sums that stay in the second-level cache.
@@ -86,30 +95,47 @@ constexpr int8_t few_cluster(int64_t rows, int64_t tiles, int64_t chunks, int nu
   return int8_t(ceil_div(chunks, ceil_div(chunks, most)));
 }
 
-// The plan of a problem and the microseconds of a whole call: memory traffic of the split, tiles of three products, or
-// what is split late read once, launches. An estimate.
-inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+// What follows from a choice.
+inline SplitWork lay_out(const FoldedProblem& problem, const SplitChoice& choice) {
   const GemmProblem& p = problem.gemm;
-  SplitPlan plan{};
-  lay_out_operands(plan, problem);
-  plan.tiles_m = ceil_div(p.m, kSplitBlock);
-  plan.tiles_n = ceil_div(p.n, kSplitBlock);
-  plan.num_tiles = problem.batch_size * plan.tiles_m * plan.tiles_n;
-  plan.late = split_late(p);
-  if (plan.late != SplitLate::none) {
-    const SplitLayout& large = plan.late == SplitLate::a ? plan.a : plan.b;
+  SplitWork work{choice, split_late(p), ceil_div(p.m, kSplitBlock), ceil_div(p.n, kSplitBlock), 0, {}, {}};
+  if (choice.has_pairs) work.tiles_m = ceil_div(work.tiles_m, 2);
+  work.num_tiles = problem.batch_size * work.tiles_m * work.tiles_n;
+  lay_out_operands(work, problem);
+  return work;
+}
+
+// The choice for a product and the microseconds of a whole call: memory traffic of the split, tiles of three products,
+// or what is split late read once, launches. An estimate.
+inline SplitChoice choose_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const GemmProblem& p = problem.gemm;
+  SplitWork work = lay_out(problem, {});
+  if (work.late != SplitLate::none) {
+    const SplitLayout& large = work.late == SplitLate::a ? work.a : work.b;
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
-    plan.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
-    const double blocks_k = double(ceil_div(large.num_blocks(), plan.cluster));
+    work.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
+    const double blocks_k = double(ceil_div(large.num_blocks(), work.cluster));
     const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
     cost_us = 8 + max_of(copies, blocks_k * 0.6);
   } else {
-    const int64_t pairs = ceil_div(plan.tiles_m, 2) * plan.tiles_n * problem.batch_size;
-    const int64_t rounds = ceil_div(plan.num_tiles, num_sms);
-    plan.has_pairs = plan.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
-    if (plan.has_pairs) plan.tiles_m = ceil_div(plan.tiles_m, 2), plan.num_tiles = pairs;
-    cost_us = 14 + double(plan.a.bytes() + plan.b.bytes()) * 2 / 3.5e6 + share_out_chunks(plan, num_sms);
+    const int64_t pairs = ceil_div(work.tiles_m, 2) * work.tiles_n * problem.batch_size;
+    const int64_t rounds = ceil_div(work.num_tiles, num_sms);
+    work.has_pairs = work.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
+    work = lay_out(problem, work);
+    cost_us = 14 + double(work.a.bytes() + work.b.bytes()) * 2 / 3.5e6 + share_out_chunks(work, num_sms);
   }
+  return work;
+}
+
+// The plan of a problem and its microseconds.
+inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+  const int64_t k = problem.gemm.k, fewer = k / kSplitGroupK % groups_at_once(problem), rest = k % kSplitGroupK;
+  SplitPlan plan{choose_split(first_groups(problem), num_sms, cost_us), {}, {}};
+  cost_us *= double(group_rounds(problem));
+  if (k <= kSplitGroupK) return plan;
+  double us;
+  if (fewer) plan.fewer = choose_split(groups_of(problem, 0, kSplitGroupK, fewer), num_sms, us);
+  if (rest) plan.rest = choose_split(groups_of(problem, 0, rest, 1), num_sms, us);
   return plan;
 }
 

@@ -29,17 +29,16 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.plan(problem, chip, plan);
-  plan.as<SplitPlan>() = plan_split(first_groups(problem), chip.num_cus, plan.cost_us);
-  plan.cost_us *= double(group_rounds(problem));
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
+  double cost_us = 0;
+  const SplitPlan plan = plan_split(problem, chip.num_cus, cost_us);
+  visit(plan, cost_us);
 }
 
 void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.describe(problem, chip, plan, fields);
-  const SplitPlan& own = plan.as<SplitPlan>();
+  const SplitWork own = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", "3 products in fp16");
   fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
@@ -58,7 +57,7 @@ const Rung wgmma_split_rung = {"wgmma_split",
                                false,
                                Order::split_chunks,
                                refuse,
-                               plan,
+                               for_each_plan,
                                describe,
                                launch_wgmma_split,
                                true};

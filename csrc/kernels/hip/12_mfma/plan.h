@@ -7,6 +7,7 @@
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/operand.h"
+#include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
 #include "kernels/hip/shared/mfma_tile.h"
@@ -115,8 +116,7 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
   return kStartUs + overlapped_us(multiply, move) + sums;
 }
 
-// The fastest tile.
-inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
+inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   const OperandView view_of_a = view_a(p), view_of_b = view_b(p);
   const MfmaCopies a = mfma_copies(view_of_a, problem), b = mfma_copies(view_of_b, problem);
@@ -129,19 +129,15 @@ inline MfmaPlan plan_mfma(const FoldedProblem& problem, const Chip& chip, double
   const double partial_bytes =
       double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype == DType::f64 ? 8 : 4);
   const bool do_partials_fit = partial_bytes <= double(kMaxMfmaPartialBytes);
-  bool is_first = true;
   for (int shape = 0; shape < kNumMfmaShapes; ++shape) {
     if (!has_mfma_shape(p.dtype, shape)) continue;
     if (plan.copies == MfmaCopies::of_odd_rows && !copies_odd_rows(p.dtype, shape)) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype, shape) : !do_partials_fit) continue;
-      const double us = mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.copies);
-      if (!is_first && us >= cost_us) continue;
-      is_first = false;
-      cost_us = us, plan.shape = shape, plan.num_splits = splits;
+      plan.shape = shape, plan.num_splits = splits;
+      visit(plan, mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.copies));
     }
   }
-  return plan;
 }
 
 }  // namespace tiledmm

@@ -23,13 +23,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<MfmaPlan>() = plan_mfma(problem, chip, plan.cost_us);
-}
-
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const MfmaPlan& own = plan.as<MfmaPlan>();
   fields.add_tile("block", kMfmaShapes[own.shape].block, kMfmaShapes[own.shape].block);
   fields.add("block_k", mfma_block_k(problem.gemm.dtype));
@@ -43,7 +37,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung mfma_rung = {"mfma",   "CDNA: matrix instructions of two halves of a block in turns",
                         12,       true,
                         true,     Order::mfma_chunks,
-                        refuse,   plan,
+                        refuse,   for_each_mfma_plan,
                         describe, launch_mfma};
 
 }  // namespace tiledmm::gpu

@@ -7,6 +7,7 @@
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/operand.h"
+#include "core/plan.h"
 #include "core/problem.h"
 #include "kernels/hip/shared/overlapped_us.h"
 #include "kernels/hip/shared/whole_tiles.h"
@@ -67,13 +68,11 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   return 4 + overlapped_us(multiply, busy) + (plan.num_splits > 1 ? 4 : 0);
 }
 
-inline WmmaPlan choose_wmma(const FoldedProblem& problem, const Chip& chip, double& best_us) {
+inline void for_each_wmma_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   const bool is_whole = has_whole_tiles(view_a(p), problem) && has_whole_tiles(view_b(p), problem);
   const int64_t chunks = ceil_div(max_of(p.k, 1), problem.chunk_k);
   const double partial_bytes = 4.0 * double(chunks) * double(problem.batch_size) * double(p.m) * double(p.n);
-  WmmaPlan best{};
-  best_us = 0;
   for (int shape = 0; shape < kNumWmmaShapes; ++shape) {
     if (!is_whole && kWmmaShapes[shape].gather == 0) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
@@ -81,11 +80,9 @@ inline WmmaPlan choose_wmma(const FoldedProblem& problem, const Chip& chip, doub
         continue;
       }
       const WmmaPlan plan{is_whole, shape, splits};
-      const double us = wmma_us(plan, problem, chip);
-      if (best_us == 0 || us < best_us) best = plan, best_us = us;
+      visit(plan, wmma_us(plan, problem, chip));
     }
   }
-  return best;
 }
 
 }  // namespace tiledmm

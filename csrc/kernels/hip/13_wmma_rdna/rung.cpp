@@ -16,13 +16,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return size_of(problem.gemm.dtype) == 2 ? nullptr : "it serves fp16 and bf16";
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<WmmaPlan>() = choose_wmma(problem, chip, plan.cost_us);
-}
-
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const WmmaPlan& own = plan.as<WmmaPlan>();
   fields.add_tile("block", kWmmaShapes[own.shape].block_m, kWmmaShapes[own.shape].block_n);
   fields.add("split_k", own.num_splits);
@@ -35,7 +29,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung wmma_rdna_rung = {"wmma_rdna", "fp16 and bf16 by WMMA, tiles loaded without tests",
                              13,          true,
                              true,        Order::mma_chunks,
-                             refuse,      plan,
+                             refuse,      for_each_wmma_plan,
                              describe,    launch_wmma_rdna};
 
 }  // namespace tiledmm::gpu

@@ -40,14 +40,12 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return few_partial_bytes(problem, plan) > kMaxFewPartialBytes ? "its chunks' sums would take 256 MB" : nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<FewPlan>() = plan_on(chip, problem);
-  plan.cost_us = few_rows_us(plan.as<FewPlan>(), problem, chip);
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  const FewPlan plan = plan_on(chip, problem);
+  visit(plan, few_rows_us(plan, problem, chip));
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   const FewPlan& own = plan.as<FewPlan>();
   const int tile = few_rows_tile(size_of(problem.gemm.dtype), own.is_whole && !own.is_k_major);
   own.are_columns_few ? fields.add_tile("block", tile, kMostFewRows) : fields.add_tile("block", kMostFewRows, tile);
@@ -57,7 +55,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 template <Order ORDER>
 constexpr Rung entry(const char* name, const char* description) {
-  return {name, description, 16, true, true, ORDER, refuse<ORDER>, plan, describe, launch_few_rows};
+  return {name, description, 16, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
 }
 
 }  // namespace

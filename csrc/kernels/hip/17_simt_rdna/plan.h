@@ -4,6 +4,7 @@
 
 #include "core/chip.h"
 #include "core/math.h"
+#include "core/plan.h"
 #include "kernels/hip/shared/whole_tiles.h"
 
 namespace tiledmm {
@@ -41,16 +42,13 @@ inline double simt_rdna_us(const SimtRdnaPlan& plan, const FoldedProblem& proble
   return 4 + (multiply > memory ? multiply : memory);
 }
 
-inline SimtRdnaPlan choose_simt_rdna(const FoldedProblem& problem, const Chip& chip, double& best_us) {
+inline void for_each_simt_rdna_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   const bool is_whole = has_whole_tiles(view_a(p), problem) && has_whole_tiles(view_b(p), problem);
-  SimtRdnaPlan best{};
-  best_us = 0;
   for (int shape = is_whole ? 0 : kSmallSimtRdnaShape; shape < kNumSimtRdnaShapes; ++shape) {
-    const double us = simt_rdna_us({is_whole, shape}, problem, chip);
-    if (best_us == 0 || us < best_us) best = {is_whole, shape}, best_us = us;
+    const SimtRdnaPlan plan{is_whole, shape};
+    visit(plan, simt_rdna_us(plan, problem, chip));
   }
-  return best;
 }
 
 }  // namespace tiledmm

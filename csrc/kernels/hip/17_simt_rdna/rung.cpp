@@ -16,13 +16,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  plan.as<SimtRdnaPlan>() = choose_simt_rdna(problem, chip, plan.cost_us);
-}
-
-void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
+void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   const SimtRdnaPlan& own = plan.as<SimtRdnaPlan>();
   fields.add_tile("block", kSimtRdnaShapes[own.shape].block_m, kSimtRdnaShapes[own.shape].block_n);
   if (!own.is_whole) fields.add("copies", "elements");
@@ -33,7 +27,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung simt_rdna_rung = {"simt_rdna", "fp32 by multiply-adds, two of them at a time",
                              17,          true,
                              true,        Order::chain,
-                             refuse,      plan,
+                             refuse,      for_each_simt_rdna_plan,
                              describe,    launch_simt_rdna};
 
 }  // namespace tiledmm::gpu

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/chip.h"
+#include "core/plan.h"
 #include "core/split_layout.h"
 #include "kernels/hip/shared/overlapped_us.h"
 
@@ -36,9 +37,9 @@ inline double mfma_split_tiles_us(const MfmaSplitShape& shape, const FoldedProbl
   return block_us * (double(rounds * shape.blocks_per_cu) / shape.busy + (left > 0 ? last : 0));
 }
 
-// The fastest tile, and the microseconds of a whole call: the split reads fp32 and writes as many bytes, which the
-// tiles read; flags are looked at.
-inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& chip, double& cost_us) {
+// The microseconds of a whole call, of so many rounds of groups: the split reads fp32 and writes as many bytes, which
+// the tiles read; flags are looked at.
+inline void for_each_mfma_split_plan(const FoldedProblem& problem, double rounds, const Chip& chip, PlanSearch& visit) {
   // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
   constexpr double kStartUs = 5.8, kBandwidth = 0.69;
   const GemmProblem& p = problem.gemm;
@@ -51,9 +52,9 @@ inline MfmaSplitPlan plan_mfma_split(const FoldedProblem& problem, const Chip& c
   for (int shape = 0; shape < kNumMfmaSplitShapes; ++shape) {
     const double tiles = mfma_split_tiles_us(kMfmaSplitShapes[shape], problem, chip);
     const double us = 3 * kStartUs + 2 * terms / per_us + overlapped_us(tiles, (terms + result) / per_us);
-    if (shape == 0 || us < cost_us) cost_us = us, plan.shape = shape;
+    plan.shape = shape;
+    visit(plan, us * rounds, us);
   }
-  return plan;
 }
 
 }  // namespace tiledmm

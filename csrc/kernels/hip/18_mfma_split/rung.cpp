@@ -31,15 +31,12 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   return nullptr;
 }
 
-void plan(const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  if (is_empty(problem)) return;
-  if (problem.gemm.k < kSplitMinK) return mfma_rung.plan(problem, chip, plan);
-  plan.as<MfmaSplitPlan>() = plan_mfma_split(first_groups(problem), chip, plan.cost_us);
-  plan.cost_us *= double(group_rounds(problem));
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.for_each_plan(problem, chip, visit);
+  for_each_mfma_split_plan(first_groups(problem), double(group_rounds(problem)), chip, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_empty(problem)) return;
   if (problem.gemm.k < kSplitMinK) return mfma_rung.describe(problem, chip, plan, fields);
   const MfmaSplitPlan& own = plan.as<MfmaSplitPlan>();
   const int block = kMfmaSplitShapes[own.shape].block;
@@ -54,7 +51,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 const Rung mfma_split_rung = {"mfma_split", "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
                               18,           true,
                               false,        Order::mfma_split_sums,
-                              refuse,       plan,
+                              refuse,       for_each_plan,
                               describe,     launch_mfma_split,
                               true};
 

@@ -255,10 +255,10 @@ bool run(const Case& c) {
   problem.batch_size = c.batch;
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
   Plan plan;
-  plan.as<SplitPlan>() = plan_split(first_groups(problem), c.num_sms, plan.cost_us);
+  plan.as<SplitPlan>() = plan_split(problem, c.num_sms, plan.cost_us);
   // The caller's large operand, for which the kernel that splits few rows has waited.
-  const SplitPlan& split_plan = plan.as<SplitPlan>();
-  emulator::may_copy_early = split_plan.late != SplitLate::none && split_plan.workspace_bytes() > 0;
+  const SplitWork first = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
+  emulator::may_copy_early = first.late != SplitLate::none && first.workspace_bytes() > 0;
   Workspaces workspaces;
   const Executor executor = executor_of(workspaces, c.num_sms);
   if (gpu::launch_wgmma_split(problem, plan, executor) != Status::ok) return false;

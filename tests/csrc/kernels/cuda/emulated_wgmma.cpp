@@ -406,14 +406,13 @@ struct Run {
   }
 };
 
-// Calls visit for all that the launcher takes of fp32.
+// Calls visit for all that the launcher takes of fp32 without copies that it can do without.
 template <class Visit>
-void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& visit) {
-  double cost_us;
+void for_each_least_copied_plan(const FoldedProblem& given, const Visit& visit) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
   const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
-  Tf32Plan plan = plan_wgmma_tf32(problem, num_sms, cost_us);
+  Tf32Plan plan{};
   plan.copies_a = describe_tf32(view_a(p), problem).layout == Tf32Layout::unreadable;
   plan.copies_b = describe_tf32(view_b(p), problem).layout == Tf32Layout::unreadable;
   const bool is_a_across = !plan.copies_a && describe_tf32(view_a(p), problem).layout == Tf32Layout::across_k;
@@ -426,8 +425,8 @@ void for_each_tf32_plan(const FoldedProblem& given, int num_sms, const Visit& vi
     for (const bool splits : {false, true}) {
       if (!serves_path(shape, plan.path) || (problem.chunk_k < p.k && !sums_chunks(shape)) || (splits && !may_split))
         continue;
-      plan.tiles = {i, shape, splits, false, 0, 0, false, 0, 0};
-      visit(plan, cost_us);
+      plan.tiles = {i, shape, splits, false, 0, 0, false, 0};
+      visit(plan);
     }
   }
 }
@@ -444,7 +443,7 @@ template <class W, class IsChosen>
 bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
   Run<W> expected(c);
   int num_plans = 0, num_wrong = 0;
-  const auto visit = [&](const auto& plan, double) {
+  const auto visit = [&](const auto& plan) {
     const TilePlan& tiles = plan.tiles;
     if (!is_chosen(tiles)) return;
     Run<W> own(c);
@@ -459,10 +458,14 @@ bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
                 c.n, c.k, is_right ? "right" : "wrong");
     std::fflush(stdout);
   };
-  if constexpr (sizeof(W) == 4)
-    for_each_tf32_plan(expected.problem, c.num_sms, visit);
-  else
-    for_each_wgmma_plan(expected.problem, c.num_sms, visit);
+  if constexpr (sizeof(W) == 4) {
+    for_each_least_copied_plan(expected.problem, visit);
+  } else {
+    std::vector<Plan> plans;
+    PlanSearch all(plans);
+    for_each_tile_plan(wgmma_task(expected.problem, c.num_sms), c.num_sms, all);
+    for (const Plan& plan : plans) visit(plan.as<WgmmaPlan>());
+  }
   return num_wrong == 0;
 }
 template <class IsChosen>

@@ -1,4 +1,4 @@
-// Prints the plan that choose_skinny_plan chooses for each problem on standard input (whether it is of fp64 instead of
+// Prints the cheapest plan for each problem on standard input (whether it is of fp64 instead of
 // 16 bits, m n k batch, then the shared memory of a block), and the time that the model expects: groups, stages, shared
 // bytes, units, blocks along n, chunks, columns of a unit, time.
 #include "kernels/cuda/14_skinny/plan.h"
@@ -19,10 +19,13 @@ int main() {
       const bool is_k_major = layout == 0;
       const SkinnyProblem problem{
           dtype, is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, is_k_major, is_k_major};
-      const SkinnyPlan plan = choose_skinny_plan(problem, 132, shared);
+      PlanSearch search;
+      for_each_skinny_plan(problem, 132, shared,
+                           [&](const SkinnyPlan& plan) { search(plan, model_microseconds(problem, plan, 132, 16)); });
+      const SkinnyPlan& plan = search.cheapest()->as<SkinnyPlan>();
       std::printf("%d %d %d %ld %ld %ld %d %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes,
                   long(plan.num_units), long(plan.blocks_n), long(plan.num_chunks), plan.cols,
-                  model_microseconds(problem, plan, 132, 16));
+                  search.cheapest()->cost_us);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Prints what plan_tf32 makes of each problem on standard input, m n k batch and two letters of the layout, and the
+// Prints the cheapest plan of each problem on standard input, m n k batch and two letters of the layout, and the
 // time that the model expects: path, copies, tile, splits, whether the tile serves the path and may sum chunks,
 // microseconds.
 #include "kernels/cuda/11_wgmma/tf32_plan.h"
@@ -21,10 +21,12 @@ int main() {
     folded.batch_dims[0] = {batch, m * k, k * n, m * n};
     folded.batch_size = batch;
     folded.chunk_k = mma_chunk_k(n, k, true);
-    double cost_us = 0;
-    const Tf32Plan plan = plan_wgmma_tf32(folded, 132, cost_us);
+    PlanSearch search;
+    for_each_tf32_plan(folded, 132, search);
+    const Tf32Plan& plan = search.cheapest()->as<Tf32Plan>();
     std::printf("%d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),
-                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)), cost_us);
+                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)),
+                search.cheapest()->cost_us);
   }
 }
