@@ -16,8 +16,7 @@ inline constexpr int64_t kSplitMinK = 96;
 // The exponents that the largest of a chunk may have, and how far below it others may lie, nonzero ones.
 inline constexpr int kSplitMinExponent = -60, kSplitMaxExponent = 59, kSplitRange = 40;
 
-// Long k is multiplied in groups of so many elements (platform/split_groups.h), since errors grow with the number of
-// sums that one total takes.
+// Long k is multiplied in groups of so many elements, since errors grow with the number of sums that one total takes.
 inline constexpr int64_t kSplitGroupK = 1 << 14;
 // Results that are added up later take so much memory at most, but for those of a single group.
 inline constexpr int64_t kSplitMaxSumBytes = 32 << 20;

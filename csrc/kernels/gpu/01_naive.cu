@@ -2,8 +2,7 @@
 //
 // Every multiply-add reads two elements from global memory, so the ratio of arithmetic to memory traffic is that of a
 // dot product: 2 flops to 8 bytes of fp32. The lanes of a warp lie along n: of a row-major B they read neighbours, of A
-// all the same element. What follows reads each element fewer times. Source: ROCm documentation, "Tiling and reuse";
-// CUDA programming notebook (see docs/ladder.md).
+// all the same element. What follows reads each element fewer times. Source: ROCm documentation, "Tiling and reuse".
 #include "kernels/gpu/kernels.h"
 #include "platform/block_tile.h"
 

@@ -1,6 +1,6 @@
 // The path of rung 04 for few rows and columns of B that are contiguous along k: vectors of columns are transposed in
 // registers, so that each output is one chain in the order of k here, too. Included once per instruction set by
-// 04_register_tiled_<isa>.cpp.
+// <isa>.cpp.
 #pragma once
 
 #include "kernels/cpu/04_register_tiled/micro_kernel.h"

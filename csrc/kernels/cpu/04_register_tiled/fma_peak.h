@@ -1,6 +1,6 @@
 // The multiply-add peak of an instruction set: what a benchmark measures the rungs against, in the same run.
 // Independent chains of the very instruction that rung 04 uses, on every thread at once, operands in registers.
-// Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// Included once per instruction set by <isa>.cpp.
 #pragma once
 
 #include <chrono>

@@ -4,7 +4,7 @@
 // are packed, from any layout and dtype, in the order in which the micro-kernel reads them; few rows have paths of
 // their own. Structure after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008) and
 // BLIS; packing within the micro-kernel after Yang et al., "LibShalom" (SC 2021). Each output has one accumulator and
-// takes k in its order, on every path. Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// takes k in its order, on every path. Included once per instruction set by <isa>.cpp.
 #pragma once
 
 #include <type_traits>

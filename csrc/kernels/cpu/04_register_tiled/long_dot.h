@@ -1,5 +1,5 @@
 // The path of rung 04 for a C of few elements and a long k: the chunks of k side by side, added up in their order.
-// Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// Included once per instruction set by <isa>.cpp.
 #pragma once
 
 #include "core/executor.h"

@@ -1,5 +1,5 @@
 // The micro-kernel of rung 04: a micro-tile of C in registers for a whole chunk of k.
-// Included once per instruction set by 04_register_tiled_<isa>.cpp.
+// Included once per instruction set by <isa>.cpp.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,4 @@
 // Rung 04, and functions of each element, for the instruction set portable.
-#if 1
 #define TILEDMM_ISA_PORTABLE
 #include "kernels/cpu/04_register_tiled/fma_peak.h"
 #include "kernels/cpu/04_register_tiled/launch.h"
@@ -14,4 +13,3 @@ void elementwise_portable(const ElementwiseProblem& problem, const Executor& exe
   elementwise(problem, executor);
 }
 }  // namespace tiledmm::cpu
-#endif
