@@ -3,7 +3,7 @@
 // A thread owns one column of C and U rows of it. For S steps of k it holds its column of B in registers, U uses for
 // each element; the S x U tile of A lies in shared memory, where all lanes read the same element at the same time.
 // Compared with rung 02 a multiply-add reads one element of shared memory, and four at a time, instead of two; C is
-// written coalesced. It is the linear layer of the source below: B is the weight (out_features, in_features), a thread reads
+// written coalesced. It is the source's linear layer: B is the weight (out_features, in_features), a thread reads
 // S neighbours of its row, and the bias is the accumulators' first value. Source: slides "Register Tiling Matrix
 // Multiplication" after Illinois ECE 508 lecture 4. There, a block has one row of the input, which leaves the weight
 // without reuse; here it has U.
