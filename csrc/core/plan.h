@@ -23,24 +23,24 @@ struct Plan {
   }
 };
 
-// A kernel shows its plans to it, one after the other: visit(config, cost_us). It keeps the cheapest one, the first of
+// A kernel shows its plans to it, one after the other: visit(config, cost_us). It writes the cheapest one, the first of
 // those that take as long; or all of them, where somebody wants to compare them.
 class PlanSearch {
  public:
-  PlanSearch() = default;
+  explicit PlanSearch(Plan& cheapest) : cheapest_(&cheapest) {}
   explicit PlanSearch(std::vector<Plan>& all) : all_(&all) {}
 
   bool wants_all() const { return all_ != nullptr; }
   // The time of the cheapest plan as yet. A plan that surely takes as long need not be shown; infinite: each is wanted.
   double least_us() const { return least_us_; }
-  // Null: the kernel has shown no plan that can be carried out.
-  const Plan* cheapest() const { return least_us_ < HUGE_VAL ? &cheapest_ : nullptr; }
+  // False: the kernel has shown no plan that can be carried out.
+  bool has_found() const { return least_us_ < HUGE_VAL; }
 
   // `own_us`: by what a kernel compares its own plans, where that is not the time of a whole call.
   template <class Config>
   void operator()(const Config& config, double cost_us, double own_us) {
     if (own_us >= least_us_) return;
-    Plan& plan = all_ ? all_->emplace_back() : cheapest_;
+    Plan& plan = all_ ? all_->emplace_back() : *cheapest_;
     plan.cost_us = cost_us;
     plan.as<Config>() = config;
     if (!all_) least_us_ = own_us;
@@ -51,8 +51,8 @@ class PlanSearch {
   }
 
  private:
+  Plan* cheapest_ = nullptr;
   std::vector<Plan>* all_ = nullptr;
-  Plan cheapest_;
   double least_us_ = HUGE_VAL;
 };
 

@@ -108,20 +108,24 @@ bool is_for(const Rung& rung, const Chip& chip) {
 
 // The cheapest plan of a kernel that is legal; of an empty problem one that takes no time. False: there is none.
 bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip, Plan& plan) {
-  PlanSearch search;
   if (is_empty(problem)) return true;
+  PlanSearch search(plan);
   rung.for_each_plan(problem, chip, search);
-  if (search.cheapest()) plan = *search.cheapest();
-  return search.cheapest();
+  return search.has_found();
 }
 
 Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   Choice choice;
   for_each_kernel(legal, [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
-    Plan plan;
+    Plan other;
+    Plan& plan = choice.rung ? other : choice.plan;
     if (!find_plan(rung, problem, chip, plan)) return;
-    if (!choice.rung || plan.cost_us < choice.plan.cost_us) choice = {&rung, plan};
+    if (!choice.rung) {
+      choice.rung = &rung;
+    } else if (plan.cost_us < choice.plan.cost_us) {
+      choice = {&rung, plan};
+    }
   });
   return choice;
 }

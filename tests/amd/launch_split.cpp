@@ -11,9 +11,9 @@ extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::Fold
                                                              Record recorder) {
   const tiledmm::Chip chip{"", tiledmm::Platform::hip, 0x942,        num_cus, 64, 64 << 10,
                            1,  {1, 1, 1, 1},           {1, 1, 1, 1}, false,   8};
-  tiledmm::PlanSearch search;
+  tiledmm::Plan plan;
+  tiledmm::PlanSearch search(plan);
   for_each_mfma_split_plan(*problem, 1, chip, search);
-  tiledmm::Plan plan = *search.cheapest();
   plan.as<tiledmm::MfmaSplitPlan>().shape = shape;
   record = recorder;
   return int(tiledmm::gpu::launch_mfma_split(*problem, plan, *executor));

@@ -83,9 +83,10 @@ inline Status compute_flagged_rows(const GemmProblem& item, const OperandPacking
     p.c = static_cast<char*>(item.c) + first * item.stride_cm * kBytes;
     if (item.bias) p.bias = static_cast<const char*>(item.bias) + first * item.stride_bias_m * kBytes;
     part.batch_size = 1;
-    PlanSearch search;
+    Plan plan;
+    PlanSearch search(plan);
     plain_rung().for_each_plan(part, chip, search);
-    const Status status = plain_rung().launch(part, *search.cheapest(), executor);
+    const Status status = plain_rung().launch(part, plan, executor);
     if (status != Status::ok) return status;
   }
   return Status::ok;

@@ -19,13 +19,13 @@ int main() {
       const bool is_k_major = layout == 0;
       const SkinnyProblem problem{
           dtype, is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, is_k_major, is_k_major};
-      PlanSearch search;
+      Plan best;
+      PlanSearch search(best);
       for_each_skinny_plan(problem, 132, shared,
                            [&](const SkinnyPlan& plan) { search(plan, model_microseconds(problem, plan, 132, 16)); });
-      const SkinnyPlan& plan = search.cheapest()->as<SkinnyPlan>();
+      const SkinnyPlan& plan = best.as<SkinnyPlan>();
       std::printf("%d %d %d %ld %ld %ld %d %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes,
-                  long(plan.num_units), long(plan.blocks_n), long(plan.num_chunks), plan.cols,
-                  search.cheapest()->cost_us);
+                  long(plan.num_units), long(plan.blocks_n), long(plan.num_chunks), plan.cols, best.cost_us);
     }
   }
 }

@@ -21,12 +21,12 @@ int main() {
     folded.batch_dims[0] = {batch, m * k, k * n, m * n};
     folded.batch_size = batch;
     folded.chunk_k = mma_chunk_k(n, k, true);
-    PlanSearch search;
+    Plan best;
+    PlanSearch search(best);
     for_each_tf32_plan(folded, 132, search);
-    const Tf32Plan& plan = search.cheapest()->as<Tf32Plan>();
+    const Tf32Plan& plan = best.as<Tf32Plan>();
     std::printf("%d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),
-                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)),
-                search.cheapest()->cost_us);
+                int(serves_path(plan.tiles.shape, plan.path)), int(sums_chunks(plan.tiles.shape)), best.cost_us);
   }
 }

@@ -124,9 +124,9 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, const MmaAsyn
   whole.batch_dims[0] = problem.batch_dims[0];
   whole.batch_size = problem.batch_dims[0].size;
   whole.chunk_k = chunk_k;
-  PlanSearch search;
+  Plan plan;
+  PlanSearch search(plan);
   gpu::mma_async_rung.for_each_plan(whole, *find_chip("host:host"), search);
-  Plan plan = *search.cheapest();
   if (problem.k > chunk_k) plan.as<MmaAsyncPlan>().choice = choice;
   const Status status = gpu::mma_async_rung.launch(whole, plan, host_gpu::executor_of(session));
   faults = session.faults;
