@@ -283,8 +283,7 @@ class Build(build_ext):
         if not self.inplace:  # the host executor's libraries are compiled when they are first asked for
             sources = folder / "_sources"
             shutil.rmtree(sources, ignore_errors=True)
-            sources.mkdir()
-            (sources / "tools").mkdir()
+            (sources / "tools").mkdir(parents=True)
             shutil.copy2("tools/gpu_objects.py", sources / "tools")
             for name in gpu_objects.HOST_FOLDERS:
                 ignore = shutil.ignore_patterns("*_sm90a.cu")

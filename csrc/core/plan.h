@@ -56,7 +56,7 @@ class PlanSearch {
   double least_us_ = HUGE_VAL;
 };
 
-// Of a kernel that has nothing to choose.
+// A kernel that has nothing to choose shows this as its one configuration.
 struct NoConfig {};
 
 // Launchers are declared with this: one that is not linked is null.

@@ -15,14 +15,14 @@ template <at::DeviceType DEVICE>
 struct Autocast {
   static Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
-    const TorchOnOneThreadInChild conversions;
+    const TorchOnOneThreadInChild own_thread;
     return matmul_op().call(cast(a), cast(b), algorithm);
   }
 
   static Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                        std::string_view activation, std::string_view algorithm) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
-    const TorchOnOneThreadInChild conversions;
+    const TorchOnOneThreadInChild own_thread;
     const std::optional<Tensor> cast_bias = bias && bias->defined() ? std::optional(cast(*bias)) : bias;
     return linear_op().call(cast(input), cast(weight), cast_bias, activation, algorithm);
   }

@@ -286,7 +286,7 @@ std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& wei
 
 // function(x), or grad times its slope at x.
 Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
-  const TorchOnOneThreadInChild copies;
+  const TorchOnOneThreadInChild own_thread;
   const Tensor own_x = x.contiguous(), own_grad = grad.defined() ? grad.contiguous() : grad;
   const Tensor y = new_result(x.sizes(), x.options());
   const ElementwiseProblem problem{function,
@@ -331,7 +331,7 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
 
 // As a product with ones, whose order of summation is fixed; tf32 never rounds the elements.
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
-  const TorchOnOneThreadInChild copies;
+  const TorchOnOneThreadInChild own_thread;
   check_operand("a", a);
   const DType dtype = to_dtype("a", a);
   const Tensor out = new_result(ordered_sum_shape<int64_t>(a, dims), a.options());

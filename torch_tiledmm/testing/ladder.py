@@ -1,9 +1,8 @@
 """The ladder of GPU kernels: counted on any machine, measured where there is a GPU.
 
 Counting runs every rung on the host executor (torch_tiledmm/host_gpu.py), or, for a chip of AMD's, its machine code in
-an interpreter (tools/amd_interpreter). Measuring times every rung against the
-vendor's library through torch.mm: arms interleaved, medians of events, caches of the GPU emptied before each call,
-random data, one shape after the other.
+an interpreter (tools/amd_interpreter). Measuring times every rung against the vendor's library through torch.mm: arms
+interleaved, medians of events, caches of the GPU emptied before each call, random data, one shape after the other.
 """
 
 from __future__ import annotations

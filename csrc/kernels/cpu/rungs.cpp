@@ -12,10 +12,10 @@ namespace {
 const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
 
 // Multiply-adds that no vector width speeds up much.
-void plan_naive(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+void for_each_naive_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   visit(NoConfig{}, cost_us(problem, chip, 0.5, false));
 }
-void plan_block_tiled(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+void for_each_block_tiled_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   visit(NoConfig{}, cost_us(problem, chip, 4, true));
 }
 
@@ -26,8 +26,8 @@ void describe_block_tiled(const FoldedProblem&, const Chip&, const Plan&, Fields
 
 }  // namespace
 
-const Rung naive_rung = {"naive",      "three loops", 1,          false,          false,
-                         Order::chain, refuse,        plan_naive, describe_naive, launch_naive};
+const Rung naive_rung = {"naive",        "three loops", 1, false, false, Order::chain, refuse, for_each_naive_plan,
+                         describe_naive, launch_naive};
 const Rung block_tiled_rung = {"block_tiled",
                                "block tiles copied near, threads",
                                2,
@@ -35,7 +35,7 @@ const Rung block_tiled_rung = {"block_tiled",
                                false,
                                Order::chain,
                                refuse,
-                               plan_block_tiled,
+                               for_each_block_tiled_plan,
                                describe_block_tiled,
                                launch_block_tiled};
 
