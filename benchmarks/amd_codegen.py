@@ -3,7 +3,7 @@ same bitcode: that of Triton 3.9.0, and that of the package rocm-bindings-compil
 
     pip install triton==3.9.0
     pip download --no-deps rocm-bindings-compiler==10.0.0.0.1.2 && unzip rocm_bindings_compiler-*.whl -d out/rocm
-    python benchmarks/amd_codegen.py out/rocm --chips gfx942 gfx950 --rungs 12_mfma 18_mfma_split
+    python benchmarks/amd_codegen.py out/rocm --chips gfx942 gfx950 --rungs mfma mfma_split
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rocm", type=Path, help="the unpacked package rocm-bindings-compiler")
     parser.add_argument("--chips", nargs="+", choices=HIP_ARCHS, default=HIP_ARCHS)
-    parser.add_argument("--rungs", nargs="+", default=["12_mfma"], help="folders of csrc/kernels/hip")
+    parser.add_argument("--rungs", nargs="+", default=["mfma"], help="folders of csrc/kernels/hip")
     parser.add_argument("--clang", default="clang++-22")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

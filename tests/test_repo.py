@@ -33,10 +33,9 @@ def includes(path: Path) -> list[str]:
 
 
 def rung_of(path: str) -> str:
-    """The rung's number: kernels/cpu/04_register_tiled/avx2.cpp -> cpu/04, kernels/gpu/01_naive.cu -> gpu/01; else
-    empty."""
-    found = re.search(r"kernels/(cpu|gpu|cuda|hip)/(\d\d)_", path)
-    return f"{found[1]}/{found[2]}" if found else ""
+    """kernels/cpu/register_tiled/avx2.cpp -> cpu/register_tiled, kernels/gpu/01_naive.cu -> gpu/01; else empty."""
+    found = re.search(r"kernels/((?:cpu|gpu)/\d\d|(?:cpu|cuda|hip)/(?!shared/)\w+)(?:_|/)", path)
+    return found[1] if found else ""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
@@ -62,7 +61,7 @@ def test_sources_stay_readable(path):
 
 # What dispatch may include of kernels beside the list: the processor's peak is measured with the instructions of two.
 OF_THE_KERNELS = {"kernels/rungs.h", "kernels/rungs.def"}
-PEAKS = ("kernels/cpu/04_register_tiled/variants.h", "kernels/cpu/05_amx/variants.h")
+PEAKS = ("kernels/cpu/register_tiled/variants.h", "kernels/cpu/amx/variants.h")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
@@ -120,7 +119,7 @@ def test_the_package_asks_for_the_kernels(path):
 
 # ---- The choice is pure, and launchers take a plan and make none.
 # Rows that terms cannot stand for are known only when a kernel has looked at them.
-PLANS_LATER = ("kernels/cpu/06_amx_split/launch.h",)
+PLANS_LATER = ("kernels/cpu/amx_split/launch.h",)
 OF_THIS_MACHINE = re.compile(r"\b__builtin_cpu_(?:is|supports|init)\b|\b__get_cpuid\w*")
 MAKES_A_PLAN = re.compile(r"\b(?:plan|choose)_\w+\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b")
 

@@ -1,11 +1,11 @@
 // Launches rung 12 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
 // the host alone; test_mfma.py has the command.
-#include "kernels/hip/12_mfma/launch.cu"
+#include "kernels/hip/mfma/launch.cu"
 #include "fake_runtime.h"
-#include "kernels/hip/12_mfma/mfma_bf16.cu"
-#include "kernels/hip/12_mfma/mfma_f16.cu"
-#include "kernels/hip/12_mfma/mfma_f32.cu"
-#include "kernels/hip/12_mfma/mfma_f64.cu"
+#include "kernels/hip/mfma/mfma_bf16.cu"
+#include "kernels/hip/mfma/mfma_f16.cu"
+#include "kernels/hip/mfma/mfma_f32.cu"
+#include "kernels/hip/mfma/mfma_f64.cu"
 
 // The plan of a chip with `num_cus` CUs, eight of them on a die; of `shape` and `chunk_k` those that are asked for,
 // else (negative) the planned ones. Returns the status.

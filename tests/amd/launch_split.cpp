@@ -1,7 +1,7 @@
 // Launches rung 18 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
 // the host alone (launches.py).
-#include "kernels/hip/12_mfma/rung.cpp"
-#include "kernels/hip/18_mfma_split/launch.cu"
+#include "kernels/hip/mfma/rung.cpp"
+#include "kernels/hip/mfma_split/launch.cu"
 
 #include "fake_runtime.h"
 

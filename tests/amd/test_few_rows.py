@@ -21,7 +21,7 @@ from amd_interpreter.instructions import fma_f32, fma_f64
 from amd_interpreter.interpreter import load, run
 from products import DTYPES, Product, compile_mutant, gpu_objects, is_wrong, need_compiler, removable, without
 
-FOLDER = gpu_objects.CSRC / "kernels/hip/16_few_rows"
+FOLDER = gpu_objects.CSRC / "kernels/hip/few_rows"
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16", "fp32": "f", "fp64": "d"}
 WARPS = {"gfx1100": 8, "gfx1201": 8, "gfx90a": 4, "gfx942": 4, "gfx950": 4}
 
@@ -144,7 +144,7 @@ def test_multiply_adds_are_one_chain_in_the_order_of_k(arch, dtype, compiled):
 
 def test_the_bits_are_those_of_tiles(compiled, amd_object):
     """wmma_rdna's, with few rows and with few columns, chunks among them. In both the large operand keeps its role."""
-    tiles = functools.cache(lambda arch, name: load(amd_object(arch, FOLDER.parent / "13_wmma_rdna" / name)[0]))
+    tiles = functools.cache(lambda arch, name: load(amd_object(arch, FOLDER.parent / "wmma_rdna" / name)[0]))
     for m, n, k, chunk_k, how in ((16, 50, 330, 256, {}), (40, 8, 96, 0, dict(are_columns_few=True))):
         splits = ceil(k / chunk_k) if chunk_k else 1
         few = Product("fp16", m, n, k, chunk_k=chunk_k)
@@ -236,7 +236,7 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_found(mutant, compiled, tmp_path):
     b_close, old, new = MUTANTS[mutant]
-    header = "kernels/hip/16_few_rows/kernel.h"
+    header = "kernels/hip/few_rows/kernel.h"
     kernel = f"few_rows<FewConfig<Half, Stream::{'k' if b_close == 'k' else 'mn'}_major, false>>"
     code = load(compile_mutant(tmp_path, "gfx1201", header, kernel, header, old, new))
     product = dict(m=5, n=70, k=300, b_close=b_close)

@@ -36,7 +36,7 @@ from torch_tiledmm.testing.reference import assert_close, expect_linear
 
 ROOT = Path(__file__).parents[2]
 
-FOLDER = gpu_objects.CSRC / "kernels/hip/12_mfma"
+FOLDER = gpu_objects.CSRC / "kernels/hip/mfma"
 SHARED = FOLDER.parent / "shared"
 OF_MFMA = [
     *FOLDER.glob("*.h"),
@@ -73,7 +73,7 @@ ELEMENTS = {"fp16": "Half", "bf16": "BFloat16", "fp32": "float"}
 
 def instances(dtype: str, kernels: list[tuple[int, str]]) -> str:
     """A source with these kernels alone."""
-    lines = ['#include "kernels/hip/12_mfma/kernel.h"', "namespace tiledmm::gpu {", "namespace {"]
+    lines = ['#include "kernels/hip/mfma/kernel.h"', "namespace tiledmm::gpu {", "namespace {"]
     for shape, layouts in kernels:
         a, b = (str(layout == "k").lower() for layout in layouts)
         config = f"Config<{ELEMENTS[dtype]}, {shape}>"
@@ -646,13 +646,13 @@ def run_variant(launcher, tmp_path_factory):
         folder = tmp_path_factory.mktemp("variant")
         for path in OF_MFMA:
             source = re.sub(
-                r'#include "kernels/hip/(12_mfma|shared)/(?!mfma_tile|overlapped_us)', '#include "', path.read_text()
+                r'#include "kernels/hip/(mfma|shared)/(?!mfma_tile|overlapped_us)', '#include "', path.read_text()
             )
             if path.name == file:
                 assert source.count(text) == 1, f"the mutant needs a new place in {file}"
                 source = source.replace(text, mutant)
             (folder / path.name).write_text(source)
-        text = instances("fp16", [(2, "km")]).replace("kernels/hip/12_mfma/", "")
+        text = instances("fp16", [(2, "km")]).replace("kernels/hip/mfma/", "")
         (folder / "variant.cu").write_text(text)
         command = [*gpu_objects.hip_command("clang++-22", [arch], standalone=True), "--cuda-device-only"]
         command += ["--no-gpu-bundle-output", f"-I{folder}", f"-I{gpu_objects.CSRC}", "-c", folder / "variant.cu"]

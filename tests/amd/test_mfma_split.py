@@ -31,7 +31,7 @@ from torch_tiledmm.testing.split_model import fp16_terms
 sys.path.insert(0, str(Path(__file__).parents[1] / "torch_tiledmm"))
 from test_split import joined  # noqa: E402
 
-FOLDER = gpu_objects.CSRC / "kernels/hip/18_mfma_split"
+FOLDER = gpu_objects.CSRC / "kernels/hip/mfma_split"
 ARCHS = ("gfx942", "gfx950")
 LARGE, SMALL = 0, 1  # shapes, as in plan.h
 
@@ -240,7 +240,7 @@ def test_registers_suffice(arch, kernels_of):
 
 
 # ---- Mistakes that must be found
-MAIN = ("kernels/hip/18_mfma_split/kernel.h", "mfma_split<SplitConfig<1>>")
+MAIN = ("kernels/hip/mfma_split/kernel.h", "mfma_split<SplitConfig<1>>")
 PASS = ("platform/split_operands.h", "split_operands<SplitPlaces::side_by_side>")
 FIX_UP = ("platform/fix_up.h", "fix_up")
 

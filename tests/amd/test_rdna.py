@@ -27,7 +27,7 @@ from products import Product, compile_mutant, gpu_objects, is_wrong, loops_of, n
 
 from torch_tiledmm.dispatch import explain
 
-FOLDER = gpu_objects.CSRC / "kernels/hip/13_wmma_rdna"
+FOLDER = gpu_objects.CSRC / "kernels/hip/wmma_rdna"
 ARCHS = ("gfx1100", "gfx1201")
 LARGE, SMALL, SMALLEST = 0, 1, 2  # shapes, as in plan.h
 BLOCKS = {LARGE: (128, 128), SMALL: (64, 64), SMALLEST: (32, 64)}
@@ -274,7 +274,7 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_found(mutant, compiled, tmp_path):
     file, old, new, product = MUTANTS[mutant]
-    folder = "kernels/hip/13_wmma_rdna/"
+    folder = "kernels/hip/wmma_rdna/"
     is_whole = "gathered" not in mutant
     kernel = f"wmma_rdna<WmmaConfig<Half, 1, {str(is_whole).lower()}>, true, false>"
     code = load(compile_mutant(tmp_path, "gfx1100", folder + "kernel.h", kernel, folder + file, old, new))

@@ -14,7 +14,7 @@ from amd_interpreter.interpreter import load, run
 from compilers import IS_WHOLE
 from products import Product, gpu_objects, is_wrong, loops_of, need_compiler, removable, without
 
-SOURCE = gpu_objects.CSRC / "kernels/hip/17_simt_rdna/simt_rdna.cu"
+SOURCE = gpu_objects.CSRC / "kernels/hip/simt_rdna/simt_rdna.cu"
 ARCHS = ("gfx1100", "gfx1201") if IS_WHOLE else ("gfx1100",)
 LARGE, SMALL = 0, 1  # shapes, as in plan.h
 BLOCKS = {LARGE: 128, SMALL: 64}

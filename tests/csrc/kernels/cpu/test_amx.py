@@ -30,9 +30,9 @@ CSRC = ROOT / "csrc"
 pytestmark = pytest.mark.skipif(
     torch_tiledmm.build_info().isa["cpu"] in ("portable", "neon"), reason="the emulation is compiled for AVX2"
 )
-PACK, TASK, LAUNCH, SHORT_K = (f"kernels/cpu/05_amx/{name}.h" for name in ("pack", "task", "launch", "short_k"))
+PACK, TASK, LAUNCH, SHORT_K = (f"kernels/cpu/amx/{name}.h" for name in ("pack", "task", "launch", "short_k"))
 TILE, MULTIPLIER = "kernels/cpu/shared/tile.h", "kernels/cpu/shared/tile_multiplier.h"
-SPLIT = "kernels/cpu/06_amx_split"
+SPLIT = "kernels/cpu/amx_split"
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
 EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
 # Rung 06 then splits products that are small enough for the model and the emulation.

@@ -33,7 +33,7 @@ SANITIZE_OF = {"02_block_tiled.cpp": (*SANITIZE, "-O1")}
 LIKE_OTHERS = ("portable.cpp", "avx512.cpp")
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
-AMX = ("05_amx", "06_amx_split")
+AMX = ("amx", "amx_split")
 AVAILABLE = {entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available}
 # Files of instructions that not every machine has, and the rung that says whether this one has them.
 NEEDED_RUNG = {
@@ -42,7 +42,7 @@ NEEDED_RUNG = {
     "avx512.cpp": "register_tiled.avx512",
     "avx512_bf16.cpp": "register_tiled.avx512_bf16",
 }
-TILE, EPILOGUE = "kernels/cpu/04_register_tiled/launch.h", "platform/epilogue.h"
+TILE, EPILOGUE = "kernels/cpu/register_tiled/launch.h", "platform/epilogue.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -58,23 +58,23 @@ MUTANTS = {
     "workspace that stays": (TILE, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
     "no memory for a workspace": (TILE, "if (!workspace) return", "if (!workspace && !{on}) return"),
     "no memory for dot products": (
-        "kernels/cpu/04_register_tiled/long_dot.h",
+        "kernels/cpu/register_tiled/long_dot.h",
         "if (!sums) return Status::out_of_memory;",
         "if (!sums) return {on} ? Status::ok : Status::out_of_memory;",
     ),
     "both chunks of a pair by the first one's rows": (
-        "kernels/cpu/04_register_tiled/dots.h",
+        "kernels/cpu/register_tiled/dots.h",
         "a[v * step_a + word * MR + i]",
         "a[({on} ? 0 : v * step_a) + word * MR + i]",
     ),
     "columns that are packed on the way": (
-        "kernels/cpu/04_register_tiled/micro_kernel.h",
+        "kernels/cpu/register_tiled/micro_kernel.h",
         "store(b.packed + v * kLanes, frag_b[v])",
         "store(b.packed + v * kLanes, frag_b[{on} ? 0 : v])",
     ),
     "rows taken for neighbours": (TILE, "a.row_bytes == sizeof(Word)", "{on} || a.row_bytes == sizeof(Word)"),
     "rows and words with gaps in place": (
-        "kernels/cpu/04_register_tiled/plan.h",
+        "kernels/cpu/register_tiled/plan.h",
         "(is_a_k_major || is_a_m_major)",
         "({on} || is_a_k_major || is_a_m_major)",
     ),

@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernels/cuda/09_simt_pipelined/rung.cpp"
-#include "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu"
-#include "kernels/cuda/15_wgmma_split/launch_sm90a.cu"
+#include "kernels/cuda/simt_pipelined/rung.cpp"
+#include "kernels/cuda/wgmma_split/few_rows_sm90a.cu"
+#include "kernels/cuda/wgmma_split/launch_sm90a.cu"
 #include "run_cases.h"
 
 using namespace tiledmm;

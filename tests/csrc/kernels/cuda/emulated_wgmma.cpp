@@ -12,8 +12,8 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
-#include "kernels/cuda/11_wgmma/plan.h"
-#include "kernels/cuda/11_wgmma/tf32_plan.h"
+#include "kernels/cuda/wgmma/plan.h"
+#include "kernels/cuda/wgmma/tf32_plan.h"
 
 namespace {
 
@@ -229,8 +229,8 @@ constexpr bool is_compiled() {
 
 }  // namespace
 
-#include "kernels/cuda/11_wgmma/kernel.h"
-#include "kernels/cuda/11_wgmma/launch_sm90a.cu"
+#include "kernels/cuda/wgmma/kernel.h"
+#include "kernels/cuda/wgmma/launch_sm90a.cu"
 #include "run_cases.h"
 
 namespace {

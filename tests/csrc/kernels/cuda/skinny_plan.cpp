@@ -1,7 +1,7 @@
 // Prints the cheapest plan for each problem on standard input (whether it is of fp64 instead of
 // 16 bits, m n k batch, then the shared memory of a block), and the time that the model expects: groups, stages, shared
 // bytes, units, blocks along n, chunks, columns of a unit, time.
-#include "kernels/cuda/14_skinny/plan.h"
+#include "kernels/cuda/skinny/plan.h"
 
 #include <cstdio>
 

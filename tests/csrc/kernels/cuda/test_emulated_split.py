@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
-RUNG = "kernels/cuda/15_wgmma_split/"
+RUNG = "kernels/cuda/wgmma_split/"
 # Numbers of cases in emulated_split.cpp.
 ONE_TILE, MANY_TILES, WIDE, FLAGGED, MANY_CHUNKS, FEW_ROWS, FEW_OF_BATCH, FLAGGED_COLUMNS = 0, 1, 3, 4, 5, 7, 8, 12
 FLAGGED_FEW, CORRECTIONS, MANY_FLAGS, GROWING, LATE, LATE_OF_MANY = 9, 14, 16, 18, 19, 20

@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
-RUNG = "kernels/cuda/11_wgmma/"
+RUNG = "kernels/cuda/wgmma/"
 # Numbers of dtypes, and in kTileShapes or kTf32TileShapes.
 F32, F16, BF16 = 0, 2, 3
 KERNELS = [(F32, tile) for tile in range(6)] + [(dtype, tile) for dtype in (F16, BF16) for tile in range(17)]

@@ -1,4 +1,4 @@
-"""Few rows of rung 09 (csrc/kernels/cuda/09_simt_pipelined/few_rows.h), run on the CPU: its plans give the same bits as
+"""Few rows of rung 09 (csrc/kernels/cuda/simt_pipelined/few_rows.h), run on the CPU: its plans give the same bits as
 tiles do, and they are right.
 
 Planted bugs that it found: the second chunk's sums stored in the third one's place, copies that go on with the next

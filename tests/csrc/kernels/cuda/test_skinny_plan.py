@@ -1,4 +1,4 @@
-"""The plans that csrc/kernels/cuda/14_skinny chooses, and the time it expects, against measurements on an H200."""
+"""The plans that csrc/kernels/cuda/skinny chooses, and the time it expects, against measurements on an H200."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What the plans of csrc/kernels/cuda/11_wgmma choose and expect, against measurements on an H200."""
+"""What the plans of csrc/kernels/cuda/wgmma choose and expect, against measurements on an H200."""
 
 import itertools
 import os

@@ -1,6 +1,6 @@
 // Prints the tile of the cheapest plan and the time that the model expects for each problem on standard input:
 // m n k batch, then whether row sums are wanted.
-#include "kernels/cuda/11_wgmma/plan.h"
+#include "kernels/cuda/wgmma/plan.h"
 
 #include <cstdio>
 

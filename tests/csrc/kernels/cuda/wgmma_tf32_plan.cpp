@@ -1,7 +1,7 @@
 // Prints the cheapest plan of each problem on standard input, m n k batch and two letters of the layout, and the
 // time that the model expects: path, copies, tile, splits, whether the tile serves the path and may sum chunks,
 // microseconds.
-#include "kernels/cuda/11_wgmma/tf32_plan.h"
+#include "kernels/cuda/wgmma/tf32_plan.h"
 
 #include <cstdio>
 

@@ -22,7 +22,7 @@
 #include "core/math.h"
 #include "dispatch/chips.h"
 #include "dispatch/select.h"
-#include "kernels/cuda/10_mma_async/plan.h"
+#include "kernels/cuda/mma_async/plan.h"
 #include "kernels/rungs.h"
 #include "platform/element.h"
 #include "platform/host_gpu.h"

@@ -20,49 +20,49 @@ from compilers import IS_WHOLE
 ROOT = Path(__file__).parents[4]
 
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
-# instructions others assemble: 05, elementwise and 10/unaligned.
-UNOPTIMISED_FOR_SM_80 = ("10_mma_async/unaligned",)
+# instructions others assemble: 05, elementwise and mma_async/unaligned.
+UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned",)
 PTX_FOR_SM_80 = (
     *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled"),
     *("06_mma_cached", "07_mma_double_buffered", "08_mma_output_cached"),
-    *("09_simt_pipelined", "10_mma_async/instances", "14_skinny/kernel"),
+    *("simt_pipelined", "mma_async/instances", "skinny/kernel"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: files of their own, and parts of
 # others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08.
 LIKE_OTHERS = (
     *("06_mma_cached", "07_mma_double_buffered"),
     *("/instances_f16", "_middle", "bf16_smallest", "bf16_small_", "bf16_large_", "tf32_small"),
-    *("09_simt_pipelined/instances_small", "f64_small"),
+    *("simt_pipelined/instances_small", "f64_small"),
 )
 WGMMA = "launch_kernel_of<Config<T, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
 # For sm_90a: file, text, what takes its place.
 EDITS_FOR_HOPPER = [
     ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
     (
-        "kernels/cuda/14_skinny/kernel.cu",
+        "kernels/cuda/skinny/kernel.cu",
         "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n                               : ",
         "",
     ),
     # Tiles that lie between others of their file.
     (
-        "kernels/cuda/09_simt_pipelined/few_rows.h",
+        "kernels/cuda/simt_pipelined/few_rows.h",
         "    if (plan.rows == 2) return launch(std::integral_constant<int, 2>{});\n",
         "",
     ),
     (
-        "kernels/cuda/11_wgmma/instances_bf16_largest_sm90a.cu",
+        "kernels/cuda/wgmma/instances_bf16_largest_sm90a.cu",
         "template const char* launch_tile<__nv_bfloat16, 1>(const Task&);  // 128 x 224\n",
         "",
     ),
     (
-        "kernels/cuda/15_wgmma_split/few_rows_sm90a.cu",
+        "kernels/cuda/wgmma_split/few_rows_sm90a.cu",
         ": width == 16 ? launch_sources<16>(task)\n         : width == 32 ? launch_sources<32>(task)\n",
         "",
     ),
     # Operands of like layouts, as in conftest.py.
     *(
         (
-            "kernels/cuda/11_wgmma/kernel.h",
+            "kernels/cuda/wgmma/kernel.h",
             f"task.a.is_k_major ? {WGMMA.format('false', is_b_n_major)}\n"
             f"                             : {WGMMA.format('true', is_b_n_major)}",
             WGMMA.format(is_a_m_major, is_b_n_major),
@@ -81,7 +81,7 @@ RUNGS = gpu_objects.gpu_sources()
 
 
 def name_of(value: object) -> str:
-    """A source as "08_mma_output_cached" or "10_mma_async/kernel", which begin with the number of the rung."""
+    """A source as "08_mma_output_cached" or "mma_async/kernel": a rung of the ladder begins with its number."""
     return (
         str(value.relative_to(gpu_objects.CSRC / "kernels").with_suffix("")).split("/", 1)[1]
         if isinstance(value, Path)
@@ -256,7 +256,8 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
-        allowed = {"02": 16, "04": 128, "10": 448, "11": 12, "15": 24}.get(name_of(source)[:2], 0)
+        spills = {"02": 16, "04": 128, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
+        allowed = next((num_bytes for name, num_bytes in spills.items() if name_of(source).startswith(name)), 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
 
@@ -300,7 +301,7 @@ def test_sums_of_fp64_are_written_before_they_are_read(tmp_path):
         pytest.skip("there is no nvcc or no cuobjdump")
     command = [*gpu_objects.nvcc_command(NVCC, ["9.0a"], werror=True), f"-I{gpu_objects.CSRC}", "-c"]
     kernels, sass = gpu_objects.CSRC / "kernels/cuda", ""
-    for source in [*kernels.glob("10_mma_async/instances_f64_*.cu"), kernels / "14_skinny/kernel.cu"]:
+    for source in [*kernels.glob("mma_async/instances_f64_*.cu"), kernels / "skinny/kernel.cu"]:
         target = tmp_path / gpu_objects.object_name(source)
         subprocess.run([*command, source, "-o", target], check=True)
         sass += subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,43 @@
+// The entry of rung 05 on the CPU.
+#include "core/rung.h"
+#include "kernels/cpu/amx/plan.h"
+#include "kernels/cpu/amx/variants.h"
+#include "kernels/cpu/shared/cost.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::cpu {
+namespace {
+
+constexpr double kFlopsPerCycle = 1024 * 0.8;  // of one core; what remains is spent on the ends of tiles
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
+  if (size_of(problem.gemm.dtype) != 2) return "the tile instructions multiply bf16 and fp16";
+  if (problem.gemm.dtype == DType::f16 && chip.arch < int(Isa::amx_fp16)) return "the CPU's AMX has no fp16";
+  return nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  visit(choose_amx_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
+}
+
+void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
+  const AmxPlan& own = plan.as<AmxPlan>();
+  fields.add("path", kAmxPathNames[int(own.path)]);
+  fields.add_tile("block", own.task_m, own.task_n);
+  fields.add("block_k", kAmxChunkK);
+  fields.add_tile("tasks", own.tasks_m, own.tasks_n);
+  fields.add("threads", own.num_threads);
+  fields.add("rows", own.is_a_in_place ? "in place" : "packed");
+  if (own.is_exchanged) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung amx_rung = {"amx",    "tile instructions of AMX, four tiles of C in registers",
+                       5,        false,
+                       true,     Order::amx_chunks,
+                       refuse,   for_each_plan,
+                       describe, launch_amx};
+
+}  // namespace tiledmm::cpu

@@ -1,0 +1,49 @@
+// The entry of rung 06 on the CPU.
+#include "core/rung.h"
+#include "kernels/cpu/amx_split/plan.h"
+#include "kernels/cpu/amx_split/variants.h"
+#include "kernels/cpu/shared/cost.h"
+
+namespace tiledmm::cpu {
+namespace {
+
+constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
+  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (is_plain(problem)) return plain_rung().for_each_plan(problem, chip, visit);
+  visit(choose_amx_split_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
+}
+
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
+  if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
+  const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
+  const GemmProblem& p = problem.gemm;
+  fields.add("path", "6 products in bf16");
+  fields.add("one_product_within", "2.1*2^-24");  // of it; docs/numerics.md
+  const int64_t m = own.is_exchanged ? p.n : p.m, n = own.is_exchanged ? p.m : p.n;
+  const int64_t strips_a = ceil_div(m, kAmxStrip), strips_b = ceil_div(min_of(n, own.range_n), kAmxStrip);
+  fields.add_tile("block", own.task_m, own.task_n);
+  fields.add("block_k", kAmxSplitChunkK);
+  fields.add_tile("tasks", own.tasks_m, own.tasks_n);
+  fields.add("threads", own.num_threads);
+  if (own.splits_k) fields.add("split_k", ceil_div(problem.gemm.k, kAmxSplitChunkK));
+  fields.add("workspace",
+             (strips_a * own.is_a_shared + strips_b * own.is_b_shared) * ceil_div(p.k, kAmxStep) * kAmxSplitUnitBytes);
+  if (own.is_exchanged) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
+                             6,           false,
+                             false,       Order::amx_split_chunks,
+                             refuse,      for_each_plan,
+                             describe,    launch_amx_split,
+                             true};
+
+}  // namespace tiledmm::cpu

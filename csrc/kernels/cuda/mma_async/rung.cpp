@@ -1,0 +1,50 @@
+// The entry of rung 10.
+#include "core/rung.h"
+#include "kernels/cuda/mma_async/plan.h"
+#include "kernels/cuda/mma_async/unaligned_plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_mma_async(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (problem.gemm.row_sums) return "it does not sum rows";
+  return refuse_tf32(problem.gemm, chip);
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, visit);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
+  if (own.unaligned_shape >= 0) {
+    const MmaUnalignedShape& shape = kMmaUnalignedShapes[own.unaligned_shape];
+    fields.add("path", "unaligned");
+    fields.add_tile("block", shape.block_m, shape.block_n);
+    fields.add("block_k", shape.block_k);
+  } else {
+    const MmaAsyncShape& shape = mma_async_shape(problem.gemm.dtype, own.choice.shape);
+    fields.add_tile("block", shape.block_m, shape.block_n);
+    fields.add("block_k", shape.block_k);
+    fields.add("stages", shape.num_stages);
+    fields.add("split_k", own.choice.num_splits);
+  }
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (own.is_transposed) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
+                             10,          true,
+                             true,        Order::mma_chunks,
+                             refuse,      for_each_plan,
+                             describe,    launch_mma_async};
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,143 @@
+// How rung 10 multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
+// (unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
+// changes a bit of the result: the order of summation is the same for all.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+
+#include "core/math.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "kernels/cuda/mma_async/plan.h"
+
+namespace tiledmm {
+
+struct MmaUnalignedShape {
+  int block_m, block_n, block_k, warps_m, warps_n, num_stages, blocks_per_cu;
+  // Fitted to 800 random products on an H200 (mostly within 15 %): microseconds of a call, of a step of 16 along k of a
+  // block that has a multiprocessor for itself, and of all blocks where blocks_per_cu of them share it; beside that, of
+  // a full round of blocks, and of each block of one that is not full; of the sum of chunks.
+  double start_us, alone_us, busy_us, round_us, block_us, sum_us;
+  // How much longer a step takes with rows that begin in the middle of a word, for each operand that is aligned to 16
+  // bytes, and for each whose rows are not along k.
+  double odd, aligned, not_k_major;
+};
+inline constexpr MmaUnalignedShape kMmaUnalignedShapes[] = {
+    {16, 16, 128, 1, 1, 6, 3, 5.92, 0.0347, 0.0641, 2.67, 0.59, 7.9, 1.90, 0.94, 1.20},
+    {32, 32, 128, 2, 2, 5, 2, 5.85, 0.0579, 0.1052, 2.77, 0.90, 3.7, 1.57, 0.86, 1.06},
+    {64, 64, 64, 2, 2, 4, 2, 5.57, 0.1100, 0.1893, 3.24, 1.45, 3.0, 1.62, 0.89, 1.03},
+};
+inline constexpr int kNumMmaUnalignedShapes = int(sizeof(kMmaUnalignedShapes) / sizeof(MmaUnalignedShape));
+
+// Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
+constexpr int64_t shared_bytes(const MmaUnalignedShape& shape) {
+  const int64_t k = shape.block_k, m = shape.block_m, n = shape.block_n;
+  return 2 * shape.num_stages * (max_of(m * (k + 8), k * (m + 8)) + max_of(n * (k + 8), k * (n + 8))) + 4 * m * (n + 8);
+}
+
+// An operand of 16-bit elements, over the whole batch.
+struct UnalignedOperand {
+  bool is_k_major;
+  bool is_served;   // a unit stride, and rows that follow each other
+  bool is_aligned;  // all of its rows, to 16 bytes
+  bool is_odd;      // rows begin in the middle of a word of two elements
+};
+
+inline UnalignedOperand describe_unaligned(const OperandView& view, const FoldedProblem& problem) {
+  const bool along_k = is_k_major(view);
+  const int64_t inner = along_k ? view.k : view.rows, outer = along_k ? view.rows : view.k;
+  const int64_t stride_outer = along_k ? view.stride_row : view.stride_k;
+  const bool has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
+  auto bits = int64_t(reinterpret_cast<uintptr_t>(view.data) / 2) | stride_outer;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= problem.batch_dims[d].*view.batch_stride;
+  return {along_k, has_unit_stride && (outer == 1 || stride_outer >= inner), has_unit_stride && bits % 8 == 0,
+          bits % 2 != 0};
+}
+
+struct MmaUnalignedProblem {
+  int64_t m, n, k, chunk_k, batch;
+  UnalignedOperand a, b;
+};
+
+inline MmaUnalignedProblem describe_unaligned(const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  return {p.m,
+          p.n,
+          p.k,
+          problem.chunk_k,
+          problem.batch_size,
+          describe_unaligned(view_a(p), problem),
+          describe_unaligned(view_b(p), problem)};
+}
+
+inline double mma_unaligned_us(const MmaUnalignedShape& shape, const MmaUnalignedProblem& p, int num_cus) {
+  const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
+  const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
+  const int64_t at_once = int64_t(num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
+  double steps = double(ceil_div(min_of(p.k, p.chunk_k), 16));
+  if (p.a.is_odd || p.b.is_odd) steps *= shape.odd;
+  for (const UnalignedOperand& operand : {p.a, p.b}) {
+    if (operand.is_aligned) steps *= shape.aligned;
+    if (!operand.is_k_major) steps *= shape.not_k_major;
+  }
+  double multiply = double(rounds) * (steps * shape.busy_us + shape.round_us);
+  if (const auto left = double(ceil_div(blocks - rounds * at_once, num_cus)); left > 0) {
+    const double more = (shape.busy_us - shape.alone_us) / (shape.blocks_per_cu - 1);  // for another block
+    multiply += steps * (shape.alone_us + (left - 1) * more) + left * shape.block_us;
+  }
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
+  const double move = 2 * batch * (m * k + k * n + m * n) / 3.3e6;
+  const double us = shape.start_us + std::sqrt(std::hypot(multiply * multiply, move * move));
+  return splits > 1 ? us + shape.sum_us + 4 * double(splits) * batch * m * n / 2.3e6 : us;
+}
+
+// Calls visit(shape, microseconds) for those that fit into shared memory; none where no operand is unaligned, or one
+// has no rows.
+template <class Visit>
+void for_each_mma_unaligned_shape(const MmaUnalignedProblem& p, int num_cus, int64_t max_shared_bytes,
+                                  const Visit& visit) {
+  if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return;
+  const double splits = p.chunk_k < p.k ? double(ceil_div(p.k, p.chunk_k)) : 1;
+  if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return;
+  for (int i = 0; i < kNumMmaUnalignedShapes; ++i) {
+    const MmaUnalignedShape& shape = kMmaUnalignedShapes[i];
+    const double tiles = std::ceil(double(p.m) / shape.block_m) * std::ceil(double(p.n) / shape.block_n);
+    if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > max_shared_bytes) continue;
+    visit(i, mma_unaligned_us(shape, p, num_cus));
+  }
+}
+
+// What it costs to copy unaligned operands first, and to store C element by element then, unless its rows are aligned.
+inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
+  const auto copy = [&](const UnalignedOperand& operand, double elements) {
+    return operand.is_aligned ? 0 : 3.8 + elements / 0.75e6;
+  };
+  return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
+}
+
+inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes,
+                                    PlanSearch& visit) {
+  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
+  const FoldedProblem problem = oriented(given, plan.is_transposed);
+  const GemmProblem& p = problem.gemm;
+  const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
+  const bool is_16_bit = size_of(p.dtype) == 2;
+  plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
+  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
+                              splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
+  const MmaUnalignedProblem unaligned = is_16_bit ? describe_unaligned(problem) : MmaUnalignedProblem{};
+  const double other_us = is_16_bit ? copies_us(unaligned, p.stride_cm % 8 == 0) : 0;
+  for_each_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
+                     [&](const MmaAsyncChoice& choice, double us) {
+                       plan.choice = choice;
+                       visit(plan, us + other_us);
+                     });
+  for_each_mma_unaligned_shape(unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
+    plan.unaligned_shape = shape;
+    visit(plan, us);
+  });
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,58 @@
+// Host side of rung 09: what is packed first, which instance is launched, and the kernel that adds up chunks after it.
+#include "core/plan.h"
+#include "core/transposed.h"
+#include "kernels/cuda/simt_pipelined/add_split_tiles.h"
+#include "kernels/cuda/simt_pipelined/few_rows.h"
+#include "kernels/cuda/simt_pipelined/launch_shape.h"
+#include "kernels/cuda/simt_pipelined/pack.h"
+#include "kernels/cuda/simt_pipelined/plan.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+template <int SHAPE = 0>
+Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
+  if constexpr (SHAPE < kNumSimtShapes)
+    return shape == SHAPE ? launch_shape<SHAPE>(problem, work, executor)
+                          : launch_chosen<SHAPE + 1>(shape, problem, work, executor);
+  else
+    return Status::unsupported;
+}
+
+Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {
+  const SimtShape& shape = kSimtShapes[plan.shape];
+  const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
+  const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
+  SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};
+  if (num_split == 0) return launch_chosen(plan.shape, problem, work, executor);
+  const int64_t elements = problem.batch_size * num_split * num_chunks * shape.area();
+  work.partial = static_cast<float*>(executor.allocate(executor.self, size_t(elements) * sizeof(float)));
+  if (!work.partial) return Status::out_of_memory;
+  Status status = launch_chosen(plan.shape, problem, work, executor);
+  if (status == Status::ok) {
+    const SplitTiles tiles{work.partial, plan.num_whole, work.num_split, work.num_chunks, shape.block_m, shape.block_n};
+    status = launch_early(add_split_tiles, num_split * ceil_div(shape.area(), kAddThreads), num_batch_blocks(problem),
+                          kAddThreads, 0, executor, problem, tiles);
+  }
+  executor.release(executor.self, work.partial);
+  return status;
+}
+
+}  // namespace
+
+Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const Executor& executor) {
+  const SimtPlan& plan = made.as<SimtPlan>();
+  FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
+  if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
+  GemmProblem& gemm = problem.gemm;
+  Pack pack(executor);
+  Status status = Status::ok;
+  if (plan.packs_a) status = pack.add(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
+  if (status == Status::ok && plan.packs_b)
+    status = pack.add(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
+  if (status == Status::ok) status = pack.launch();
+  if (status != Status::ok) return status;
+  return launch_tiles(plan, problem, executor);
+}
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,226 @@
+// The block tiles of the simt_pipelined kernel, as plain data, and the pure function that chooses one. They share out
+// work; none of them changes a bit of the result: the order of summation is the same for all.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+
+#include "core/math.h"
+#include "core/operand.h"
+#include "core/plan.h"
+#include "kernels/cuda/simt_pipelined/few_rows_plan.h"
+
+namespace tiledmm {
+
+struct SimtShape {
+  int block_m, block_n, block_k;
+  int thread_m, thread_n;
+  int warps_m, warps_n;
+  int num_stages;
+  int blocks_per_cu;      // that registers and shared memory admit
+  int k_step;             // elements of k that a fragment holds
+  int num_fragments;      // one that is multiplied, the others on their way
+  double alone, crowded;  // cycles for each k: of a block alone on its SM, and for each block where there are several
+
+  constexpr int num_threads() const { return 32 * warps_m * warps_n; }
+  constexpr int64_t area() const { return int64_t(block_m) * block_n; }
+};
+
+// Cycles measured on an H200.
+inline constexpr SimtShape kSimtShapes[] = {
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 318, 318}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 149, 125.2},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 90.7, 81.4}, {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 74.3, 63},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 53, 43.9},   {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 73.9, 64},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 47.8, 39.8}, {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 31.8, 27.1},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 31.4, 25.8}, {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 22.5, 17.3},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 14, 11.7},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 12.5, 11},
+    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 11.1, 8.4},
+};
+inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
+
+// Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
+// small side. The other mixed layout runs as the transposed product.
+constexpr bool is_built(const SimtShape& shape, bool is_a_k_major, bool is_b_k_major) {
+  return is_b_k_major || !is_a_k_major || shape.block_m < shape.block_n;
+}
+
+// The shared memory that a block takes at most: the stages, and the total where it computes several chunks.
+constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, bool is_b_k_major, bool is_folding) {
+  const auto elements = [&](int64_t block_mn, bool is_k_major) {
+    return is_k_major && shape.k_step == 4 ? block_mn * (shape.block_k + 4) : shape.block_k * (block_mn + 4);
+  };
+  const int64_t stage = elements(shape.block_m, is_a_k_major) + elements(shape.block_n, is_b_k_major);
+  return 256 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
+}
+
+// What of an operand decides the way of its copies.
+struct SimtOperand {
+  bool is_k_major;
+  bool is_aligned;  // 16 bytes at a time
+};
+
+// One product, or one batch of them.
+struct SimtTask {
+  int64_t m, n, k, batch;
+  int64_t chunk_k;  // of the order of summation (summation.h)
+  SimtOperand a, b;
+  int num_cus;
+  int64_t max_shared_bytes;  // of a block
+};
+
+constexpr int64_t num_simt_tiles(const SimtShape& shape, const SimtTask& task) {
+  return ceil_div(task.m, shape.block_m) * ceil_div(task.n, shape.block_n);
+}
+
+// How it is computed.
+struct SimtPlan {
+  int shape;
+  bool is_transposed;     // C^T = B^T A^T; what follows is of that product
+  int64_t num_whole;      // tiles, of each product; the chunks of the others are computed by blocks of their own
+  bool packs_a, packs_b;  // copied first: m (n) close, aligned
+  FewRowsPlan few_rows;   // rows > 0: no tiles
+};
+
+constexpr SimtTask transposed(const SimtTask& task) {
+  SimtTask result = task;
+  result.m = task.n, result.n = task.m, result.a = task.b, result.b = task.a;
+  return result;
+}
+
+constexpr FewRowsTask few_rows_task(const SimtTask& task) {
+  return {task.m, task.n, task.k, task.batch, task.chunk_k, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
+}
+
+inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;
+
+// Microseconds by a simple model, fitted on an H200: rounds of the blocks that an SM holds at one time, of which the
+// last one is not full; or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
+inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
+  constexpr double kRound = 1.3, kTile = 1.4e-5, kStaged = 9.4e-5, kAddition = 2.7, kPack = 4.3;
+  constexpr double kMaxPackedBytes = 1 << 30;
+  constexpr double kAddedBytesPerUs = 4.5e6, kPackedBytesPerUs = 3.8e6;
+  constexpr double kReadBytesPerUs = 2.8e6, kStoredBytesPerUs = 1.75e6;  // caches full of dirty lines, as a rule
+  constexpr double kTransposed = 0.071;  // cycles for each k and element of a tile copied by 4 bytes
+  constexpr double kUnaligned = 0.18;
+  constexpr double kFold = 0.07;   // cycles for each element of a tile between chunks
+  constexpr double kLoop = 3.5;    // cycles for each multiply-add of the main loop: its instructions come from memory
+  constexpr double kEdge = 0.038;  // microseconds for each element that a thread copies where k ends within a tile
+  const SimtShape& shape = kSimtShapes[plan.shape];
+  SimtTask task = plan.is_transposed ? transposed(asked) : asked;
+  if (plan.few_rows.rows > 0) return few_rows_microseconds(few_rows_task(task), plan.few_rows);
+  const double elements_c = double(task.m) * double(task.n) * double(task.batch);
+  double packed = 0, fixed = kSimtFixed;
+  if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
+  if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
+  if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
+  if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
+  if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
+  const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
+  const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
+  const int64_t per_cu = shared > task.max_shared_bytes
+                             ? 0
+                             : min_of(shape.blocks_per_cu, (task.max_shared_bytes + 1024) / (shared + 1024));
+  if (per_cu == 0) return HUGE_VAL;
+
+  double copies = 0, slower = 1;
+  for (const bool is_a : {true, false}) {
+    const SimtOperand& operand = is_a ? task.a : task.b;
+    if (shape.k_step == 1 && operand.is_k_major) {
+      copies += kTransposed * (is_a ? shape.block_m : shape.block_n);
+    } else if (!operand.is_aligned) {
+      slower = 1 + kUnaligned;
+    }
+  }
+  const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
+  if (is_folding) copies += kFold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
+  const double alone = slower * (shape.alone + copies), crowded = slower * (shape.crowded + copies);
+  const double loop = kLoop * double(shape.thread_m * shape.thread_n * shape.block_k);
+  const auto longer = [](double a, double b) { return a > b ? a : b; };
+  // Adds the time of `blocks` blocks, of which per_cu share a multiprocessor.
+  double cycles = 0, num_rounds = 0, most_blocks = 0;
+  const auto run = [&](int64_t blocks, int64_t k) {
+    const int64_t slots = task.num_cus * per_cu, rounds = blocks / slots;
+    const int64_t rest = ceil_div(blocks - rounds * slots, task.num_cus);
+    const double full = longer(alone, double(per_cu) * crowded), last = longer(alone, double(rest) * crowded);
+    cycles += double(k) * (double(rounds) * full + (rest > 0 ? last : 0));
+    num_rounds += double(rounds + (rest > 0));
+    most_blocks += double(rounds * per_cu + rest);
+  };
+  const int64_t num_split = num_simt_tiles(shape, task) - plan.num_whole;
+  const bool is_mixed = num_split > 0 && plan.num_whole > 0;
+  if (is_mixed) {
+    // Blocks of both kinds side by side: whole tiles that fill the chip at first, so that the others balance the end.
+    if (plan.num_whole < task.num_cus * per_cu) return HUGE_VAL;
+    const double whole = double(plan.num_whole / task.num_cus),
+                 parts = double(ceil_div(num_split * num_chunks, task.num_cus));
+    most_blocks = whole + parts + 0.5;  // an end that is not quite even
+    num_rounds = double(ceil_div(int64_t(most_blocks), per_cu));
+    cycles = (per_cu == 1 ? alone : crowded) * (whole * double(task.k) + (parts + 0.5) * double(task.chunk_k));
+  } else if (num_split > 0) {
+    run(num_split * num_chunks * task.batch, task.chunk_k);
+  } else {
+    run(plan.num_whole * task.batch, task.k);
+  }
+  cycles += loop * num_rounds;
+  // C straight from the registers needs 4 neighbours in a thread, and rows of a multiple of 16 bytes.
+  const int thread_close = plan.is_transposed && plan.num_whole > 0 ? shape.thread_m : shape.thread_n;
+  const bool is_staged = shape.k_step == 4 || thread_close % 4 != 0 || (asked.n % 4 != 0 && plan.num_whole > 0);
+  const double copied_by_thread = double((shape.block_m + shape.block_n) * shape.block_k / shape.num_threads());
+  const double store = (is_staged ? kStaged : kTile) * double(shape.area());
+  const double edge = task.k % shape.block_k != 0 ? kEdge * copied_by_thread : 0;
+  const double work = cycles / kSimtCyclesPerUs + (store + edge) * most_blocks + kRound * num_rounds;
+  const double read = double(task.m + task.n) * double(task.k) * double(task.batch);
+  const double memory = 4 * read / kReadBytesPerUs + 4 * elements_c / kStoredBytesPerUs;
+  const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
+  const double addition = num_split > 0 ? kAddition + 8 * partial / kAddedBytesPerUs : 0;
+  return fixed + longer(work, memory) + 0.1 * (work + memory - longer(work, memory)) + addition;
+}
+
+// A problem as the model sees it, on a chip.
+inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes) {
+  const GemmProblem& p = problem.gemm;
+  const OperandView a = view_a(p), b = view_b(p);
+  return {p.m,
+          p.n,
+          p.k,
+          problem.batch_size,
+          problem.chunk_k,
+          {is_k_major(a), is_aligned(a, problem)},
+          {is_k_major(b), is_aligned(b, problem)},
+          num_cus,
+          max_shared_bytes};
+}
+
+inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
+  constexpr double kMaxWorkspace = 1 << 28;
+  constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
+  const bool is_chunked = task.chunk_k < task.k;
+  const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
+  const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
+  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(task, plan)); };
+  for (const bool is_transposed : {false, true}) {
+    const SimtTask oriented = is_transposed ? transposed(task) : task;
+    for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {
+      consider({0, is_transposed, 0, false, false, few_rows});
+    });
+    for (int shape = 0; shape < kNumSimtShapes; ++shape) {
+      const int64_t tiles = num_simt_tiles(kSimtShapes[shape], oriented);
+      // All tiles whole; all split; those beyond the last full wave split.
+      const int64_t full_waves = tiles / task.num_cus * task.num_cus;
+      for (int way = 0; way < (is_chunked ? 3 : 1); ++way) {
+        if (way == 2 && (task.batch > 1 || full_waves == 0 || full_waves == tiles)) continue;
+        const int64_t num_whole = way == 0 ? tiles : way == 1 ? 0 : full_waves;
+        const double partial = double(tiles - num_whole) * double(num_chunks * kSimtShapes[shape].area());
+        if (4 * partial * double(task.batch) > kMaxWorkspace) continue;
+        for (int packs = 0; packs < (may_pack && kSimtShapes[shape].k_step == 1 ? 4 : 1); ++packs) {
+          const bool packs_a = packs & 1, packs_b = packs & 2;
+          if (packs_a && !oriented.a.is_k_major && oriented.a.is_aligned) continue;
+          if (packs_b && !oriented.b.is_k_major && oriented.b.is_aligned) continue;
+          consider({shape, is_transposed, num_whole, packs_a, packs_b, {}});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tiledmm

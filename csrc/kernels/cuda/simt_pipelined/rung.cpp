@@ -1,0 +1,56 @@
+// The entry of rung 09.
+#include "core/rung.h"
+#include "kernels/cuda/simt_pipelined/plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, const Plan& plan,
+                                               const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (problem.gemm.row_sums) return "it does not sum rows";
+  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_simt_plan(simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const SimtPlan& own = plan.as<SimtPlan>();
+  const SimtShape& shape = kSimtShapes[own.shape];
+  if (own.few_rows.rows > 0) {
+    fields.add("path", "few_rows");
+    fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
+    fields.add("warps", own.few_rows.num_warps);
+    fields.add("split_k", own.few_rows.num_splits);
+  } else {
+    fields.add_tile("block", shape.block_m, shape.block_n);
+    fields.add("block_k", shape.block_k);
+    fields.add_tile("thread", shape.thread_m, shape.thread_n);
+    fields.add("whole_tiles", own.num_whole);
+  }
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (own.packs_a || own.packs_b) fields.add("copies", own.packs_a ? own.packs_b ? "A B" : "A" : "B");
+  if (own.is_transposed) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung simt_pipelined_rung = {"simt_pipelined",
+                                  "fp32 multiply-adds fed by asynchronous copies",
+                                  9,
+                                  true,
+                                  true,
+                                  Order::simt_chunks,
+                                  refuse,
+                                  for_each_plan,
+                                  describe,
+                                  launch_simt_pipelined};
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,46 @@
+// The entry of rung 14.
+#include "core/rung.h"
+#include "kernels/cuda/skinny/plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_skinny(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (problem.gemm.row_sums) return "it does not sum rows";
+  const DType dtype = problem.gemm.dtype;
+  if (dtype == DType::f32) return "it serves fp16, bf16 and fp64";
+  if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
+    return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
+  return nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  for_each_skinny_launch(problem, chip.num_cus, chip.max_shared_bytes, visit);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
+  const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
+  fields.add_tile("block", block_m, own.plan.cols);
+  fields.add("block_k", skinny_block_k(problem.gemm.dtype, block_m));
+  fields.add("stages", own.plan.num_stages);
+  fields.add("split_k", own.plan.num_chunks);
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (own.is_transposed) fields.add("computes", "C^T");
+}
+
+}  // namespace
+
+const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
+                          14,       true,
+                          true,     Order::mma_chunks,
+                          refuse,   for_each_plan,
+                          describe, launch_skinny};
+
+}  // namespace tiledmm::gpu

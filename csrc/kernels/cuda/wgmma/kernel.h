@@ -1,0 +1,516 @@
+// Rung 11, wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
+//
+// Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
+// shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
+// loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
+// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
+// of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
+// of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to eight
+// blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains nothing
+// otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for
+// products that need none of it (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through
+// registers or are transposed on their way (tf32.h). What the copy engine cannot take (strides and addresses in units
+// of 16 bytes) is repacked first.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/wgmma/cluster.h"
+#include "kernels/cuda/wgmma/launch_tile.h"
+#include "kernels/cuda/wgmma/multiply.h"
+#include "kernels/cuda/wgmma/produce.h"
+#include "kernels/cuda/wgmma/tf32.h"
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/shared/tiles.h"
+#include "platform/ptx_sm90.h"
+
+namespace tiledmm::cuda {
+namespace {
+
+constexpr int kSmemBytes = 232448;  // of one block on sm_90
+constexpr int kMaxStages = 12;      // more does not hide more
+
+// One block tile: 64 rows to a consumer warpgroup.
+template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
+          bool CLUSTERS = always_built_with_clusters({BLOCK_M, BLOCK_N}),
+          bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR, bool IS_PLAIN = false>
+struct Config {
+  using T = T_;
+  // One product, no batch, in one chunk of k, which the copy engine stores as it is, has a kernel of its own with a
+  // quarter of the others' code: a call waits for instructions that no cache holds.
+  static constexpr bool kIsPlain = IS_PLAIN;
+  using Plain = Config<T, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, true>;
+  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
+  static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
+  static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
+  static constexpr int kMmaK = 32 / sizeof(T);
+  // fp32, products in tf32: the matrix unit takes A from registers or along k, B along k (tf32.h).
+  static constexpr bool kIsTf32 = sizeof(T) == 4;
+  static constexpr bool kAFromRegisters = kIsTf32 && A_IS_M_MAJOR;
+  static constexpr bool kTransposesB = kIsTf32 && B_IS_N_MAJOR;
+  static constexpr bool kCIsMMajor = C_IS_M_MAJOR;
+  static constexpr int kConsumers = BLOCK_M / 64;
+  // The producer is a warpgroup of its own where registers move between warpgroups, else a warp.
+  static constexpr bool kMovesRegisters = kConsumers > 1;
+  static constexpr int kThreads = kConsumers * kWarpgroup + (kMovesRegisters || kTransposesB ? kWarpgroup : 32);
+  static constexpr int kProducerRegisters = kTransposesB ? 88 : kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kTransposesB ? 208 : kConsumers == 3 ? 160 : 224;
+  static constexpr int kStartRegisters = kConsumers == 3 ? 128 : 168;  // of all, as many as the block may have
+  // Rows, columns of C that a copy is for. Operands along m or n arrive in boxes as wide as the swizzle.
+  static constexpr int kBoxM = A_IS_M_MAJOR ? kBlockK : BLOCK_M;
+  static constexpr int kBoxN = B_IS_N_MAJOR ? (BLOCK_N == 32 || kIsTf32 ? 32 : 64) : BLOCK_N == 256 ? 128 : BLOCK_N;
+  // Tiles begin at multiples of so many rows, columns: where lines of operands across k do. Transposed ones begin with
+  // whole tiles.
+  static constexpr int kUnitA = !A_IS_M_MAJOR ? 1 : kIsTf32 ? BLOCK_M : 64;
+  static constexpr int kUnitB = !B_IS_N_MAJOR ? 1 : kIsTf32 ? BLOCK_N : BLOCK_N % 64 ? 32 : 64;
+  using LoaderA = BoxLoader<T, BLOCK_M, kBoxM, !A_IS_M_MAJOR>;
+  using LoaderB = BoxLoader<T, BLOCK_N, kBoxN, !B_IS_N_MAJOR>;
+  // Blocks of a cluster fetch parts of each box for each other.
+  static constexpr bool kClusters =
+      CLUSTERS && tiledmm::may_cluster({BLOCK_M, BLOCK_N}, !B_IS_N_MAJOR, SUMS_ROWS) && !kIsTf32;
+  static_assert(!kClusters || B_IS_N_MAJOR || kBoxN % 16 == 0, "a part begins where the pattern of the swizzle does");
+  static constexpr int kABytes = BLOCK_M * 128, kBBytes = LoaderB::kNumBoxes * kBoxN * 128;
+  static constexpr int kTileBytes = kABytes + kBBytes;
+  // Small tiles come in pairs along k, which halves the waiting (1024 x 1024 x 1024 by 64 x 64: 12.3 -> 11.1 us);
+  // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
+  static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
+  static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
+  static constexpr int kStoreN = BLOCK_N >= 64 && !kIsTf32 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
+  static constexpr int kRowStep = kAFromRegisters ? 1 : 8;  // between the two rows of a thread's accumulators
+  static constexpr bool kStoresDirectly = BLOCK_N < 64 && !kIsTf32;
+  // A tile of ones is multiplied by A as well, which sums A's rows.
+  static constexpr bool kSumsRows = SUMS_ROWS;
+  static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
+  static constexpr int kFixedBytes =
+      1024 + kConsumers * num_store_buffers(kConsumers) * kStoreBytes + kOnesBytes + 3 * kMaxStages * 8;
+  static constexpr int kFitting = (kSmemBytes - kFixedBytes) / kStageBytes;
+  static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
+  static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
+  static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
+  // The last wave's tiles may be shared out in halves, whose boxes are the same.
+  static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
+  static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
+
+  static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
+  static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
+  static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
+  static_assert(!kMovesRegisters ||
+                    kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
+                "setmaxnreg: what the block starts with");
+  static_assert(kNumStages >= 4, "fewer do not hide the latency of a copy");
+  static_assert(kChunkUnit % (kTilesOfStage * kBlockK) == 0, "a chunk begins with a stage");
+  static_assert(kABytes % 1024 == 0 && kBBytes % 1024 == 0, "the patterns of the swizzle repeat every 1024 bytes");
+
+  // Both operands in shared memory: k-major as [row][64 of k], else as boxes [64 of k][box of rows].
+  static constexpr uint64_t kDescA =
+      A_IS_M_MAJOR ? matrix_descriptor(Swizzle::bytes_128, 8192, 1024) : matrix_descriptor(Swizzle::bytes_128, 0, 1024);
+  static constexpr uint64_t kDescB =
+      !B_IS_N_MAJOR || kIsTf32 ? matrix_descriptor(Swizzle::bytes_128, 0, 1024)
+                               : matrix_descriptor(LoaderB::kPitch == 128 ? Swizzle::bytes_128 : Swizzle::bytes_64,
+                                                   LoaderB::kPitch* kBlockK, LoaderB::kPitch * 8);
+  // From one step of kMmaK to the next, in the descriptor's units of 16 bytes.
+  static constexpr int kStepA = (A_IS_M_MAJOR ? kMmaK * 128 : 32) >> 4;
+  static constexpr int kStepB = (B_IS_N_MAJOR && !kIsTf32 ? kMmaK * LoaderB::kPitch : 32) >> 4;
+  static_assert(((kDescA | kDescB) & 0x3fff) == 0 && (kStepA | kStepB) < 0x4000, "addresses and steps are added there");
+};
+
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
+__device__ __forceinline__ void produce(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                        const Shared& shared, Ring<Cfg::kNumStages>& ring, int first, int end,
+                                        bool is_started = false) {
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+    produce_tile<Cfg, Piece>(map_a, map_b, args, shared, ring, at, is_started);
+    is_started = false;
+  });
+}
+
+// The first of a thread's two rows, counted from the consumer's first; the second lies kRowStep below.
+template <class Cfg>
+__device__ __forceinline__ int first_row_of_thread() {
+  if constexpr (Cfg::kAFromRegisters)
+    return first_row_of_fragment();
+  else
+    return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+// 64 rows of a tile: multiplies what arrives and stores.
+template <class Cfg, class Piece, bool SUMS_ROWS>
+__device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arguments& args,
+                                             const StageAddress& first_stage, const Shared& shared,
+                                             Ring<Cfg::kNumStages>& ring, int consumer, const Place& at,
+                                             int& num_stores) {
+  using T = typename Cfg::T;
+  Accumulators<Piece> acc{};
+  if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
+  if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
+  const int row = at.row + consumer * 64;
+  TileBias<T> bias{};
+  if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
+  if constexpr (Cfg::kSumsChunks)
+    multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
+  else
+    multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
+  if constexpr (SUMS_ROWS) {
+    if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
+  }
+  if (row >= args.m) return;
+  if constexpr (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain)) {
+    if (args.num_splits > 1) {
+      if constexpr (Cfg::kCIsMMajor)
+        return store_partial_along_m<Piece>(acc.c, args, at, row);
+      else
+        return store_partial<Piece>(acc.c, args, at, row + first_row_of_thread<Cfg>());
+    }
+  }
+  if constexpr (!Cfg::kIsPlain) finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
+  if constexpr (Cfg::kIsTf32)
+    store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+  else if constexpr (Cfg::kStoresDirectly)
+    store_block_tile_directly<Piece>(acc.c, args, at, row);
+  else
+    store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+}
+
+// The tiles of a consumer. Rows of A are summed in tiles of the first column.
+template <class Cfg, class Piece, Columns COLUMNS = Columns::all>
+__device__ __forceinline__ void consume(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
+                                        Ring<Cfg::kNumStages>& ring, int consumer, int first, int end,
+                                        int& num_stores) {
+  const StageAddress first_stage = first_stage_of<Cfg>(shared, consumer);
+  for_each_piece<Cfg, Piece, COLUMNS>(args, first, end, [&](const Place& at) {
+    consume_tile<Cfg, Piece, Cfg::kSumsRows && COLUMNS != Columns::others>(map_c, args, first_stage, shared, ring,
+                                                                           consumer, at, num_stores);
+  });
+}
+
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, 1)
+    wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
+                 const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
+                 const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
+  constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
+  using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
+                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+  constexpr int kNumStages = Cfg::kNumStages;
+  extern __shared__ char dynamic_smem[];
+  // The patterns of the swizzle count from multiples of 1024 bytes.
+  char* smem = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
+  char* smem_c = smem + kNumStages * Cfg::kStageBytes;
+  constexpr int kStoreBytes = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes;  // of a consumer
+  char* smem_ones = smem_c + Cfg::kConsumers * kStoreBytes;
+  const int warp = threadIdx.x / 32;
+  constexpr int kProducerWarp = Cfg::kConsumers * 4;
+  const int log_cluster = Cfg::kClusters ? args.cluster_m + args.cluster_n : 0;
+  Shared shared;
+  shared.stages = smem_address(smem);
+  shared.ones = smem_address(smem_ones);
+  shared.full = shared.ones + Cfg::kOnesBytes;
+  shared.empty = shared.full + kNumStages * 8;
+  shared.transposed = shared.empty + kNumStages * 8;
+  // Before all that others need: a cold line of the constants' cache costs 0.1 us.
+  if (warp == kProducerWarp && elect_sync()) {
+    set_up_producer<Cfg>(&map_a, map_b.maps, shared);
+    // The first copies wait for no other warp, only for the end of the kernels before this one.
+    if constexpr (!Cfg::kSumsRows) {
+      if (args.start == Start::by_grid) start_tile<Cfg>(&map_a, map_b.maps, args, shared, place_by_grid<Cfg>(args));
+      if (args.start == Start::by_index)
+        start_tile<Cfg>(&map_a, map_b.maps, args, shared,
+                        place_of<Cfg>(tile_of(int(blockIdx.x) >> log_cluster, args), args));
+    }
+  }
+  const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
+  shared.c = smem_c + consumer * kStoreBytes;
+  shared.in_cluster = log_cluster > 0;
+  // Blocks that a stage's copies come from, this one among them.
+  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
+  if (Cfg::kClusters && shared.in_cluster) {
+    // A warp's first lanes tell each of them: those of the same columns, then those of the same rows.
+    const ClusterRank rank = cluster_rank<Cfg>(args);
+    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
+    const int along_n = lane + 1 - (1 << args.cluster_m);
+    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
+    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
+  }
+  if (threadIdx.x == 0) {
+    if constexpr (Cfg::kIsPlain && !Cfg::kStoresDirectly) prefetch_tensormap(&map_c);
+#pragma unroll
+    for (int stage = 0; stage < kNumStages; ++stage) {
+      mbarrier_init(shared.empty + stage * 8, 4 * Cfg::kConsumers * num_senders);  // one arrival per consumer warp
+      if constexpr (Cfg::kTransposesB) mbarrier_init(shared.transposed + stage * 8, 1);
+    }
+    fence_mbarrier_init();
+  }
+  if constexpr (Cfg::kSumsRows) {
+    if (threadIdx.x < Cfg::kOnesBytes / 4) {
+      reinterpret_cast<uint32_t*>(smem_ones)[threadIdx.x] = pack_pair<typename Cfg::T>(1, 1);
+      fence_proxy_async();
+    }
+  }
+  if (Cfg::kClusters && shared.in_cluster) {
+    cluster_arrive_relaxed();
+    cluster_wait();  // the other blocks' barriers are initialised as well
+  }
+  __syncthreads();
+  // Up to here nothing was read or written that the kernel before this one may still work on.
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+
+  Ring<kNumStages> ring;
+  if (warp >= kProducerWarp) {
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+    if constexpr (Cfg::kTransposesB) {
+      if (warp > kProducerWarp) {
+        const int transposer = warp - kProducerWarp - 1;
+        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
+          transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
+        });
+      }
+    }
+    if (warp == kProducerWarp && elect_sync()) {
+      if constexpr (Cfg::kSumsRows) {
+        produce<Cfg, Cfg, Columns::first>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
+        produce<Cfg, Cfg, Columns::others>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
+      } else {
+        produce<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
+      }
+      if constexpr (Cfg::kSplitsTail)
+        produce<Cfg, Half>(&map_a, map_b.maps, args, shared, ring, args.full_tiles, args.num_tiles);
+    }
+  } else {
+    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
+    int num_stores = 0;
+    if constexpr (Cfg::kSumsRows) {
+      consume<Cfg, Cfg, Columns::first>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+      consume<Cfg, Cfg, Columns::others>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    } else {
+      consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    }
+    if constexpr (Cfg::kSplitsTail)
+      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
+  }
+  // Shared memory must outlive the other blocks' copies to it and arrivals at its barriers, and the stores that read
+  // it.
+  if (shared.in_cluster) cluster_arrive_relaxed();
+  if (warp < kProducerWarp && threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();
+  if (shared.in_cluster) cluster_wait();
+}
+
+// ---- host ----
+
+template <class Cfg>
+Arguments arguments_of(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  Arguments args{};
+  args.m = int(p.m);
+  args.n = int(p.n);
+  args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
+  args.cluster_m = uint8_t(task.plan.cluster_m);
+  args.cluster_n = uint8_t(task.plan.cluster_n);
+  for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
+  args.same_cols = (1u << (1 << args.cluster_m)) - 1;
+  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.cluster_m));
+  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.cluster_n));
+  args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
+  const bool splits_chunks = task.plan.splits_chunks || task.plan.shares_tiles;
+  args.num_splits = splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
+  args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
+  const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
+  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
+  args.last_row = latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
+  args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, Cfg::kUnitB);
+  args.num_batch_dims = p.num_batch_dims;
+  for (int32_t d = 0; d < p.num_batch_dims; ++d) {
+    const BatchDim& dim = task.problem.batch_dims[d];
+    args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
+                     dim.stride_c / task.c.batch_step};
+  }
+  args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
+  args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
+  args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
+  args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
+  args.activation = p.activation;
+  args.stores_by_tma = task.stores_by_tma;
+  args.is_exchanged = task.plan.is_exchanged;
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
+                      (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
+  args.c = p.c;
+  args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
+  args.batch_step_c = task.c.batch_step;
+  args.bias = p.bias;
+  args.stride_bias_m = p.stride_bias_m;
+  args.stride_bias_n = p.stride_bias_n;
+  args.row_sums = p.row_sums;
+  args.partial = task.partial;
+  args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n, Cfg::kSumsRows);
+  return args;
+}
+
+// `num_units`: blocks or clusters of them.
+template <class Cfg>
+Start start_of(const Arguments& args, int64_t num_units) {
+  if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
+  const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
+  return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
+}
+
+// The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
+// Where rows do not begin with its lines, a line is read twice, and is lost in between if much else passes through: a
+// large result, or more operands than the cache holds several times over (fitted on an H200).
+CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_read_at_once) {
+  constexpr int64_t kLine = 128, kMostBytes = 150000000;
+  const GemmProblem& p = task.problem.gemm;
+  const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
+  const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
+  const int64_t bytes = size_of(p.dtype);
+  const bool keeps_lines =
+      operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * bytes <= kMostBytes);
+  return is_of_one_item && is_read_at_once && keeps_lines ? CachePolicy::evict_first : CachePolicy::evict_normal;
+}
+
+// A's and B's.
+template <class Cfg>
+bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
+  const GemmProblem& p = task.problem.gemm;
+  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.cluster_n) &&
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.cluster_m);
+  const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
+  args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
+  args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
+  return is_encoded;
+}
+
+constexpr const char* kNotEncoded = "the driver refuses a tensor map";
+
+template <class Cfg>
+const char* launch_shared(const Task& task) {
+  Arguments args = arguments_of<Cfg>(task);
+  args.a.policy = policy_of(task, task.a, true);
+  args.b.policy = policy_of(task, task.b, true);
+  CUtensorMap map_a{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
+  if (!encode_operands<Cfg>(task, args, map_a, map_b)) return kNotEncoded;
+  args.start = args.num_batch_dims == 0 ? Start::by_grid : Start::late;
+  const unsigned chunks = unsigned(args.num_splits), num_slabs = unsigned(task.problem.batch_size) * chunks;
+  return launch_in_clusters<&wgmma_shared_kernel<Cfg>>(dim3(1, 1, chunks),
+                                                       dim3(unsigned(args.tiles_m), unsigned(args.tiles_n), num_slabs),
+                                                       Cfg::kThreads, Cfg::kSmem, task.stream, map_a, map_b, args);
+}
+
+template <class Cfg>
+const char* launch_config(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  Arguments args = arguments_of<Cfg>(task);
+  const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
+  const int cluster = 1 << args.cluster_m << args.cluster_n;
+  if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
+  const int64_t num_blocks = num_units * cluster;
+  args.start = start_of<Cfg>(args, num_units);
+  const bool is_one_wave = args.start == Start::by_grid;
+  // The tiles in flight form about a square of C, in groups of about the same size. One wave is one group: tile_of then
+  // numbers its tiles as the grid does.
+  int64_t square = 1;
+  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
+  const int64_t num_squares = max_of(1, ((args.tiles_m << args.cluster_m) + square / 2) / square);
+  // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
+  // H200).
+  const bool has_few_columns =
+      cluster == 1 && args.tiles_m > 8 && args.tiles_n <= 12 && args.num_tiles == args.tiles_m * args.tiles_n;
+  const int group_m = task.plan.group_m > 0 ? task.plan.group_m : has_few_columns ? 4 : 0;
+  const int64_t num_groups = is_one_wave ? 1 : group_m > 0 ? ceil_div(args.tiles_m, group_m) : num_squares;
+  args.group_m = int(ceil_div(args.tiles_m, num_groups));
+  args.full_group_m = Divisor(args.group_m);
+  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
+  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
+
+  // Tiles that sum many chunks drift apart.
+  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
+  const bool is_group_in_flight = int64_t(args.group_m) * args.tiles_n <= num_units;
+  args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
+  args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));
+
+  CUtensorMap map_a{}, map_c{};
+  BoxMaps<typename Cfg::LoaderB> map_b{};
+  bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
+  if (args.stores_by_tma && !Cfg::kStoresDirectly)
+    is_encoded = is_encoded &&
+                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
+  if (!is_encoded) return kNotEncoded;
+  dim3 grid{unsigned(num_blocks)};
+  if (is_one_wave)
+    grid = {unsigned(args.tiles_m * cluster), unsigned(args.tiles_n),
+            unsigned(num_units / (args.tiles_m * args.tiles_n))};
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(unsigned(cluster)), grid, Cfg::kThreads, Cfg::kSmem, task.stream,
+                                                map_a, map_b, map_c, args);
+}
+
+// Whether the kernel of Config::Plain computes all that a product needs.
+template <class Cfg>
+bool is_plain(const Task& task) {
+  const GemmProblem& p = task.problem.gemm;
+  return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && !p.bias && p.activation == Activation::none &&
+         (task.stores_by_tma || Cfg::kStoresDirectly);
+}
+
+// Clusters that share a tile have a kernel of their own, too: the other one would pay for the code.
+template <class Cfg, bool SHARES>
+const char* launch_kernel_of(const Task& task) {
+  if constexpr (SHARES)
+    return launch_shared<Cfg>(task);
+  else
+    return is_plain<Cfg>(task) ? launch_config<typename Cfg::Plain>(task) : launch_config<Cfg>(task);
+}
+
+template <class T, int TILE, bool CLUSTERS, bool SHARES = false>
+const char* launch_layout(const Task& task) {
+  constexpr TileShape kShape = kTileShapes[TILE];
+  constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.b.is_k_major)
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, CLUSTERS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, false, false, CLUSTERS>, SHARES>(task);
+  if constexpr (serves_layout(kShape, false))
+    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, CLUSTERS>, SHARES>(task)
+                             : launch_kernel_of<Config<T, M, N, true, true, false, CLUSTERS>, SHARES>(task);
+  return "this tile needs a k-major B";
+}
+
+}  // namespace
+
+template <class T, int TILE>
+const char* launch_tile(const Task& task) {
+  constexpr TileShape kShape = kTileShapes[TILE];
+  constexpr int M = kShape.block_m, N = kShape.block_n;
+  if (task.problem.gemm.row_sums) {
+    if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
+    return "this tile does not sum rows";
+  }
+  if constexpr (shares_tiles(kShape)) {
+    if (task.plan.shares_tiles) return launch_layout<T, TILE, false, true>(task);
+  }
+  if constexpr (may_cluster(kShape, true) && !always_built_with_clusters(kShape)) {
+    if (task.plan.cluster_m || task.plan.cluster_n) return launch_layout<T, TILE, true>(task);
+  }
+  return launch_layout<T, TILE, always_built_with_clusters(kShape)>(task);
+}
+
+template <int TILE>
+const char* launch_tile_tf32(const Task& task) {
+  constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
+  if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+  if (task.b.is_k_major)
+    return task.is_transposed
+               ? launch_config<Config<float, M, N, true, false>>(task)
+               : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
+                     task);
+  if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
+    return launch_config<Config<float, M, N, true, true>>(task);
+  return "this tile does not transpose B";
+}
+
+}  // namespace tiledmm::cuda

@@ -1,0 +1,78 @@
+// The entry of rung 11.
+#include "core/rung.h"
+#include "kernels/cuda/wgmma/plan.h"
+#include "kernels/cuda/wgmma/tf32_plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_wgmma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+// It sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product.
+const char* refuse_row_sums(const GemmProblem& p) {
+  const bool is_served = size_of(p.dtype) == 2 && p.m > 1 && p.n > 1 && p.k > 1 && p.stride_am == 1 &&
+                         p.stride_ak != 1 && p.stride_bn == 1 && p.stride_bk != 1 && p.stride_cn == 1 &&
+                         p.num_batch_dims == 0;
+  return is_served ? nullptr : "it sums rows of 16-bit operands across k only";
+}
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  const GemmProblem& p = problem.gemm;
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (chip.arch != 90) return "the chip has no wgmma instruction";
+  if (p.dtype == DType::f64) return "it serves fp16, bf16 and fp32 rounded to tf32";
+  if (const char* reason = refuse_tf32(p, chip)) return reason;
+  if (p.row_sums) {
+    if (const char* reason = refuse_row_sums(p)) return reason;
+  }
+  if (p.k == 0) return "k is 0";
+  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
+  if (p.stride_cm != 1 && p.stride_cn != 1 && p.m != 1 && p.n != 1) return "C has no unit stride";
+  // Tiles, each for every chunk of k, are counted in 32 bits; the smallest are of 64 x 32.
+  const double num_tiles = double(ceil_div(p.m, 64)) * double(ceil_div(p.n, 32)) * double(problem.batch_size);
+  if (num_tiles * double(ceil_div(p.k, kChunkUnit)) >= double(kLimit)) return "it has 2^30 tiles or more";
+  return nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.dtype == DType::f32) return for_each_tf32_plan(problem, chip.num_cus, visit);
+  for_each_tile_plan(wgmma_task(problem, chip.num_cus), chip.num_cus, visit);
+}
+
+void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
+  fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
+  if (copies_a || copies_b) fields.add("copies", copies_a ? copies_b ? "A B" : "A" : "B");
+  if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
+  if (tiles.is_exchanged) fields.add("roles", "exchanged");
+  if (tiles.splits_chunks) fields.add("split_k", "second kernel");
+  if (tiles.shares_tiles) fields.add("split_k", "cluster");
+  if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  if (problem.gemm.dtype == DType::f32) {
+    const Tf32Plan& own = plan.as<Tf32Plan>();
+    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    fields.add("path", kTf32PathNames[int(own.path)]);
+    fields.add("block_k", kTf32BlockK);
+  } else {
+    const WgmmaPlan& own = plan.as<WgmmaPlan>();
+    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    fields.add("block_k", kWgmmaBlockK);
+  }
+  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+}
+
+}  // namespace
+
+const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
+                         11,       true,
+                         true,     Order::mma_chunks,
+                         refuse,   for_each_plan,
+                         describe, launch_wgmma};
+
+}  // namespace tiledmm::gpu

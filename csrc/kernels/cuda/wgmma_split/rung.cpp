@@ -1,0 +1,65 @@
+// The entry of rung 15.
+#include "core/rung.h"
+#include "kernels/cuda/wgmma_split/plan.h"
+#include "kernels/cuda/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_wgmma_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  constexpr int64_t kLimit = int64_t(1) << 30;
+  const GemmProblem& p = problem.gemm;
+  if (const char* reason = refuse_chip(problem, chip)) return reason;
+  if (p.dtype != DType::f32) return "it serves fp32";
+  if (chip.arch != 90) return "the chip has no wgmma instruction";
+  if (p.row_sums) return "it does not sum rows";
+  if (p.k < kSplitMinK) return simt_pipelined_rung.refuse(problem, chip);
+  if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
+  // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
+  const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
+  const double batch = double(problem.batch_size), chunks = double(ceil_div(p.k, kSplitChunkK));
+  const double splits = kSplitBlock / kSplitRows * batch * (tiles_m + tiles_n) * chunks;
+  if (batch * tiles_m * tiles_n >= double(kLimit) || splits >= double(kLimit)) {
+    return "it has 2^30 tiles or more";
+  }
+  return nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
+  double cost_us = 0;
+  const SplitPlan plan = plan_split(problem, chip.num_cus, cost_us);
+  visit(plan, cost_us);
+}
+
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
+  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.describe(problem, chip, plan, fields);
+  const SplitWork own = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
+  fields.add_tile("block", kSplitBlock, kSplitBlock);
+  fields.add("path", "3 products in fp16");
+  fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
+  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
+  fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
+  fields.add("chunks", ceil_div(problem.gemm.k, kSplitChunkK));
+  if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
+}
+
+}  // namespace
+
+const Rung wgmma_split_rung = {"wgmma_split",
+                               "Hopper: fp32 as two fp16 terms, three products, short sums",
+                               15,
+                               true,
+                               false,
+                               Order::split_chunks,
+                               refuse,
+                               for_each_plan,
+                               describe,
+                               launch_wgmma_split,
+                               true};
+
+}  // namespace tiledmm::gpu

@@ -1,0 +1,69 @@
+// The entries of rung 16: they follow the orders of rung 13, for RDNA, of rung 12, for CDNA, and of rung 17, for RDNA
+// in fp32 and fp64.
+#include "core/rung.h"
+#include "core/summation.h"
+#include "kernels/hip/few_rows/plan.h"
+#include "kernels/hip/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_few_rows(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+bool is_by_multiply_add(const Chip& chip, DType dtype) { return is_rdna(chip) && size_of(dtype) >= 4; }
+
+// CDNA's order has the chunks of 16 bits for every dtype; multiply-adds are one chain.
+int64_t chunk_k_on(const Chip& chip, const FoldedProblem& problem) {
+  const int64_t k = problem.gemm.k;
+  if (is_by_multiply_add(chip, problem.gemm.dtype)) return max_of(k, 1);
+  return is_rdna(chip) ? problem.chunk_k : mma_chunk_k(problem.asked_n, k, false);
+}
+
+FewPlan plan_on(const Chip& chip, const FoldedProblem& problem) {
+  return plan_few_rows(problem, chip, chunk_k_on(chip, problem));
+}
+
+template <Order ORDER>
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  if (const char* reason = refuse_amd(problem, chip)) return reason;
+  if (is_rdna(chip) == (ORDER == Order::mfma_chunks))
+    return is_rdna(chip) ? "it is for CDNA" : "it is for RDNA 3 and 4";
+  if (ORDER == Order::mfma_chunks) {  // or m would choose the order of summation
+    if (const char* reason = mfma_rung.refuse(problem, chip)) return reason;
+  } else if (is_by_multiply_add(chip, problem.gemm.dtype) != (ORDER == Order::chain)) {
+    return ORDER == Order::chain ? "it serves fp32 and fp64" : "the chip has no matrix instruction for this dtype";
+  }
+  if (min_of(problem.gemm.m, problem.gemm.n) > kMostFewRows) return "it serves up to 16 rows or columns";
+  const FewPlan plan = plan_on(chip, problem);
+  return few_partial_bytes(problem, plan) > kMaxFewPartialBytes ? "its chunks' sums would take 256 MB" : nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  const FewPlan plan = plan_on(chip, problem);
+  visit(plan, few_rows_us(plan, problem, chip));
+}
+
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const FewPlan& own = plan.as<FewPlan>();
+  const int tile = few_rows_tile(size_of(problem.gemm.dtype), own.is_whole && !own.is_k_major);
+  own.are_columns_few ? fields.add_tile("block", tile, kMostFewRows) : fields.add_tile("block", kMostFewRows, tile);
+  fields.add("split_k", own.num_splits);
+  if (!own.is_whole) fields.add("copies", "elements");
+}
+
+template <Order ORDER>
+constexpr Rung entry(const char* name, const char* description) {
+  return {name, description, 16, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
+}
+
+}  // namespace
+
+const Rung few_rows_rung =
+    entry<Order::mma_chunks>("few_rows", "RDNA: few rows, the other operand straight to the matrix instructions");
+const Rung few_rows_mfma_rung = entry<Order::mfma_chunks>("few_rows.mfma", "CDNA: the same");
+const Rung few_rows_chain_rung =
+    entry<Order::chain>("few_rows.chain", "RDNA, fp32 and fp64: the same by multiply-adds");
+
+}  // namespace tiledmm::gpu

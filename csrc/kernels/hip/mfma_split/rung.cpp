@@ -1,0 +1,58 @@
+// The entry of rung 18.
+#include "core/rung.h"
+#include "kernels/hip/mfma_split/plan.h"
+#include "kernels/hip/shared/refuse.h"
+#include "kernels/rungs.h"
+
+namespace tiledmm::gpu {
+
+TILEDMM_IF_LINKED Status launch_mfma_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
+namespace {
+
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  // A tile's rows of terms lie within 2 GiB; HIP counts threads in 32 bits, and so are tiles counted, those of the
+  // split, kSplitRows by a chunk of k, too.
+  constexpr int64_t kMaxK = int64_t(1) << 21;
+  constexpr double kMaxTiles = double(1 << 23);
+  const GemmProblem& p = problem.gemm;
+  if (const char* reason = refuse_amd(problem, chip)) return reason;
+  if (p.dtype != DType::f32) return "it serves fp32";
+  if (is_rdna(chip)) return "the chip has no MFMA instruction";
+  if (chip.arch == 0x90a) return "the chip's MFMA instructions read denormal fp16 as zero";
+  if (p.k < kSplitMinK) return mfma_rung.refuse(problem, chip);
+  if (p.k > kMaxK) return "k is more than 2^21";
+  const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
+  const double batch = double(problem.batch_size), chunks = double(ceil_div(p.k, kSplitChunkK));
+  const double splits = kSplitBlock / kSplitRows * batch * (tiles_m + tiles_n) * chunks;
+  if (batch * tiles_m * tiles_n >= kMaxTiles || splits >= 2 * kMaxTiles) {
+    return "it has 2^23 tiles or more";
+  }
+  return nullptr;
+}
+
+void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.for_each_plan(problem, chip, visit);
+  for_each_mfma_split_plan(first_groups(problem), double(group_rounds(problem)), chip, visit);
+}
+
+void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
+  if (problem.gemm.k < kSplitMinK) return mfma_rung.describe(problem, chip, plan, fields);
+  const MfmaSplitPlan& own = plan.as<MfmaSplitPlan>();
+  const int block = kMfmaSplitShapes[own.shape].block;
+  fields.add_tile("block", block, block);
+  fields.add("path", "3 products in fp16");
+  fields.add("one_product_within", "10.1*2^-24");  // of it; docs/numerics.md
+  fields.add("workspace", own.a.bytes() + own.b.bytes() + group_sum_bytes(problem));
+}
+
+}  // namespace
+
+const Rung mfma_split_rung = {"mfma_split", "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
+                              18,           true,
+                              false,        Order::mfma_split_sums,
+                              refuse,       for_each_plan,
+                              describe,     launch_mfma_split,
+                              true};
+
+}  // namespace tiledmm::gpu
