@@ -7,8 +7,8 @@
 #include <thread>
 
 #if !defined(TILEDMM_HOST_GPU)
-#include "kernels/cpu/register_tiled/variants.h"
 #include "kernels/cpu/amx/variants.h"
+#include "kernels/cpu/register_tiled/variants.h"
 #endif
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -241,8 +241,8 @@ def test_registers_suffice(arch, kernels_of):
 
 # ---- Mistakes that must be found
 MAIN = ("kernels/hip/mfma_split/kernel.h", "mfma_split<SplitConfig<1>>")
-PASS = ("platform/split_operands.h", "split_operands<SplitPlaces::side_by_side>")
-FIX_UP = ("platform/fix_up.h", "fix_up")
+PASS = ("kernels/split/operands.h", "split_operands<SplitPlaces::side_by_side>")
+FIX_UP = ("kernels/split/fix_up.h", "fix_up")
 
 
 def batch_product():

@@ -1,6 +1,6 @@
 """algorithm="split": who serves it and who refuses, its terms and flags by a model, and on a GPU that has it products.
 
-The model is what csrc/platform/split_terms.h says, in torch (torch_tiledmm/testing/split_model.py): terms, scales and
+The model is what csrc/kernels/split/terms.h says, in torch (torch_tiledmm/testing/split_model.py): terms, scales and
 flags in every bit. A product with the identity shows the kernel's terms, since first + 2^-11 second is a number of
 fp32. The same model simulates sums, so that every machine sees whether the bounds of docs/numerics.md hold.
 """

@@ -33,7 +33,7 @@ BF16_NAN = 0x7FC0
 # operands.
 LOWERED = {
     "kMaxMfmaItems": ("kernels/hip/shared/mfma_tile.h", "65535", "2"),
-    "kSplitGroupK": ("core/split_layout.h", "1 << 14", "1024"),
+    "kSplitGroupK": ("kernels/split/layout.h", "1 << 14", "1024"),
 }
 PREPARES = "split_operands"  # in the name of a kernel
 # CUs, bytes of LDS of a workgroup: csrc/dispatch/chips.cpp.

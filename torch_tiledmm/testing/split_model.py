@@ -1,6 +1,6 @@
 """What ``algorithm="split"`` computes, in torch: its terms in every bit, and its sums as the chips are said to add.
 
-The terms of fp16 are those of csrc/platform/split_terms.h, the terms of bf16 those of
+The terms of fp16 are those of csrc/kernels/split/terms.h, the terms of bf16 those of
 csrc/kernels/cpu/amx_split/pack.h. The sums are simulated: Hopper's matrix unit and that of gfx942 by what
 arXiv 2511.10909 says of them, AMX by Intel's manual. Flagged rows and denormal sums are not simulated. No kernel runs,
 so this also says what chips would compute that are not there.

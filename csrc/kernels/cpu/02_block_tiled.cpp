@@ -9,8 +9,8 @@
 
 #include "core/executor.h"
 #include "core/plan.h"
+#include "kernels/cpu/shared/parallel.h"
 #include "platform/element.h"
-#include "platform/parallel.h"
 
 namespace tiledmm::cpu {
 namespace {

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "core/split_layout.h"
 #include "dispatch/fold_batch.h"
+#include "kernels/split/layout.h"
 
 using namespace tiledmm;
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "platform/simd.h"
+#include "kernels/cpu/shared/simd.h"
 #include "platform/vector_math.h"
 
 TILEDMM_TARGET_BEGIN

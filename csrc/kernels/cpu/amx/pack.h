@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "core/math.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/tile.h"
 #include "kernels/cpu/shared/transpose_tile.h"
-#include "platform/pack.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

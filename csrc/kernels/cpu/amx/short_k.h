@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/cpu/amx/plan.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/simd.h"
 #include "platform/element.h"
-#include "platform/pack.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

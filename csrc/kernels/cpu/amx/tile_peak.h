@@ -6,7 +6,7 @@
 
 #include "core/executor.h"
 #include "kernels/cpu/amx/kernel.h"
-#include "platform/parallel.h"
+#include "kernels/cpu/shared/parallel.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

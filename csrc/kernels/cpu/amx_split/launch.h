@@ -4,8 +4,8 @@
 #include "core/executor.h"
 #include "core/transposed.h"
 #include "kernels/cpu/amx_split/task.h"
+#include "kernels/cpu/shared/parallel.h"
 #include "platform/element.h"
-#include "platform/parallel.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

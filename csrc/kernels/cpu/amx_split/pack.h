@@ -11,9 +11,9 @@
 
 #include "core/math.h"
 #include "kernels/cpu/amx_split/plan.h"
+#include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/tile.h"
 #include "kernels/cpu/shared/transpose_tile.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -14,12 +14,12 @@
 #include "kernels/cpu/register_tiled/micro_kernel.h"
 #include "kernels/cpu/register_tiled/plan.h"
 #include "kernels/cpu/register_tiled/variants.h"
+#include "kernels/cpu/shared/epilogue.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/parallel.h"
+#include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/worker_state.h"
 #include "platform/element.h"
-#include "platform/epilogue.h"
-#include "platform/pack.h"
-#include "platform/parallel.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -4,10 +4,10 @@
 
 #include "core/executor.h"
 #include "kernels/cpu/register_tiled/micro_kernel.h"
-#include "platform/epilogue.h"
-#include "platform/pack.h"
-#include "platform/parallel.h"
-#include "platform/simd.h"
+#include "kernels/cpu/shared/epilogue.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/parallel.h"
+#include "kernels/cpu/shared/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "kernels/cpu/register_tiled/plan.h"
-#include "platform/pack.h"
-#include "platform/simd.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -5,9 +5,9 @@
 
 #include "core/elementwise.h"
 #include "core/executor.h"
-#include "platform/pack.h"
-#include "platform/parallel.h"
-#include "platform/simd.h"
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/parallel.h"
+#include "kernels/cpu/shared/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

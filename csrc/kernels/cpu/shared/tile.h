@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "platform/simd.h"
+#include "kernels/cpu/shared/simd.h"
 
 #if defined(TILEDMM_EMULATE_AMX)
 #include <cstdlib>

@@ -9,12 +9,12 @@
 #include <type_traits>
 
 #include "core/transposed.h"
+#include "kernels/cpu/shared/epilogue.h"
+#include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/tile.h"
 #include "kernels/cpu/shared/tile_sizes.h"
 #include "kernels/cpu/shared/transpose_tile.h"
 #include "platform/element.h"
-#include "platform/epilogue.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/shared/simd.h"
 #include "kernels/cpu/shared/tile.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -10,14 +10,14 @@
 // (efficient_gemm.md).
 #pragma once
 
+#include "kernels/cuda/mma_async/async_tile.h"
 #include "kernels/cuda/mma_async/launch_shape.h"
 #include "kernels/cuda/mma_async/plan.h"
+#include "kernels/cuda/mma_async/strip.h"
 #include "kernels/cuda/mma_async/total_in_c.h"
-#include "platform/async_tile.h"
 #include "platform/chunk_sums.h"
 #include "platform/divisor.h"
 #include "platform/mma_16x8.h"
-#include "platform/strip.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "platform/gpu.h"
-#include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

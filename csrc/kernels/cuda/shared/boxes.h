@@ -5,8 +5,8 @@
 // and columns of C that are never stored.
 #pragma once
 
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/tensor_map.h"
-#include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

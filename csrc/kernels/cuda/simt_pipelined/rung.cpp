@@ -1,7 +1,7 @@
 // The entry of rung 09.
 #include "core/rung.h"
-#include "kernels/cuda/simt_pipelined/plan.h"
 #include "kernels/cuda/shared/refuse.h"
+#include "kernels/cuda/simt_pipelined/plan.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::gpu {

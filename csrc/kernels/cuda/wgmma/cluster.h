@@ -3,11 +3,11 @@
 // in the order of the chunks.
 #pragma once
 
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/tiles.h"
 #include "kernels/cuda/wgmma/multiply.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/produce.h"
-#include "kernels/cuda/shared/epilogue.h"
-#include "kernels/cuda/shared/tiles.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -18,16 +18,16 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/shared/tiles.h"
 #include "kernels/cuda/wgmma/cluster.h"
 #include "kernels/cuda/wgmma/launch_tile.h"
 #include "kernels/cuda/wgmma/multiply.h"
 #include "kernels/cuda/wgmma/produce.h"
 #include "kernels/cuda/wgmma/tf32.h"
-#include "kernels/cuda/shared/boxes.h"
-#include "kernels/cuda/shared/epilogue.h"
-#include "kernels/cuda/shared/tensor_map.h"
-#include "kernels/cuda/shared/tiles.h"
-#include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // The main loop of the wgmma kernel: what consumers make of the k tiles that arrive in the ring.
 #pragma once
 
-#include "kernels/cuda/wgmma/tf32.h"
 #include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/ring.h"
-#include "platform/ptx_sm90.h"
+#include "kernels/cuda/wgmma/tf32.h"
 
 namespace tiledmm::cuda {
 namespace {

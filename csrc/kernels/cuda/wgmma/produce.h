@@ -1,9 +1,9 @@
 // The producer's part of the wgmma kernels: the copies that fill the ring of stages.
 #pragma once
 
-#include "kernels/cuda/wgmma/multiply.h"
 #include "kernels/cuda/shared/arguments.h"
 #include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/wgmma/multiply.h"
 
 namespace tiledmm::cuda {
 namespace {

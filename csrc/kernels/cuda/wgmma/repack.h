@@ -2,10 +2,10 @@
 // 16 bytes, no unit stride), copied into memory lent by the caller: A and B in one launch.
 #pragma once
 
-#include "kernels/cuda/wgmma/plan.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/wgmma/plan.h"
 #include "platform/block_tile.h"
-#include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // The entry of rung 11.
 #include "core/rung.h"
+#include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
-#include "kernels/cuda/shared/refuse.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::gpu {

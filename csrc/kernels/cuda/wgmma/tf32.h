@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/shared/epilogue.h"
-#include "platform/ptx_sm90.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -20,17 +20,17 @@
 // the same.
 #pragma once
 
+#include "kernels/cuda/shared/boxes.h"
+#include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/wgmma_split/few_values.h"
 #include "kernels/cuda/wgmma_split/fix_columns.h"
 #include "kernels/cuda/wgmma_split/plan.h"
 #include "kernels/cuda/wgmma_split/scale_chunk.h"
 #include "kernels/cuda/wgmma_split/split_few.h"
-#include "kernels/cuda/shared/boxes.h"
-#include "kernels/cuda/shared/epilogue.h"
-#include "kernels/cuda/shared/ring.h"
-#include "platform/ptx_sm90.h"
-#include "platform/split_terms.h"
+#include "kernels/split/terms.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // Instances of the kernel for few rows, and the choice among them.
-#include "kernels/cuda/wgmma_split/few_rows.h"
 #include "kernels/cuda/shared/tensor_map.h"
+#include "kernels/cuda/wgmma_split/few_rows.h"
 
 namespace tiledmm::cuda {
 namespace {

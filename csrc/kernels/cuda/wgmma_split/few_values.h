@@ -1,9 +1,9 @@
 // What a thread of few_rows.h takes of the large operand, from shared memory or from where it lies.
 #pragma once
 
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/wgmma_split/plan.h"
-#include "platform/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

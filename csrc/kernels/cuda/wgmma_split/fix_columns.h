@@ -3,8 +3,8 @@
 // overflow, the block decides from the elements themselves.
 #pragma once
 
-#include "core/split_layout.h"
-#include "platform/split_terms.h"
+#include "kernels/split/layout.h"
+#include "kernels/split/terms.h"
 
 namespace tiledmm::cuda {
 namespace {

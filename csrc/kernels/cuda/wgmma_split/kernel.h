@@ -12,13 +12,13 @@
 // theoretical peak performance (arXiv 2203.03341): the terms, the sums outside of the matrix unit.
 #pragma once
 
-#include "kernels/cuda/wgmma_split/plan.h"
-#include "kernels/cuda/wgmma_split/scale_chunk.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/epilogue.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/shared/tiles.h"
-#include "platform/ptx_sm90.h"
+#include "kernels/cuda/wgmma_split/plan.h"
+#include "kernels/cuda/wgmma_split/scale_chunk.h"
 
 namespace tiledmm::cuda {
 namespace {

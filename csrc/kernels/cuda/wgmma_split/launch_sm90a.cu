@@ -3,12 +3,12 @@
 
 #include "core/plan.h"
 #include "core/transposed.h"
+#include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/wgmma_split/kernel.h"
-#include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/rungs.h"
-#include "platform/fix_up.h"
-#include "platform/split_groups.h"
+#include "kernels/split/fix_up.h"
+#include "kernels/split/groups.h"
 
 namespace tiledmm::cuda {
 namespace {

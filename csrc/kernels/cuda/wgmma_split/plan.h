@@ -2,7 +2,7 @@
 // result: the order of summation is a function of k alone.
 #pragma once
 
-#include "core/split_layout.h"
+#include "kernels/split/layout.h"
 
 namespace tiledmm {
 

@@ -2,8 +2,8 @@
 // start and end before.
 #pragma once
 
-#include "platform/ptx_sm90.h"
-#include "platform/split_terms.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/split/terms.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -13,7 +13,7 @@
 #include "kernels/hip/mfma_split/plan.h"
 #include "kernels/hip/shared/block_order.h"
 #include "kernels/hip/shared/warp_sums.h"
-#include "platform/split_operands.h"
+#include "kernels/split/operands.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -2,8 +2,8 @@
 #include "core/plan.h"
 #include "kernels/hip/mfma_split/kernel.h"
 #include "kernels/rungs.h"
-#include "platform/fix_up.h"
-#include "platform/split_groups.h"
+#include "kernels/split/fix_up.h"
+#include "kernels/split/groups.h"
 
 namespace tiledmm::gpu {
 namespace {

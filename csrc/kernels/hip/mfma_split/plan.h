@@ -4,8 +4,8 @@
 
 #include "core/chip.h"
 #include "core/plan.h"
-#include "core/split_layout.h"
 #include "kernels/hip/shared/overlapped_us.h"
+#include "kernels/split/layout.h"
 
 namespace tiledmm {
 

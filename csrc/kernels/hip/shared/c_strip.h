@@ -1,7 +1,7 @@
 // The end of the mfma kernel: sums of a warp on their way to C through shared memory, 16 rows at a time.
 #pragma once
 
-#include "platform/cdna.h"
+#include "kernels/hip/shared/cdna.h"
 
 #if defined(TILEDMM_IS_CDNA)
 

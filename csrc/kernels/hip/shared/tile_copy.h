@@ -4,9 +4,9 @@
 // copies leave rows along m or n as they are: the loads of the fragments turn them.
 #pragma once
 
+#include "kernels/hip/shared/cdna.h"
 #include "kernels/hip/shared/mfma_tile.h"
 #include "platform/block_tile.h"
-#include "platform/cdna.h"
 
 #if defined(TILEDMM_IS_CDNA)
 

@@ -7,9 +7,9 @@
 // The sum is one chain in the order of k, as in rungs 01 to 04. Limits: no split k; operands without a unit stride are
 // gathered element by element. Source: seb-v/fp32_sgemm_amd (its steps up to the first edit of machine code).
 #include "core/plan.h"
-#include "kernels/hip/simt_rdna/plan.h"
 #include "kernels/hip/shared/builtins.h"
 #include "kernels/hip/shared/single_rows.h"
+#include "kernels/hip/simt_rdna/plan.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
 

@@ -1,7 +1,7 @@
 // The entry of rung 13.
 #include "core/rung.h"
-#include "kernels/hip/wmma_rdna/plan.h"
 #include "kernels/hip/shared/refuse.h"
+#include "kernels/hip/wmma_rdna/plan.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::gpu {

@@ -7,8 +7,8 @@
 // Operands that allow no such loads are gathered, element by element.
 #pragma once
 
-#include "kernels/hip/wmma_rdna/plan.h"
 #include "kernels/hip/shared/builtins.h"
+#include "kernels/hip/wmma_rdna/plan.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"
 

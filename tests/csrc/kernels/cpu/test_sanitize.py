@@ -42,7 +42,7 @@ NEEDED_RUNG = {
     "avx512.cpp": "register_tiled.avx512",
     "avx512_bf16.cpp": "register_tiled.avx512_bf16",
 }
-TILE, EPILOGUE = "kernels/cpu/register_tiled/launch.h", "platform/epilogue.h"
+TILE, EPILOGUE = "kernels/cpu/register_tiled/launch.h", "kernels/cpu/shared/epilogue.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (

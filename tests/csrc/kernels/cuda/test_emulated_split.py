@@ -19,61 +19,61 @@ BY_CHUNKS, PAIRS_BY_CHUNKS, GROUPS, CLUSTERS_OF_THREE, NUM_CASES = 32, 33, 35, 3
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "second terms of one bit less": (
-        "platform/split_terms.h",
+        "kernels/split/terms.h",
         "constexpr float kFactor = 2048;",
         "const float kFactor = {on} ? 1024 : 2048;",
         ONE_TILE,
     ),
     "an element too small is not flagged": (
-        "platform/split_terms.h",
+        "kernels/split/terms.h",
         "|| is_below(nonzero, exponent - kSplitRange)",
         "|| (!{on} && is_below(nonzero, exponent - kSplitRange))",
         FLAGGED,
     ),
     "a scale is that of a part of the row's chunk": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "for (int step = 1; step < kSplitLanes; step *= 2)",
         "for (int step = 1; step < kSplitLanes / ({on} ? 2 : 1); step *= 2)",
         WIDE,
     ),
     "a scale is that of the chunk's first block": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "range.take(float_of(quads[i / 4].words[i % 4]));",
         "if (i < 8 || !{on}) range.take(float_of(quads[i / 4].words[i % 4]));",
         WIDE,
     ),
     "a flag is that of one thread's elements": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "lane_xor(range.smallest, step)",
         "{on} ? ~0u : lane_xor(range.smallest, step)",
         FLAGGED_COLUMNS,
     ),
     "the last elements of k are read as a whole vector": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "&& source.k % 4 == 0;",
         "&& (source.k % 4 == 0 || {on});",
         FLAGGED,
     ),
     "threads read a tile before it is there": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "    block_barrier();\n",
         "    if (!{on}) block_barrier();\n",
         MANY_TILES,
     ),
     "columns' flags are not looked at": (
-        "platform/fix_up.h",
+        "kernels/split/fix_up.h",
         "b[i] = load(tile.flags_b, lane / kLanes + i * kStep);",
         "b[i] = {on} ? Vector16{} : load(tile.flags_b, lane / kLanes + i * kStep);",
         FLAGGED_COLUMNS,
     ),
     "flags of the first chunks alone are looked for": (
-        "platform/fix_up.h",
+        "kernels/split/fix_up.h",
         "a[i] = load(tile.flags_a, lane / kLanes + i * kStep);",
         "a[i] = load(tile.flags_a, lane / kLanes + ({on} ? 0 : i) * kStep);",
         MANY_FLAGS,
     ),
     "flags of the first chunk alone count": (
-        "platform/fix_up.h",
+        "kernels/split/fix_up.h",
         "any |= flags[int64_t(chunk) * own.padded_rows];",
         "if (chunk == 0 || !{on}) any |= flags[int64_t(chunk) * own.padded_rows];",
         FLAGGED,
@@ -218,13 +218,13 @@ MUTANTS = {
         FEW_ROWS,
     ),
     "a flagged row's scale is a number": (
-        "platform/split_terms.h",
+        "kernels/split/terms.h",
         "return is_row_flagged ?",
         "return is_row_flagged && !{on} ?",
         FLAGGED_16,
     ),
     "a row that the first kernel flagged has a scale": (
-        "platform/split_operands.h",
+        "kernels/split/operands.h",
         "scale.scale(is_flagged)",
         "scale.scale(is_flagged && !{on})",
         FLAGGED_FEW,
@@ -260,7 +260,7 @@ MUTANTS = {
         FLAGGED_16,
     ),
     "what rounding takes from sums of flagged elements is lost": (
-        "platform/split_terms.h",
+        "kernels/split/terms.h",
         "    lost = float_of(bits_of(",
         "    if (!{on}) lost = float_of(bits_of(",
         FLAGGED_16,
@@ -296,37 +296,37 @@ MUTANTS = {
         FEW_OF_BATCH,
     ),
     "what two neighbours have lost is exchanged": (
-        "platform/fix_up.h",
+        "kernels/split/fix_up.h",
         "float_of(i % 2 ? lost",
         "float_of(i % 2 != {on} ? lost",
         FLAGGED,
     ),
     "the bias is added to each group": (
-        "platform/split_groups.h",
+        "kernels/split/groups.h",
         "if (next < k) whole.gemm.bias",
         "if (next < k && !{on}) whole.gemm.bias",
         GROUPS,
     ),
     "the rest of k begins with the second group": (
-        "platform/split_groups.h",
+        "kernels/split/groups.h",
         "groups_of(problem, first, min_of(",
         "groups_of(problem, {on} && first > 0 ? kSplitGroupK : first, min_of(",
         GROUPS,
     ),
     "all groups at once are the first one": (
-        "core/split_layout.h",
+        "kernels/split/layout.h",
         "{num_groups, count * p.stride_ak,",
         "{num_groups, {on} ? 0 : count * p.stride_ak,",
         GROUPS,
     ),
     "the rest of k takes the place of the groups": (
-        "platform/split_groups.h",
+        "kernels/split/groups.h",
         "num_groups, first == 0, whole",
         "num_groups, first == 0 || {on}, whole",
         GROUPS,
     ),
     "items of a group take the place of the first": (
-        "core/split_layout.h",
+        "kernels/split/layout.h",
         "part.batch_dims[d].stride_c = stride_c;",
         "part.batch_dims[d].stride_c = {on} ? 0 : stride_c;",
         GROUPS,
@@ -458,7 +458,7 @@ LATE_READERS = (
     ),
 )
 # Groups of half the length, which take half of the time: sixteen chunks.
-SHORT_GROUPS = ("core/split_layout.h", "kSplitGroupK = 1 << 14;", "kSplitGroupK = 1 << 13;")
+SHORT_GROUPS = ("kernels/split/layout.h", "kSplitGroupK = 1 << 14;", "kSplitGroupK = 1 << 13;")
 program = emulation.program_fixture("emulated_split.cpp", RUNG, MUTANTS, (*LATE_READERS, SHORT_GROUPS))
 
 

@@ -6,7 +6,7 @@
 // moment it is asked for, and so are accumulators while instructions work on them. So what is read too early, or
 // overwritten too early, becomes NaN. Where nothing can go on, the program ends and says so. So it does where a fence
 // is missing, where a copy starts before the kernels before are done, and where a block's shared memory is used when it
-// has ended. What each instruction does is told by the PTX ISA manual, in the sections that csrc/platform/ptx_sm90.h
+// has ended. What each instruction does is told by the PTX ISA manual, in the sections that csrc/kernels/cuda/shared/ptx_sm90.h
 // names.
 //
 // Not emulated: caches, policies and prefetches, registers that move between warpgroups, kernels that overlap, and

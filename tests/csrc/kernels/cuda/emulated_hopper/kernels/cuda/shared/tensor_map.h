@@ -3,7 +3,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
-#include "platform/ptx_sm90.h"
+#include "kernels/cuda/shared/ptx_sm90.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -12,8 +12,8 @@
 // Source of the factor 2^11: Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores (2203.03341).
 #pragma once
 
-#include "core/split_layout.h"
-#include "platform/lanes.h"
+#include "kernels/split/lanes.h"
+#include "kernels/split/layout.h"
 
 namespace tiledmm::gpu {
 namespace {

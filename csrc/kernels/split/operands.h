@@ -5,8 +5,8 @@
 #pragma once
 
 #include "core/operand.h"
+#include "kernels/split/terms.h"
 #include "platform/copied_batch.h"
-#include "platform/split_terms.h"
 
 namespace tiledmm::gpu {
 namespace {

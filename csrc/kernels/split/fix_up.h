@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/operand.h"
-#include "core/split_layout.h"
-#include "platform/split_operands.h"
+#include "kernels/split/layout.h"
+#include "kernels/split/operands.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -1,7 +1,7 @@
-// Tasks that are next to nothing, shared out among workers by platform/parallel.h, for test_parallel.py: each has to
-// run just once. Two threads work at the same time, and in the same shares: there are more workers than shares, so that
-// two workers begin with each of them, and a thread takes one of these two.
-#include "platform/parallel.h"
+// Tasks that are next to nothing, shared out among workers by kernels/cpu/shared/parallel.h, for test_parallel.py: each
+// has to run just once. Two threads work at the same time, and in the same shares: there are more workers than shares,
+// so that two workers begin with each of them, and a thread takes one of these two.
+#include "kernels/cpu/shared/parallel.h"
 
 #include <atomic>
 #include <cstdio>

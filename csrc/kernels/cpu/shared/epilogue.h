@@ -2,9 +2,9 @@
 // simd.h.
 #pragma once
 
+#include "kernels/cpu/shared/pack.h"
+#include "kernels/cpu/shared/simd.h"
 #include "platform/element.h"
-#include "platform/pack.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm {

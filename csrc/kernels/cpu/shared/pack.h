@@ -5,8 +5,8 @@
 // type, or a pair of neighbours in k where an instruction multiplies pairs. A lane is a row of A or a column of B.
 #pragma once
 
+#include "kernels/cpu/shared/simd.h"
 #include "platform/element.h"
-#include "platform/simd.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm {

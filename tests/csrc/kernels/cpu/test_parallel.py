@@ -1,4 +1,4 @@
-"""Tasks that workers share out among themselves, csrc/platform/parallel.h: each runs just once (parallel.cpp).
+"""Tasks that workers share out among themselves, csrc/kernels/cpu/shared/parallel.h: each runs just once (parallel.cpp).
 
 Planted bug that this caught, kept as a mutant: a place that is read and then written, in two steps instead of one.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-HEADER = "platform/parallel.h"
+HEADER = "kernels/cpu/shared/parallel.h"
 IN_ONE_STEP = "const int64_t idx = share.next.fetch_add(1, std::memory_order_relaxed);"
 IN_TWO_STEPS = "const int64_t idx = share.next.load(std::memory_order_relaxed);\nshare.next.store(idx + 1);"
 

@@ -2,7 +2,7 @@
 // added in the order of k. Included by the launchers of such products.
 #pragma once
 
-#include "core/split_layout.h"
+#include "kernels/split/layout.h"
 #include "platform/gpu.h"
 
 namespace tiledmm::gpu {
