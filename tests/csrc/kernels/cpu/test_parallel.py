@@ -1,4 +1,4 @@
-"""Tasks that workers share out among themselves, csrc/kernels/cpu/shared/parallel.h: each runs just once (parallel.cpp).
+"""Tasks that workers share out among themselves, kernels/cpu/shared/parallel.h: each runs just once (parallel.cpp).
 
 Planted bug that this caught, kept as a mutant: a place that is read and then written, in two steps instead of one.
 """
