@@ -66,12 +66,13 @@ PEAKS = ("kernels/cpu/register_tiled/variants.h", "kernels/cpu/amx/variants.h")
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
 def test_a_kernel_is_its_own_folder(path):
-    """It includes platform/, core/, its folder and kernels/<device>/shared; dispatch includes the list of entries."""
+    """It includes platform/, core/, its folder, kernels/<device>/shared and what both makers' kernels for split share;
+    dispatch includes the list of entries."""
     name = path.relative_to(CSRC)
     for included in map(Path, includes(path)):
         if included.parts[0] != "kernels" or not (CSRC / included).exists() or str(included) in OF_THE_KERNELS:
             continue
-        is_near = included.parent == name.parent or included.parent == Path(*name.parts[:2], "shared")
+        is_near = included.parent in (name.parent, Path(*name.parts[:2], "shared"), Path("kernels/split"))
         is_allowed = name.parts[0] == "kernels" and is_near
         is_peak = str(name) == "dispatch/chips.cpp" and str(included) in PEAKS
         assert is_allowed or is_peak, f"{name} must not include {included}"
