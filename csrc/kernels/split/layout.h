@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/math.h"
-#include "core/problem.h"
+#include "core/operand.h"
 
 namespace tiledmm {
 
@@ -86,15 +86,6 @@ struct SplitLayout {
   constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
   constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
 };
-
-// Items of an operand that a batch does not repeat.
-inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {
-  int64_t items = 1;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
-  }
-  return items;
-}
 
 // The part of a plan that says where the operands' terms lie.
 template <class Plan>

@@ -5,6 +5,7 @@
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/tile_order.h"
 #include "platform/gpu.h"
 
 namespace tiledmm::cuda {
@@ -38,13 +39,6 @@ struct Divisor {
 struct BatchSteps {
   int size, a, b;
   int64_t c;
-};
-
-// How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
-enum class Start : uint8_t {
-  late,     // when the block is set up
-  by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
-  by_index,
 };
 
 struct Arguments {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/wgmma/repack.h"
+#include "kernels/cuda/wgmma/tf32_plan.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -91,7 +92,7 @@ class CopyAlongK {
     job.stride_k = stride_k;
     job.rows = int(rows);
     job.k = int(k);
-    job.ld = round_up(k, 32);  // rows that begin at multiples of 128 bytes are read fastest
+    job.ld = tf32_copied_ld(k);
     int64_t next = rows * job.ld, num_items = 1;
     for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
       if (problem.batch_dims[d].*stride == 0) continue;

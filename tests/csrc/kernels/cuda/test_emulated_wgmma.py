@@ -554,9 +554,9 @@ MUTANTS = {
         SHORT_K,
     ),
     "the copy engine stores parts of units": (
-        "launch_sm90a.cu",
-        "describe_result(problem, task.c) && is_storable(p.dtype, task.c);",
-        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype, task.c));",
+        "plan.h",
+        "describe_result(problem, plan.c) && is_storable(p.dtype, plan.c);",
+        "describe_result(problem, plan.c) && ({on} || is_storable(p.dtype, plan.c));",
         SMALL,
     ),
     "threads store rows beyond C": (
