@@ -135,6 +135,22 @@ def test_plans_are_made_by_the_plan_of_a_kernel_for_a_chip(path):
         assert not found, f"{name} makes a plan: {found}"
 
 
+# ---- A rung names no other one's entry: where another kernel has a product, the choice says so.
+ENTRIES = set(re.findall(r"TILEDMM_RUNG\(\w+, (\w+)\)", (CSRC / "kernels/rungs.def").read_text()))
+# Which rows its terms cannot stand for only the kernel knows.
+NAMES_ENTRIES = ("kernels/cpu/amx_split/plan.h",)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
+def test_a_rung_names_no_other_entry(path):
+    name = str(path.relative_to(CSRC))
+    if name.startswith("kernels/") and name not in NAMES_ENTRIES:
+        folder = "".join(file.read_text() for file in path.parent.glob("*rung*.cpp"))
+        own = set(re.findall(r"const Rung (\w+)_rung\b", folder))
+        others = set(re.findall(r"\b(\w+)_rung\b", code_of(path))) & ENTRIES - own
+        assert not others, f"{name} names entries of other rungs: {others}"
+
+
 # ---- What is called of torch. The bits of its products, reductions and transcendental functions depend on threads or
 # sizes on some device, so the operators use none of them. What is listed allocates, or is exact element by element.
 CALLED_OF_TORCH = {"empty", "ones", "zeros_like", "_neg_view", "in_parallel_region"}

@@ -15,12 +15,10 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (is_plain(problem)) return plain_rung().for_each_plan(problem, chip, visit);
   visit(choose_amx_split_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
-void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
   fields.add("path", "6 products in bf16");
@@ -39,11 +37,18 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
-                             6,           false,
-                             false,       Order::amx_split_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_amx_split,
-                             true};
+const Rung amx_split_rung = {"amx_split",
+                             "AMX: fp32 as three bf16 terms, six products",
+                             6,
+                             false,
+                             false,
+                             Order::amx_split_chunks,
+                             refuse,
+                             for_each_plan,
+                             describe,
+                             launch_amx_split,
+                             true,
+                             kAmxSplitMinK,
+                             kAmxSplitMinN};
 
 }  // namespace tiledmm::cpu

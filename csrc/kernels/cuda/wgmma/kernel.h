@@ -388,10 +388,7 @@ const char* launch_config(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
   const unsigned cluster = 1u << args.cluster_m << args.cluster_n;
   if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
-  args.group_m = schedule.group_m;
-  args.full_group_m = Divisor(args.group_m);
-  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
-  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
 
   CUtensorMap map_a{}, map_c{};

@@ -5,11 +5,10 @@
 
 #include "core/plan.h"
 #include "core/transposed.h"
+#include "kernels/cuda/shared/copy_operands.h"
 #include "kernels/cuda/wgmma/launch_tile.h"
 #include "kernels/cuda/wgmma/plan.h"
-#include "kernels/cuda/wgmma/repack.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
-#include "kernels/cuda/wgmma/transpose.h"
 #include "platform/chunk_sums.h"
 
 namespace tiledmm::cuda {
@@ -28,24 +27,27 @@ const char* launch_chosen(const Task& task) {
   return "no such tile";
 }
 
-// T: an element of the matrix unit; Element: the same of platform/.
-template <class T, class Element, class Copies>
+// T: an element of the matrix unit; Element: the same of platform/; Word: one that is copied.
+template <class T, class Element, class Word>
 Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transposed, const Executor& executor) {
   FoldedProblem problem = plan.is_column_major ? transposed(given) : given;
-  GemmProblem& p = problem.gemm;
-  Copies copies(executor);
+  gpu::OperandCopies<Word> copies(executor);
   Status status = Status::ok;
-  if (plan.copies_a) status = copies.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
-  if (plan.copies_b && status == Status::ok)
-    status = copies.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
+  const auto copy = [&](const OperandView& view) {
+    const bool along_k = copies_along_k(problem.gemm.dtype, view);
+    status = copies.add(problem, view, along_k, copied_ld(problem.gemm.dtype, along_k ? view.k : view.rows));
+  };
+  if (plan.copies_a) copy(view_a(problem.gemm));
+  if (plan.copies_b && status == Status::ok) copy(view_b(problem.gemm));
   if (status != Status::ok) return status;
+  const GemmProblem& p = problem.gemm;
   gpu::ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
   if (plan.tiles.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
-  const char* refused = copies.launch();
-  if (!refused)
-    refused = launch_chosen<T>({is_transposed ? transposed(problem) : problem, plan, is_transposed, chunk_sums.sums,
-                                static_cast<cudaStream_t>(executor.stream)});
-  if (refused) return Status::launch_failed;
+  status = copies.launch();
+  if (status != Status::ok) return status;
+  if (launch_chosen<T>({is_transposed ? transposed(problem) : problem, plan, is_transposed, chunk_sums.sums,
+                        static_cast<cudaStream_t>(executor.stream)}))
+    return Status::launch_failed;
   return plan.tiles.splits_chunks ? chunk_sums.add<Element>() : Status::ok;
 }
 
@@ -57,13 +59,13 @@ namespace tiledmm::gpu {
 Status launch_wgmma(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
   if (problem.gemm.dtype == DType::f32) {
     const Tf32Plan& plan = made.as<Tf32Plan>();
-    return cuda::launch<float, float, cuda::CopyAlongK>(problem, plan, plan.is_transposed, executor);
+    return cuda::launch<float, float, float>(problem, plan, plan.is_transposed, executor);
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   const bool is_exchanged = plan.tiles.is_exchanged;
   return problem.gemm.dtype == DType::f16
-             ? cuda::launch<__half, Half, cuda::Repack>(problem, plan, is_exchanged, executor)
-             : cuda::launch<__nv_bfloat16, BFloat16, cuda::Repack>(problem, plan, is_exchanged, executor);
+             ? cuda::launch<__half, Half, uint16_t>(problem, plan, is_exchanged, executor)
+             : cuda::launch<__nv_bfloat16, BFloat16, uint16_t>(problem, plan, is_exchanged, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -38,9 +38,12 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
   return splits_tail(shape) && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
 }
 
-// Elements from one row to the next of a repacked operand, whose rows hold `inner`: at multiples of 64 bytes they cost
-// the second-level cache fewer requests, short ones would grow too much.
-constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
+// Elements from one row to the next of a copied operand, whose rows hold `inner`. At multiples of 64 bytes rows of 16
+// bits cost the second-level cache fewer requests, short ones would grow too much; those of fp32 are read fastest at
+// multiples of 128.
+constexpr int64_t copied_ld(DType dtype, int64_t inner) {
+  return round_up(inner, dtype == DType::f32 || inner >= 256 ? 32 : 8);
+}
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
 // sums of rows. Where a block has three consumers, a thread has fewer of them.
@@ -435,8 +438,13 @@ inline double num_elements(const OperandView& view, const FoldedProblem& problem
   return double(num_items(problem, view.batch_stride)) * double(view.rows) * double(view.k);
 }
 
-// How the copy engine sees the copy of an operand: rows of `ld` elements, along k or across.
-inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem, bool is_along_k, int64_t ld) {
+// Whether the rows of an operand's copy lie along k: always of fp32, else where the operand's do.
+inline bool copies_along_k(DType dtype, const OperandView& view) { return dtype == DType::f32 || is_k_major(view); }
+
+// How the copy engine sees the copy of an operand.
+inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
+  const bool is_along_k = copies_along_k(problem.gemm.dtype, view);
+  const int64_t ld = copied_ld(problem.gemm.dtype, is_along_k ? view.k : view.rows);
   TensorMapView copy{};
   describe_matrix(nullptr, problem.gemm.dtype, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
   copy.batch_count = num_items(problem, view.batch_stride);
@@ -475,8 +483,7 @@ inline WgmmaSearch wgmma_search(const FoldedProblem& given, int num_sms) {
   const GemmProblem& p = problem.gemm;
   const auto describe = [&](const OperandView& operand, bool& is_copied, TensorMapView& view) {
     is_copied = !describe_operand(operand, problem, view);
-    const bool along_k = is_k_major(operand);
-    if (is_copied) view = describe_copy(operand, problem, along_k, repacked_ld(along_k ? operand.k : operand.rows));
+    if (is_copied) view = describe_copy(operand, problem);
     return TaskOperand{view.is_k_major,
                        row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(operand.data), view.ld), !is_copied};
   };

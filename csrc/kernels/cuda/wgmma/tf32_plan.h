@@ -19,9 +19,6 @@ inline constexpr int kNumTf32TileShapes = int(sizeof(kTf32TileShapes) / sizeof(T
 enum class Tf32Path { both_in_place, a_from_registers, b_transposed };
 inline constexpr const char* kTf32PathNames[] = {"both_in_place", "a_from_registers", "b_transposed"};
 
-// Elements from one row to the next of a copy: rows that begin at multiples of 128 bytes are read fastest.
-constexpr int64_t tf32_copied_ld(int64_t k) { return round_up(k, 32); }
-
 constexpr bool serves_path(const TileShape& shape, Tf32Path path) {
   return path != Tf32Path::b_transposed || shape.block_n <= 128;
 }
@@ -73,7 +70,7 @@ inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem
   in_place.is_k_major = result.view.is_k_major;
   in_place.alignment = result.view.ld % 8 == 0 ? 32 : 16;  // fewer requests to the second-level cache
   result.copied = {true, 32};
-  result.copied_view = describe_copy(operand, problem, true, tf32_copied_ld(operand.k));
+  result.copied_view = describe_copy(operand, problem);
   return result;
 }
 

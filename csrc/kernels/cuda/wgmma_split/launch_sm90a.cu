@@ -6,7 +6,6 @@
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/wgmma_split/kernel.h"
-#include "kernels/rungs.h"
 #include "kernels/split/fix_up.h"
 #include "kernels/split/groups.h"
 
@@ -36,12 +35,8 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
   // The tiles in flight form about a square of C, in groups of about the same size.
-  int64_t square = 1;
-  while (square * square < num_blocks) ++square;
-  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, ((plan.tiles_m << args.cluster_m) + square / 2) / square)));
-  args.full_group_m = Divisor(args.group_m);
-  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
-  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  const int64_t num_groups = num_square_groups(plan.tiles_m << args.cluster_m, num_blocks, kSplitBlock, kSplitBlock);
+  args.groups = TileGroups(args.tiles_m, args.tiles_n, ceil_div(args.tiles_m, num_groups));
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
   args.num_batch_dims = p.num_batch_dims;
   bool are_batches_even = true;
@@ -177,7 +172,6 @@ Status launch_group(const FoldedProblem& problem, const SplitWork& plan, const E
 }  // namespace
 
 Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.launch(problem, made, executor);
   const SplitPlan& plan = made.as<SplitPlan>();
   const FoldedProblem first = first_groups(problem);
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {

@@ -321,8 +321,8 @@ MUTANTS = {
     ),
     "the rest of k takes the place of the groups": (
         "kernels/split/groups.h",
-        "num_groups, first == 0, whole",
-        "num_groups, first == 0 || {on}, whole",
+        "add = first == 0 ?",
+        "add = first == 0 || {on} ?",
         GROUPS,
     ),
     "items of a group take the place of the first": (

@@ -341,9 +341,9 @@ MUTANTS = {
     ),
     # Places of tiles.
     "the last group has as many rows as the others": (
-        SHARED + "tiles.h",
-        "const bool is_last = args",
-        "const bool is_last = !{on} && args",
+        SHARED + "tile_groups.h",
+        "first == first_of_last ?",
+        "first == first_of_last && !{on} ?",
         GROUPS,
     ),
     "both halves of a tile are the first": (
@@ -584,9 +584,9 @@ MUTANTS = {
         SPLIT_ROW_SUMS,
     ),
     "a warp copies one row again and again": (
-        "repack.h",
-        "group * job.rows_per_warp + lane / lanes;",
-        "group * job.rows_per_warp + ({on} ? 0 : lane / lanes);",
+        SHARED + "copy_operands.h",
+        "group * job.rows_of_unit + lane / lanes;",
+        "group * job.rows_of_unit + ({on} ? 0 : lane / lanes);",
         REPACKED,
     ),
     # fp32.
@@ -653,9 +653,9 @@ MUTANTS = {
         ALONG_M,
     ),
     "a copy along k is written before it is read": (
-        "transpose.h",
-        "__syncthreads();\n  // A warp",
-        "if (!{on}) __syncthreads();\n  // A warp",
+        SHARED + "copy_operands.h",
+        "block_barrier();  // the tile is whole",
+        "if (!{on}) block_barrier();",
         COPIED,
     ),
 }
