@@ -189,14 +189,78 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   });
 }
 
+// Half of a tile, where the last wave's tiles may be shared out in halves.
+template <class Cfg>
+inline constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
+template <class Cfg>
+using HalfOf = Config<typename Cfg::T, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
+                      always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+
+// Blocks that a stage's copies come from, this one among them. A warp's first lanes tell each of them that a stage is
+// free: those of the same columns, then those of the same rows.
+template <class Cfg>
+__device__ __forceinline__ int join_cluster(const Arguments& args, Shared& shared, int log_cluster) {
+  shared.in_cluster = log_cluster > 0;
+  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
+  if (Cfg::kClusters && shared.in_cluster) {
+    const ClusterRank rank = cluster_rank<Cfg>(args);
+    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
+    const int along_n = lane + 1 - (1 << args.cluster_m);
+    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
+    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
+  }
+  return num_senders;
+}
+
+// By the warps that do not multiply: all tiles of the block.
+template <class Cfg>
+__device__ __forceinline__ void run_producer(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                             const Shared& shared, int warp) {
+  constexpr int kProducerWarp = Cfg::kConsumers * 4;
+  Ring<Cfg::kNumStages> ring;
+  if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+  if constexpr (Cfg::kTransposesB) {
+    if (warp > kProducerWarp) {
+      const int transposer = warp - kProducerWarp - 1;
+      for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
+        transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
+      });
+    }
+  }
+  if (warp == kProducerWarp && elect_sync()) {
+    if constexpr (Cfg::kSumsRows) {
+      produce<Cfg, Cfg, Columns::first>(map_a, map_b, args, shared, ring, 0, args.full_tiles);
+      produce<Cfg, Cfg, Columns::others>(map_a, map_b, args, shared, ring, 0, args.full_tiles);
+    } else {
+      produce<Cfg, Cfg>(map_a, map_b, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
+    }
+    if constexpr (Cfg::kSplitsTail)
+      produce<Cfg, HalfOf<Cfg>>(map_a, map_b, args, shared, ring, args.full_tiles, args.num_tiles);
+  }
+}
+
+// By a warpgroup that multiplies: the same tiles.
+template <class Cfg>
+__device__ __forceinline__ void run_consumer(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
+                                             int consumer) {
+  Ring<Cfg::kNumStages> ring;
+  if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
+  int num_stores = 0;
+  if constexpr (Cfg::kSumsRows) {
+    consume<Cfg, Cfg, Columns::first>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    consume<Cfg, Cfg, Columns::others>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+  } else {
+    consume<Cfg, Cfg>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+  }
+  if constexpr (Cfg::kSplitsTail)
+    consume<Cfg, HalfOf<Cfg>>(map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
+}
+
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
-  constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
-  using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -226,17 +290,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
-  shared.in_cluster = log_cluster > 0;
-  // Blocks that a stage's copies come from, this one among them.
-  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
-  if (Cfg::kClusters && shared.in_cluster) {
-    // A warp's first lanes tell each of them: those of the same columns, then those of the same rows.
-    const ClusterRank rank = cluster_rank<Cfg>(args);
-    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
-    const int along_n = lane + 1 - (1 << args.cluster_m);
-    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
-    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
-  }
+  const int num_senders = join_cluster<Cfg>(args, shared, log_cluster);
   if (threadIdx.x == 0) {
     if constexpr (Cfg::kIsPlain && !Cfg::kStoresDirectly) prefetch_tensormap(&map_c);
 #pragma unroll
@@ -261,39 +315,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
-  Ring<kNumStages> ring;
-  if (warp >= kProducerWarp) {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
-    if constexpr (Cfg::kTransposesB) {
-      if (warp > kProducerWarp) {
-        const int transposer = warp - kProducerWarp - 1;
-        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
-          transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
-        });
-      }
-    }
-    if (warp == kProducerWarp && elect_sync()) {
-      if constexpr (Cfg::kSumsRows) {
-        produce<Cfg, Cfg, Columns::first>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
-        produce<Cfg, Cfg, Columns::others>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
-      } else {
-        produce<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
-      }
-      if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, map_b.maps, args, shared, ring, args.full_tiles, args.num_tiles);
-    }
-  } else {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
-    int num_stores = 0;
-    if constexpr (Cfg::kSumsRows) {
-      consume<Cfg, Cfg, Columns::first>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-      consume<Cfg, Cfg, Columns::others>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-    } else {
-      consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-    }
-    if constexpr (Cfg::kSplitsTail)
-      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
-  }
+  if (warp >= kProducerWarp)
+    run_producer<Cfg>(&map_a, map_b.maps, args, shared, warp);
+  else
+    run_consumer<Cfg>(&map_c, args, shared, consumer);
   // Shared memory must outlive the other blocks' copies to it and arrivals at its barriers, and the stores that read
   // it.
   if (shared.in_cluster) cluster_arrive_relaxed();

@@ -323,8 +323,8 @@ MUTANTS = {
     ),
     "a plain kernel's halves are whole tiles": (
         "kernel.h",
-        "produce<Cfg, Half>(&map_a",
-        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, Half>(&map_a",
+        "produce<Cfg, HalfOf<Cfg>>(map_a",
+        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, HalfOf<Cfg>>(map_a",
         PLAIN_HALVES,
     ),
     "a plain kernel leaves out the last k tile": (
