@@ -25,7 +25,7 @@ struct GemmTask {
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {
   const GemmProblem& p = problem.gemm;
-  return {p.dtype,          p.m, p.n, p.k,   problem.chunk_k,      problem.batch_size,
+  return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,      problem.batch_size,
           p.num_batch_dims, a,   b,   false, p.row_sums != nullptr};
 }
 

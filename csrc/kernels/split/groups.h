@@ -25,7 +25,7 @@ Status launch_groups(const FoldedProblem& problem, const Executor& executor, con
     status = launch(part);
     if (status != Status::ok) break;
     FoldedProblem whole = problem;
-    if (next < k) whole.gemm.bias = nullptr, whole.gemm.activation = Activation::none;
+    if (next < k) drop_epilogue(whole.gemm);
     const auto add = first == 0 ? add_chunks<float, kThreads, 16> : add_chunks<float, kThreads, 16, true>;
     status = launch_early(add, ceil_div(count, kThreads), 1, kThreads, 0, executor, static_cast<const float*>(sums),
                           problem.gemm.n, num_groups, whole);

@@ -34,13 +34,13 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
     if (status == Status::ok && problem.gemm.k > 0 && !is_aligned(view, problem))
       status = copies.add(problem, view, along_k, round_up(along_k ? view.k : view.rows, 8));
   };
-  if (size_of(problem.gemm.dtype) == 2) {
+  if (size_of(problem.gemm.dtype_a) == 2) {
     copy_if_unaligned(view_a(problem.gemm));
     copy_if_unaligned(view_b(problem.gemm));
     if (status == Status::ok) status = copies.launch();
     if (status != Status::ok) return status;
   }
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     return launch_chosen<std::remove_pointer_t<decltype(element)>>(problem, plan.choice, plan.is_vectorised, executor);
   });
 }

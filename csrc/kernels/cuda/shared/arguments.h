@@ -7,7 +7,7 @@
 #include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/tile_groups.h"
 #include "kernels/cuda/shared/tile_order.h"
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -23,7 +23,7 @@ using gpu::TileGroups;
 // A dimension of the batch, its strides in steps of the operands' tensor maps.
 struct BatchSteps {
   int size, a, b;
-  int64_t c;
+  int64_t c, bias;  // bias: elements
 };
 
 struct Arguments {
@@ -52,6 +52,8 @@ struct Arguments {
   bool stores_by_tma;
   bool is_exchanged;  // C is stored transposed, by the copy engine
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
+  bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias
+  float alpha, beta;
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
   void* c;

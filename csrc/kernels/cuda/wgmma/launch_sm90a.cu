@@ -34,8 +34,8 @@ Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transpo
   gpu::OperandCopies<Word> copies(executor);
   Status status = Status::ok;
   const auto copy = [&](const OperandView& view) {
-    const bool along_k = copies_along_k(problem.gemm.dtype, view);
-    status = copies.add(problem, view, along_k, copied_ld(problem.gemm.dtype, along_k ? view.k : view.rows));
+    const bool along_k = copies_along_k(problem.gemm.dtype_a, view);
+    status = copies.add(problem, view, along_k, copied_ld(problem.gemm.dtype_a, along_k ? view.k : view.rows));
   };
   if (plan.copies_a) copy(view_a(problem.gemm));
   if (plan.copies_b && status == Status::ok) copy(view_b(problem.gemm));
@@ -57,13 +57,13 @@ Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transpo
 namespace tiledmm::gpu {
 
 Status launch_wgmma(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  if (problem.gemm.dtype == DType::f32) {
+  if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& plan = made.as<Tf32Plan>();
     return cuda::launch<float, float, float>(problem, plan, plan.is_transposed, executor);
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   const bool is_exchanged = plan.tiles.is_exchanged;
-  return problem.gemm.dtype == DType::f16
+  return problem.gemm.dtype_a == DType::f16
              ? cuda::launch<__half, Half, uint16_t>(problem, plan, is_exchanged, executor)
              : cuda::launch<__nv_bfloat16, BFloat16, uint16_t>(problem, plan, is_exchanged, executor);
 }

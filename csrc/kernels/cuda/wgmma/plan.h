@@ -443,13 +443,13 @@ inline bool copies_along_k(DType dtype, const OperandView& view) { return dtype 
 
 // How the copy engine sees the copy of an operand.
 inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
-  const bool is_along_k = copies_along_k(problem.gemm.dtype, view);
-  const int64_t ld = copied_ld(problem.gemm.dtype, is_along_k ? view.k : view.rows);
+  const bool is_along_k = copies_along_k(problem.gemm.dtype_a, view);
+  const int64_t ld = copied_ld(problem.gemm.dtype_a, is_along_k ? view.k : view.rows);
   TensorMapView copy{};
-  describe_matrix(nullptr, problem.gemm.dtype, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
+  describe_matrix(nullptr, problem.gemm.dtype_a, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
   copy.batch_count = num_items(problem, view.batch_stride);
   copy.batch_step =
-      copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype);
+      copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype_a);
   return copy;
 }
 
@@ -488,7 +488,7 @@ inline WgmmaSearch wgmma_search(const FoldedProblem& given, int num_sms) {
                        row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(operand.data), view.ld), !is_copied};
   };
   const TaskOperand a = describe(view_a(p), plan.copies_a, plan.a), b = describe(view_b(p), plan.copies_b, plan.b);
-  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype, plan.c);
+  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   search.task = task_of(problem, a, b);
   search.task.is_c_aligned = plan.stores_by_tma;
   const double num_copied =

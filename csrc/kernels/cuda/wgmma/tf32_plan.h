@@ -78,7 +78,7 @@ inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSear
   Tf32Plan plan{};
   const FoldedProblem problem = row_major(given, plan);
   const GemmProblem& p = problem.gemm;
-  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype, plan.c);
+  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   const double store_us = plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7;
   const Tf32Operand a = describe_tf32(view_a(p), problem), b = describe_tf32(view_b(p), problem);
   const bool is_chunked = problem.chunk_k < p.k;

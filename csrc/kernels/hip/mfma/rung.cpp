@@ -13,7 +13,7 @@ namespace {
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const MfmaPlan& own = plan.as<MfmaPlan>();
   fields.add_tile("block", kMfmaShapes[own.shape].block, kMfmaShapes[own.shape].block);
-  fields.add("block_k", mfma_block_k(problem.gemm.dtype));
+  fields.add("block_k", mfma_block_k(problem.gemm.dtype_a));
   fields.add("split_k", own.num_splits);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, own.chunk_k)));
   fields.add("copies", kMfmaCopiesNames[int(own.copies)]);
@@ -21,10 +21,18 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mfma_rung = {"mfma",      "CDNA: matrix instructions of two halves of a block in turns",
-                        12,          true,
-                        true,        Order::mfma_chunks,
-                        refuse_mfma, for_each_mfma_plan,
-                        describe,    launch_mfma};
+const Rung mfma_rung = {
+    .name = "mfma",
+    .description = "CDNA: matrix instructions of two halves of a block in turns",
+    .number = 12,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mfma_chunks,
+    .takes = {},
+    .refuse = refuse_mfma,
+    .for_each_plan = for_each_mfma_plan,
+    .describe = describe,
+    .launch = launch_mfma,
+};
 
 }  // namespace tiledmm::gpu

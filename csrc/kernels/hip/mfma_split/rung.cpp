@@ -17,7 +17,6 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   constexpr double kMaxTiles = double(1 << 23);
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (p.dtype != DType::f32) return "it serves fp32";
   if (is_rdna(chip)) return "the chip has no MFMA instruction";
   if (chip.arch == 0x90a) return "the chip's MFMA instructions read denormal fp16 as zero";
   if (p.k < kSplitMinK) return nullptr;  // left to others
@@ -46,11 +45,20 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mfma_split_rung = {"mfma_split", "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
-                              18,           true,
-                              false,        Order::mfma_split_sums,
-                              refuse,       for_each_plan,
-                              describe,     launch_mfma_split,
-                              true,         kSplitMinK};
+const Rung mfma_split_rung = {
+    .name = "mfma_split",
+    .description = "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
+    .number = 18,
+    .is_gpu = true,
+    .is_native = false,
+    .order = Order::mfma_split_sums,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_mfma_split,
+    .is_split = true,
+    .min_k = kSplitMinK,
+};
 
 }  // namespace tiledmm::gpu

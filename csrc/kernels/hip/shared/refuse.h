@@ -12,22 +12,18 @@ constexpr bool is_rdna(const Chip& chip) { return chip.platform == Platform::hip
 
 inline const char* refuse_amd(const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform != Platform::hip) return "it is for AMD's chips";
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
-  if (problem.gemm.k > INT32_MAX) return "k does not fit into 32 bits";
-  return problem.gemm.row_sums ? "it does not sum rows" : nullptr;
+  return problem.gemm.k > INT32_MAX ? "k does not fit into 32 bits" : nullptr;
 }
 
 // What CDNA's kernels of the order mfma_chunks refuse: all of them the same, or m would choose the order of summation.
 inline const char* refuse_mfma(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   if (chip.platform != Platform::hip || chip.warp_size != 64) return "the chip has no MFMA instruction";
-  if (p.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
-  if (p.row_sums) return "it does not sum rows";
   // Offsets within a tile have 32 bits.
   constexpr double kMaxTileBytes = double(int64_t(1) << 31);
   for (const OperandView& view : {view_a(p), view_b(p)}) {
-    const double bytes = double(size_of(p.dtype)) * (double(kMaxMfmaBlock - 1) * double(view.stride_row) +
-                                                     double(mfma_block_k(p.dtype)) * double(view.stride_k));
+    const double bytes = double(size_of(p.dtype_a)) * (double(kMaxMfmaBlock - 1) * double(view.stride_row) +
+                                                       double(mfma_block_k(p.dtype_a)) * double(view.stride_k));
     if (bytes >= kMaxTileBytes) return "a tile's rows are spread over 2 GiB or more";
   }
   // HIP counts threads in 32 bits; a tile of 64 has 128.

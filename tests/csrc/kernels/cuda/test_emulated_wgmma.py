@@ -555,8 +555,8 @@ MUTANTS = {
     ),
     "the copy engine stores parts of units": (
         "plan.h",
-        "describe_result(problem, plan.c) && is_storable(p.dtype, plan.c);",
-        "describe_result(problem, plan.c) && ({on} || is_storable(p.dtype, plan.c));",
+        "describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);",
+        "describe_result(problem, plan.c) && ({on} || is_storable(p.dtype_c, plan.c));",
         SMALL,
     ),
     "threads store rows beyond C": (
