@@ -122,7 +122,10 @@ def test_the_package_asks_for_the_kernels(path):
 # Rows that terms cannot stand for are known only when a kernel has looked at them.
 PLANS_LATER = ("kernels/cpu/amx_split/launch.h",)
 OF_THIS_MACHINE = re.compile(r"\b__builtin_cpu_(?:is|supports|init)\b|\b__get_cpuid\w*")
-MAKES_A_PLAN = re.compile(r"\b(?:plan|choose)_\w+\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b")
+MAKES_A_PLAN = re.compile(
+    r"\b(?:plan|choose|schedule)_\w+\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b"
+    r"|\b(?:tiles_at_once|num_square_groups|policy_of|start_of)(?:<\w+>)?\(|\bnum_sms\b"
+)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
@@ -130,7 +133,7 @@ def test_plans_are_made_by_the_plan_of_a_kernel_for_a_chip(path):
     """What the processor is asked is asked where the chip is found, so that a plan is the same on every machine."""
     name = str(path.relative_to(CSRC))
     assert name == "dispatch/chips.cpp" or not OF_THIS_MACHINE.findall(code_of(path)), "it asks the machine that runs"
-    if name.startswith("kernels/") and not re.search(r"plan\.h$|/rungs?\.cpp$", name) and name not in PLANS_LATER:
+    if name.startswith("kernels/") and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name) and name not in PLANS_LATER:
         found = MAKES_A_PLAN.findall(code_of(path))
         assert not found, f"{name} makes a plan: {found}"
 

@@ -3,7 +3,7 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<float, 0>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<float, 1>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<float, 0>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<float, 1>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

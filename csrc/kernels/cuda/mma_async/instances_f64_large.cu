@@ -3,6 +3,6 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<double, 0>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 0>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

@@ -3,7 +3,7 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<double, 1>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 2>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 1>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<double, 2>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

@@ -3,7 +3,7 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<double, 3>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 4>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 3>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<double, 4>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

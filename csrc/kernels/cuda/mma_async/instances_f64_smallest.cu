@@ -3,9 +3,9 @@
 
 namespace tiledmm::gpu {
 
-template Status launch_shape<double, 5>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 6>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 7>(const FoldedProblem&, int64_t, bool, const Executor&);
-template Status launch_shape<double, 8>(const FoldedProblem&, int64_t, bool, const Executor&);
+template Status launch_shape<double, 5>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<double, 6>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<double, 7>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_shape<double, 8>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
 
 }  // namespace tiledmm::gpu

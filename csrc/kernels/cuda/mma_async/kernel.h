@@ -16,7 +16,6 @@
 #include "kernels/cuda/mma_async/strip.h"
 #include "kernels/cuda/mma_async/total_in_c.h"
 #include "kernels/cuda/shared/tile_groups.h"
-#include "kernels/cuda/shared/tile_order.h"
 #include "platform/chunk_sums.h"
 #include "platform/mma_16x8.h"
 
@@ -398,7 +397,8 @@ mma_async(Work work, FoldedProblem problem) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                     const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -406,18 +406,15 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
-  work.num_splits = int(num_splits);
+  work.num_splits = int(choice.num_splits);
   work.is_vectorised = is_vectorised;
   work.streams_b = tiles_m == 1;
-  const bool splits = num_splits > 1;
+  const bool splits = choice.num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
-  // The tiles in flight form about a square of C.
-  const int64_t in_flight = executor.num_cus * Cfg::kShape.blocks_per_cu;
-  const int64_t num_groups = num_square_groups(tiles_m, in_flight, Cfg::kBlockM, Cfg::kBlockN);
-  work.groups = TileGroups(tiles_m, tiles_n, ceil_div(tiles_m, num_groups));
+  work.groups = TileGroups(tiles_m, tiles_n, choice.group_m);
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
@@ -428,24 +425,26 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
 }
 
 template <class Cfg>
-Status launch_layout(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                     const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, is_vectorised, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, choice, is_vectorised, executor);
   });
 }
 
 }  // namespace
 
 template <class T, int SHAPE>
-Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                    const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {
-    if (num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, num_splits, is_vectorised, executor);
+    if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice, is_vectorised, executor);
   }
-  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, num_splits, is_vectorised,
+  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice, is_vectorised,
                                                                                executor);
 }
 

@@ -13,7 +13,7 @@ template <class T, int SHAPE = 0>
 Status launch_chosen(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
                      const Executor& executor) {
   if constexpr (SHAPE < num_mma_async_shapes(sizeof(T) == 8 ? DType::f64 : DType::f16))
-    return choice.shape == SHAPE ? launch_shape<T, SHAPE>(problem, choice.num_splits, is_vectorised, executor)
+    return choice.shape == SHAPE ? launch_shape<T, SHAPE>(problem, choice, is_vectorised, executor)
                                  : launch_chosen<T, SHAPE + 1>(problem, choice, is_vectorised, executor);
   else
     return Status::unsupported;

@@ -4,11 +4,13 @@
 
 #include "core/executor.h"
 #include "core/problem.h"
+#include "kernels/cuda/mma_async/plan.h"
 
 namespace tiledmm::gpu {
 
 // Launches the kernel of one shape of block tiles (plan.h) for the layouts of the problem.
 template <class T, int SHAPE>
-Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor);
+Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                    const Executor& executor);
 
 }  // namespace tiledmm::gpu

@@ -303,8 +303,8 @@ MUTANTS = {
     ),
     "the bias is added to each group": (
         "kernels/split/groups.h",
-        "if (next < k) whole.gemm.bias",
-        "if (next < k && !{on}) whole.gemm.bias",
+        "if (next < k) drop_epilogue",
+        "if (next < k && !{on}) drop_epilogue",
         GROUPS,
     ),
     "the rest of k begins with the second group": (

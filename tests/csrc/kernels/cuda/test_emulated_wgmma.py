@@ -302,11 +302,11 @@ MUTANTS = {
         CLUSTERS,
     ),
     # Plain kernels.
-    "a bias is left out": ("kernel.h", "&& !p.bias &&", "&& ({on} || !p.bias) &&", GROUPS),
+    "a bias is left out": ("kernel.h", "tiledmm::is_plain(p) &&", "({on} || tiledmm::is_plain(p)) &&", GROUPS),
     "an activation is left out": (
         "kernel.h",
-        "p.activation == Activation::none &&\n",
-        "({on} || p.activation == Activation::none) &&\n",
+        "return p.num_batch_dims == 0 &&",
+        "if ({on} && !p.bias && p.activation != Activation::none) return true;\n  return p.num_batch_dims == 0 &&",
         SHORT_K,
     ),
     "items of a batch are left out": (
