@@ -1,7 +1,7 @@
 """The house: which file may know which. Documents: test_documents.py.
 
 Planted bugs that these checks caught: torch/ included from dispatch/, one rung included by another, a source of more
-than 600 lines; in dispatch/ a kernel's name in quotes, a comparison with a rung's number and with a chip's, a chip's
+than 600 lines, a function of more than 80; in dispatch/ a kernel's name in quotes, a comparison with a rung's number and with a chip's, a chip's
 name in a message; an entry that includes another folder's header.
 """
 
@@ -57,6 +57,37 @@ def test_sources_stay_readable(path):
     text = path.read_text()
     assert text.count("\n") <= 600
     assert text.startswith(("//", "#pragma once")), "a file begins by saying what it is"
+
+
+# Functions with more lines than MOST_LINES, by the files that have one. A main loop is unrolled around what its lambdas
+# share, registers and addresses: as functions they would take ten arguments each.
+MOST_LINES = 80
+LONG_LOOPS = {f"kernels/cuda/{name}" for name in ("mma_async/kernel.h", "wgmma_split/few_rows.h")}
+LONG_LOOPS |= {f"kernels/cuda/simt_pipelined/{name}" for name in ("kernel.h", "few_rows.h")}
+LONG_LOOPS |= {"kernels/hip/few_rows/kernel.h", "kernels/hip/mfma/kernel.h"}
+LONG_LOOPS |= {"kernels/cpu/register_tiled/launch.h", "kernels/cpu/register_tiled/plan.h"}  # not loops: to be split
+
+
+def lengths_of_functions(code: str) -> list[int]:
+    """Lines from brace to brace of what lies in namespaces and types alone."""
+    code = re.sub(r"""//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", "", code)
+    lengths, are_functions, start, line, head = [], [], 0, 1, ""
+    for character in code:
+        line += character == "\n"
+        if character == "{":
+            is_scope = re.search(r"\b(?:namespace|struct|class|union|enum|extern)\b[^()]*$", head)
+            start = start if any(are_functions) else line
+            are_functions.append(any(are_functions) or not is_scope)
+        elif character == "}" and are_functions.pop() and not any(are_functions):
+            lengths.append(line - start + 1)
+        head = "" if character in "{};" else head + character
+    return lengths
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
+def test_functions_stay_readable(path):
+    lengths = lengths_of_functions(path.read_text())
+    assert str(path.relative_to(CSRC)) in LONG_LOOPS or max(lengths, default=0) <= MOST_LINES
 
 
 # What dispatch may include of kernels beside the list: the processor's peak is measured with the instructions of two.
