@@ -1,8 +1,9 @@
 """The house: which file may know which. Documents: test_documents.py.
 
 Planted bugs that these checks caught: torch/ included from dispatch/, one rung included by another, a source of more
-than 600 lines, a function of more than 80; in dispatch/ a kernel's name in quotes, a comparison with a rung's number and with a chip's, a chip's
-name in a message; an entry that includes another folder's header.
+than 600 lines, a function of more than 80; in dispatch/ a kernel's name in quotes, a comparison with a rung's number
+and with a chip's, a chip's name in a message; an entry that includes another folder's header, one that asks another
+one's; a launcher that orders tiles or picks cache policies.
 """
 
 import re
@@ -154,7 +155,7 @@ def test_the_package_asks_for_the_kernels(path):
 PLANS_LATER = ("kernels/cpu/amx_split/launch.h",)
 OF_THIS_MACHINE = re.compile(r"\b__builtin_cpu_(?:is|supports|init)\b|\b__get_cpuid\w*")
 MAKES_A_PLAN = re.compile(
-    r"\b(?:plan|choose|schedule)_\w+\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b"
+    r"\b(?:plan|choose)_\w+\(|\bschedule_tiles\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b"
     r"|\b(?:tiles_at_once|num_square_groups|policy_of|start_of)(?:<\w+>)?\(|\bnum_sms\b"
 )
 
@@ -164,7 +165,11 @@ def test_plans_are_made_by_the_plan_of_a_kernel_for_a_chip(path):
     """What the processor is asked is asked where the chip is found, so that a plan is the same on every machine."""
     name = str(path.relative_to(CSRC))
     assert name == "dispatch/chips.cpp" or not OF_THIS_MACHINE.findall(code_of(path)), "it asks the machine that runs"
-    if name.startswith("kernels/") and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name) and name not in PLANS_LATER:
+    if (
+        name.startswith("kernels/")
+        and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name)
+        and name not in PLANS_LATER
+    ):
         found = MAKES_A_PLAN.findall(code_of(path))
         assert not found, f"{name} makes a plan: {found}"
 

@@ -62,7 +62,7 @@ const char* launch_split_operands(const gpu::SplitOperands& split, cudaStream_t 
                                                                           stream, split);
 }
 
-const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, char* memory, int num_sms,
+const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, char* memory, int num_cus,
                          cudaStream_t stream) {
   const GemmProblem& p = problem.gemm;
   FoldedProblem items = problem;
@@ -98,7 +98,7 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, ch
             launch_overlapped<&add_split_chunks>(tiles * kBlocksOfTile, kAddThreads, 0, stream, args, problem))
       return refused;
   }
-  const gpu::FixUpArguments fix_up_args = gpu::fix_up_arguments(problem, split, items, num_sms);
+  const gpu::FixUpArguments fix_up_args = gpu::fix_up_arguments(problem, split, items, num_cus);
   return launch_overlapped<&gpu::fix_up>(fix_up_args.num_blocks, gpu::kFixThreads, 0, stream, fix_up_args);
 }
 
