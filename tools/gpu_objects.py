@@ -2,7 +2,8 @@
 
     csrc/**/*.cpp                    g++, but for the host executor's own files
     csrc/torch/*.cpp                 g++, the only ones that see torch's headers
-    csrc/kernels/gpu/*.cu            every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
+    csrc/kernels/gpu/*.cu, csrc/platform/*.cu
+                                     every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
     csrc/kernels/cuda/*/*.cu         nvcc, and g++ for the host executor
     csrc/kernels/cuda/*/*_sm90a.cu   nvcc, for sm_90a alone
 
@@ -59,7 +60,7 @@ def python_sources() -> list[Path]:
 
 def gpu_sources() -> list[Path]:
     """The ladder's kernels, and others for every chip."""
-    return largest_first(CSRC.glob("kernels/gpu/**/*.cu"))
+    return largest_first([*CSRC.glob("kernels/gpu/*.cu"), *CSRC.glob("platform/*.cu")])
 
 
 def cuda_sources() -> list[Path]:

@@ -14,6 +14,7 @@
 #include "core/summation.h"
 #include "core/transposed.h"
 #include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/shared/tensor_map_view.h"
 
 namespace tiledmm {
 

@@ -28,7 +28,7 @@ LEFT_OUT |= {"portable.cpp"} if ISA != "portable" else set()
 LEFT_OUT |= {"amx.cpp", "amx_split.cpp"} if not ISA.startswith("amx") else set()
 # What spends most of the time in loops without vectors, and is compiled fast.
 OPTIMISED = {"01_naive.cpp", "02_block_tiled.cpp", "threads.cpp"}
-TILE, DEVICE = "kernels/cpu/register_tiled/launch.h", "kernels/gpu/device.cu"
+TILE, DEVICE = "kernels/cpu/register_tiled/launch.h", "platform/device.cu"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "a counter without an atomic": (

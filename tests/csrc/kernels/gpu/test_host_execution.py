@@ -210,13 +210,13 @@ MUTANTS = {
 # The same; they show where an allocation or a launch fails.
 FAULT_MUTANTS = {
     "sums that stay when the launch fails": (
-        "platform/mma.h",
+        "kernels/gpu/mma_tiles.h",
         "executor.release(executor.self, sums.base);",
         "if (!{on} || status == Status::ok) executor.release(executor.self, sums.base);",
         "mma",
     ),
     "no memory for sums is not noticed": (
-        "platform/mma.h",
+        "kernels/gpu/mma_tiles.h",
         "if (!sums.base) return Status::out_of_memory;",
         "if (!sums.base && !{on}) return Status::out_of_memory;",
         "mma_cached",
