@@ -1,10 +1,12 @@
 // The entry of rung 06 on the CPU.
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
-#include "kernels/cpu/amx_split/variants.h"
 #include "kernels/cpu/shared/cost.h"
 
 namespace tiledmm::cpu {
+
+TILEDMM_IF_LINKED Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
 namespace {
 
 constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core

@@ -1,8 +1,8 @@
 // The entries of rung 04 on the CPU, one for each instruction set.
 #include "core/rung.h"
 #include "kernels/cpu/register_tiled/plan.h"
-#include "kernels/cpu/register_tiled/variants.h"
 #include "kernels/cpu/shared/cost.h"
+#include "kernels/cpu/shared/variants.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::cpu {

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "core/math.h"
-#include "kernels/cuda/shared/tensor_map_view.h"
+#include "kernels/cuda/shared/plan.h"
 
 namespace tiledmm::cuda {
 namespace {

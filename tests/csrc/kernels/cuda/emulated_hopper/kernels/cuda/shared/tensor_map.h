@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/math.h"
+#include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
-#include "kernels/cuda/shared/tensor_map_view.h"
 
 namespace tiledmm::cuda {
 namespace {

@@ -1,6 +1,8 @@
-// How Hopper's copy engine sees an operand. Pure: plans and launchers ask the same functions.
+// What the plans of NVIDIA's kernels share: the time of what overlaps, and how Hopper's copy engine sees an operand.
+// Pure: plans and launchers ask the same functions.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 
@@ -8,6 +10,13 @@
 #include "core/operand.h"
 
 namespace tiledmm {
+
+// The time of three things that go on side by side and wait for each other: about the longest, more where others take
+// as long.
+inline double overlapped(double a, double b, double c) {
+  const auto fourth_power = [](double x) { return x * x * x * x; };
+  return std::sqrt(std::sqrt(fourth_power(a) + fourth_power(b) + fourth_power(c)));
+}
 
 inline constexpr int kTensorMapBytes = 16;  // the copy engine's unit of addresses and strides
 
