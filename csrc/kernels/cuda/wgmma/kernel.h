@@ -518,12 +518,11 @@ const char* launch_instance(const Task& task) {
   constexpr Instance kOwn = kWgmmaInstances[INSTANCE];
   return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
     constexpr int kTile = decltype(number)::value;
-    if constexpr (kOwn.dtype == DType::f32)
+    constexpr DType kDType = kWgmmaInstances[INSTANCE].dtype;
+    if constexpr (kDType == DType::f32)
       return launch_tile_tf32<kTile>(task);
-    else if constexpr (kOwn.dtype == DType::f16)
-      return launch_tile<__half, kTile>(task);
     else
-      return launch_tile<__nv_bfloat16, kTile>(task);
+      return launch_tile<std::conditional_t<kDType == DType::f16, __half, __nv_bfloat16>, kTile>(task);
   });
 }
 
