@@ -51,8 +51,15 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { 
 
 }  // namespace
 
-const Rung @NAME@_rung = {"@NAME@", "a toy", 90,            @IS_GPU@,  false, Order::chain,
-                          refuse,   for_each_plan, describe, launch_@NAME@};
+const Rung @NAME@_rung = {.name = "@NAME@",
+                          .description = "a toy",
+                          .number = 90,
+                          .is_gpu = @IS_GPU@,
+                          .order = Order::chain,
+                          .refuse = refuse,
+                          .for_each_plan = for_each_plan,
+                          .describe = describe,
+                          .launch = launch_@NAME@};
 
 }  // namespace tiledmm::@DEVICE@
 """

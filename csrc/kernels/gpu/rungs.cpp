@@ -88,16 +88,16 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
 constexpr Rung rung(const char* name, const char* description, bool is_native,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
-  return {name,
-          description,
-          NUMBER,
-          true,
-          is_native,
-          IS_MMA ? Order::mma_chain : Order::chain,
-          IS_MMA ? refuse_mma : refuse,
-          for_each_plan<NUMBER, IS_MMA, CHOOSE>,
-          describe,
-          launch};
+  return {.name = name,
+          .description = description,
+          .number = NUMBER,
+          .is_gpu = true,
+          .is_native = is_native,
+          .order = IS_MMA ? Order::mma_chain : Order::chain,
+          .refuse = IS_MMA ? refuse_mma : refuse,
+          .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
+          .describe = describe,
+          .launch = launch};
 }
 
 }  // namespace

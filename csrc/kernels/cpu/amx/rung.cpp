@@ -36,10 +36,14 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 
 }  // namespace
 
-const Rung amx_rung = {"amx",    "tile instructions of AMX, four tiles of C in registers",
-                       5,        false,
-                       true,     Order::amx_chunks,
-                       refuse,   for_each_plan,
-                       describe, launch_amx};
+const Rung amx_rung = {.name = "amx",
+                       .description = "tile instructions of AMX, four tiles of C in registers",
+                       .number = 5,
+                       .is_native = true,
+                       .order = Order::amx_chunks,
+                       .refuse = refuse,
+                       .for_each_plan = for_each_plan,
+                       .describe = describe,
+                       .launch = launch_amx};
 
 }  // namespace tiledmm::cpu

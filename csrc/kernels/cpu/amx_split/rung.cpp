@@ -41,11 +41,14 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
-                             6,           false,
-                             false,       Order::amx_split_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_amx_split,
-                             true};
+const Rung amx_split_rung = {.name = "amx_split",
+                             .description = "AMX: fp32 as three bf16 terms, six products",
+                             .number = 6,
+                             .order = Order::amx_split_chunks,
+                             .refuse = refuse,
+                             .for_each_plan = for_each_plan,
+                             .describe = describe,
+                             .launch = launch_amx_split,
+                             .is_split = true};
 
 }  // namespace tiledmm::cpu

@@ -41,10 +41,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
-                             10,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_mma_async};
+const Rung mma_async_rung = {.name = "mma_async",
+                             .description = "matrix instructions fed by asynchronous copies",
+                             .number = 10,
+                             .is_gpu = true,
+                             .is_native = true,
+                             .order = Order::mma_chunks,
+                             .refuse = refuse,
+                             .for_each_plan = for_each_plan,
+                             .describe = describe,
+                             .launch = launch_mma_async};
 
 }  // namespace tiledmm::gpu

@@ -42,15 +42,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung simt_pipelined_rung = {"simt_pipelined",
-                                  "fp32 multiply-adds fed by asynchronous copies",
-                                  9,
-                                  true,
-                                  true,
-                                  Order::simt_chunks,
-                                  refuse,
-                                  for_each_plan,
-                                  describe,
-                                  launch_simt_pipelined};
+const Rung simt_pipelined_rung = {.name = "simt_pipelined",
+                                  .description = "fp32 multiply-adds fed by asynchronous copies",
+                                  .number = 9,
+                                  .is_gpu = true,
+                                  .is_native = true,
+                                  .order = Order::simt_chunks,
+                                  .refuse = refuse,
+                                  .for_each_plan = for_each_plan,
+                                  .describe = describe,
+                                  .launch = launch_simt_pipelined};
 
 }  // namespace tiledmm::gpu

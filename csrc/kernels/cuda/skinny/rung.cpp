@@ -37,10 +37,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
-                          14,       true,
-                          true,     Order::mma_chunks,
-                          refuse,   for_each_plan,
-                          describe, launch_skinny};
+const Rung skinny_rung = {.name = "skinny",
+                          .description = "few rows: the other operand streams through the matrix instructions once",
+                          .number = 14,
+                          .is_gpu = true,
+                          .is_native = true,
+                          .order = Order::mma_chunks,
+                          .refuse = refuse,
+                          .for_each_plan = for_each_plan,
+                          .describe = describe,
+                          .launch = launch_skinny};
 
 }  // namespace tiledmm::gpu

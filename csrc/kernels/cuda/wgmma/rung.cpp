@@ -69,10 +69,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
-                         11,       true,
-                         true,     Order::mma_chunks,
-                         refuse,   for_each_plan,
-                         describe, launch_wgmma};
+const Rung wgmma_rung = {.name = "wgmma",
+                         .description = "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
+                         .number = 11,
+                         .is_gpu = true,
+                         .is_native = true,
+                         .order = Order::mma_chunks,
+                         .refuse = refuse,
+                         .for_each_plan = for_each_plan,
+                         .describe = describe,
+                         .launch = launch_wgmma};
 
 }  // namespace tiledmm::gpu

@@ -50,16 +50,15 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung wgmma_split_rung = {"wgmma_split",
-                               "Hopper: fp32 as two fp16 terms, three products, short sums",
-                               15,
-                               true,
-                               false,
-                               Order::split_chunks,
-                               refuse,
-                               for_each_plan,
-                               describe,
-                               launch_wgmma_split,
-                               true};
+const Rung wgmma_split_rung = {.name = "wgmma_split",
+                               .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
+                               .number = 15,
+                               .is_gpu = true,
+                               .order = Order::split_chunks,
+                               .refuse = refuse,
+                               .for_each_plan = for_each_plan,
+                               .describe = describe,
+                               .launch = launch_wgmma_split,
+                               .is_split = true};
 
 }  // namespace tiledmm::gpu

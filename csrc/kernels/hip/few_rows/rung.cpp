@@ -55,7 +55,16 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 template <Order ORDER>
 constexpr Rung entry(const char* name, const char* description) {
-  return {name, description, 16, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
+  return {.name = name,
+          .description = description,
+          .number = 16,
+          .is_gpu = true,
+          .is_native = true,
+          .order = ORDER,
+          .refuse = refuse<ORDER>,
+          .for_each_plan = for_each_plan,
+          .describe = describe,
+          .launch = launch_few_rows};
 }
 
 }  // namespace

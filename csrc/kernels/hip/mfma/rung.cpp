@@ -34,10 +34,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mfma_rung = {"mfma",   "CDNA: matrix instructions of two halves of a block in turns",
-                        12,       true,
-                        true,     Order::mfma_chunks,
-                        refuse,   for_each_mfma_plan,
-                        describe, launch_mfma};
+const Rung mfma_rung = {.name = "mfma",
+                        .description = "CDNA: matrix instructions of two halves of a block in turns",
+                        .number = 12,
+                        .is_gpu = true,
+                        .is_native = true,
+                        .order = Order::mfma_chunks,
+                        .refuse = refuse,
+                        .for_each_plan = for_each_mfma_plan,
+                        .describe = describe,
+                        .launch = launch_mfma};
 
 }  // namespace tiledmm::gpu

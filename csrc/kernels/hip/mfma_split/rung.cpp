@@ -48,11 +48,15 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung mfma_split_rung = {"mfma_split", "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
-                              18,           true,
-                              false,        Order::mfma_split_sums,
-                              refuse,       for_each_plan,
-                              describe,     launch_mfma_split,
-                              true};
+const Rung mfma_split_rung = {.name = "mfma_split",
+                              .description = "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
+                              .number = 18,
+                              .is_gpu = true,
+                              .order = Order::mfma_split_sums,
+                              .refuse = refuse,
+                              .for_each_plan = for_each_plan,
+                              .describe = describe,
+                              .launch = launch_mfma_split,
+                              .is_split = true};
 
 }  // namespace tiledmm::gpu

@@ -24,10 +24,15 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 
 }  // namespace
 
-const Rung simt_rdna_rung = {"simt_rdna", "fp32 by multiply-adds, two of them at a time",
-                             17,          true,
-                             true,        Order::chain,
-                             refuse,      for_each_simt_rdna_plan,
-                             describe,    launch_simt_rdna};
+const Rung simt_rdna_rung = {.name = "simt_rdna",
+                             .description = "fp32 by multiply-adds, two of them at a time",
+                             .number = 17,
+                             .is_gpu = true,
+                             .is_native = true,
+                             .order = Order::chain,
+                             .refuse = refuse,
+                             .for_each_plan = for_each_simt_rdna_plan,
+                             .describe = describe,
+                             .launch = launch_simt_rdna};
 
 }  // namespace tiledmm::gpu

@@ -26,10 +26,15 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wmma_rdna_rung = {"wmma_rdna", "fp16 and bf16 by WMMA, tiles loaded without tests",
-                             13,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_wmma_plan,
-                             describe,    launch_wmma_rdna};
+const Rung wmma_rdna_rung = {.name = "wmma_rdna",
+                             .description = "fp16 and bf16 by WMMA, tiles loaded without tests",
+                             .number = 13,
+                             .is_gpu = true,
+                             .is_native = true,
+                             .order = Order::mma_chunks,
+                             .refuse = refuse,
+                             .for_each_plan = for_each_wmma_plan,
+                             .describe = describe,
+                             .launch = launch_wmma_rdna};
 
 }  // namespace tiledmm::gpu
