@@ -61,8 +61,8 @@ def test_sources_stay_readable(path):
 
 # What is shorter than a reader's way to it belongs to a neighbour or into a table. Sources that may be short, and why.
 MAY_BE_SHORT = {
-    "torch/abi.cpp": "the rest of torch/ is not compiled where a test builds a library with no operators",
-    "kernels/cuda/shared/refuse.h": "plans, which the rest of shared/ is for, refuse nothing",
+    "torch/abi.cpp": "it needs nothing of torch: the build for ROCm is tested with this file alone",
+    "kernels/cuda/shared/refuse.h": "what every entry refuses, as in hip/shared/refuse.h",
 }
 INSTANTIATES = re.compile(r"^template (?!<)\w.*", re.MULTILINE)
 
