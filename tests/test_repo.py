@@ -1,8 +1,8 @@
 """The house: which file may know which. Documents: test_documents.py.
 
 Planted bugs that these checks caught: torch/ included from dispatch/, one rung included by another, a source of more
-than 600 lines, one of five, instances by hand; in dispatch/ a kernel's name in quotes, a comparison with a rung's number and with a chip's, a chip's
-name in a message; an entry that includes another folder's header.
+than 600 lines, one of five, instances by hand; in dispatch/ a kernel's name in quotes, a comparison with a rung's
+number and with a chip's, a chip's name in a message; an entry that includes another folder's header.
 """
 
 import re

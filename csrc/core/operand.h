@@ -32,7 +32,7 @@ constexpr bool is_k_major(const OperandView& view) { return is_k_major(view.stri
 
 // Whether all of an operand can be read 16 bytes at a time: every row of every item begins at a multiple of 16 bytes.
 inline bool is_aligned(const OperandView& view, const FoldedProblem& problem) {
-  const int64_t elements = 16 / size_of(problem.gemm.dtype);
+  const int64_t elements = 16 / size_of(problem.gemm.dtype_a);
   const int64_t unit_stride = is_k_major(view) ? view.stride_k : view.stride_row;
   const int64_t row_stride = is_k_major(view) ? view.stride_row : view.stride_k;
   bool result = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && unit_stride == 1 && row_stride % elements == 0;
@@ -48,7 +48,7 @@ inline int copy_width(const OperandView& view, const FoldedProblem& problem) {
   if (view.stride_k != 1 && view.stride_row != 1) return 2;
   const int64_t num_rows = view.stride_k == 1 ? view.rows : view.k;
   const int64_t row_stride = view.stride_k == 1 ? view.stride_row : view.stride_k;
-  const auto bytes = uint64_t(size_of(problem.gemm.dtype));
+  const auto bytes = uint64_t(size_of(problem.gemm.dtype_a));
   auto bits = uint64_t(reinterpret_cast<uintptr_t>(view.data));
   if (num_rows > 1) bits |= uint64_t(row_stride) * bytes;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {

@@ -143,7 +143,8 @@ TILEDMM_DEVICE To bits_as(const From& from) {
 // Calls a builtin that takes and returns the accumulator as a vector.
 template <class A, int SIZE, class Instruction>
 TILEDMM_DEVICE void accumulate(A (&acc)[SIZE], const Instruction& instruction) {
-  const auto sums = instruction(bits_as<ClangVector<A, SIZE>>(acc));
+  using Sums = ClangVector<A, SIZE>;
+  const auto sums = instruction(bits_as<Sums>(acc));
   TILEDMM_UNROLL for (int e = 0; e < SIZE; ++e) acc[e] = sums[e];
 }
 

@@ -27,22 +27,28 @@ void describe_block_tiled(const FoldedProblem&, const Chip&, const Plan&, Fields
 
 }  // namespace
 
-const Rung naive_rung = {.name = "naive",
-                         .description = "three loops",
-                         .number = 1,
-                         .order = Order::chain,
-                         .refuse = refuse,
-                         .for_each_plan = for_each_naive_plan,
-                         .describe = describe_naive,
-                         .launch = launch_naive};
-const Rung block_tiled_rung = {.name = "block_tiled",
-                               .description = "block tiles copied near, threads",
-                               .number = 2,
-                               .order = Order::chain,
-                               .refuse = refuse,
-                               .for_each_plan = for_each_block_tiled_plan,
-                               .describe = describe_block_tiled,
-                               .launch = launch_block_tiled};
+const Rung naive_rung = {
+    .name = "naive",
+    .description = "three loops",
+    .number = 1,
+    .order = Order::chain,
+    .takes = {.kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_naive_plan,
+    .describe = describe_naive,
+    .launch = launch_naive,
+};
+const Rung block_tiled_rung = {
+    .name = "block_tiled",
+    .description = "block tiles copied near, threads",
+    .number = 2,
+    .order = Order::chain,
+    .takes = {.kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_block_tiled_plan,
+    .describe = describe_block_tiled,
+    .launch = launch_block_tiled,
+};
 
 double measure_fma_peak(Isa isa, DType dtype, const Executor& executor) {
   const bool has_tiles = dtype == DType::bf16 ? isa >= Isa::amx : dtype == DType::f16 && isa >= Isa::amx_fp16;

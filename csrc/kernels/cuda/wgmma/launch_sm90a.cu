@@ -11,7 +11,7 @@ namespace tiledmm::cuda {
 namespace {
 
 const char* launch_chosen(const Task& task) {
-  return visit_instance(kWgmmaInstances, task.problem.gemm.dtype, task.plan.tile, "no such tile",
+  return visit_instance(kWgmmaInstances, task.problem.gemm.dtype_a, task.plan.tile, "no such tile",
                         [&](auto instance) { return launch_instance<decltype(instance)::value>(task); });
 }
 
@@ -26,7 +26,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
       row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   FoldedProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
-  if (p.dtype == DType::f32) return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen);
+  if (p.dtype_a == DType::f32) return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen);
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   Repack repack(executor);
   Status status = Status::ok;
@@ -34,7 +34,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (status == Status::ok && plan.copies_b)
     status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
-  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
+  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);
   ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
   if (plan.tiles.is_exchanged) problem = transposed(problem);
   if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
@@ -47,7 +47,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (!refused) refused = launch_chosen(task);
   if (refused) return Status::launch_failed;
   if (!task.plan.splits_chunks) return Status::ok;
-  return p.dtype == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
+  return p.dtype_a == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
 }
 
 }  // namespace tiledmm::gpu
