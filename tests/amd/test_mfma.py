@@ -42,7 +42,7 @@ OF_MFMA = [
     *FOLDER.glob("*.h"),
     *(SHARED / f"{name}.h" for name in ("block_order", "c_strip", "tile_copy", "warp_sums")),
 ]
-SOURCES = {"fp16": "mfma_f16.cu", "bf16": "mfma_bf16.cu", "fp32": "mfma_f32.cu", "fp64": "mfma_f64.cu"}
+INSTANCES = FOLDER / "instances.cu"
 DTYPE_NUMBERS = {"fp32": 0, "fp64": 1, "fp16": 2, "bf16": 3}  # csrc/core/problem.h
 BLOCK_K = {"fp16": 64, "bf16": 64, "fp32": 32, "fp64": 16}
 TILES = (256, 128, 64)  # by number of the shape, plan.h
@@ -86,7 +86,7 @@ def code_of(amd_object, launcher, tmp_path_factory):
     @functools.cache
     def compiled(dtype: str, arch: str = "gfx942"):
         if (arch, dtype) in ALL:
-            return load(amd_object(arch, FOLDER / SOURCES[dtype])[0])
+            return load(amd_object(arch, INSTANCES, DTYPE_NUMBERS[dtype])[0])
         source = tmp_path_factory.mktemp("few") / f"few_mfma_{dtype}.cu"
         source.write_text(instances(dtype, STRAIGHT if arch == "gfx950" else FEW))
         return load(amd_object(arch, source)[0])
@@ -645,9 +645,7 @@ def run_variant(launcher, tmp_path_factory):
     def run_cases(arch: str, file: str, text: str, mutant: str, cases: list[dict]):
         folder = tmp_path_factory.mktemp("variant")
         for path in OF_MFMA:
-            source = re.sub(
-                r'#include "kernels/hip/(mfma|shared)/(?!mfma_tile|overlapped_us)', '#include "', path.read_text()
-            )
+            source = re.sub(r'#include "kernels/hip/(mfma/|shared/(?!plan))', '#include "', path.read_text())
             if path.name == file:
                 assert source.count(text) == 1, f"the mutant needs a new place in {file}"
                 source = source.replace(text, mutant)

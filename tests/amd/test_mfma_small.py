@@ -21,7 +21,7 @@ SMALLEST, SMALL, LARGE = 3, 2, 1  # shapes, as in plan.h
 def code_of(amd_object, launcher, tmp_path_factory):
     def compiled(arch: str, dtype: str):
         if (arch, dtype) in test_mfma.ALL:
-            return load(amd_object(arch, test_mfma.FOLDER / test_mfma.SOURCES[dtype])[0])
+            return load(amd_object(arch, test_mfma.INSTANCES, test_mfma.DTYPE_NUMBERS[dtype])[0])
         source = tmp_path_factory.mktemp("small") / f"small_mfma_{dtype}.cu"
         source.write_text(test_mfma.instances(dtype, [(SMALLEST, layouts) for layouts in ("kk", "km", "mm")]))
         return load(amd_object(arch, source)[0])

@@ -33,6 +33,8 @@ LARGE, SMALL, SMALLEST = 0, 1, 2  # shapes, as in plan.h
 BLOCKS = {LARGE: (128, 128), SMALL: (64, 64), SMALLEST: (32, 64)}
 THREADS = {LARGE: 128, SMALL: 128, SMALLEST: 64}
 MANGLED = {"fp16": "4Half", "bf16": "8BFloat16"}
+LAUNCH, KERNELS, INSTANCE = FOLDER / "launch.cu", FOLDER / "instances.cu", {"fp16": 0, "bf16": 1}
+DTYPE_OF = {"gfx1100": "fp16", "gfx1201": "bf16"}
 IS_EVERY_M = os.environ.get("TILEDMM_EVERY_M") == "1"
 
 
@@ -40,18 +42,19 @@ IS_EVERY_M = os.environ.get("TILEDMM_EVERY_M") == "1"
 def compiled(amd_object):
     need_compiler()
 
-    @functools.cache
-    def code_of(arch: str, name: str):
-        return load(amd_object(arch, FOLDER / name)[0])
+    return functools.cache(lambda arch, dtype: code_of(amd_object, arch, dtype))
 
-    return code_of
+
+def code_of(amd_object, arch: str, dtype: str | None):
+    """Of the kernels of a dtype, or of the launcher."""
+    return load((amd_object(arch, LAUNCH) if dtype is None else amd_object(arch, KERNELS, INSTANCE[dtype]))[0])
 
 
 def multiply(
     compiled, arch, product, shape=SMALL, is_whole=True, splits=1, seed=None, code=None, blocks_y=None, traces=None
 ):
-    """C by the kernel's machine code, as launch_wmma.cu starts it."""
-    code = code or compiled(arch, "wmma_f16.cu" if product.dtype == "fp16" else "wmma_bf16.cu")
+    """C by the kernel's machine code, as launch.cu starts it."""
+    code = code or compiled(arch, product.dtype)
     layouts = f"ELb{int(product.a_close == 'k')}ELb{int(product.b_close == 'k')}E"
     kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
     tiles_m, tiles_n = (ceil(size / block) for size, block in zip((product.m, product.n), BLOCKS[shape], strict=True))
@@ -64,7 +67,7 @@ def multiply(
     grid = (tiles_m * tiles_n * splits, blocks_y, 1)
     counts = run(kernel, grid, (THREADS[shape], 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
-        adder = compiled(arch, "launch_wmma.cu").find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
+        adder = compiled(arch, None).find("10add_chunksI", MANGLED[product.dtype], "Li128ELi16E")
         outputs = product.batch * product.m * product.n
         args = product.args(address, product.n, splits)
         run(adder, (ceil(outputs / 128), 1, 1), (128, 1, 1), args, product.memory, seed)
@@ -161,7 +164,7 @@ def test_odd_rows_have_the_tiles_that_gather(arch):
 def test_the_main_loop_is_short(arch, layouts, permutes, compiled):
     """For 32 instructions WMMA at most as many as Triton 3.9's matmul of this tile has; but for the permutes that turn
     operands, no vector arithmetic."""
-    code = compiled(arch, "wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu")
+    code = compiled(arch, DTYPE_OF[arch])
     a, b = (int(is_k_major) for is_k_major in layouts)
     kernel = code.find("9wmma_rdnaI", f"ELi{LARGE}ELb1EEELb{a}ELb{b}E")
     loops = [loop for loop in loops_of(kernel) if sum("wmma" in text for text in loop) == 64]
@@ -177,7 +180,7 @@ def test_the_main_loop_is_short(arch, layouts, permutes, compiled):
 def test_gathered_elements_are_on_their_way_together(arch, compiled):
     """Eight at a time, one wait for all of them; at most 21 instructions for each, or 24 on gfx1201, which waits for
     masks, too."""
-    code = compiled(arch, "wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu")
+    code = compiled(arch, DTYPE_OF[arch])
     kernels = [kernel for name, kernel in code.kernels.items() if "9wmma_rdnaI" in name and "ELb0EEELb" in name]
     assert len(kernels) == 8  # two tiles, four layouts
     for kernel in kernels:
@@ -190,7 +193,7 @@ def test_gathered_elements_are_on_their_way_together(arch, compiled):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_registers_suffice(arch, amd_object):
-    report = amd_object(arch, FOLDER / ("wmma_f16.cu" if arch == "gfx1100" else "wmma_bf16.cu"))[1]
+    report = amd_object(arch, KERNELS, INSTANCE[DTYPE_OF[arch]])[1]
     assert report.count("ScratchSize") == report.count("ScratchSize [bytes/lane]: 0") >= 20
     assert max(int(count) for count in re.findall(r" VGPRs: (\d+)", report)) <= 236
 
@@ -222,8 +225,8 @@ def test_missing_waits_and_barriers_are_found(arch, compiled):
     one behind a barrier. Items are whole: gfx1201 skips, with what lanes beyond C would do, the wait for what they have
     loaded (and do not use). CI has every other one, from the first on gfx1100 and from the second on gfx1201; with
     TILEDMM_DEVICE_CODE=1, all."""
-    dtype, name = ("fp16", "wmma_f16.cu") if arch == "gfx1100" else ("bf16", "wmma_bf16.cu")
-    kernel = compiled(arch, name).find("9wmma_rdnaI", f"{MANGLED[dtype]}ELi{SMALLEST}ELb1EEELb1ELb1E")
+    dtype = DTYPE_OF[arch]
+    kernel = compiled(arch, dtype).find("9wmma_rdnaI", f"{MANGLED[dtype]}ELi{SMALLEST}ELb1EEELb1ELb1E")
     product, how, traces = dict(m=32, n=64, k=136, batch=2), dict(shape=SMALLEST, blocks_y=1), []
     right = Product(dtype, **product)
     multiply(compiled, arch, right, **how, traces=traces)
@@ -263,7 +266,7 @@ MUTANTS = {
         dict(WHOLE_KM, pads=(1, 2, 3)),
     ),
     "the last group of tiles": (
-        "launch_tile.h",
+        "kernel.h",
         "min_of(work.tiles_m - int64_t(group) * kGroup, kGroup)",
         "kGroup",
         dict(WHOLE_KM, n=70),

@@ -13,12 +13,11 @@
 #include "kernels/cpu/register_tiled/long_dot.h"
 #include "kernels/cpu/register_tiled/micro_kernel.h"
 #include "kernels/cpu/register_tiled/plan.h"
-#include "kernels/cpu/register_tiled/variants.h"
 #include "kernels/cpu/shared/epilogue.h"
 #include "kernels/cpu/shared/pack.h"
 #include "kernels/cpu/shared/parallel.h"
 #include "kernels/cpu/shared/simd.h"
-#include "kernels/cpu/shared/worker_state.h"
+#include "kernels/cpu/shared/variants.h"
 #include "platform/element.h"
 
 TILEDMM_TARGET_BEGIN

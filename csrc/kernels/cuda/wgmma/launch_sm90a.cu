@@ -1,32 +1,18 @@
 // Host side of rung 11: what is copied first, how the problem is described to the copy engine, which instance is
 // launched.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "core/plan.h"
-#include "kernels/cuda/wgmma/launch_tile.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/repack.h"
+#include "kernels/cuda/wgmma/task.h"
 #include "kernels/cuda/wgmma/tf32_launch.h"
 #include "platform/chunk_sums.h"
 
 namespace tiledmm::cuda {
 namespace {
 
-template <class T, int TILE = 0>
 const char* launch_chosen(const Task& task) {
-  if constexpr (TILE < kNumTileShapes)
-    return task.plan.tile == TILE ? launch_tile<T, TILE>(task) : launch_chosen<T, TILE + 1>(task);
-  else
-    return "no such tile";
-}
-
-template <int TILE = 0>
-const char* launch_chosen_tf32(const Task& task) {
-  if constexpr (TILE < kNumTf32TileShapes)
-    return task.plan.tile == TILE ? launch_tile_tf32<TILE>(task) : launch_chosen_tf32<TILE + 1>(task);
-  else
-    return "no such tile";
+  return visit_instance(kWgmmaInstances, task.problem.gemm.dtype_a, task.plan.tile, "no such tile",
+                        [&](auto instance) { return launch_instance<decltype(instance)::value>(task); });
 }
 
 }  // namespace
@@ -40,9 +26,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
       row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   FoldedProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
-  if (p.dtype_a == DType::f32) {
-    return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen_tf32<>);
-  }
+  if (p.dtype_a == DType::f32) return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen);
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   Repack repack(executor);
   Status status = Status::ok;
@@ -60,7 +44,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   task.partial = chunk_sums.sums;
   const char* refused = repack.launch();
-  if (!refused) refused = p.dtype_a == DType::f16 ? launch_chosen<__half>(task) : launch_chosen<__nv_bfloat16>(task);
+  if (!refused) refused = launch_chosen(task);
   if (refused) return Status::launch_failed;
   if (!task.plan.splits_chunks) return Status::ok;
   return p.dtype_a == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();

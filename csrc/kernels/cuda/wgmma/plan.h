@@ -13,7 +13,7 @@
 #include "core/problem.h"
 #include "core/summation.h"
 #include "core/transposed.h"
-#include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/shared/plan.h"
 
 namespace tiledmm {
 
