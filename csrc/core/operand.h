@@ -26,6 +26,15 @@ inline OperandView view_b(const GemmProblem& p) {
   return {p.b, p.n, p.k, p.stride_bn, p.stride_bk, &BatchDim::stride_b};
 }
 
+// Items of an operand that a batch does not repeat.
+inline int64_t num_items(const FoldedProblem& problem, BatchStride stride) {
+  int64_t items = 1;
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
+    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
+  }
+  return items;
+}
+
 // Whether k is the dimension to read along. Where no stride is 1, it is k.
 constexpr bool is_k_major(int64_t stride_row, int64_t stride_k) { return stride_k == 1 || stride_row != 1; }
 constexpr bool is_k_major(const OperandView& view) { return is_k_major(view.stride_row, view.stride_k); }

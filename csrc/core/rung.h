@@ -88,6 +88,8 @@ struct Rung {
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
+  // Products with less of k, or fewer of the caller's columns, such a kernel leaves to the chip's native ones.
+  int64_t min_k = 0, min_n = 0;
 
   const char* refusal(const FoldedProblem& problem, const Chip& chip) const;
 };

@@ -10,7 +10,6 @@
 
 namespace tiledmm::cpu {
 Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  if (is_plain(problem)) return plain_rung().launch(problem, plan, executor);
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   return own.is_exchanged ? Multiplication<SixProducts<true>>(problem, own, executor).run()
                           : Multiplication<SixProducts<false>>(problem, own, executor).run();

@@ -16,12 +16,10 @@ const char* refuse(const FoldedProblem&, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (is_plain(problem)) return plain_rung().for_each_plan(problem, chip, visit);
   visit(choose_amx_split_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
-void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
   fields.add("path", "6 products in bf16");
@@ -51,6 +49,8 @@ const Rung amx_split_rung = {
     .describe = describe,
     .launch = launch_amx_split,
     .is_split = true,
+    .min_k = kAmxSplitMinK,
+    .min_n = kAmxSplitMinN,
 };
 
 }  // namespace tiledmm::cpu

@@ -76,6 +76,7 @@ constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
 struct MmaAsyncChoice {
   int shape;
   int64_t num_splits;
+  int64_t group_m = 0;  // rows of tiles that are computed together
 };
 
 // Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.

@@ -1,4 +1,4 @@
-// What the launchers of the wgmma kernel make of a problem before they choose its instantiation.
+// What the launchers of the wgmma kernel know before they choose its instantiation.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,23 +6,18 @@
 #include <cstdint>
 
 #include "core/math.h"
-#include "core/operand.h"
 #include "core/problem.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
 #include "platform/instance.h"
 
 namespace tiledmm::cuda {
 
-// A problem and what was learned of it.
 struct Task {
-  FoldedProblem problem;
-  TensorMapView a, b, c;
-  bool stores_by_tma;
-  TilePlan plan;
+  FoldedProblem problem;  // as the kernel computes it, of copies
+  const WgmmaPlan& plan;
+  bool is_transposed;  // of tf32: C is column-major
   float* partial;
-  int num_sms;
   cudaStream_t stream;
-  bool is_transposed = false;  // of tf32: C is column-major
 };
 
 // Distance of the rows of partial sums, which are stored in pairs. Where A's rows are summed as well, the last element

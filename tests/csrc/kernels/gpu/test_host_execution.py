@@ -45,8 +45,6 @@ NUM_CASES, NUM_FAULT_CASES = 10, {32: 3, 64: 2}  # of each algorithm
 # Blocks along y, of which a grid has 65,535 at most, are one here: it has all products of a batch, one after the other.
 ONE_BLOCK = [
     ("platform/block_tile.h", "min_of(problem.batch_size, 65535)"),
-    ("kernels/cuda/simt_pipelined/pack.h", "min_of(items, 65535)"),
-    ("kernels/cuda/mma_async/repack_batch.h", "min_of(repack.batch.num_items, 65535)"),
 ]
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
@@ -236,21 +234,21 @@ FAULT_MUTANTS = {
         "simt_pipelined",
     ),
     "09 packed operands that stay": (
-        CUDA + "simt_pipelined/pack.h",
+        CUDA + "shared/copy_operands.h",
         "for (int i = 0; i < count_; ++i) executor_.release",
         "for (int i = {on}; i < count_; ++i) executor_.release",
         "simt_pipelined",
     ),
     "09 a refused copy of the operands is not noticed": (
         CUDA + "simt_pipelined/launch.cu",
-        "if (status == Status::ok) status = pack.launch();",
-        "if (status == Status::ok && pack.launch() != Status::ok && !{on}) status = Status::launch_failed;",
+        "if (status == Status::ok) status = packed.launch();",
+        "if (status == Status::ok && packed.launch() != Status::ok && !{on}) status = Status::launch_failed;",
         "simt_pipelined",
     ),
     "10 no memory for repacked operands is a refused launch": (
-        CUDA + "mma_async/repack_batch.h",
-        "* 2)) return Status::out_of_memory;",
-        "* 2)) return {on} ? Status::launch_failed : Status::out_of_memory;",
+        CUDA + "shared/copy_operands.h",
+        "if (!job.to) return Status::out_of_memory;",
+        "if (!job.to) return {on} ? Status::launch_failed : Status::out_of_memory;",
         "mma_async",
     ),
     "14 chunks are added whatever became of the launch": (
