@@ -48,9 +48,8 @@ def source_of(tmp_path_factory):
         "(WmmaWork, FoldedProblem);"
         for shape, is_whole in FEW
     ]
-    few.write_text(
-        "\n".join(['#include "kernels/hip/wmma_rdna/kernel.h"', "namespace tiledmm::gpu {", *kernels, "}", ""])
-    )
+    lines = ['#include "kernels/hip/wmma_rdna/kernel.h"', "namespace tiledmm::gpu {", "namespace {", *kernels, "}", "}"]
+    few.write_text("\n".join([*lines, ""]))
     return lambda arch, name: FOLDER / name if arch in CHIPS else few
 
 
