@@ -143,10 +143,7 @@ def test_aot_inductor_package(tmp_path):
     model = TiledLinear(5, 6).eval()
     x = randn(4, 5)
     program = torch.export.export(model, (x,))
-    # Compiled once: to prepare its headers, and to optimise what only calls the operator, would take most of the time.
-    once = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
-    with torch._inductor.config.patch(once):
-        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))
 
 
