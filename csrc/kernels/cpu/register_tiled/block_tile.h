@@ -231,7 +231,7 @@ struct BlockTile {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
-    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
     const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
@@ -382,7 +382,7 @@ struct BlockTile {
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
-    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {

@@ -161,7 +161,7 @@ Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Ex
 
 #if !defined(TILEDMM_ISA_AVX512_BF16)  // whose launcher chooses
 Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
-  switch (problem.dtype) {
+  switch (problem.dtype_a) {
     case DType::f32:
       return launch_oriented<float, Fma<float, float>, DType::f32>(problem, plan, executor);
     case DType::f64:
