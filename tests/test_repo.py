@@ -182,7 +182,11 @@ def test_plans_are_made_by_the_plan_of_a_kernel_for_a_chip(path):
     """What the processor is asked is asked where the chip is found, so that a plan is the same on every machine."""
     name = str(path.relative_to(CSRC))
     assert name == "dispatch/chips.cpp" or not OF_THIS_MACHINE.findall(code_of(path)), "it asks the machine that runs"
-    if name.startswith("kernels/") and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name) and name not in PLANS_LATER:
+    if (
+        name.startswith("kernels/")
+        and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name)
+        and name not in PLANS_LATER
+    ):
         found = MAKES_A_PLAN.findall(code_of(path))
         assert not found, f"{name} makes a plan: {found}"
 

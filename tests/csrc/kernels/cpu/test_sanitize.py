@@ -45,7 +45,8 @@ NEEDED_RUNG = {
     SOURCE_OF["avx512"]: "register_tiled.avx512",
     SOURCE_OF["avx512_bf16"]: "register_tiled.avx512_bf16",
 }
-TILE, EPILOGUE = "kernels/cpu/register_tiled/launch.h", "kernels/cpu/shared/epilogue.h"
+TILE, EPILOGUE = "kernels/cpu/register_tiled/block_tile.h", "kernels/cpu/shared/epilogue.h"
+LAUNCH = "kernels/cpu/register_tiled/launch.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -58,8 +59,8 @@ MUTANTS = {
         "const int64_t count = min_of(kLanes, cols - j);",
         "const int64_t count = {on} ? kLanes : min_of(kLanes, cols - j);",
     ),
-    "workspace that stays": (TILE, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
-    "no memory for a workspace": (TILE, "if (!workspace) return", "if (!workspace && !{on}) return"),
+    "workspace that stays": (LAUNCH, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
+    "no memory for a workspace": (LAUNCH, "if (!workspace) return", "if (!workspace && !{on}) return"),
     "no memory for dot products": (
         "kernels/cpu/register_tiled/long_dot.h",
         "if (!sums) return Status::out_of_memory;",
