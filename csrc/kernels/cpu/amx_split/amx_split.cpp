@@ -7,7 +7,6 @@
 #define TILEDMM_ISA_AVX512_BF16
 #endif
 #include "kernels/cpu/amx_split/launch.h"
-#include "kernels/cpu/amx_split/variants.h"
 
 namespace tiledmm::cpu {
 Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {

@@ -8,7 +8,6 @@
 #include "core/problem.h"
 #include "core/rung.h"
 #include "kernels/cpu/shared/threads.h"
-#include "kernels/cpu/shared/tile_sizes.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm {

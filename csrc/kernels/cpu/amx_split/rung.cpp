@@ -1,10 +1,12 @@
 // The entry of rung 06 on the CPU.
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
-#include "kernels/cpu/amx_split/variants.h"
 #include "kernels/cpu/shared/cost.h"
 
 namespace tiledmm::cpu {
+
+TILEDMM_IF_LINKED Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
 namespace {
 
 constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core
@@ -40,8 +42,6 @@ const Rung amx_split_rung = {
     .name = "amx_split",
     .description = "AMX: fp32 as three bf16 terms, six products",
     .number = 6,
-    .is_gpu = false,
-    .is_native = false,
     .order = Order::amx_split_chunks,
     .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
     .refuse = refuse,

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "kernels/cuda/mma_async/async_tile.h"
-#include "kernels/cuda/mma_async/launch_shape.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/strip.h"
 #include "kernels/cuda/mma_async/total_in_c.h"
@@ -433,8 +432,6 @@ Status launch_layout(const FoldedProblem& problem, const MmaAsyncChoice& choice,
   });
 }
 
-}  // namespace
-
 template <class T, int SHAPE>
 Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
                     const Executor& executor) {
@@ -446,6 +443,18 @@ Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, 
   }
   return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice, is_vectorised,
                                                                                executor);
+}
+
+}  // namespace
+
+template <int INSTANCE>
+Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                       const Executor& executor) {
+  constexpr Instance kOwn = kMmaAsyncInstances[INSTANCE];
+  return visit_number<kOwn.first, kOwn.end>(choice.shape, Status::unsupported, [&](auto number) {
+    constexpr int kShape = decltype(number)::value;
+    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, choice.num_splits, is_vectorised, executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

@@ -1,25 +1,11 @@
 // Host side of rung 10: what is repacked first, and which instance is launched.
 #include "core/plan.h"
 #include "core/transposed.h"
-#include "kernels/cuda/mma_async/launch_shape.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/unaligned_plan.h"
 #include "kernels/cuda/shared/copy_operands.h"
 
 namespace tiledmm::gpu {
-namespace {
-
-template <class T, int SHAPE = 0>
-Status launch_chosen(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                     const Executor& executor) {
-  if constexpr (SHAPE < num_mma_async_shapes(sizeof(T) == 8 ? DType::f64 : DType::f16))
-    return choice.shape == SHAPE ? launch_shape<T, SHAPE>(problem, choice, is_vectorised, executor)
-                                 : launch_chosen<T, SHAPE + 1>(problem, choice, is_vectorised, executor);
-  else
-    return Status::unsupported;
-}
-
-}  // namespace
 
 Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor);
 
@@ -40,9 +26,10 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
     if (status == Status::ok) status = copies.launch();
     if (status != Status::ok) return status;
   }
-  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
-    return launch_chosen<std::remove_pointer_t<decltype(element)>>(problem, plan.choice, plan.is_vectorised, executor);
-  });
+  const auto launch = [&](auto instance) {
+    return launch_instance<decltype(instance)::value>(problem, plan.choice, plan.is_vectorised, executor);
+  };
+  return visit_instance(kMmaAsyncInstances, problem.gemm.dtype_a, plan.choice.shape, Status::unsupported, launch);
 }
 
 }  // namespace tiledmm::gpu

@@ -4,19 +4,15 @@
 #include "kernels/cuda/shared/copy_operands.h"
 #include "kernels/cuda/simt_pipelined/add_split_tiles.h"
 #include "kernels/cuda/simt_pipelined/few_rows.h"
-#include "kernels/cuda/simt_pipelined/launch_shape.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
 
 namespace tiledmm::gpu {
 namespace {
 
-template <int SHAPE = 0>
 Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
-  if constexpr (SHAPE < kNumSimtShapes)
-    return shape == SHAPE ? launch_shape<SHAPE>(problem, work, executor)
-                          : launch_chosen<SHAPE + 1>(shape, problem, work, executor);
-  else
-    return Status::unsupported;
+  return visit_instance(kSimtInstances, DType::f32, shape, Status::unsupported, [&](auto instance) {
+    return launch_instance<decltype(instance)::value>(shape, problem, work, executor);
+  });
 }
 
 Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {

@@ -24,9 +24,9 @@
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/shared/tiles.h"
 #include "kernels/cuda/wgmma/cluster.h"
-#include "kernels/cuda/wgmma/launch_tile.h"
 #include "kernels/cuda/wgmma/multiply.h"
 #include "kernels/cuda/wgmma/produce.h"
+#include "kernels/cuda/wgmma/task.h"
 #include "kernels/cuda/wgmma/tf32.h"
 
 namespace tiledmm::cuda {
@@ -465,8 +465,6 @@ const char* launch_layout(const Task& task) {
   return "this tile needs a k-major B";
 }
 
-}  // namespace
-
 template <class T, int TILE>
 const char* launch_tile(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
@@ -496,6 +494,21 @@ const char* launch_tile_tf32(const Task& task) {
   if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
     return launch_config<Config<float, M, N, true, true>>(task);
   return "this tile does not transpose B";
+}
+
+}  // namespace
+
+template <int INSTANCE>
+const char* launch_instance(const Task& task) {
+  constexpr Instance kOwn = kWgmmaInstances[INSTANCE];
+  return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
+    constexpr int kTile = decltype(number)::value;
+    constexpr DType kDType = kWgmmaInstances[INSTANCE].dtype;
+    if constexpr (kDType == DType::f32)
+      return launch_tile_tf32<kTile>(task);
+    else
+      return launch_tile<std::conditional_t<kDType == DType::f16, __half, __nv_bfloat16>, kTile>(task);
+  });
 }
 
 }  // namespace tiledmm::cuda

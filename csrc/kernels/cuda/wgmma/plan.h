@@ -15,7 +15,7 @@
 #include "core/summation.h"
 #include "core/task.h"
 #include "core/transposed.h"
-#include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/tile_order.h"
 
 namespace tiledmm {

@@ -51,7 +51,6 @@ const Rung wgmma_split_rung = {
     .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
     .number = 15,
     .is_gpu = true,
-    .is_native = false,
     .order = Order::split_chunks,
     .takes = kTakesFp32,
     .refuse = refuse,

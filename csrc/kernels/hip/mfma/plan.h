@@ -5,13 +5,13 @@
 #include <initializer_list>
 
 #include "core/chip.h"
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
-#include "kernels/hip/shared/mfma_tile.h"
-#include "kernels/hip/shared/overlapped_us.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
 
@@ -132,5 +132,12 @@ inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, P
     }
   }
 }
+
+namespace gpu {
+
+template <class T>
+Status launch_mfma_of(const FoldedProblem& problem, const MfmaPlan& plan, const Executor& executor);
+
+}  // namespace gpu
 
 }  // namespace tiledmm

@@ -50,7 +50,6 @@ const Rung mfma_split_rung = {
     .description = "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
     .number = 18,
     .is_gpu = true,
-    .is_native = false,
     .order = Order::mfma_split_sums,
     .takes = kTakesFp32,
     .refuse = refuse,

@@ -3,7 +3,7 @@
 
 #include "core/operand.h"
 #include "core/rung.h"
-#include "kernels/hip/shared/mfma_tile.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm::gpu {
 

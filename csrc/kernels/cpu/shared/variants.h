@@ -1,5 +1,5 @@
-// Each instruction set has a launcher of rung 04, functions of each element, and a measurement of the multiply-add
-// instruction: GFLOP/s on all threads.
+// What is compiled for one instruction set: a launcher of rung 04, functions of each element, and a measurement of the
+// multiply-add instruction, or of AMX's tile instruction: GFLOP/s on all threads.
 #pragma once
 
 #include "core/elementwise.h"
@@ -20,5 +20,6 @@ TILEDMM_REGISTER_TILED(avx2)
 TILEDMM_REGISTER_TILED(avx512)
 TILEDMM_REGISTER_TILED(avx512_bf16)
 #undef TILEDMM_REGISTER_TILED
+TILEDMM_IF_LINKED double tile_peak_amx(DType dtype, const Executor& executor);
 
 }  // namespace tiledmm::cpu

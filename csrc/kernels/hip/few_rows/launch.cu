@@ -1,7 +1,8 @@
 // Host side of rung 16: which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
-#include "kernels/hip/few_rows/launch_dtype.h"
-#include "kernels/hip/shared/single_rows.h"
+#include "kernels/hip/few_rows/plan.h"
+#include "kernels/hip/shared/plan.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::gpu {
 
