@@ -453,7 +453,7 @@ Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choic
   constexpr Instance kOwn = kMmaAsyncInstances[INSTANCE];
   return visit_number<kOwn.first, kOwn.end>(choice.shape, Status::unsupported, [&](auto number) {
     constexpr int kShape = decltype(number)::value;
-    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, choice.num_splits, is_vectorised, executor);
+    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, choice, is_vectorised, executor);
   });
 }
 
