@@ -90,7 +90,7 @@ constexpr bool is_plain(const GemmProblem& problem) {
   return problem.alpha == 1 && !problem.bias && problem.activation == Activation::none;
 }
 // The same problem without what follows the sums.
-inline void drop_epilogue(GemmProblem& problem) {
+constexpr void drop_epilogue(GemmProblem& problem) {
   problem.alpha = 1, problem.bias = nullptr, problem.activation = Activation::none;
 }
 // The sums are scaled, or what is added is: more than a vector of an item to add.
