@@ -199,9 +199,9 @@ def test_the_large_operand_of_few_rows_is_split_after_the_load():
     def late(m, n):
         return candidate(m, n, 4096, "fp32", device="cuda:sm_90")[0].config.get("split_after_load")
 
-    assert [late(m, 4096) for m in (1, 64, 65)] == ["b", "b", None]
-    assert [late(4096, n) for n in (1, 64, 65)] == ["a", "a", None]
-    assert late(3, 64) == "b" and late(64, 3) == "a"
+    assert [late(m, 4096) for m in (1, 64, 65)] == ["B", "B", None]
+    assert [late(4096, n) for n in (1, 64, 65)] == ["A", "A", None]
+    assert late(3, 64) == "B" and late(64, 3) == "A"
     # Memory for the terms of the few rows, but not for those of the others.
     own = candidate(16, 4096, 4096, "fp32", device="cuda:sm_90")[0]
     assert own.config["workspace"] < 4096 * 4096 / 32

@@ -31,7 +31,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
   fields.add("block_k", kAmxSplitChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);
   fields.add("threads", own.num_threads);
-  if (own.splits_k) fields.add("split_k", ceil_div(problem.gemm.k, kAmxSplitChunkK));
+  fields.add_split_k(own.splits_k ? ceil_div(p.k, kAmxSplitChunkK) : 1, "all threads");
   fields.add("workspace",
              (strips_a * own.is_a_shared + strips_b * own.is_b_shared) * ceil_div(p.k, kAmxStep) * kAmxSplitUnitBytes);
   if (own.is_exchanged) fields.add("computes", "C^T");

@@ -60,7 +60,7 @@ struct Work {
   Divisor rows_of_group, rows_of_last_group;
   int first_of_last_group;  // row of tiles
   int num_splits;           // blocks that compute chunks of one tile side by side
-  int64_t split_k;          // chunk_k, or k
+  int64_t part_k;           // chunk_k, or k
   int64_t chunk_k;
   void* partial;       // as ChunkSums has them; null where there is one split
   int zero;            // always
@@ -259,7 +259,7 @@ mma_async(Work work, FoldedProblem problem) {
   const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of<true>(problem, batch_idx);
-    const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+    const int64_t first_k = split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
@@ -423,7 +423,7 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
   const bool splits = num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
-  work.split_k = splits ? problem.chunk_k : gemm.k;
+  work.part_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
   // The tiles in flight form about a square of C.
   const int64_t in_flight = executor.num_cus * Cfg::kShape.blocks_per_cu;

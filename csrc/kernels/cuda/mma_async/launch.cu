@@ -25,7 +25,7 @@ Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Execu
 
 Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
-  FoldedProblem problem = oriented(given, plan.is_transposed);
+  FoldedProblem problem = oriented(given, plan.is_exchanged);
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
   Workspace packed_a(executor), packed_b(executor);
   GemmProblem& p = problem.gemm;

@@ -33,10 +33,10 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
     fields.add("stages", shape.num_stages);
-    fields.add("split_k", own.choice.num_splits);
+    fields.add_split_k(own.choice.num_splits);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
-  if (own.is_transposed) fields.add("computes", "C^T");
+  if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Ex
 
 Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const Executor& executor) {
   const SimtPlan& plan = made.as<SimtPlan>();
-  FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
+  FoldedProblem problem = plan.is_exchanged ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
   GemmProblem& gemm = problem.gemm;
   Pack pack(executor);

@@ -28,7 +28,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("path", "few_rows");
     fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
     fields.add("warps", own.few_rows.num_warps);
-    fields.add("split_k", own.few_rows.num_splits);
+    fields.add_split_k(own.few_rows.num_splits);
   } else {
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
@@ -36,8 +36,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("whole_tiles", own.num_whole);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
-  if (own.packs_a || own.packs_b) fields.add("copies", own.packs_a ? own.packs_b ? "A B" : "A" : "B");
-  if (own.is_transposed) fields.add("computes", "C^T");
+  fields.add_copies(own.packs_a, own.packs_b);
+  if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace

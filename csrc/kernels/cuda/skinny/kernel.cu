@@ -493,7 +493,7 @@ Status launch(const FoldedProblem& problem, Work& work, const Executor& executor
 
 Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const SkinnyLaunch& own = made.as<SkinnyLaunch>();
-  const FoldedProblem problem = own.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = own.is_exchanged ? transposed(given) : given;
   Work work{};
   work.width_a = own.width_a;
   work.width_b = own.width_b;

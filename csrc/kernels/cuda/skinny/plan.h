@@ -159,7 +159,7 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max
 
 // How rung 14 computes a problem.
 struct SkinnyLaunch {
-  bool is_transposed;    // C^T = B^T A^T; what follows is of that product
+  bool is_exchanged;     // C^T = B^T A^T; what follows is of that product
   int width_a, width_b;  // bytes that each operand's copies take at a time
   SkinnyPlan plan;
 };
@@ -168,7 +168,7 @@ struct SkinnyLaunch {
 inline void for_each_skinny_launch(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
                                    PlanSearch& visit) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.dtype, given.gemm.m, given.gemm.n), 0, 0, {}};
-  const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = launch.is_exchanged ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);

@@ -504,7 +504,7 @@ const char* launch_tile_tf32(const Task& task) {
   constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
   if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
   if (task.b.is_k_major)
-    return task.is_transposed
+    return task.is_exchanged
                ? launch_config<Config<float, M, N, true, false>>(task)
                : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
                      task);

@@ -43,28 +43,31 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   for_each_tile_plan(wgmma_task(problem, chip.num_cus), chip.num_cus, visit);
 }
 
-void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
+void describe_tiles(const TilePlan& tiles, int64_t chunks, Fields& fields) {
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
-  if (copies_a || copies_b) fields.add("copies", copies_a ? copies_b ? "A B" : "A" : "B");
   if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
-  if (tiles.is_exchanged) fields.add("roles", "exchanged");
-  if (tiles.splits_chunks) fields.add("split_k", "second kernel");
-  if (tiles.shares_tiles) fields.add("split_k", "cluster");
+  fields.add_split_k(tiles.splits_chunks || tiles.shares_tiles ? chunks : 1,
+                     tiles.shares_tiles ? "cluster" : "second kernel");
+  fields.add("chunks", chunks);
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const int64_t chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   if (problem.gemm.dtype == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
-    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    describe_tiles(own.tiles, chunks, fields);
+    fields.add_copies(own.copies_a, own.copies_b);
+    if (own.is_exchanged) fields.add("computes", "C^T");
     fields.add("path", kTf32PathNames[int(own.path)]);
     fields.add("block_k", kTf32BlockK);
   } else {
     const WgmmaPlan& own = plan.as<WgmmaPlan>();
-    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    describe_tiles(own.tiles, chunks, fields);
+    fields.add_copies(own.copies_a, own.copies_b);
+    if (own.tiles.is_exchanged) fields.add("computes", "C^T");
     fields.add("block_k", kWgmmaBlockK);
   }
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct Task {
   float* partial;
   int num_sms;
   cudaStream_t stream;
-  bool is_transposed = false;  // of tf32: C is column-major
+  bool is_exchanged = false;  // of tf32: C is column-major
 };
 
 // Distance of the rows of partial sums, which are stored in pairs. Where A's rows are summed as well, the last element

@@ -28,8 +28,8 @@ Status launch_wgmma_tf32(const FoldedProblem& row_major, const Tf32Plan& plan, c
   if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
     return Status::launch_failed;
   }
-  task.is_transposed = plan.is_transposed;
-  if (plan.is_transposed) {
+  task.is_exchanged = plan.is_exchanged;
+  if (plan.is_exchanged) {
     problem = transposed(problem);
     std::swap(task.a, task.b);
   }

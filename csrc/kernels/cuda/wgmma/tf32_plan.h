@@ -38,7 +38,7 @@ struct Tf32Problem {
 struct Tf32Plan {
   Tf32Path path;
   bool copies_a, copies_b;  // along k, by a kernel before
-  bool is_transposed;       // the kernel computes the transposed problem
+  bool is_exchanged;        // the kernel computes the transposed problem
   TilePlan tiles;
 };
 
@@ -84,8 +84,8 @@ inline void for_each_tf32_plan_of(const Tf32Problem& problem, double other_us, i
     if (copies_a) p.a = {Tf32Layout::along_k, true};
     if (copies_b) p.b = {Tf32Layout::along_k, true};
     Tf32Path path = Tf32Path::both_in_place;
-    const bool is_transposed = p.b.layout == Tf32Layout::across_k;
-    if (is_transposed) {
+    const bool is_exchanged = p.b.layout == Tf32Layout::across_k;
+    if (is_exchanged) {
       path = p.a.layout == Tf32Layout::across_k ? Tf32Path::b_transposed : Tf32Path::a_from_registers;
       p = {p.n, p.m, p.k, p.chunk_k, p.batch, p.b, p.a};
     } else if (p.a.layout == Tf32Layout::across_k) {
@@ -100,7 +100,7 @@ inline void for_each_tf32_plan_of(const Tf32Problem& problem, double other_us, i
       for (int splits = 0; splits <= int(may_split); ++splits) {
         const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
         const TilePlan tiles{i, shape, splits != 0, false, 0, 0, false, 0};
-        visit(Tf32Plan{path, copies_a, copies_b, is_transposed, tiles}, time + other_us, time);
+        visit(Tf32Plan{path, copies_a, copies_b, is_exchanged, tiles}, time + other_us, time);
       }
     }
   }

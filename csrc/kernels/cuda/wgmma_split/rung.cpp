@@ -42,7 +42,7 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", "3 products in fp16");
   fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
-  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
+  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "A" : "B");
   fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
   fields.add("chunks", ceil_div(problem.gemm.k, kSplitChunkK));
   if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);

@@ -289,8 +289,8 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
     const int64_t mn = (tile * Config::kWarps + warp) * kTile;
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem item = item_of(problem, batch_idx);
-      const int64_t first_k = split * work.split_k;
-      const auto size_k = int(min_of(item.k - first_k, work.split_k));
+      const int64_t first_k = split * work.part_k;
+      const auto size_k = int(min_of(item.k - first_k, work.part_k));
       const Operand<T> large = kAreColumnsFew ? operand_a<T>(item) : operand_b<T>(item);
       const Operand<T> few = kAreColumnsFew ? operand_b<T>(item) : operand_a<T>(item);
       Streamed<Config> streamed(large, mn, first_k, size_k);

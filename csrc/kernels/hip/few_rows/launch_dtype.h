@@ -11,7 +11,7 @@ namespace tiledmm::gpu {
 struct FewWork {
   int64_t tiles;       // blocks that share out the large operand's rows
   int64_t num_splits;  // and each of them k
-  int64_t split_k;     // what a block sums
+  int64_t part_k;      // what a block sums
   void* partials;      // as ChunkSums has them, null where a block computes all of k
 };
 

@@ -49,8 +49,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const FewPlan& own = plan.as<FewPlan>();
   const int tile = few_rows_tile(size_of(problem.gemm.dtype), own.is_whole && !own.is_k_major);
   own.are_columns_few ? fields.add_tile("block", tile, kMostFewRows) : fields.add_tile("block", kMostFewRows, tile);
-  fields.add("split_k", own.num_splits);
-  if (!own.is_whole) fields.add("copies", "elements");
+  fields.add_split_k(own.num_splits);
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 template <Order ORDER>

@@ -40,7 +40,7 @@ struct MfmaWork {
   BlockOrder order;
   int num_splits;      // blocks that compute chunks of one tile side by side
   int chunk_tiles;     // k tiles of a chunk
-  int64_t split_k;     // of a block
+  int64_t part_k;      // of a block
   int64_t first_item;  // of the batch
   void* partial;       // as ChunkSums has them; null where there is one split
   bool is_wide;        // whole k tiles are copied 16 bytes at a time, all but the last one where `leaves_last`
@@ -154,7 +154,7 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   const int64_t row = int64_t(tile.m) * Cfg::kBlock, col = int64_t(tile.n) * Cfg::kBlock;
   const int64_t batch_idx = work.first_item + block_idx_y();
   const GemmProblem item = item_of<true>(problem, batch_idx);
-  const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+  const int64_t first_k = split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR, kIsStraight> copy_a(operand_a<T>(item), row, first_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR, kIsStraight> copy_b(operand_b<T>(item), col, first_k);
   Sums sums;
@@ -239,7 +239,7 @@ Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, con
   work.order = BlockOrder(tiles_m, tiles_n, plan.num_dies);
   work.num_splits = int(plan.num_splits);
   work.chunk_tiles = int(ceil_div(problem.chunk_k, Cfg::kBlockK));
-  work.split_k = splits ? problem.chunk_k : gemm.k;
+  work.part_k = splits ? problem.chunk_k : gemm.k;
   work.is_wide = plan.copies != MfmaCopies::by_element, work.leaves_last = plan.leaves_last;
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;

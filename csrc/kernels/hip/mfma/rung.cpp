@@ -27,9 +27,9 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const MfmaPlan& own = plan.as<MfmaPlan>();
   fields.add_tile("block", kMfmaShapes[own.shape].block, kMfmaShapes[own.shape].block);
   fields.add("block_k", mfma_block_k(problem.gemm.dtype));
-  fields.add("split_k", own.num_splits);
+  fields.add_split_k(own.num_splits);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, own.chunk_k)));
-  fields.add("copies", kMfmaCopiesNames[int(own.copies)]);
+  fields.add("loads", kMfmaCopiesNames[int(own.copies)]);
 }
 
 }  // namespace

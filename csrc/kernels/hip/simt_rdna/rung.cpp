@@ -19,7 +19,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   const SimtRdnaPlan& own = plan.as<SimtRdnaPlan>();
   fields.add_tile("block", kSimtRdnaShapes[own.shape].block_m, kSimtRdnaShapes[own.shape].block_n);
-  if (!own.is_whole) fields.add("copies", "elements");
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ wmma_rdna([[maybe_unused]] WmmaWork work, [[maybe_unused]] FoldedProblem problem
   const int64_t row = int64_t(place.tile_m) * Config::kBlockM, col = int64_t(place.tile_n) * Config::kBlockN;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of(problem, batch_idx);
-    const int64_t first_k = place.split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+    const int64_t first_k = place.split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
     const Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
     TileA tile_a(a, row, first_k, int(size_k));
     TileB tile_b(b, col, first_k, int(size_k));

@@ -12,7 +12,7 @@ namespace tiledmm::gpu {
 struct WmmaWork {
   int32_t tiles_m, tiles_n;
   int64_t num_splits;  // blocks that share out the k of a tile
-  int64_t split_k;     // what each of them sums
+  int64_t part_k;      // what each of them sums
   int64_t chunk_k;
   float* partials;  // as ChunkSums has them, null where a block computes all of k
 };

@@ -16,7 +16,7 @@ Status launch_wmma_rdna(const FoldedProblem& given, const Plan& made, const Exec
   work.tiles_m = int32_t(ceil_div(p.m, shape.block_m)), work.tiles_n = int32_t(ceil_div(p.n, shape.block_n));
   work.num_splits = plan.num_splits;
   work.chunk_k = problem.chunk_k;
-  work.split_k = splits ? problem.chunk_k : p.k;
+  work.part_k = splits ? problem.chunk_k : p.k;
   ChunkSums<float> chunk_sums(problem, p.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;

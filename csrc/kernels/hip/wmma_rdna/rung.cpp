@@ -19,9 +19,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const WmmaPlan& own = plan.as<WmmaPlan>();
   fields.add_tile("block", kWmmaShapes[own.shape].block_m, kWmmaShapes[own.shape].block_n);
-  fields.add("split_k", own.num_splits);
+  fields.add_split_k(own.num_splits);
   fields.add("chunks", ceil_div(max_of(problem.gemm.k, 1), problem.chunk_k));
-  if (!own.is_whole) fields.add("copies", "elements");
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 }  // namespace

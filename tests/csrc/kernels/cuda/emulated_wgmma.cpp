@@ -416,10 +416,10 @@ void for_each_least_copied_plan(const FoldedProblem& given, const Visit& visit) 
   plan.copies_a = describe_tf32(view_a(p), problem).layout == Tf32Layout::unreadable;
   plan.copies_b = describe_tf32(view_b(p), problem).layout == Tf32Layout::unreadable;
   const bool is_a_across = !plan.copies_a && describe_tf32(view_a(p), problem).layout == Tf32Layout::across_k;
-  plan.is_transposed = !plan.copies_b && describe_tf32(view_b(p), problem).layout == Tf32Layout::across_k;
-  plan.path = is_a_across && plan.is_transposed   ? Tf32Path::b_transposed
-              : is_a_across || plan.is_transposed ? Tf32Path::a_from_registers
-                                                  : Tf32Path::both_in_place;
+  plan.is_exchanged = !plan.copies_b && describe_tf32(view_b(p), problem).layout == Tf32Layout::across_k;
+  plan.path = is_a_across && plan.is_exchanged   ? Tf32Path::b_transposed
+              : is_a_across || plan.is_exchanged ? Tf32Path::a_from_registers
+                                                 : Tf32Path::both_in_place;
   for (int i = 0; i < kNumTf32TileShapes; ++i) {
     const TileShape& shape = kTf32TileShapes[i];
     for (const bool splits : {false, true}) {
