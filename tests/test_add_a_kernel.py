@@ -1,6 +1,6 @@
 """A kernel is one folder and one line: two toy kernels are added that way to a copy of the tree, and found everywhere.
 
-csrc/kernels/cpu/90_toy and csrc/kernels/cuda/91_toy_gpu, each with an entry and a kernel, and their lines in
+csrc/kernels/cpu/toy and csrc/kernels/cuda/toy_gpu, each with an entry and a kernel, and their lines in
 kernels/rungs.def. The copy is built without optimisation and without the other kernels but the naive ones: launchers
 are weak, so what is not linked is "not compiled".
 
@@ -51,7 +51,7 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { 
 
 }  // namespace
 
-const Rung @NAME@_rung = {"@NAME@", "a toy", 90,            @IS_GPU@,  false, Order::chain,
+const Rung @NAME@_rung = {"@NAME@", "a toy",       @IS_GPU@,  false,        Order::chain,
                           refuse,   for_each_plan, describe, launch_@NAME@};
 
 }  // namespace tiledmm::@DEVICE@
@@ -118,8 +118,8 @@ Status launch_toy_gpu(const FoldedProblem& problem, const Plan&, const Executor&
 }  // namespace tiledmm::gpu
 """
 TOYS = {
-    "cpu/90_toy": ("cpu", "toy", "kernel.cpp", CPU_KERNEL),
-    "cuda/91_toy_gpu": ("gpu", "toy_gpu", "kernel.cu", GPU_KERNEL),
+    "cpu/toy": ("cpu", "toy", "kernel.cpp", CPU_KERNEL),
+    "cuda/toy_gpu": ("gpu", "toy_gpu", "kernel.cu", GPU_KERNEL),
 }
 # Of the other kernels, these are linked.
 KEPT = ("01_naive.cpp", "01_naive.cu", "device.cu")
@@ -171,7 +171,7 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     library = {source: plain for source in of_copy(objects.cpp_sources())}
     jobs = {
         "library": library,
-        "cpu": {csrc / "kernels/cpu/90_toy/kernel.cpp": strict},
+        "cpu": {csrc / "kernels/cpu/toy/kernel.cpp": strict},
         # Entries do not know for whom they are compiled: those of the library serve here, too.
         "gpu": {source: host for source in of_copy(objects.host_sources(32)) if not source.name.startswith("rung")},
     }
@@ -263,7 +263,7 @@ def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     assert Path(found["file"]).is_relative_to(copy)
     entries = {(entry["name"], entry["device"]): entry for entry in found["entries"]}
     cpu, cuda = entries["toy", "cpu"], entries["toy_gpu", "cuda"]
-    assert cpu["available"] and cpu["rung"] == 90 and cpu["order"] == "chain" and cpu["dtypes"] == ["fp32"]
+    assert cpu["available"] and cpu["rung"] == 0 and cpu["order"] == "chain" and cpu["dtypes"] == ["fp32"]
     assert cuda["reason"] == "this build has no kernels for cuda" and ("toy_gpu", "hip") not in entries
     assert entries["block_tiled", "cpu"]["reason"] == "not compiled for this architecture"  # not linked
     for candidate in found["explained"]:

@@ -59,7 +59,6 @@ struct Fields {
 struct Rung {
   const char* name;         // as the user names it
   const char* description;  // what this rung adds
-  int32_t number;           // its place on the ladder, and the number of its file or folder
   bool is_gpu;
   bool is_native;  // one of those that `native` admits
   Order order;
@@ -73,6 +72,8 @@ struct Rung {
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
+  // Its place on the teaching ladder, that of its device. 0: a production kernel beside the ladder.
+  int32_t number = 0;
 };
 
 inline bool is_empty(const FoldedProblem& problem) {

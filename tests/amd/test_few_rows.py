@@ -1,4 +1,4 @@
-"""Rung 16, few_rows: its machine code as clang compiles it for all of AMD's chips, run by the interpreter. Its bits are
+"""few_rows: its machine code as clang compiles it for all of AMD's chips, run by the interpreter. Its bits are
 those of the rungs with tiles, whose order of summation it follows.
 
 Planted bugs that these tests caught: each barrier removed, one at a time; a step that takes the next one's few rows;
@@ -96,7 +96,7 @@ CASES = {
 }
 
 
-# Fixtures: the code of rung 12 and its host side.
+# Fixtures: the code of mfma and its host side.
 code_of, launcher = test_mfma.code_of, test_mfma.launcher
 
 # By multiply-adds, on RDNA.

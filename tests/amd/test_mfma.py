@@ -1,4 +1,4 @@
-"""Rung 12, mfma: its machine code as clang compiles it for CDNA, started by its own host code (launch.cpp) and run by
+"""mfma: its machine code as clang compiles it for CDNA, started by its own host code (launch.cpp) and run by
 the interpreter.
 
 Results are compared with the reference's bounds; memory outside of the operands, a missing wait and a race in shared

@@ -1,4 +1,4 @@
-"""Rung 13, wmma_rdna: its machine code as clang compiles it for gfx1100 and gfx1201, run by the interpreter.
+"""wmma_rdna: its machine code as clang compiles it for gfx1100 and gfx1201, run by the interpreter.
 
 Results are compared with the bounds of the reference; memory outside of the operands, a missing wait and a race in
 shared memory are errors of the interpreter. What decides the speed is counted: instructions of the main loop, bank

@@ -67,7 +67,7 @@ with matmul_precision("tf32"):
     RUNGS = [
         entry.name
         for entry in torch_tiledmm.algorithms("cuda")
-        if entry.rung > 0 and any(serves(entry.name, dtype) for dtype in DTYPES)
+        if entry.order and any(serves(entry.name, dtype) for dtype in DTYPES)
     ]
     TF32_RUNGS = [name for name in RUNGS if serves(name, torch.float32)]
 TF32_RUNGS = [name for name in TF32_RUNGS if not serves(name, torch.float32)]

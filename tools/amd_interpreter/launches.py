@@ -29,7 +29,7 @@ Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, c
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
 # Constants of host code that are lowered, so that small products go through loops which else only large ones reach:
-# name, file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split
+# name, file of csrc, value there, and here. Items of a batch in a launch of mfma and mfma_split; k of a group of split
 # operands.
 LOWERED = {
     "kMaxMfmaItems": ("kernels/hip/shared/mfma_tile.h", "65535", "2"),
@@ -43,7 +43,7 @@ CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx110
 def sources_of(rung: str) -> list[Path]:
     """The rung's files for HIP: one file of the ladder, or a folder of its own."""
     kernels = gpu_objects.CSRC / "kernels"
-    found = [*kernels.glob(f"gpu/[0-9][0-9]_{rung}.cu"), *kernels.glob(f"hip/[0-9][0-9]_{rung}/*.cu")]
+    found = [*kernels.glob(f"gpu/[0-9][0-9]_{rung}.cu"), *kernels.glob(f"hip/{rung}/*.cu")]
     if not found:
         raise ValueError(f"{rung} has no kernel for HIP")
     return sorted(found)

@@ -26,17 +26,18 @@ void describe_block_tiled(const FoldedProblem&, const Chip&, const Plan&, Fields
 
 }  // namespace
 
-const Rung naive_rung = {"naive",        "three loops", 1, false, false, Order::chain, refuse, for_each_naive_plan,
-                         describe_naive, launch_naive};
+const Rung naive_rung = {"naive",        "three loops", false, false, Order::chain, refuse, for_each_naive_plan,
+                         describe_naive, launch_naive,  false, 1};
 const Rung block_tiled_rung = {"block_tiled",
                                "block tiles copied near, threads",
-                               2,
                                false,
                                false,
                                Order::chain,
                                refuse,
                                for_each_block_tiled_plan,
                                describe_block_tiled,
-                               launch_block_tiled};
+                               launch_block_tiled,
+                               false,
+                               2};
 
 }  // namespace tiledmm::cpu

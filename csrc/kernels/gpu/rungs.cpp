@@ -90,14 +90,15 @@ constexpr Rung rung(const char* name, const char* description, bool is_native,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
   return {name,
           description,
-          NUMBER,
           true,
           is_native,
           IS_MMA ? Order::mma_chain : Order::chain,
           IS_MMA ? refuse_mma : refuse,
           for_each_plan<NUMBER, IS_MMA, CHOOSE>,
           describe,
-          launch};
+          launch,
+          false,
+          NUMBER};
 }
 
 }  // namespace

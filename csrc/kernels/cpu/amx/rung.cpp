@@ -1,4 +1,4 @@
-// The entry of rung 05 on the CPU.
+// The entry of amx.
 #include "core/rung.h"
 #include "kernels/cpu/amx/plan.h"
 #include "kernels/cpu/amx/variants.h"
@@ -35,10 +35,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung amx_rung = {"amx",    "tile instructions of AMX, four tiles of C in registers",
-                       5,        false,
-                       true,     Order::amx_chunks,
-                       refuse,   for_each_plan,
-                       describe, launch_amx};
+const Rung amx_rung = {"amx",
+                       "tile instructions of AMX, four tiles of C in registers",
+                       false,
+                       true,
+                       Order::amx_chunks,
+                       refuse,
+                       for_each_plan,
+                       describe,
+                       launch_amx};
 
 }  // namespace tiledmm::cpu

@@ -1,4 +1,4 @@
-// Rung 05: its launcher, and GFLOP/s of the tile instruction on all threads, measured.
+// amx: its launcher, and GFLOP/s of the tile instruction on all threads, measured.
 #pragma once
 
 #include "core/executor.h"

@@ -1,4 +1,4 @@
-// The entry of rung 06 on the CPU.
+// The entry of amx_split.
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
 #include "kernels/cpu/amx_split/variants.h"
@@ -39,11 +39,15 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
-                             6,           false,
-                             false,       Order::amx_split_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_amx_split,
+const Rung amx_split_rung = {"amx_split",
+                             "AMX: fp32 as three bf16 terms, six products",
+                             false,
+                             false,
+                             Order::amx_split_chunks,
+                             refuse,
+                             for_each_plan,
+                             describe,
+                             launch_amx_split,
                              true};
 
 }  // namespace tiledmm::cpu

@@ -1,4 +1,4 @@
-// Rung 06: its launcher.
+// amx_split: its launcher.
 #pragma once
 
 #include "core/executor.h"

@@ -62,7 +62,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 template <Isa ISA>
 constexpr Rung rung(const char* name, const char* description, Order order,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
-  return {name, description, 4, false, true, order, refuse<ISA>, for_each_plan<ISA>, describe<ISA>, launch};
+  return {name, description, false, true, order, refuse<ISA>, for_each_plan<ISA>, describe<ISA>, launch, false, 4};
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ TILEDMM_IF_LINKED Status launch_wgmma_single(const FoldedProblem& problem, const
 namespace {
 
 constexpr int kBlockM = 128, kBlockN = 256;
-// Of a call; of a tile: until the first matrix instruction, and the way to C; the share of the peak in between. Guesses.
+// Of a call; of a tile: until the first matrix instruction, and the way to C; the share of the peak in between.
+// Guesses.
 constexpr double kLaunchUs = 4, kTileUs = 4, kEfficiency = 0.65;
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
@@ -23,7 +24,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (p.row_sums) return "it does not sum rows";
   if (p.k == 0) return "k is 0";
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
-  if (double(ceil_div(p.m, kBlockM)) * double(ceil_div(p.n, kBlockN)) >= double(kLimit)) return "it has 2^30 tiles or more";
+  if (double(ceil_div(p.m, kBlockM)) * double(ceil_div(p.n, kBlockN)) >= double(kLimit))
+    return "it has 2^30 tiles or more";
   TensorMapView view;
   if (!describe_operand(view_a(p), problem, view) || !describe_operand(view_b(p), problem, view)) {
     return "the copy engine takes rows without gaps, each at a multiple of 16 bytes";
@@ -48,17 +50,16 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) {
 
 }  // namespace
 
-const Rung wgmma_single_rung = {
-    .name = "wgmma_single",
-    .description = "Hopper: the copy engine fills a ring, warpgroup matrix instructions read it",
-    .number = 9,
-    .is_gpu = true,
-    .is_native = false,
-    .order = Order::mma_chain,
-    .refuse = refuse,
-    .for_each_plan = for_each_plan,
-    .describe = describe,
-    .launch = launch_wgmma_single,
-};
+const Rung wgmma_single_rung = {"wgmma_single",
+                                "Hopper: the copy engine fills a ring, warpgroup matrix instructions read it",
+                                true,
+                                false,
+                                Order::mma_chain,
+                                refuse,
+                                for_each_plan,
+                                describe,
+                                launch_wgmma_single,
+                                false,
+                                9};
 
 }  // namespace tiledmm::gpu

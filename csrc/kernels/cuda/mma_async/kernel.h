@@ -1,7 +1,6 @@
-// Rung 10, mma_async: matrix instructions of a warp (mma.sync), fed by asynchronous copies; NVIDIA's chips from sm_80
-// on.
+// mma_async: matrix instructions of a warp (mma.sync), fed by asynchronous copies; NVIDIA's chips from sm_80 on.
 //
-// Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
+// Beyond rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. Where k is long, chunks of it go to blocks of their own, whose sums are added in
 // order, or a block adds one after the other to a total, in registers or, of some tiles, in C. Limits: mma.sync reaches

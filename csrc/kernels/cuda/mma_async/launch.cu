@@ -1,4 +1,4 @@
-// Host side of rung 10: what is repacked first, and which instance is launched.
+// Host side of mma_async: what is repacked first, and which instance is launched.
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/launch_shape.h"

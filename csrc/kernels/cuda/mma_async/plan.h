@@ -163,7 +163,7 @@ void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, in
   }
 }
 
-// How rung 10 computes a problem.
+// How mma_async computes a problem.
 struct MmaAsyncPlan {
   bool is_exchanged;    // C^T = B^T A^T; what follows is of that product
   int unaligned_shape;  // of unaligned_plan.h; -1: none, operands that are not aligned are copied first

@@ -1,4 +1,4 @@
-// The entry of rung 10.
+// The entry of mma_async.
 #include "core/rung.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/unaligned_plan.h"
@@ -41,10 +41,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
-                             10,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_mma_async};
+const Rung mma_async_rung = {"mma_async",
+                             "matrix instructions fed by asynchronous copies",
+                             true,
+                             true,
+                             Order::mma_chunks,
+                             refuse,
+                             for_each_plan,
+                             describe,
+                             launch_mma_async};
 
 }  // namespace tiledmm::gpu

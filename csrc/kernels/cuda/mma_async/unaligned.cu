@@ -1,4 +1,4 @@
-// Rung 10 for small products of 16-bit operands that are not aligned to 16 bytes: without a launch that copies them.
+// mma_async for small products of 16-bit operands that are not aligned to 16 bytes: without a launch that copies them.
 //
 // Some warps copy, the others multiply. Copies are asynchronous and of aligned words of two elements, whatever the
 // operand's alignment: a row that begins in the middle of a word lies in shared memory as it does in global memory, one

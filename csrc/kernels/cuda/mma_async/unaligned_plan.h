@@ -1,4 +1,4 @@
-// How rung 10 multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
+// How mma_async multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
 // (unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
 // changes a bit of the result: the order of summation is the same for all.
 #pragma once

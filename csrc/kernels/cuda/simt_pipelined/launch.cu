@@ -1,4 +1,5 @@
-// Host side of rung 09: what is packed first, which instance is launched, and the kernel that adds up chunks after it.
+// Host side of simt_pipelined: what is packed first, which instance is launched, and the kernel that adds up chunks
+// after it.
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/simt_pipelined/add_split_tiles.h"

@@ -1,4 +1,4 @@
-// The entry of rung 09.
+// The entry of simt_pipelined.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
@@ -44,7 +44,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 const Rung simt_pipelined_rung = {"simt_pipelined",
                                   "fp32 multiply-adds fed by asynchronous copies",
-                                  9,
                                   true,
                                   true,
                                   Order::simt_chunks,

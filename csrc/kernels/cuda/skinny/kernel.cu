@@ -1,4 +1,4 @@
-// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 8; sm_80 and later.
+// skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 8; sm_80 and later.
 //
 // The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
 // memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a

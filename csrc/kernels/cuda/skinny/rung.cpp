@@ -1,4 +1,4 @@
-// The entry of rung 14.
+// The entry of skinny.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/skinny/plan.h"
@@ -37,10 +37,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
-                          14,       true,
-                          true,     Order::mma_chunks,
-                          refuse,   for_each_plan,
-                          describe, launch_skinny};
+const Rung skinny_rung = {"skinny",
+                          "few rows: the other operand streams through the matrix instructions once",
+                          true,
+                          true,
+                          Order::mma_chunks,
+                          refuse,
+                          for_each_plan,
+                          describe,
+                          launch_skinny};
 
 }  // namespace tiledmm::gpu

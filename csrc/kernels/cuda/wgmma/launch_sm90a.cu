@@ -1,4 +1,4 @@
-// Host side of rung 11: what is copied first, how the problem is described to the copy engine, which instance is
+// Host side of wgmma: what is copied first, how the problem is described to the copy engine, which instance is
 // launched.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

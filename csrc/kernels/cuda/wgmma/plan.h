@@ -281,7 +281,7 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
 }
 
-// How rung 11 computes a problem in 16 bits.
+// How wgmma computes a problem in 16 bits.
 struct WgmmaPlan {
   bool copies_a, copies_b;  // first, since the copy engine cannot take them
   TilePlan tiles;
@@ -385,7 +385,7 @@ inline OperandView copied(const OperandView& view) {
   return copy;
 }
 
-// What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
+// What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
 // to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
 // at the same time.
 inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies_b, int num_sms) {

@@ -1,4 +1,4 @@
-// The entry of rung 11.
+// The entry of wgmma.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/wgmma/plan.h"
@@ -72,10 +72,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
-                         11,       true,
-                         true,     Order::mma_chunks,
-                         refuse,   for_each_plan,
-                         describe, launch_wgmma};
+const Rung wgmma_rung = {"wgmma",
+                         "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
+                         true,
+                         true,
+                         Order::mma_chunks,
+                         refuse,
+                         for_each_plan,
+                         describe,
+                         launch_wgmma};
 
 }  // namespace tiledmm::gpu

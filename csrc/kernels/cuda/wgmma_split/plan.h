@@ -30,7 +30,7 @@ struct SplitChoice {
   int64_t whole_tiles;  // the first ones, of all of k; of the others each chunk is a unit of work
 };
 
-// How rung 15 computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
+// How wgmma_split computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
 struct SplitPlan {
   SplitChoice first, fewer, rest;
 };

@@ -1,4 +1,4 @@
-// The entry of rung 15.
+// The entry of wgmma_split.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/wgmma_split/plan.h"
@@ -52,7 +52,6 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 const Rung wgmma_split_rung = {"wgmma_split",
                                "Hopper: fp32 as two fp16 terms, three products, short sums",
-                               15,
                                true,
                                false,
                                Order::split_chunks,

@@ -1,11 +1,11 @@
-// Rung 16, few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips; in fp32 and
+// few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips; in fp32 and
 // fp64 on RDNA, which has none for them, by multiply-adds in the order of k.
 //
-// The block tiles of rungs 12 and 13 are empty for the most part then. Here a warp owns 16 columns of C (those of a few
-// lanes' neighbours, where n is contiguous) with their whole chain of k, and the large operand streams once, straight
-// from memory into the registers that the matrix instruction reads: a ring of them is always on its way. The few rows
-// pass through shared memory, a part of k ahead. Few columns are the same with A as the large operand: its role in
-// the instruction stays, so that the sums' bits are those of rungs 12 and 13, which take the products in this order.
+// The block tiles of mfma and wmma_rdna are empty for the most part then. Here a warp owns 16 columns of C (those of a
+// few lanes' neighbours, where n is contiguous) with their whole chain of k, and the large operand streams once,
+// straight from memory into the registers that the matrix instruction reads: a ring of them is always on its way. The
+// few rows pass through shared memory, a part of k ahead. Few columns are the same with A as the large operand: its role in
+// the instruction stays, so that the sums' bits are those of mfma and wmma_rdna, which take the products in this order.
 // Chunks of k are computed side by side, and added in their order by a second kernel.
 // Sources: AMD's ISA documents; streaming without shared memory as in vLLM's wvSplitK.
 #pragma once
@@ -100,7 +100,7 @@ struct FewConfig {
                                                             : 4;  // steps on their way
   static constexpr int kRowBytes = kPartBytes + 16;      // of a few row in shared memory: no bank conflicts
   static_assert(kSteps % kRing == 0 && few_rows_tile(sizeof(T), STREAM == Stream::mn_major) == 16 * kFrags);
-  // Whether the large operand is the instruction's first one; the same as in rungs 12 (B is) and 13 (A is).
+  // Whether the large operand is the instruction's first one; the same as in mfma (B is) and wmma_rdna (A is).
   static constexpr bool kIsStreamFirst = kIsByMultiplyAdd<T> || kIsRdna == ARE_COLUMNS_FEW;
 };
 

@@ -15,7 +15,7 @@ constexpr int few_rows_tile(int64_t element_bytes, bool is_mn_major) {
   return is_mn_major ? 16 * int(8 / element_bytes) : 16;
 }
 
-// How rung 16 computes a problem.
+// How few_rows computes a problem.
 struct FewPlan {
   bool are_columns_few;  // the large operand is A
   bool is_whole;         // it is loaded 8 or 16 bytes at a time; else every element by itself

@@ -1,5 +1,5 @@
-// The entries of rung 16: they follow the orders of rung 13, for RDNA, of rung 12, for CDNA, and of rung 17, for RDNA
-// in fp32 and fp64.
+// The entries of few_rows. They follow the orders of wmma_rdna on RDNA, of mfma on CDNA, and of simt_rdna on RDNA in
+// fp32 and fp64.
 #include "core/rung.h"
 #include "core/summation.h"
 #include "kernels/hip/few_rows/plan.h"
@@ -55,7 +55,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 template <Order ORDER>
 constexpr Rung entry(const char* name, const char* description) {
-  return {name, description, 16, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
+  return {name, description, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
 }
 
 }  // namespace

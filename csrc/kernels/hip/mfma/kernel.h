@@ -1,6 +1,6 @@
-// Rung 12, mfma: matrix instructions of AMD's CDNA chips at the pace of the matrix unit: gfx90a, gfx942, gfx950.
+// mfma: matrix instructions of AMD's CDNA chips at the pace of the matrix unit: gfx90a, gfx942, gfx950.
 //
-// Since rung 08: the loop has no bounds and no vector arithmetic. Loads are bounded by hardware, a k tile that is cut
+// Beyond rung 08: the loop has no bounds and no vector arithmetic. Loads are bounded by hardware, a k tile that is cut
 // off comes last and element by element; 16 bytes a lane go to and from shared memory, without bank conflicts, on
 // gfx950 straight there, and loads turn what lies along m or n. The large tile has two warps on each SIMD that take
 // turns, one multiplies while the other one moves data. Blocks that run at the same time on one die share operands in

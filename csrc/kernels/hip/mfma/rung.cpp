@@ -1,4 +1,4 @@
-// The entry of rung 12.
+// The entry of mfma.
 #include "core/rung.h"
 #include "kernels/hip/mfma/plan.h"
 #include "kernels/rungs.h"
@@ -34,10 +34,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mfma_rung = {"mfma",   "CDNA: matrix instructions of two halves of a block in turns",
-                        12,       true,
-                        true,     Order::mfma_chunks,
-                        refuse,   for_each_mfma_plan,
-                        describe, launch_mfma};
+const Rung mfma_rung = {"mfma",
+                        "CDNA: matrix instructions of two halves of a block in turns",
+                        true,
+                        true,
+                        Order::mfma_chunks,
+                        refuse,
+                        for_each_mfma_plan,
+                        describe,
+                        launch_mfma};
 
 }  // namespace tiledmm::gpu

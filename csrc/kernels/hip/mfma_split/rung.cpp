@@ -1,4 +1,4 @@
-// The entry of rung 18.
+// The entry of mfma_split.
 #include "core/rung.h"
 #include "kernels/hip/mfma_split/plan.h"
 #include "kernels/hip/shared/refuse.h"
@@ -48,11 +48,15 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung mfma_split_rung = {"mfma_split", "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
-                              18,           true,
-                              false,        Order::mfma_split_sums,
-                              refuse,       for_each_plan,
-                              describe,     launch_mfma_split,
+const Rung mfma_split_rung = {"mfma_split",
+                              "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
+                              true,
+                              false,
+                              Order::mfma_split_sums,
+                              refuse,
+                              for_each_plan,
+                              describe,
+                              launch_mfma_split,
                               true};
 
 }  // namespace tiledmm::gpu

@@ -1,5 +1,5 @@
 // The matrix instructions of CDNA's chips on tiles in shared memory: fragments, the sums of a warp, and the moves of
-// tiles that go on meanwhile. What the kernels of rungs 12 and 18 have in common.
+// tiles that go on meanwhile. What mfma and mfma_split have in common.
 #pragma once
 
 #include "kernels/hip/shared/c_strip.h"

@@ -1,4 +1,4 @@
-// The entry of rung 17.
+// The entry of simt_rdna.
 #include "core/rung.h"
 #include "kernels/hip/shared/refuse.h"
 #include "kernels/hip/simt_rdna/plan.h"
@@ -24,10 +24,14 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 
 }  // namespace
 
-const Rung simt_rdna_rung = {"simt_rdna", "fp32 by multiply-adds, two of them at a time",
-                             17,          true,
-                             true,        Order::chain,
-                             refuse,      for_each_simt_rdna_plan,
-                             describe,    launch_simt_rdna};
+const Rung simt_rdna_rung = {"simt_rdna",
+                             "fp32 by multiply-adds, two of them at a time",
+                             true,
+                             true,
+                             Order::chain,
+                             refuse,
+                             for_each_simt_rdna_plan,
+                             describe,
+                             launch_simt_rdna};
 
 }  // namespace tiledmm::gpu

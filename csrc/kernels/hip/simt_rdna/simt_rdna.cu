@@ -1,6 +1,6 @@
-// Rung 17, simt_rdna: fp32 by multiply-adds for RDNA 3 and 4, which have no matrix instruction for it.
+// simt_rdna: fp32 by multiply-adds for RDNA 3 and 4, which have no matrix instruction for it.
 //
-// Since rung 04: thread tiles of 16 x 8, so that 24 elements from shared memory serve 128 multiply-adds, which the
+// Beyond rung 04: thread tiles of 16 x 8, so that 24 elements from shared memory serve 128 multiply-adds, which the
 // compiler pairs (dual issue); the next k tile is on its way to registers while one is multiplied, two stages take
 // turns, and there is one barrier for each; loads are bounded by hardware, so that the main loop has no tests. Both
 // operands lie [k][mn] in shared memory; rows are padded against bank conflicts of the transposing stores.
@@ -191,7 +191,7 @@ simt_rdna([[maybe_unused]] FoldedProblem problem) {
     block_barrier();  // nobody reads the last item's sums any more
     load(std::true_type{}), store(smem.stages[0], std::true_type{});
     block_barrier();  // the first tiles are whole
-    // As in rung 13: tiles in pairs, so that the stages have their addresses while compiling; zeros behind the last.
+    // As in wmma_rdna: tiles in pairs, so that the stages have their addresses while compiling; zeros behind the last.
     const auto multiply_pair = [&](auto may_be_last) {
       TILEDMM_UNROLL for (int stage = 0; stage < 2; ++stage) {
         load(may_be_last);

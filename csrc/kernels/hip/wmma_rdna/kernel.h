@@ -1,4 +1,4 @@
-// Rung 13, wmma_rdna: fp16 and bf16 by WMMA, for RDNA 3 and 4.
+// wmma_rdna: fp16 and bf16 by WMMA, for RDNA 3 and 4.
 //
 // What rung 08 spends beside its matrix instructions is gone: whole tiles are loaded 16 bytes at a time through a
 // buffer that the hardware bounds, so the main loop has no tests; fragments come from shared memory 16 bytes at a time

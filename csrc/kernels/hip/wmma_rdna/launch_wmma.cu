@@ -1,4 +1,4 @@
-// Host side of rung 13: which instance is launched, and the kernel that adds up chunks after it.
+// Host side of wmma_rdna: which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
 #include "kernels/hip/shared/single_rows.h"
 #include "kernels/hip/wmma_rdna/launch_tile.h"

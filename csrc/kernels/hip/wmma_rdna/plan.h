@@ -30,7 +30,7 @@ inline constexpr int kNumWmmaShapes = 3;
 
 inline constexpr int kWmmaBlockK = 32;
 
-// How rung 13 computes a problem.
+// How wmma_rdna computes a problem.
 struct WmmaPlan {
   bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself
   int shape;

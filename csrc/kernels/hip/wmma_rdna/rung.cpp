@@ -1,4 +1,4 @@
-// The entry of rung 13.
+// The entry of wmma_rdna.
 #include "core/rung.h"
 #include "kernels/hip/shared/refuse.h"
 #include "kernels/hip/wmma_rdna/plan.h"
@@ -26,10 +26,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wmma_rdna_rung = {"wmma_rdna", "fp16 and bf16 by WMMA, tiles loaded without tests",
-                             13,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_wmma_plan,
-                             describe,    launch_wmma_rdna};
+const Rung wmma_rdna_rung = {"wmma_rdna",
+                             "fp16 and bf16 by WMMA, tiles loaded without tests",
+                             true,
+                             true,
+                             Order::mma_chunks,
+                             refuse,
+                             for_each_wmma_plan,
+                             describe,
+                             launch_wmma_rdna};
 
 }  // namespace tiledmm::gpu

@@ -1,4 +1,4 @@
-// Rung 11, wgmma, by the emulated Hopper, against a model of its order of summation: every bit of C, of the
+// wgmma by the emulated Hopper, against a model of its order of summation: every bit of C, of the
 // sums of A's rows, and of what lies around them. Arguments: the numbers of the cases, all without.
 //
 // Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes, and

@@ -1,4 +1,4 @@
-"""Rung 11, wgmma, without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
+"""wgmma without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
 (emulated_hopper/emulator.h). Every bit of C, and of what lies around it and around the operands, is that of a model of
 docs/numerics.md (emulated_wgmma.cpp).
 
