@@ -25,10 +25,11 @@ namespace {
 constexpr int kBlockM = 128, kBlockN = 256, kBlockK = 64, kMmaM = 64, kMmaK = 16;
 constexpr int kPitch = 128;  // bytes of a row in shared memory: the width of the swizzle
 constexpr int kNumStages = 4, kStageBytes = (kBlockM + kBlockN) * kPitch;
-constexpr int kWarpgroup = 128, kConsumers = kBlockM / kMmaM, kProducer = kConsumers * kWarpgroup;  // its thread
+constexpr int kConsumerThreads = 128, kConsumers = kBlockM / kMmaM,
+              kProducer = kConsumers * kConsumerThreads;  // its thread
 constexpr int kThreads = kProducer + 32;
 // The patterns of the swizzle count from multiples of 1024 bytes.
-constexpr int kSmemBytes = 1024 + kNumStages * (kStageBytes + 16);
+constexpr int kSharedBytes = 1024 + kNumStages * (kStageBytes + 16);
 template <class T>
 using WarpSums = gpu::WarpStage<T, 16, kBlockN>;  // takes the place of the ring at the end
 static_assert(kConsumers * 4 * sizeof(WarpSums<Half>) <= kNumStages * kStageBytes, "the ring is as large");
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char dynamic_smem[];
   char* stages = dynamic_smem + (-smem_address(dynamic_smem) & 1023);
   const uint32_t smem = smem_address(stages), full = smem + kNumStages * kStageBytes, empty = full + kNumStages * 8;
-  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, consumer = thread / kWarpgroup;
+  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, consumer = thread / kConsumerThreads;
   const int64_t batch_idx = int64_t(blockIdx.z) * gridDim.y + blockIdx.y;
   if (batch_idx >= problem.batch_size) return;
   if (thread == kProducer) {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_layout(const FoldedProblem& problem, const TensorMapView& a, const TensorMapView& b, void* stream) {
+Status launch_single(const FoldedProblem& problem, const TensorMapView& a, const TensorMapView& b, void* stream) {
   const GemmProblem& gemm = problem.gemm;
   CUtensorMap map_a, map_b;
   const bool is_encoded = Side<kBlockM, IS_A_K_MAJOR>::encode(map_a, gemm.dtype, gemm.a, a) &&
@@ -131,21 +132,21 @@ Status launch_layout(const FoldedProblem& problem, const TensorMapView& a, const
   const int64_t tiles = gpu::num_tiles(gemm, kBlockM, kBlockN), items = gpu::num_batch_blocks(problem);
   const dim3 grid(unsigned(tiles), unsigned(items), unsigned(ceil_div(problem.batch_size, items)));
   return is_encoded && !launch_in_clusters<&wgmma_single<T, IS_A_K_MAJOR, IS_B_K_MAJOR>>(
-                           dim3{}, grid, kThreads, kSmemBytes, static_cast<cudaStream_t>(stream), map_a, map_b,
+                           dim3{}, grid, kThreads, kSharedBytes, static_cast<cudaStream_t>(stream), map_a, map_b,
                            a.batch_step, b.batch_step, problem)
              ? Status::ok
              : Status::launch_failed;
 }
 
 template <class T>
-Status launch_dtype(const FoldedProblem& problem, void* stream) {
+Status launch_elements(const FoldedProblem& problem, void* stream) {
   TensorMapView a, b;
   if (!describe_operand(view_a(problem.gemm), problem, a) || !describe_operand(view_b(problem.gemm), problem, b)) {
     return Status::launch_failed;
   }
-  const auto launch = a.is_k_major   ? b.is_k_major ? &launch_layout<T, true, true> : &launch_layout<T, true, false>
-                        : b.is_k_major ? &launch_layout<T, false, true>
-                                     : &launch_layout<T, false, false>;
+  const auto launch = a.is_k_major   ? b.is_k_major ? &launch_single<T, true, true> : &launch_single<T, true, false>
+                        : b.is_k_major ? &launch_single<T, false, true>
+                                     : &launch_single<T, false, false>;
   return launch(problem, a, b, stream);
 }
 
@@ -155,8 +156,8 @@ Status launch_dtype(const FoldedProblem& problem, void* stream) {
 namespace tiledmm::gpu {
 
 Status launch_wgmma_single(const FoldedProblem& problem, const Plan&, const Executor& executor) {
-  return problem.gemm.dtype == DType::f16 ? cuda::launch_dtype<Half>(problem, executor.stream)
-                                          : cuda::launch_dtype<BFloat16>(problem, executor.stream);
+  return problem.gemm.dtype == DType::f16 ? cuda::launch_elements<Half>(problem, executor.stream)
+                                          : cuda::launch_elements<BFloat16>(problem, executor.stream);
 }
 
 }  // namespace tiledmm::gpu
