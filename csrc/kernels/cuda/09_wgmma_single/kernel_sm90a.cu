@@ -31,7 +31,7 @@ constexpr int kThreads = kProducer + 32;
 // The patterns of the swizzle count from multiples of 1024 bytes.
 constexpr int kSharedBytes = 1024 + kNumStages * (kStageBytes + 16);
 template <class T>
-using WarpSums = gpu::WarpStage<T, 16, kBlockN>;  // takes the place of the ring at the end
+using WarpSums = gpu::WarpStrip<T, 16, kBlockN>;  // takes the place of the ring at the end
 static_assert(kConsumers * 4 * sizeof(WarpSums<Half>) <= kNumStages * kStageBytes, "the ring is as large");
 
 // ROWS rows of an operand in a stage, each 64 elements of k: along k one box of all rows, else boxes of 64 rows, in

@@ -74,8 +74,8 @@ TILEDMM_DEVICE void multiply_terms(Floats (&total)[Cfg::kFragsM][Cfg::kFragsN], 
   }
   float acc[2][kFragsN][4];
   const auto multiply = [&](int i, const Vector16(&b)[kFragsN], const Vector16& a) {
-    TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<Half>; ++step) {
-      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<Half>(acc[i % 2][j], b[j], a, step);
+    TILEDMM_UNROLL for (int step = 0; step < kStepsOfPacket<Half>; ++step) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_packets<Half>(acc[i % 2][j], b[j], a, step);
     }
   };
   const auto add_row = [&](int i) {

@@ -466,8 +466,8 @@ MUTANTS = {
     ),
     "C is not swizzled": (
         SHARED + "epilogue.h",
-        "row_address + ((chunk ^ r % 8) << 4)",
-        "row_address + ((chunk ^ ({on} ? 0 : r % 8)) << 4)",
+        "row_address + ((packet ^ r % 8) << 4)",
+        "row_address + ((packet ^ ({on} ? 0 : r % 8)) << 4)",
         GROUPS,
     ),
     "the last columns of a tile are stored where the others are": (
