@@ -37,10 +37,8 @@ TILEDMM_IF_LINKED Status launch_@NAME@(const FoldedProblem& problem, const Plan&
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (chip.platform == Platform::hip) return "it is for NVIDIA's chips";
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims || problem.gemm.row_sums) return "it is a toy";
-  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+const char* refuse(const FoldedProblem&, const Chip& chip) {
+  return chip.platform == Platform::hip ? "it is for NVIDIA's chips" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip&, PlanSearch& visit) {
@@ -51,8 +49,18 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { 
 
 }  // namespace
 
-const Rung @NAME@_rung = {"@NAME@", "a toy",       @IS_GPU@,  false,        Order::chain,
-                          refuse,   for_each_plan, describe, launch_@NAME@};
+const Rung @NAME@_rung = {
+    .name = "@NAME@",
+    .description = "a toy",
+    .is_gpu = @IS_GPU@,
+    .is_native = false,
+    .order = Order::chain,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_@NAME@,
+};
 
 }  // namespace tiledmm::@DEVICE@
 """

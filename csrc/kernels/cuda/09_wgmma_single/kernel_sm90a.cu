@@ -127,8 +127,8 @@ template <class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_single(const FoldedProblem& problem, const TensorMapView& a, const TensorMapView& b, void* stream) {
   const GemmProblem& gemm = problem.gemm;
   CUtensorMap map_a, map_b;
-  const bool is_encoded = Side<kBlockM, IS_A_K_MAJOR>::encode(map_a, gemm.dtype, gemm.a, a) &&
-                          Side<kBlockN, IS_B_K_MAJOR>::encode(map_b, gemm.dtype, gemm.b, b);
+  const bool is_encoded = Side<kBlockM, IS_A_K_MAJOR>::encode(map_a, gemm.dtype_a, gemm.a, a) &&
+                          Side<kBlockN, IS_B_K_MAJOR>::encode(map_b, gemm.dtype_a, gemm.b, b);
   const int64_t tiles = gpu::num_tiles(gemm, kBlockM, kBlockN), items = gpu::num_batch_blocks(problem);
   const dim3 grid(unsigned(tiles), unsigned(items), unsigned(ceil_div(problem.batch_size, items)));
   return is_encoded && !launch_in_clusters<&wgmma_single<T, IS_A_K_MAJOR, IS_B_K_MAJOR>>(
@@ -156,8 +156,8 @@ Status launch_elements(const FoldedProblem& problem, void* stream) {
 namespace tiledmm::gpu {
 
 Status launch_wgmma_single(const FoldedProblem& problem, const Plan&, const Executor& executor) {
-  return problem.gemm.dtype == DType::f16 ? cuda::launch_elements<Half>(problem, executor.stream)
-                                          : cuda::launch_elements<BFloat16>(problem, executor.stream);
+  return problem.gemm.dtype_a == DType::f16 ? cuda::launch_elements<Half>(problem, executor.stream)
+                                            : cuda::launch_elements<BFloat16>(problem, executor.stream);
 }
 
 }  // namespace tiledmm::gpu

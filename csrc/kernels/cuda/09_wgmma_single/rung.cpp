@@ -20,8 +20,6 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (size_of(p.dtype) != 2) return "it serves fp16 and bf16";
-  if (p.row_sums) return "it does not sum rows";
   if (p.k == 0) return "k is 0";
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   if (double(ceil_div(p.m, kBlockM)) * double(ceil_div(p.n, kBlockN)) >= double(kLimit))
@@ -38,7 +36,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   const GemmProblem& p = problem.gemm;
   const double tiles = double(ceil_div(p.m, kBlockM) * ceil_div(p.n, kBlockN)) * double(problem.batch_size);
   const double flops = 2.0 * kBlockM * kBlockN * double(round_up(p.k, 64)), cus = double(chip.num_cus);
-  const double tile_us = kTileUs + flops * cus / (kEfficiency * chip.mma_tflops[int(p.dtype)] * 1e6);
+  const double tile_us = kTileUs + flops * cus / (kEfficiency * chip.mma_tflops[int(p.dtype_a)] * 1e6);
   visit(NoConfig{}, kLaunchUs + std::ceil(tiles / cus) * tile_us);
 }
 
@@ -50,16 +48,18 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) {
 
 }  // namespace
 
-const Rung wgmma_single_rung = {"wgmma_single",
-                                "Hopper: the copy engine fills a ring, warpgroup matrix instructions read it",
-                                true,
-                                false,
-                                Order::mma_chain,
-                                refuse,
-                                for_each_plan,
-                                describe,
-                                launch_wgmma_single,
-                                false,
-                                9};
+const Rung wgmma_single_rung = {
+    .name = "wgmma_single",
+    .description = "Hopper: the copy engine fills a ring, warpgroup matrix instructions read it",
+    .number = 9,
+    .is_gpu = true,
+    .is_native = false,
+    .order = Order::mma_chain,
+    .takes = kTakes16Bits,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_wgmma_single,
+};
 
 }  // namespace tiledmm::gpu

@@ -123,13 +123,13 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int
   const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
-  const bool is_16_bit = size_of(p.dtype) == 2;
+  const bool is_16_bit = size_of(p.dtype_a) == 2;
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
-  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
-                              splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
+  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
+                              splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
   const MmaUnalignedProblem unaligned = is_16_bit ? describe_unaligned(problem) : MmaUnalignedProblem{};
   const double other_us = is_16_bit ? copies_us(unaligned, p.stride_cm % 8 == 0) : 0;
-  for_each_mma_async(p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
+  for_each_mma_async(p.dtype_a, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
                      [&](const MmaAsyncChoice& choice, double us) {
                        plan.choice = choice;
                        visit(plan, us + other_us);
