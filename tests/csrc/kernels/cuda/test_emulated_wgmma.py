@@ -201,7 +201,7 @@ MUTANTS = {
         SHARED + "epilogue.h",
         "Cfg::LoaderB::row_of(col, thread) : row;",
         "({on} ? col + thread : Cfg::LoaderB::row_of(col, thread)) : row;",
-        ALONG_M_AND_N,
+        CLUSTERS,
     ),
     "the bias beyond a warpgroup's threads is not turned": (
         SHARED + "epilogue.h",
@@ -303,12 +303,18 @@ MUTANTS = {
         CLUSTERS,
     ),
     # Plain kernels.
-    "a bias is left out": ("kernel.h", "&& !p.bias &&", "&& ({on} || !p.bias) &&", GROUPS),
-    "an activation is left out": (
+    "a bias and an activation are left out": (
         "kernel.h",
-        "p.activation == Activation::none &&\n",
-        "({on} || p.activation == Activation::none) &&\n",
-        SHORT_K,
+        "tiledmm::is_plain(p) &&",
+        "({on} || tiledmm::is_plain(p)) &&",
+        GROUPS,
+    ),
+    "alpha is left out": (SHARED + "epilogue.h", "fmaf(args.alpha,", "fmaf({on} ? 1 : args.alpha,", GRID),
+    "all items have the first one's bias": (
+        SHARED + "epilogue.h",
+        "bias += item % dim.size * dim.bias;",
+        "bias += {on} ? 0 : item % dim.size * dim.bias;",
+        GRID,
     ),
     "items of a batch are left out": (
         "kernel.h",
