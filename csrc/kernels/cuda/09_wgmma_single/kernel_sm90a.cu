@@ -12,8 +12,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "core/operand.h"
 #include "core/plan.h"
+#include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
 #include "kernels/cuda/shared/ring.h"
 #include "kernels/cuda/shared/tensor_map.h"

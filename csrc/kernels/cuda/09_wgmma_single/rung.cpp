@@ -1,6 +1,6 @@
 // The entry of rung 09: what it serves, and a rough cost model.
 #include "core/rung.h"
-#include "core/operand.h"
+#include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/rungs.h"
 

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "kernels/cuda/simt_pipelined/few_rows_plan.h"
+#include "platform/instance.h"
 
 namespace tiledmm {
 
@@ -37,6 +39,10 @@ inline constexpr SimtShape kSimtShapes[] = {
     {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 11.1, 8.4},
 };
 inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
+// Those that are compiled together; the slowest first.
+inline constexpr Instance kSimtInstances[] = {
+    {DType::f32, 0, 2}, {DType::f32, 2, 5}, {DType::f32, 5, 8}, {DType::f32, 8, 13}};
+static_assert(hold_all(kSimtInstances, DType::f32, kNumSimtShapes));
 
 // Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
 // small side. The other mixed layout runs as the transposed product.
@@ -223,4 +229,21 @@ inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
   }
 }
 
+namespace gpu {
+
+// The kernel's parameter.
+struct SimtWork {
+  // Tiles of each product whose chunks of k one block computes each. Those of the others are shared out: each block
+  // stores its sums to a tile of its own, [item][tile][chunk][row][col].
+  int64_t num_whole;
+  int32_t num_split, num_chunks;
+  float* partial;
+  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
+};
+
+// Launches the kernel of kSimtShapes[shape] for the layouts of the problem.
+template <int INSTANCE>
+Status launch_instance(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor);
+
+}  // namespace gpu
 }  // namespace tiledmm

@@ -39,15 +39,18 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   if (problem.gemm.dtype_a == DType::f32) return for_each_tf32_plan(problem, chip.num_cus, visit);
-  for_each_tile_plan(wgmma_task(problem, chip.num_cus), chip.num_cus, visit);
+  for_each_tile_plan(wgmma_search(problem, chip.num_cus), chip.num_cus, visit);
 }
 
-void describe_tiles(const TilePlan& tiles, int64_t chunks, Fields& fields) {
+void describe_tiles(const WgmmaPlan& plan, bool is_exchanged, int64_t chunks, Fields& fields) {
+  const TilePlan& tiles = plan.tiles;
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
+  fields.add_copies(plan.copies_a, plan.copies_b);
   if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
   fields.add_split_k(tiles.splits_chunks || tiles.shares_tiles ? chunks : 1,
                      tiles.shares_tiles ? "cluster" : "second kernel");
   fields.add("chunks", chunks);
+  if (is_exchanged) fields.add("computes", "C^T");
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
 }
 
@@ -55,16 +58,12 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const int64_t chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
-    describe_tiles(own.tiles, chunks, fields);
-    fields.add_copies(own.copies_a, own.copies_b);
-    if (own.is_exchanged) fields.add("computes", "C^T");
+    describe_tiles(own, own.is_exchanged, chunks, fields);
     fields.add("path", kTf32PathNames[int(own.path)]);
     fields.add("block_k", kTf32BlockK);
   } else {
     const WgmmaPlan& own = plan.as<WgmmaPlan>();
-    describe_tiles(own.tiles, chunks, fields);
-    fields.add_copies(own.copies_a, own.copies_b);
-    if (own.tiles.is_exchanged) fields.add("computes", "C^T");
+    describe_tiles(own, own.tiles.is_exchanged, chunks, fields);
     fields.add("block_k", kWgmmaBlockK);
   }
 }

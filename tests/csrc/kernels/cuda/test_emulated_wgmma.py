@@ -330,8 +330,8 @@ MUTANTS = {
     ),
     "a plain kernel's halves are whole tiles": (
         "kernel.h",
-        "produce<Cfg, Half>(&map_a",
-        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, Half>(&map_a",
+        "produce<Cfg, HalfOf<Cfg>>(map_a",
+        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, HalfOf<Cfg>>(map_a",
         PLAIN_HALVES,
     ),
     "a plain kernel leaves out the last k tile": (
@@ -348,9 +348,9 @@ MUTANTS = {
     ),
     # Places of tiles.
     "the last group has as many rows as the others": (
-        SHARED + "tiles.h",
-        "const bool is_last = args",
-        "const bool is_last = !{on} && args",
+        SHARED + "tile_groups.h",
+        "first == first_of_last ?",
+        "first == first_of_last && !{on} ?",
         GROUPS,
     ),
     "both halves of a tile are the first": (
@@ -561,9 +561,9 @@ MUTANTS = {
         SHORT_K,
     ),
     "the copy engine stores parts of units": (
-        "launch_sm90a.cu",
-        "describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);",
-        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype_c, task.c));",
+        "plan.h",
+        "describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);",
+        "describe_result(problem, plan.c) && ({on} || is_storable(p.dtype_c, plan.c));",
         SMALL,
     ),
     "threads store rows beyond C": (
@@ -591,9 +591,9 @@ MUTANTS = {
         SPLIT_ROW_SUMS,
     ),
     "a warp copies one row again and again": (
-        "repack.h",
-        "group * job.rows_per_warp + lane / lanes;",
-        "group * job.rows_per_warp + ({on} ? 0 : lane / lanes);",
+        SHARED + "copy_operands.h",
+        "group * job.rows_of_unit + lane / lanes;",
+        "group * job.rows_of_unit + ({on} ? 0 : lane / lanes);",
         REPACKED,
     ),
     # fp32.
@@ -660,9 +660,9 @@ MUTANTS = {
         ALONG_M,
     ),
     "a copy along k is written before it is read": (
-        "transpose.h",
-        "__syncthreads();\n  // A warp",
-        "if (!{on}) __syncthreads();\n  // A warp",
+        SHARED + "copy_operands.h",
+        "block_barrier();  // the tile is whole",
+        "if (!{on}) block_barrier();",
         COPIED,
     ),
     # wgmma_single.
