@@ -17,8 +17,8 @@ from torch_tiledmm.dispatch import explain
 from torch_tiledmm.testing.shapes import SHAPES, Shape, gpu_shapes
 
 BLOCKS = {"mfma": ("256x256", "128x128", "64x64", "32x32"), "wmma_rdna": ("128x128", "64x64", "32x64")}
-# Copies that not all blocks have: how explain() names them, and the block that is left out.
-LEFT_OUT = {"odd rows": "256x256", "elements": "32x64"}
+# Loads that not all blocks have: how explain() names them, and the block that is left out.
+LEFT_OUT = {"odd rows": "256x256", "by element": "32x64"}
 START_US = {"mfma": 5.8, "wmma_rdna": 4}  # of a kernel, as in plan.h
 # Compute units, bytes of LDS, KiB of second-level cache and kHz by the data sheets of csrc/dispatch/chips.cpp's GPUs.
 CHIPS = {
@@ -100,7 +100,7 @@ class Row:
     shape: Shape
     rung: str
     block: str
-    copies: str
+    loads: str
     chunks: int
 
     def problem(self) -> str:
@@ -120,7 +120,7 @@ class Row:
             "start": (free, start),
             "split": (split, start),
             "no such block": (own, start),
-            "copies": ({block: clocks for block, clocks in own.items() if block != LEFT_OUT.get(self.copies)}, start),
+            "loads": ({block: clocks for block, clocks in own.items() if block != LEFT_OUT.get(self.loads)}, start),
         }
         self.best = min(free, key=free.get)
         self.best_own = min((block for block in free if block in BLOCKS[self.rung]), key=free.get)
@@ -139,7 +139,7 @@ def rows_of(chip: str) -> list[Row]:
         if chosen.algorithm in BLOCKS:
             config = chosen.config
             rows.append(
-                Row(chip, shape, chosen.algorithm, config["block"], config.get("copies", "wide"), config["chunks"])
+                Row(chip, shape, chosen.algorithm, config["block"], config.get("loads", "wide"), config["chunks"])
             )
     return rows
 

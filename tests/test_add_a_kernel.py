@@ -52,7 +52,6 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { 
 const Rung @NAME@_rung = {
     .name = "@NAME@",
     .description = "a toy",
-    .number = 90,
     .is_gpu = @IS_GPU@,
     .is_native = false,
     .order = Order::chain,
@@ -273,7 +272,7 @@ def test_a_toy_is_found_by_info_explain_bench_and_the_sweeps(copy):
     assert Path(found["file"]).is_relative_to(copy)
     entries = {(entry["name"], entry["device"]): entry for entry in found["entries"]}
     cpu, cuda = entries["toy", "cpu"], entries["toy_gpu", "cuda"]
-    assert cpu["available"] and cpu["rung"] == 90 and cpu["order"] == "chain" and cpu["dtypes"] == ["fp32"]
+    assert cpu["available"] and cpu["rung"] == 0 and cpu["order"] == "chain" and cpu["dtypes"] == ["fp32"]
     assert cuda["reason"] == "this build has no kernels for cuda" and ("toy_gpu", "hip") not in entries
     assert entries["block_tiled", "cpu"]["reason"] == "not compiled for this architecture"  # not linked
     for candidate in found["explained"]:

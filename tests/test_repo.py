@@ -132,7 +132,7 @@ def test_a_kernel_is_its_own_folder(path):
 KNOW_CHIPS = ("dispatch/chips.cpp", "core/chip.h")
 # "skinny" is a kind of shapes, too.
 NO_KERNELS = ("torch_tiledmm/testing/shapes.py",)
-KERNELS = {entry.name for entry in algorithms() if entry.rung > 0}
+KERNELS = {entry.name for entry in algorithms() if entry.order}
 NAMED_AFTER_CHIPS = KERNELS & set(build_info().compiled["cpu"])
 CHIP_OR_NUMBER = re.compile(
     r"\b(?:sm_\d+|gfx\d\w+)|\bIsa::\w+|\b(?:number|rung|arch)\s*[=!<>]=|[=!<>]=\s*\w+(?:\.|->)(?:number|arch)\b"

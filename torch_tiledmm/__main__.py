@@ -73,7 +73,7 @@ def _info(args: argparse.Namespace) -> None:
     rows: list[tuple[str, ...]] = [("algorithm", "device", "rung", "dtypes", "description")]
     for entry in info.algorithms:
         dtypes = " ".join(entry.dtypes) if entry.available else f"not available: {entry.reason}"
-        rows.append((entry.name, entry.device, str(entry.rung), dtypes, entry.description))
+        rows.append((entry.name, entry.device, str(entry.rung or "-"), dtypes, entry.description))
     print(format_columns(rows))
 
 

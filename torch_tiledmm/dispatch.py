@@ -30,7 +30,7 @@ class Algorithm:
 
     name: str
     device: str
-    rung: int  # its place on the ladder, see the kernel files; 0 for a name that stands for several kernels
+    rung: int  # its place on the teaching ladder; 0: a production kernel, or a name that stands for several kernels
     order: str  # of summation, docs/numerics.md; empty for a name that stands for several kernels
     is_native: bool  # one of those that `native` admits
     dtypes: tuple[str, ...]

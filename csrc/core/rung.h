@@ -45,6 +45,15 @@ struct Fields {
   void add_tile(const char* key, int64_t rows, int64_t cols) {
     add(key, std::to_string(rows) + "x" + std::to_string(cols));
   }
+  // Parts of k that are computed side by side, and who adds their sums.
+  void add_split_k(int64_t num_parts, const char* sums_added_by = "second kernel") {
+    add("split_k", num_parts);
+    if (num_parts > 1) add("sums_added_by", sums_added_by);
+  }
+  // Operands that another kernel copies first.
+  void add_copies(bool of_a, bool of_b) {
+    if (of_a || of_b) add("copies", of_a ? of_b ? "A B" : "A" : "B");
+  }
 };
 
 // Entries name the fields that they set, as C++20 has it; g++ takes that in C++17 without a word.
@@ -73,7 +82,7 @@ inline constexpr Takes kTakes16Bits = {
 struct Rung {
   const char* name;         // as the user names it
   const char* description;  // what this rung adds
-  int32_t number;           // its place on the ladder, and the number of its file or folder
+  int32_t number = 0;       // its place on the teaching ladder of its device; 0: a production kernel beside it
   bool is_gpu = false;
   bool is_native = false;  // one of those that `native` admits
   Order order;

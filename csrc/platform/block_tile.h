@@ -47,51 +47,53 @@ TILEDMM_DEVICE T load_or_zero(const Operand<T>& operand, int64_t mn, int64_t k) 
 
 // 16 bytes along the close dimension, as elements.
 template <class T>
-union Chunk {
+union Packet {
   static constexpr int kElements = 16 / int(sizeof(T));
   Vector16 vector;
   T elements[kElements];
 };
 
-// The chunk at `offset`, of which `inside` elements lie inside of the operand.
+// The packet at `offset`, of which `inside` elements lie inside of the operand.
 template <class T>
-TILEDMM_DEVICE Chunk<T> load_edge_chunk(const Operand<T>& operand, int64_t offset, int64_t stride, int inside) {
-  constexpr int kElements = Chunk<T>::kElements;
-  Chunk<T> chunk;
+TILEDMM_DEVICE Packet<T> load_edge_packet(const Operand<T>& operand, int64_t offset, int64_t stride, int inside) {
+  constexpr int kElements = Packet<T>::kElements;
+  Packet<T> packet;
   if (operand.is_vectorised && inside >= kElements) {
-    chunk.vector = load_global(reinterpret_cast<const Vector16*>(operand.base + offset));
-    return chunk;
+    packet.vector = load_global(reinterpret_cast<const Vector16*>(operand.base + offset));
+    return packet;
   }
   TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-    chunk.elements[e] = e < inside ? load_global(operand.base + offset) : T{};
+    packet.elements[e] = e < inside ? load_global(operand.base + offset) : T{};
     offset = opaque(offset + stride);
   }
-  return chunk;
+  return packet;
 }
 
-// One thread's part of an operand's block tiles, chunk by chunk: neighbouring threads along the close dimension first.
+// One thread's part of an operand's block tiles, packet by packet: neighbouring threads along the close dimension
+// first.
 template <class T, int BLOCK_MN, int BLOCK_K, bool IS_K_MAJOR, int NUM_THREADS, bool IS_PAIRED>
 struct TileReader {
-  static constexpr int kElements = Chunk<T>::kElements;
+  static constexpr int kElements = Packet<T>::kElements;
   static constexpr int kClose = IS_K_MAJOR ? BLOCK_K : BLOCK_MN, kFar = IS_K_MAJOR ? BLOCK_MN : BLOCK_K;
-  static constexpr int kChunksPerRow = kClose / kElements;
+  static constexpr int kPacketsPerRow = kClose / kElements;
   static constexpr int kRows = IS_PAIRED ? 2 : 1;  // rows that a thread holds side by side
-  static constexpr int kRowsPerStep = NUM_THREADS / kChunksPerRow * kRows;
-  static constexpr int kChunks = (kFar + kRowsPerStep - 1) / kRowsPerStep * kRows;
-  static_assert(kClose % kElements == 0 && NUM_THREADS % kChunksPerRow == 0, "a thread stays in its column of chunks");
-  static_assert(kFar % kRowsPerStep == 0 || kFar < kRowsPerStep, "every thread moves as many chunks, or one or none");
+  static constexpr int kRowsPerStep = NUM_THREADS / kPacketsPerRow * kRows;
+  static constexpr int kPackets = (kFar + kRowsPerStep - 1) / kRowsPerStep * kRows;
+  static_assert(kClose % kElements == 0 && NUM_THREADS % kPacketsPerRow == 0,
+                "a thread stays in its column of packets");
+  static_assert(kFar % kRowsPerStep == 0 || kFar < kRowsPerStep, "every thread moves as many packets, or one or none");
 
   Operand<T> operand;
   int64_t mn;      // of the block tile
   bool is_inside;  // all of it along mn, so that tiles can take the short way
-  int close, far;  // of this thread's first chunk
+  int close, far;  // of this thread's first packet
   const T* from;   // it, at k = 0
 
   TILEDMM_DEVICE TileReader(const Operand<T>& operand, int64_t mn)
       : operand(operand),
         mn(mn),
-        close(thread_idx() % kChunksPerRow * kElements),
-        far(thread_idx() / kChunksPerRow * kRows) {
+        close(thread_idx() % kPacketsPerRow * kElements),
+        far(thread_idx() / kPacketsPerRow * kRows) {
     // Within a tile, 32 bits count elements.
     is_inside = operand.is_vectorised && mn + BLOCK_MN <= operand.size_mn && stride_far() * kFar < int64_t(1) << 31;
     from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
@@ -99,28 +101,28 @@ struct TileReader {
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
-  // Whether this thread has chunks at all.
-  TILEDMM_DEVICE bool has_chunks() const { return kFar % kRowsPerStep == 0 || far < kFar; }
+  // Whether this thread has packets at all.
+  TILEDMM_DEVICE bool has_packets() const { return kFar % kRowsPerStep == 0 || far < kFar; }
 
-  static constexpr int far_of(int chunk) { return chunk / kRows * kRowsPerStep + chunk % kRows; }
+  static constexpr int far_of(int packet) { return packet / kRows * kRowsPerStep + packet % kRows; }
 
-  // Reads the chunks of the tile at k.
-  TILEDMM_DEVICE void load(int64_t k, Chunk<T> (&staged)[kChunks]) const {
-    if (!has_chunks()) return;
+  // Reads the packets of the tile at k.
+  TILEDMM_DEVICE void load(int64_t k, Packet<T> (&staged)[kPackets]) const {
+    if (!has_packets()) return;
     if (is_inside && k + BLOCK_K <= operand.size_k) {
       const T* tile = from + k * operand.stride_k;
       const auto step = uint32_t(stride_far());
-      TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
-        staged[chunk].vector = load_global(reinterpret_cast<const Vector16*>(tile + uint32_t(far_of(chunk)) * step));
+      TILEDMM_UNROLL for (int packet = 0; packet < kPackets; ++packet) {
+        staged[packet].vector = load_global(reinterpret_cast<const Vector16*>(tile + uint32_t(far_of(packet)) * step));
       }
     } else {
       const int64_t left_k = min_of(operand.size_k - k, BLOCK_K), left_mn = min_of(operand.size_mn - mn, BLOCK_MN);
       const int inside_close = opaque(int(IS_K_MAJOR ? left_k : left_mn) - close);
       const int inside_far = opaque(int(IS_K_MAJOR ? left_mn : left_k) - far);
       const int64_t offset = opaque(from - operand.base + k * operand.stride_k);
-      TILEDMM_UNROLL for (int chunk = 0; chunk < kChunks; ++chunk) {
-        staged[chunk] = load_edge_chunk(operand, opaque(offset + far_of(chunk) * stride_far()), stride_close(),
-                                        far_of(chunk) < inside_far ? opaque(inside_close) : 0);
+      TILEDMM_UNROLL for (int packet = 0; packet < kPackets; ++packet) {
+        staged[packet] = load_edge_packet(operand, opaque(offset + far_of(packet) * stride_far()), stride_close(),
+                                          far_of(packet) < inside_far ? opaque(inside_close) : 0);
       }
     }
   }
@@ -167,7 +169,7 @@ struct BlockTile {
   };
 
   Reader reader;
-  Chunk<T> staged[Reader::kChunks];
+  Packet<T> staged[Reader::kPackets];
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE BlockTile(const Operand<T>& operand, int64_t mn) : reader(operand, mn) {}
@@ -175,15 +177,15 @@ struct BlockTile {
   TILEDMM_DEVICE void load_block_tile(int64_t k) { reader.load(k, staged); }
 
   TILEDMM_DEVICE void store_block_tile(Shared& shared) const {
-    if (!reader.has_chunks()) return;
-    TILEDMM_UNROLL for (int chunk = 0; chunk < Reader::kChunks; chunk += Reader::kRows) {
-      const int far = reader.far + Reader::far_of(chunk);
+    if (!reader.has_packets()) return;
+    TILEDMM_UNROLL for (int packet = 0; packet < Reader::kPackets; packet += Reader::kRows) {
+      const int far = reader.far + Reader::far_of(packet);
       const int mn = IS_K_MAJOR ? far : reader.close, k = IS_K_MAJOR ? reader.close : far;
       auto* to = reinterpret_cast<Vector16*>(
           kIsTransposing ? static_cast<void*>(shared.element(k, mn))
                          : &shared.words[mn * kStrideMn + k / WordOf<T>::kElements * kStrideWord]);
       if constexpr (kIsPaired) {
-        const Vector16 even = staged[chunk].vector, odd = staged[chunk + 1].vector;
+        const Vector16 even = staged[packet].vector, odd = staged[packet + 1].vector;
         TILEDMM_UNROLL for (int half = 0; half < 2; ++half) {
           Vector16 pairs;
           TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
@@ -194,7 +196,7 @@ struct BlockTile {
           store_shared(to + half, pairs);
         }
       } else {
-        store_shared(to, staged[chunk].vector);
+        store_shared(to, staged[packet].vector);
       }
     }
   }
@@ -233,7 +235,7 @@ TILEDMM_DEVICE typename WordOf<T>::Word load_word_or_zero(const Operand<T>& oper
 // A piece of C on its way from one warp's registers to global memory: through shared memory, so that stores are
 // coalesced whatever the registers' layout, and the code of bias and activation exists once and not for each register.
 template <class T, int ROWS, int COLS>
-struct WarpStage {
+struct WarpStrip {
   static constexpr int kPad = 4;
   alignas(16) Acc<T> acc[ROWS][COLS + kPad];
 

@@ -1,4 +1,4 @@
-// The matrix instruction of 16 x 8 sums, of 8 words along k in every dtype: what rungs 10 and 14 multiply with.
+// The matrix instruction of 16 x 8 sums, of 8 words along k in every dtype: what mma_async and skinny multiply with.
 #pragma once
 
 #include "platform/mma.h"

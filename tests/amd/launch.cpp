@@ -1,4 +1,4 @@
-// Launches rung 12 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
+// Launches mfma without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
 // the host alone; test_mfma.py has the command.
 #include "kernels/hip/mfma/launch.cu"
 #include "fake_runtime.h"

@@ -1,5 +1,5 @@
-// Launches rung 18 without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang for
-// the host alone (launches.py).
+// Launches mfma_split without a GPU, by a plan that the caller may change: its host side as it is. Compiled by clang
+// for the host alone (launches.py).
 #include "kernels/hip/mfma/rung.cpp"
 #include "kernels/hip/mfma_split/launch.cu"
 

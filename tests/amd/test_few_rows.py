@@ -1,4 +1,4 @@
-"""Rung 16, few_rows: its machine code as clang compiles it for AMD's chips, run by the interpreter: for gfx1100, gfx942
+"""few_rows: its machine code as clang compiles it for AMD's chips, run by the interpreter: for gfx1100, gfx942
 and, in fp64, gfx1201, with TILEDMM_DEVICE_CODE=1 for all. Its bits are those of the rungs with tiles, whose order of
 summation it follows.
 
@@ -100,7 +100,7 @@ CASES = {
 }
 
 
-# Fixtures: the code of rung 12 and its host side.
+# Fixtures: the code of mfma and its host side.
 code_of, launcher = test_mfma.code_of, test_mfma.launcher
 
 # By multiply-adds, on RDNA.

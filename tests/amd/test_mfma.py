@@ -1,4 +1,4 @@
-"""Rung 12, mfma: its machine code as clang compiles it for CDNA, started by its own host code (launch.cpp) and run by
+"""mfma: its machine code as clang compiles it for CDNA, started by its own host code (launch.cpp) and run by
 the interpreter.
 
 Results are compared with the reference's bounds; memory outside of the operands, a missing wait and a race in shared
@@ -578,8 +578,8 @@ MUTANTS = {
     "straight copies leave chunks in the order of memory": (
         "gfx950",
         "tile_copy.h",
-        "idx % Places::kChunksOfRow ^ Places::swizzle(row)",
-        "idx % Places::kChunksOfRow",
+        "idx % Places::kPacketsOfRow ^ Places::swizzle(row)",
+        "idx % Places::kPacketsOfRow",
         dict(m=64, n=64, k=64),
     ),
     "straight copies of fewer rows read beyond the operand": (
@@ -599,7 +599,7 @@ MUTANTS = {
     "elements of rows along n go where rows along k would be": (
         "gfx950",
         "tile_copy.h",
-        "const int mn = kAreRowsAlongK ? row : chunk * kElements + e",
+        "const int mn = kAreRowsAlongK ? row : packet * kElements + e",
         "const int mn = row",
         dict(m=64, n=64, k=50),
     ),
@@ -634,8 +634,8 @@ MUTANTS = {
     "a copy of the tile that is read next may be outstanding": (
         "gfx950",
         "warp_sums.h",
-        "CopyA::kChunks + CopyB::kChunks",
-        "CopyA::kChunks + CopyB::kChunks + 1",
+        "CopyA::kPackets + CopyB::kPackets",
+        "CopyA::kPackets + CopyB::kPackets + 1",
         dict(m=64, n=64, k=320),
     ),
 }

@@ -1,4 +1,4 @@
-"""Rung 12's tile of 32, whose block is one warp, and odd rows in that of 64: their machine code, run by the interpreter
+"""mfma's tile of 32, whose block is one warp, and odd rows in that of 64: their machine code, run by the interpreter
 as in test_mfma.py.
 
 Planted bugs that these tests caught: steps between a thread's chunks that are those of a block of two warps; odd rows

@@ -1,4 +1,4 @@
-"""Rung 18, mfma_split: the machine code of its three kernels as clang compiles it for gfx942 and gfx950, started by its
+"""mfma_split: the machine code of its three kernels as clang compiles it for gfx942 and gfx950, started by its
 own host code (launch_split.cpp) and run by the interpreter.
 
 Results are compared with the reference's bounds, terms and flags with the model (torch_tiledmm/testing/split_model.py);

@@ -1,4 +1,4 @@
-"""Rung 13, wmma_rdna: its machine code as clang compiles it for gfx1100 and gfx1201, run by the interpreter.
+"""wmma_rdna: its machine code as clang compiles it for gfx1100 and gfx1201, run by the interpreter.
 
 Results are compared with the bounds of the reference; memory outside of the operands, a missing wait and a race in
 shared memory are errors of the interpreter. What decides the speed is counted: instructions of the main loop, bank
@@ -76,9 +76,9 @@ def multiply(
     kernel = code.find("9wmma_rdnaI", f"{MANGLED[product.dtype]}ELi{shape}ELb{int(is_whole)}EE{layouts}")
     tiles_m, tiles_n = (ceil(size / block) for size, block in zip((product.m, product.n), BLOCKS[shape], strict=True))
     chunk_k = product.problem.chunk_k
-    split_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
+    part_k, partials = (chunk_k, np.full(splits * product.batch * product.m * product.n, np.nan, np.float32))
     address = product.memory.add("partials", partials, writable=True) if splits > 1 else 0
-    work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, split_k if splits > 1 else product.k, chunk_k, address)
+    work = struct.pack("<iiqqqQ", tiles_m, tiles_n, splits, part_k if splits > 1 else product.k, chunk_k, address)
     # Blocks with several items, but on gfx1201, whose waves go on without what they have loaded for lanes beyond C.
     blocks_y = blocks_y or (product.batch if arch == "gfx1201" else ceil(product.batch / 2))
     grid = (tiles_m * tiles_n * splits, blocks_y, 1)
@@ -173,7 +173,7 @@ def test_odd_rows_have_the_tiles_that_gather(arch):
     for m, n, k, block in ((4095, 4095, 4095, "128x128"), (65, 65, 65, "64x64"), (33, 257, 75, "64x64")):
         found = explain(m, n, k, "fp16", device=f"hip:{arch}")
         config = next(one for one in found.candidates if one.algorithm == "wmma_rdna").config
-        assert (config["block"], config["copies"]) == (block, "elements"), (m, n, k)
+        assert (config["block"], config["loads"]) == (block, "by element"), (m, n, k)
 
 
 LOOPS = [((True, True), 0), ((True, False), 16), ((False, False), 32)]

@@ -1,4 +1,4 @@
-"""Rung 17, simt_rdna: its machine code as clang compiles it for gfx1100, run by the interpreter. For gfx1201, which has
+"""simt_rdna: its machine code as clang compiles it for gfx1100, run by the interpreter. For gfx1201, which has
 the same source, with TILEDMM_DEVICE_CODE=1.
 
 Planted bugs that these tests caught: each barrier, one at a time.

@@ -62,12 +62,13 @@ def serves(algorithm, dtype):
     return not refusal(algorithm, dtype)
 
 
-# What this build and this GPU have, and of these what needs the permission for tf32.
+# What this build and this GPU have, and of these what needs the permission for tf32. Without wgmma_single, which alone
+# refuses operands by their strides.
 with matmul_precision("tf32"):
     RUNGS = [
         entry.name
         for entry in torch_tiledmm.algorithms("cuda")
-        if entry.rung > 0 and any(serves(entry.name, dtype) for dtype in DTYPES)
+        if entry.order and entry.name != "wgmma_single" and any(serves(entry.name, dtype) for dtype in DTYPES)
     ]
     TF32_RUNGS = [name for name in RUNGS if serves(name, torch.float32)]
 TF32_RUNGS = [name for name in TF32_RUNGS if not serves(name, torch.float32)]
@@ -212,6 +213,39 @@ def test_wgmma_batches_are_their_items(dtype):
         rand(2, 6, 64, 24, dtype=dtype),
         torch.empty(2, 40, 6, 24, dtype=dtype, device="cuda").permute(0, 2, 1, 3),
     )
+
+
+def aligned_operand(rows, cols, dtype, is_transposed):
+    """Of a wide range; rows begin at multiples of 16 bytes, and lie apart."""
+    values = torch.ldexp(rand(rows, cols), torch.randint(-6, 6, (rows, cols), device="cuda"))
+    return operand(rows, cols, dtype, is_transposed, margin=8 + -(rows if is_transposed else cols) % 8).copy_(values)
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_wgmma_single(dtype):
+    """The bits of rung 08's chain of mma.sync in every layout; what the copy engine cannot take is refused."""
+    single, other = "wgmma_single", "mma_output_cached"
+    for m, n, k in ((1, 1, 1), (1, 8, 8), (64, 256, 64), (129, 257, 72), (300, 520, 1000), (130, 9, 4100)):
+        for layout in ("NN", "NT", "TN", "TT"):
+            a = aligned_operand(m, k, dtype, layout[0] == "T")
+            b = aligned_operand(k, n, dtype, layout[1] == "T")
+            expected = matmul(a, b, algorithm=other)
+            base = torch.full((n, m + 3), 7.0, dtype=dtype, device="cuda")
+            OPS.matmul_out(a, b, base[:, :m].mT, algorithm=single)
+            assert torch.equal(base[:, :m].mT, expected) and (base[:, m:] == 7).all(), (m, n, k, layout)
+            assert torch.equal(matmul(a, b, algorithm=single), expected), (m, n, k, layout)
+    a, b = rand(3, 2, 40, 64, dtype=dtype).transpose(0, 1), rand(3, 64, 24, dtype=dtype)
+    assert torch.equal(matmul(a, b, algorithm=single), matmul(a, b, algorithm=other))
+    many = rand(70000, 2, 8, dtype=dtype), rand(70000, 8, 8, dtype=dtype)
+    assert torch.equal(matmul(*many, algorithm=single), matmul(*many, algorithm=other))
+    input, weight, bias = rand(130, 72, dtype=dtype), rand(300, 72, dtype=dtype), rand(300, dtype=dtype)
+    for activation in ACTIVATIONS:
+        out = linear(input, weight, bias, activation=activation, algorithm=single)
+        assert torch.equal(out, linear(input, weight, bias, activation=activation, algorithm=other))
+    for shape, reason in (((5, 7, 3), "copy engine"), ((8, 0, 8), "k is 0")):
+        with pytest.raises(NotImplementedError, match=f"wgmma_single.*{reason}"):
+            matmul(rand(*shape[:2], dtype=dtype), rand(*shape[1:], dtype=dtype), algorithm=single)
 
 
 @pytest.mark.skipif(not IS_HOPPER, reason="wgmma is Hopper's")

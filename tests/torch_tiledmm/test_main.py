@@ -136,7 +136,7 @@ def test_explain_shows_the_kernels_of_the_chips_own_platform(capsys):
 
     shown = run(capsys, "explain 64 128 256 --device cuda:sm_90")
     all_kernels = run(capsys, "explain 64 128 256 --device cuda:sm_90 --all")
-    own = [entry.name for entry in build_info().algorithms if entry.device == "cuda" and entry.rung > 0]
+    own = [entry.name for entry in build_info().algorithms if entry.device == "cuda" and entry.order]
     candidates = [c.algorithm for c in torch_tiledmm.explain(64, 128, 256, "fp32", device="cuda:sm_90").candidates]
     assert kernels(shown) == own and kernels(all_kernels) == candidates
     assert "choice: simt_pipelined" in shown and "AMD" not in shown

@@ -29,7 +29,7 @@ Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint] * 3, c
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, np.dtype(np.uint16): 3}
 BF16_NAN = 0x7FC0
 # Constants of host code that are lowered, so that small products go through loops which else only large ones reach:
-# name, file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split
+# name, file of csrc, value there, and here. Items of a batch in a launch of mfma and mfma_split; k of a group of split
 # operands.
 LOWERED = {
     "kMaxMfmaItems": ("kernels/hip/shared/plan.h", "65535", "2"),

@@ -31,13 +31,13 @@ struct RowRegisterShared {
 // S neighbours along k of one column of B, 16 bytes at a time where they lie together.
 template <int S, class T>
 TILEDMM_DEVICE void load_row(const Operand<T>& b, int64_t col, int64_t k, Acc<T> (&row)[S]) {
-  constexpr int kElements = Chunk<T>::kElements;
+  constexpr int kElements = Packet<T>::kElements;
   if (b.is_vectorised && b.stride_k == 1 && col < b.size_mn && k + S <= b.size_k) {
     const T* from = b.base + col * b.stride_mn + k;
     TILEDMM_UNROLL for (int s = 0; s < S; s += kElements) {
-      Chunk<T> chunk;
-      chunk.vector = load_global(reinterpret_cast<const Vector16*>(from + s));
-      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) row[s + e] = as_acc(chunk.elements[e]);
+      Packet<T> packet;
+      packet.vector = load_global(reinterpret_cast<const Vector16*>(from + s));
+      TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) row[s + e] = as_acc(packet.elements[e]);
     }
   } else {
     TILEDMM_UNROLL for (int s = 0; s < S; ++s) row[s] = as_acc(load_or_zero(b, col, opaque(k + s)));

@@ -31,7 +31,7 @@ union RegisterTiledShared {
     alignas(16) Acc<T> b[Config::kBlockK][Config::kBlockN + Config::kPad];
   } tiles;
   // After the last k tile: one row of each thread of a warp.
-  WarpStage<T, kWarpSize / Config::kLanesN, Config::kLanesN * Config::kThreadN> stages[Config::num_threads(1)];
+  WarpStrip<T, kWarpSize / Config::kLanesN, Config::kLanesN * Config::kThreadN> strips[Config::num_threads(1)];
 };
 
 // 16 bytes of accumulators.
@@ -47,21 +47,21 @@ TILEDMM_DEVICE void load_block_tile(const Operand<T>& operand, int64_t mn, int64
                                     Acc<T> (&smem)[Config::kBlockK][BLOCK_MN + Config::kPad]) {
   using Reader = TileReader<T, BLOCK_MN, Config::kBlockK, IS_K_MAJOR, Config::num_threads(kWarpSize), false>;
   const Reader reader(operand, mn);
-  if (!reader.has_chunks()) return;
-  Chunk<T> staged[Reader::kChunks];
+  if (!reader.has_packets()) return;
+  Packet<T> staged[Reader::kPackets];
   reader.load(k, staged);
-  TILEDMM_UNROLL for (int chunk = 0; chunk < Reader::kChunks; ++chunk) {
-    const int far = reader.far + Reader::far_of(chunk);
+  TILEDMM_UNROLL for (int packet = 0; packet < Reader::kPackets; ++packet) {
+    const int far = reader.far + Reader::far_of(packet);
     if constexpr (IS_K_MAJOR) {
       TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; ++e) {
-        store_shared(&smem[reader.close + e][far], as_acc(staged[chunk].elements[e]));
+        store_shared(&smem[reader.close + e][far], as_acc(staged[packet].elements[e]));
       }
     } else {
       using V = AccVector<Acc<T>>;
       TILEDMM_UNROLL for (int e = 0; e < Reader::kElements; e += V::kElements) {
         V values;
         TILEDMM_UNROLL for (int i = 0; i < V::kElements; ++i) values.elements[i] =
-            as_acc(staged[chunk].elements[e + i]);
+            as_acc(staged[packet].elements[e + i]);
         store_shared(reinterpret_cast<Vector16*>(&smem[far][reader.close + e]), values.vector);
       }
     }
@@ -117,14 +117,14 @@ register_tiled(FoldedProblem problem) {
       }
       block_barrier();  // nobody reads them any more
     }
-    auto& stage = smem.stages[warp];
+    auto& strip = smem.strips[warp];
     TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kThreadN; ++j) {
-        store_shared(&stage.acc[lane / kLanesN][j / 4 * 4 * kLanesN + lane % kLanesN * 4 + j % 4], acc[i][j]);
+        store_shared(&strip.acc[lane / kLanesN][j / 4 * 4 * kLanesN + lane % kLanesN * 4 + j % 4], acc[i][j]);
       }
-      stage.store(gemm, tile.row + warp_row + i / 4 * 4 * kLanesM + i % 4, 4, tile.col + warp_col);
+      strip.store(gemm, tile.row + warp_row + i / 4 * 4 * kLanesM + i % 4, 4, tile.col + warp_col);
     }
-    block_barrier();  // nobody reads the stages any more
+    block_barrier();  // nobody reads the strips any more
   }
 }
 

@@ -15,8 +15,8 @@ template <class Config, class T>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
 mma(FoldedProblem problem, Sums<Config, T> sums) {
   if constexpr (kHasMma<T>) {
-    using Stages = typename WarpTile<Config, T>::Stages;
-    auto& stages = block_shared<Stages>();
+    using Strips = typename WarpTile<Config, T>::Strips;
+    auto& strips = block_shared<Strips>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem gemm = item_of(problem, batch_idx);
       const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
@@ -31,7 +31,7 @@ mma(FoldedProblem problem, Sums<Config, T> sums) {
         warp.multiply_step();
         if (k + Mma<T>::kElementsK < gemm.k) sums.store(warp, sums_of_tile);
       }
-      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, stages);
+      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, strips);
     }
   }
 }
@@ -44,7 +44,7 @@ Status launch_mma(const FoldedProblem& problem, const Plan&, const Executor& exe
     using Config = SmallMmaConfig<T>;  // the fragments of the large one would not fit beside its sums
     return with_sums<Config, T>(problem, executor, [&](Sums<Config, T> sums) {
       return launch_kernel(mma<Config, T>, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
-                           num_batch_blocks(problem), Config::kThreads, sizeof(typename WarpTile<Config, T>::Stages),
+                           num_batch_blocks(problem), Config::kThreads, sizeof(typename WarpTile<Config, T>::Strips),
                            executor, problem, sums);
     });
   });

@@ -35,7 +35,7 @@ mma_cached(FoldedProblem problem, Sums<Config, T> sums) {
         if (k + Config::kBlockK < gemm.k) sums.store(warp, sums_of_tile);
       }
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.stages);
+      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.strips);
     }
   }
 }

@@ -44,7 +44,7 @@ mma_double_buffered(FoldedProblem problem, Sums<Config, T> sums) {
       if (k > 0) sums.load(warp, sums_of_tile);
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.stages);
+      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.strips);
     }
   }
 }

@@ -39,18 +39,18 @@ struct WarpTile {
   }
 
   // A row of fragments for each warp.
-  using Stages = WarpStage<T, M::kM, kWarpN>[Config::kThreads / kWarpSize];
+  using Strips = WarpStrip<T, M::kM, kWarpN>[Config::kThreads / kWarpSize];
 
   // C = activation(acc + bias).
-  TILEDMM_DEVICE void store(const GemmProblem& problem, const TilePlace& tile, Stages& stages) {
-    auto& stage = stages[thread_idx() / kWarpSize];
+  TILEDMM_DEVICE void store(const GemmProblem& problem, const TilePlace& tile, Strips& strips) {
+    auto& strip = strips[thread_idx() / kWarpSize];
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
         TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
-          store_shared(&stage.acc[M::c_row(lane, e)][j * M::kN + M::c_col(lane, e)], acc[i][j][e]);
+          store_shared(&strip.acc[M::c_row(lane, e)][j * M::kN + M::c_col(lane, e)], acc[i][j][e]);
         }
       }
-      stage.store(problem, tile.row + warp_row + i * M::kM, 1, tile.col + warp_col);
+      strip.store(problem, tile.row + warp_row + i * M::kM, 1, tile.col + warp_col);
     }
   }
 
@@ -174,7 +174,7 @@ struct MmaTiles {
       typename TileA::Shared a;
       typename TileB::Shared b;
     } tiles;
-    typename WarpTile<Config, T>::Stages stages;  // after the last k tile
+    typename WarpTile<Config, T>::Strips strips;  // after the last k tile
   };
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };

@@ -38,7 +38,7 @@ def num_chunks(kernel: str, chip: str, dtype: str, n: int, k: int) -> int:
 
 def splits(plan: dict) -> bool:
     """Whether chunks are computed side by side and wait for each other in memory."""
-    return plan.get("split_k", 1) not in (1, "cluster")
+    return plan.get("sums_added_by") == "second kernel"
 
 
 def problems(kernel: str, chip: str, dtype: str, count: int):
@@ -66,7 +66,7 @@ def test_sums_of_chunks_take_no_more_memory_than_they_may(kernel, dtype):
                 plans = plans_of(kernel, chip, dtype, m, n, k, batch)
                 assert plans and all(plan["chunks"] == chunks for plan in plans), (m, n, k, batch)
                 splitting = [plan for plan in plans if splits(plan)]
-                assert all(plan["split_k"] in (chunks, "second kernel") for plan in splitting), (m, n, k, batch, plans)
+                assert all(plan["split_k"] == chunks for plan in splitting), (m, n, k, batch, plans)
                 assert fits or not splitting, f"{m} {n} {k} {batch}: {row * m} bytes"
                 assert splitting or not fits, f"{m} {n} {k} {batch}: {row * m} bytes would fit"
                 numbers.append(len(splitting))
@@ -81,8 +81,8 @@ def test_clusters_have_as_many_blocks_as_every_hopper_launches():
     shared, sides = set(), set()
     for m, n, k in shapes:
         for plan in plans_of("wgmma", "cuda:sm_90", "bf16", m, n, k):
-            if plan.get("split_k") == "cluster":
-                assert plan["chunks"] <= most, (m, n, k, plan)
+            if plan.get("sums_added_by") == "cluster":
+                assert plan["split_k"] == plan["chunks"] <= most, (m, n, k, plan)
                 shared.add(plan["chunks"])
             along_m, along_n = map(int, plan.get("cluster", "1x1").split("x"))
             assert along_m * along_n <= most and max(along_m, along_n) <= 4, (m, n, k, plan)
@@ -93,7 +93,7 @@ def test_clusters_have_as_many_blocks_as_every_hopper_launches():
 
 @pytest.mark.parametrize("chip", ["cuda:sm_80", "cuda:sm_90"])
 def test_multiply_adds_side_by_side_fit_their_memory(chip):
-    """Of rung 09: tiles split in chunks, and rows whose chunks have a block each."""
+    """Of simt_pipelined: tiles split in chunks, and rows whose chunks have a block each."""
     found = {"tiles": set(), "rows": set()}
     for n, k, chunks in problems("simt_pipelined", chip, "fp32", 12):
         fitting = 256 * MIB // (4 * chunks * n)  # rows of so many columns

@@ -1,6 +1,6 @@
-// Rung 05, amx: C in tile registers, 32 x 32 at a time, multiplied by the tile instructions of Intel's AMX.
+// amx: C in tile registers, 32 x 32 at a time, multiplied by the tile instructions of Intel's AMX.
 //
-// Since rung 04: an instruction multiplies 16 x 32 by 32 x 16, so that the limit is no longer arithmetic but how fast
+// Beyond rung 04: an instruction multiplies 16 x 32 by 32 x 16, so that the limit is no longer arithmetic but how fast
 // tiles come. Two tiles of each operand make four of C: a step of 32 of k loads 4 KiB for 64 cycles of products. 32
 // columns by 512 of k stay in the nearest cache, the rows come from the second one. Sums of a finished tile are stored
 // in the first step of the next one and converted in the steps after it, while the tile unit is busy. Tile sizes and

@@ -1,4 +1,4 @@
-// Shares out the work of rung 05: packing for all tasks, then blocks of C; where k is split, then the chunks' sums.
+// Shares out the work of amx: packing for all tasks, then blocks of C; where k is split, then the chunks' sums.
 #pragma once
 
 #include "core/executor.h"

@@ -1,4 +1,4 @@
-// The entry of rung 05 on the CPU.
+// The entry of amx.
 #include "core/rung.h"
 #include "kernels/cpu/amx/plan.h"
 #include "kernels/cpu/shared/cost.h"
@@ -22,13 +22,14 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   visit(choose_amx_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
-void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const AmxPlan& own = plan.as<AmxPlan>();
   fields.add("path", kAmxPathNames[int(own.path)]);
   fields.add_tile("block", own.task_m, own.task_n);
   fields.add("block_k", kAmxChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);
   fields.add("threads", own.num_threads);
+  fields.add_split_k(own.path == AmxPath::split_k ? ceil_div(problem.gemm.k, kAmxChunkK) : 1, "all threads");
   fields.add("rows", own.is_a_in_place ? "in place" : "packed");
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
@@ -38,7 +39,6 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 const Rung amx_rung = {
     .name = "amx",
     .description = "tile instructions of AMX, four tiles of C in registers",
-    .number = 5,
     .is_native = true,
     .order = Order::amx_chunks,
     .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16)},

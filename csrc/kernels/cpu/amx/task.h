@@ -1,4 +1,4 @@
-// What one thread does at a time in rung 05: a block of C over all of k or over one chunk of it.
+// What one thread does at a time in amx: a block of C over all of k or over one chunk of it.
 #pragma once
 
 #include "kernels/cpu/amx/kernel.h"

@@ -1,4 +1,4 @@
-// Rung 06, compiled for processors with AMX; with TILEDMM_EMULATE_AMX for any with AVX2.
+// amx_split, compiled for processors with AMX; with TILEDMM_EMULATE_AMX for any with AVX2.
 #if defined(__x86_64__)
 #if defined(TILEDMM_EMULATE_AMX)
 #define TILEDMM_ISA_AVX2

@@ -1,6 +1,6 @@
-// Rung 06, amx_split: fp32 by six products of bf16 terms, by the tile instructions of Intel's AMX.
+// amx_split: fp32 by six products of bf16 terms, by the tile instructions of Intel's AMX.
 //
-// Since rung 05: an fp32 element is the sum of three bf16 terms, high, middle and low, and of their nine products the
+// Beyond amx: an fp32 element is the sum of three bf16 terms, high, middle and low, and of their nine products the
 // six largest are made. So a step of 32 of k takes 24 tile instructions for 14 loads of tiles, and products are the
 // limit: a sixth of the rate of bf16, 2.5 times that of fp32 by vector instructions. C starts again every 512 of k, and
 // the chunks' sums are added in fp32. Only `split` admits it. Terms: Henry, Tang and Heinecke, arXiv 1904.06376.

@@ -1,4 +1,4 @@
-// Shares out the work of rung 06: packing for all tasks, then blocks of C, then what is flagged.
+// Shares out the work of amx_split: packing for all tasks, then blocks of C, then what is flagged.
 #pragma once
 
 #include "core/executor.h"

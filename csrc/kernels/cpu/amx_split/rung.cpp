@@ -1,4 +1,4 @@
-// The entry of rung 06 on the CPU.
+// The entry of amx_split.
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
 #include "kernels/cpu/shared/cost.h"
@@ -30,7 +30,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add("block_k", kAmxSplitChunkK);
   fields.add_tile("tasks", own.tasks_m, own.tasks_n);
   fields.add("threads", own.num_threads);
-  if (own.splits_k) fields.add("split_k", ceil_div(problem.gemm.k, kAmxSplitChunkK));
+  fields.add_split_k(own.splits_k ? ceil_div(p.k, kAmxSplitChunkK) : 1, "all threads");
   fields.add("workspace",
              (strips_a * own.is_a_shared + strips_b * own.is_b_shared) * ceil_div(p.k, kAmxStep) * kAmxSplitUnitBytes);
   if (own.is_exchanged) fields.add("computes", "C^T");
@@ -41,7 +41,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung amx_split_rung = {
     .name = "amx_split",
     .description = "AMX: fp32 as three bf16 terms, six products",
-    .number = 6,
     .order = Order::amx_split_chunks,
     .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
     .refuse = refuse,

@@ -1,4 +1,4 @@
-// What one thread does at a time in rung 06: a block of C.
+// What one thread does at a time in amx_split: a block of C.
 #pragma once
 
 #include "kernels/cpu/amx_split/kernel.h"

@@ -55,7 +55,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("block", config.block_m, config.block_n);
   fields.add("block_k", kChunkWords * shape.k_per_word);
   fields.add_tile("tasks", config.tasks_m, config.tasks_n);
-  fields.add("split_k", config.split_k);
+  fields.add_split_k(config.split_k, "all threads");
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 

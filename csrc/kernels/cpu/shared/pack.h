@@ -230,7 +230,7 @@ struct LanesAlongK {
   using Word = typename Op::Word;
   using Unit = typename Op::Unit;
   static constexpr int kLanes = Simd<Word>::kLanes;
-  static constexpr int kBlockUnits = kBlockBytes / int(sizeof(Unit)), kBlockElements = kBlockBytes / int(sizeof(T));
+  static constexpr int kPacketUnits = kPacketBytes / int(sizeof(Unit)), kPacketElements = kPacketBytes / int(sizeof(T));
 
   const T* lane[VECTORS * kLanes];
   int64_t count;
@@ -250,18 +250,18 @@ struct LanesAlongK {
   template <class Use>
   TILEDMM_INLINE void for_each_word(int64_t k_first, int64_t depth, int64_t ahead, const Use& use) const {
     int64_t k = 0;
-    for (; k + kBlocks * kBlockElements <= depth; k += kBlocks * kBlockElements) {
+    for (; k + kPackets * kPacketElements <= depth; k += kPackets * kPacketElements) {
       if (ahead != 0) {
 #pragma GCC unroll 16
         for (int l = 0; l < VECTORS * kLanes; ++l) __builtin_prefetch(lane[l] + k_first + k + ahead, 0, 2);
       }
-      use_blocks<kBlocks>(k_first, k, use);
+      use_packets<kPackets>(k_first, k, use);
     }
-    for (; k + kBlockElements <= depth; k += kBlockElements) use_blocks<1>(k_first, k, use);
-    // What is left is the end of a block that begins earlier.
+    for (; k + kPacketElements <= depth; k += kPacketElements) use_packets<1>(k_first, k, use);
+    // What is left is the end of a packet that begins earlier.
     const int64_t end = depth / Op::kPerWord * Op::kPerWord;
-    if (k < end && end >= kBlockElements) {
-      use_blocks<1>(k_first, end - kBlockElements, [&](int64_t word, int vector, Reg<Word> words) {
+    if (k < end && end >= kPacketElements) {
+      use_packets<1>(k_first, end - kPacketElements, [&](int64_t word, int vector, Reg<Word> words) {
         if (word * Op::kPerWord >= k) use(word, vector, words);
       });
       k = end;
@@ -275,26 +275,26 @@ struct LanesAlongK {
   }
 
  private:
-  // COUNT blocks of every lane, put side by side as they are loaded and then transposed: half of the shuffles of a
+  // COUNT packets of every lane, put side by side as they are loaded and then transposed: half of the shuffles of a
   // transposition in registers. All of a lane's at once, since lanes may be so far apart that the nearest cache cannot
   // hold a line of each.
   template <int COUNT, class Use>
-  TILEDMM_INLINE void use_blocks(int64_t k_first, int64_t k, const Use& use) const {
+  TILEDMM_INLINE void use_packets(int64_t k_first, int64_t k, const Use& use) const {
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) {
-      Reg<Unit> units[COUNT * kBlockUnits] = {};
-      if constexpr (kBlocks == 4 && COUNT == 4) {
+      Reg<Unit> units[COUNT * kPacketUnits] = {};
+      if constexpr (kPackets == 4 && COUNT == 4) {
 #pragma GCC unroll 4
-        for (int r = 0; r < kBlockUnits; ++r) {
-          load_four_lanes<kBlockUnits>(&lane[v * kLanes + r], k_first + k, &units[r]);
+        for (int r = 0; r < kPacketUnits; ++r) {
+          load_four_lanes<kPacketUnits>(&lane[v * kLanes + r], k_first + k, &units[r]);
         }
       } else {
         insert_lanes<COUNT, 0>(v * kLanes, k_first + k, units);
       }
 #pragma GCC unroll 4
-      for (int block = 0; block < COUNT; ++block) transpose_in_blocks<Unit>(units + block * kBlockUnits);
+      for (int packet = 0; packet < COUNT; ++packet) transpose_in_packets<Unit>(units + packet * kPacketUnits);
 #pragma GCC unroll 16
-      for (int u = 0; u < COUNT * kBlockUnits; ++u) {
+      for (int u = 0; u < COUNT * kPacketUnits; ++u) {
         Reg<Word> words[Op::kUnitWords];
         Op::split(units[u], words);
 #pragma GCC unroll 2
@@ -304,15 +304,15 @@ struct LanesAlongK {
   }
   template <int COUNT, int PLACE>
   TILEDMM_INLINE void insert_lanes(int first, int64_t k, Reg<Unit>* units) const {
-    if constexpr (PLACE < kBlocks) {
-      if (PLACE > 0 && first + PLACE * kBlockUnits >= count) return;
+    if constexpr (PLACE < kPackets) {
+      if (PLACE > 0 && first + PLACE * kPacketUnits >= count) return;
 #pragma GCC unroll 4
-      for (int r = 0; r < kBlockUnits; ++r) {
-        const T* from = lane[first + PLACE * kBlockUnits + r] + k;
+      for (int r = 0; r < kPacketUnits; ++r) {
+        const T* from = lane[first + PLACE * kPacketUnits + r] + k;
 #pragma GCC unroll 4
-        for (int block = 0; block < COUNT; ++block) {
-          Reg<Unit>& unit = units[block * kBlockUnits + r];
-          unit = insert_block<PLACE>(unit, from + block * kBlockElements);
+        for (int packet = 0; packet < COUNT; ++packet) {
+          Reg<Unit>& unit = units[packet * kPacketUnits + r];
+          unit = insert_packet<PLACE>(unit, from + packet * kPacketElements);
         }
       }
       insert_lanes<COUNT, PLACE + 1>(first, k, units);

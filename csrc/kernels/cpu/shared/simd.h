@@ -59,9 +59,9 @@ struct Simd {
 template <class T, int BYTES = TILEDMM_VECTOR_BYTES>
 using Reg = typename Simd<T, BYTES>::Reg;
 
-// A block is 128 bits: what is transposed at a time.
-constexpr int kBlockBytes = 16;
-constexpr int kBlocks = TILEDMM_VECTOR_BYTES / kBlockBytes;  // in a full vector
+// A packet is 128 bits: what is transposed at a time.
+constexpr int kPacketBytes = 16;
+constexpr int kPackets = TILEDMM_VECTOR_BYTES / kPacketBytes;  // in a full vector
 
 template <class R, class T>
 TILEDMM_INLINE R load_as(const T* from) {
@@ -84,37 +84,37 @@ TILEDMM_INLINE Reg<T, BYTES> broadcast(T value) {
   return value - Reg<T, BYTES>{};
 }
 
-// v with block IDX taken from memory; IDX 0 begins a vector.
+// v with packet IDX taken from memory; IDX 0 begins a vector.
 template <int IDX, class R>
-TILEDMM_INLINE R insert_block([[maybe_unused]] R v, const void* from) {
+TILEDMM_INLINE R insert_packet([[maybe_unused]] R v, const void* from) {
 #if TILEDMM_VECTOR_BYTES == 64
-  const __m128i block = _mm_loadu_si128(static_cast<const __m128i*>(from));
-  if constexpr (IDX == 0) return (R)_mm512_zextsi128_si512(block);
-  return (R)_mm512_inserti32x4((__m512i)v, block, IDX);
+  const __m128i packet = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  if constexpr (IDX == 0) return (R)_mm512_zextsi128_si512(packet);
+  return (R)_mm512_inserti32x4((__m512i)v, packet, IDX);
 #elif TILEDMM_VECTOR_BYTES == 32
-  const __m128i block = _mm_loadu_si128(static_cast<const __m128i*>(from));
-  if constexpr (IDX == 0) return (R)_mm256_zextsi128_si256(block);
-  return (R)_mm256_inserti128_si256((__m256i)v, block, IDX);
+  const __m128i packet = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  if constexpr (IDX == 0) return (R)_mm256_zextsi128_si256(packet);
+  return (R)_mm256_inserti128_si256((__m256i)v, packet, IDX);
 #else
   return load_as<R>(static_cast<const char*>(from));
 #endif
 }
 
-// 512 bits of four lanes, every STEP-th one, from element `first` on: block i of all four side by side in
-// vectors[i * STEP]. Two neighbouring blocks come by one load.
+// 512 bits of four lanes, every STEP-th one, from element `first` on: packet i of all four side by side in
+// vectors[i * STEP]. Two neighbouring packets come by one load.
 template <int STEP, class T, class R>
 TILEDMM_INLINE void load_four_lanes([[maybe_unused]] const T* const* lanes, [[maybe_unused]] int64_t first,
                                     [[maybe_unused]] R* vectors) {
 #if TILEDMM_VECTOR_BYTES == 64
 #pragma GCC unroll 2
-  for (int block = 0; block < 4; block += 2) {
+  for (int packet = 0; packet < 4; packet += 2) {
     const auto half = [&](int lane) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes[lane * STEP] + first) + block / 2);
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes[lane * STEP] + first) + packet / 2);
     };
     const __m512i low = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(0)), half(1), 1);
     const __m512i high = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(2)), half(3), 1);
-    vectors[block * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0x88);
-    vectors[(block + 1) * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0xdd);
+    vectors[packet * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0x88);
+    vectors[(packet + 1) * STEP] = (R)_mm512_maskz_shuffle_i32x4(0xffff, low, high, 0xdd);
   }
 #endif
 }
@@ -181,10 +181,10 @@ TILEDMM_INLINE Reg<T> widen(R v) {
   return widen<T>(v, std::make_integer_sequence<int, Simd<T>::kLanes>{});
 }
 
-// The lower or upper halves of the blocks of a and b, SPAN lanes of one and SPAN of the other in turn.
+// The lower or upper halves of the packets of a and b, SPAN lanes of one and SPAN of the other in turn.
 template <class T, int SPAN, bool IS_UPPER, class R, int... I>
 TILEDMM_INLINE R interleave(R a, R b, std::integer_sequence<int, I...>) {
-  constexpr int kLanes = sizeof...(I), kWords = kBlockBytes / int(sizeof(T));
+  constexpr int kLanes = sizeof...(I), kWords = kPacketBytes / int(sizeof(T));
   return __builtin_shufflevector(a, b,
                                  (I / kWords * kWords + IS_UPPER * kWords / 2 + I % kWords / (2 * SPAN) * SPAN +
                                   I % SPAN + (I / SPAN % 2 ? kLanes : 0))...);
@@ -194,10 +194,10 @@ TILEDMM_INLINE R interleave(R a, R b) {
   return interleave<T, SPAN, IS_UPPER>(a, b, std::make_integer_sequence<int, int(sizeof(R) / sizeof(T))>{});
 }
 
-// In every block of as many registers as a block has lanes: lane c of register r <-> lane r of register c.
+// In every packet of as many registers as a packet has lanes: lane c of register r <-> lane r of register c.
 template <class T, class R>
-TILEDMM_INLINE void transpose_in_blocks(R* rows) {
-  constexpr int kWords = kBlockBytes / int(sizeof(T));
+TILEDMM_INLINE void transpose_in_packets(R* rows) {
+  constexpr int kWords = kPacketBytes / int(sizeof(T));
   static_assert(kWords == 2 || kWords == 4, "lanes of 32 or 64 bits");
   const R low = interleave<T, 1, false>(rows[0], rows[1]), high = interleave<T, 1, true>(rows[0], rows[1]);
   if constexpr (kWords == 2) {

@@ -109,9 +109,9 @@ class Output {
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kRows; ++i) {
         const char* row = from + i * kStripRowBytes;
-        parts[i] = load_blocks(row, row + 4 * kStripRowBytes, row + 8 * kStripRowBytes, row + 12 * kStripRowBytes);
+        parts[i] = load_packets(row, row + 4 * kStripRowBytes, row + 8 * kStripRowBytes, row + 12 * kStripRowBytes);
       }
-      transpose_in_blocks<uint32_t>(parts);
+      transpose_in_packets<uint32_t>(parts);
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kRows; ++i) std::memcpy(near[i] + half, &parts[i], sizeof parts[i]);
     }

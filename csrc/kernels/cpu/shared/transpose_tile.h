@@ -14,13 +14,13 @@ namespace {
 typedef Reg<uint32_t, 64> Pairs;  // of 16 lanes
 
 // 16 bytes from each of four places.
-TILEDMM_INLINE Pairs load_blocks(const char* a, const char* b, const char* c, const char* d) {
+TILEDMM_INLINE Pairs load_packets(const char* a, const char* b, const char* c, const char* d) {
 #if TILEDMM_VECTOR_BYTES == 64
-  const auto block = [](const char* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
-  __m512i v = _mm512_castsi128_si512(block(a));
-  v = _mm512_inserti32x4(v, block(b), 1);
-  v = _mm512_inserti32x4(v, block(c), 2);
-  return (Pairs)_mm512_inserti32x4(v, block(d), 3);
+  const auto packet = [](const char* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
+  __m512i v = _mm512_castsi128_si512(packet(a));
+  v = _mm512_inserti32x4(v, packet(b), 1);
+  v = _mm512_inserti32x4(v, packet(c), 2);
+  return (Pairs)_mm512_inserti32x4(v, packet(d), 3);
 #else
   char near[64];
   const char* const from[4] = {a, b, c, d};
@@ -40,10 +40,10 @@ TILEDMM_INLINE void transpose_tile(const void* from, int64_t stride_from, int64_
     Pairs parts[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      parts[i] = load_blocks(row[i] + column * 16, row[i + 4] + column * 16, row[i + 8] + column * 16,
-                             row[i + 12] + column * 16);
+      parts[i] = load_packets(row[i] + column * 16, row[i + 4] + column * 16, row[i + 8] + column * 16,
+                              row[i + 12] + column * 16);
     }
-    transpose_in_blocks<uint32_t>(parts);
+    transpose_in_packets<uint32_t>(parts);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) std::memcpy(static_cast<char*>(to) + (column * 4 + i) * stride_to, &parts[i], 64);
   }

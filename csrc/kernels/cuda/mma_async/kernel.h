@@ -1,7 +1,6 @@
-// Rung 10, mma_async: matrix instructions of a warp (mma.sync), fed by asynchronous copies; NVIDIA's chips from sm_80
-// on.
+// mma_async: matrix instructions of a warp (mma.sync), fed by asynchronous copies; NVIDIA's chips from sm_80 on.
 //
-// Since rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
+// Beyond rung 08: copies go to shared memory past the registers (cp.async), several k tiles ahead, so that one barrier
 // for each k tile is left and no register holds what is on its way; the fragments of the next step are loaded while the
 // matrix unit works on this one's. Where k is long, chunks of it go to blocks of their own, whose sums are added in
 // order, or a block adds one after the other to a total, in registers or, of some tiles, in C. Limits: mma.sync reaches
@@ -57,8 +56,8 @@ struct Config {
 struct Work {
   Divisor num_tiles;
   TileGroups groups;
-  int num_splits;   // blocks that compute chunks of one tile side by side
-  int64_t split_k;  // chunk_k, or k
+  int num_splits;  // blocks that compute chunks of one tile side by side
+  int64_t part_k;  // chunk_k, or k
   int64_t chunk_k;
   void* partial;       // as ChunkSums has them; null where there is one split
   int zero;            // always
@@ -246,7 +245,7 @@ mma_async(Work work, FoldedProblem problem) {
   const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.col, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of<true>(problem, batch_idx);
-    const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+    const int64_t first_k = split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
@@ -411,7 +410,7 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice,
   const bool splits = choice.num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
-  work.split_k = splits ? problem.chunk_k : gemm.k;
+  work.part_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
   work.groups = TileGroups(tiles_m, tiles_n, choice.group_m);
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);

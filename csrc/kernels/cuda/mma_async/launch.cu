@@ -1,4 +1,4 @@
-// Host side of rung 10: what is repacked first, and which instance is launched.
+// Host side of mma_async: what is repacked first, and which instance is launched.
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/plan.h"
@@ -11,7 +11,7 @@ Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Execu
 
 Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const MmaAsyncPlan& plan = made.as<MmaAsyncPlan>();
-  FoldedProblem problem = oriented(given, plan.is_transposed);
+  FoldedProblem problem = oriented(given, plan.is_exchanged);
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
   OperandCopies<uint16_t> copies(executor);
   Status status = Status::ok;

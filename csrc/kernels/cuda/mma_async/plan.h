@@ -101,8 +101,8 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
   const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
   const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? 1.05 : 1;
-  const double split_k = double(ceil_div(k, splits));
-  const double steps = total * split_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
+  const double part_k = double(ceil_div(k, splits));
+  const double steps = total * part_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
   const double more = most > 1 ? (most * shape.busy_us - shape.alone_us) / (most - 1) : 0;  // for another block
   const double visit = shape.total == ChunkTotal::in_c ? 4.5e-4 : 1e-4;
   const auto round_us = [&](double blocks_per_cu) {
@@ -118,7 +118,7 @@ inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const
   const double output = 8 * double(m * n) * double(splits) * double(batch);  // bytes
   const double move = (8 * double(batch) * double(m + n) * double(k) + output) / 3.25e6;
   const double split_sector = shape.block_k > 16 ? 1.76 : 2.52;
-  const double cached = 8 * double(blocks) * split_k *
+  const double cached = 8 * double(blocks) * part_k *
                         (double(min_of(m, shape.block_m)) * (copies.splits_sectors_a ? split_sector : 1) +
                          double(min_of(n, shape.block_n)) * (copies.splits_sectors_b ? split_sector : 1)) /
                         12.1e6;
@@ -175,9 +175,9 @@ void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, in
   }
 }
 
-// How rung 10 computes a problem.
+// How mma_async computes a problem.
 struct MmaAsyncPlan {
-  bool is_transposed;   // C^T = B^T A^T; what follows is of that product
+  bool is_exchanged;    // C^T = B^T A^T; what follows is of that product
   int unaligned_shape;  // of unaligned_plan.h; -1: none, operands that are not aligned are copied first
   bool is_vectorised;
   MmaAsyncChoice choice;
@@ -189,8 +189,8 @@ inline bool is_better_transposed(const GemmProblem& p) {
   return min_of(p.m, p.n) <= kFew ? p.n < p.m : p.stride_cm == 1 && p.stride_cn != 1;
 }
 
-inline FoldedProblem oriented(const FoldedProblem& given, bool is_transposed) {
-  FoldedProblem problem = is_transposed ? transposed(given) : given;
+inline FoldedProblem oriented(const FoldedProblem& given, bool is_exchanged) {
+  FoldedProblem problem = is_exchanged ? transposed(given) : given;
   // One row of A lies along k whatever its stride to the next one.
   if (problem.gemm.m == 1 && problem.gemm.stride_ak == 1) problem.gemm.stride_am = round_up(problem.gemm.k, 8);
   return problem;

@@ -1,4 +1,4 @@
-// The entry of rung 10.
+// The entry of mma_async.
 #include "core/rung.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/unaligned_plan.h"
@@ -32,10 +32,10 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
     fields.add("stages", shape.num_stages);
-    fields.add("split_k", own.choice.num_splits);
+    fields.add_split_k(own.choice.num_splits);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
-  if (own.is_transposed) fields.add("computes", "C^T");
+  if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace
@@ -43,7 +43,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung mma_async_rung = {
     .name = "mma_async",
     .description = "matrix instructions fed by asynchronous copies",
-    .number = 10,
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,

@@ -14,7 +14,7 @@ union VectorOf {
   V elements[kElements];
 };
 
-// Rows of a warp's tile on their way from registers to global memory, as WarpStage, but 16 bytes at a time.
+// Rows of a warp's tile on their way from registers to global memory, as WarpStrip, but 16 bytes at a time.
 template <class A, int ROWS, int COLS>
 struct Strip {
   static constexpr int kRows = ROWS, kPad = 8;

@@ -1,4 +1,4 @@
-// Rung 10 for small products of 16-bit operands that are not aligned to 16 bytes: without a launch that copies them.
+// mma_async for small products of 16-bit operands that are not aligned to 16 bytes: without a launch that copies them.
 //
 // Some warps copy, the others multiply. Copies are asynchronous and of aligned words of two elements, whatever the
 // operand's alignment: a row that begins in the middle of a word lies in shared memory as it does in global memory, one
@@ -259,7 +259,7 @@ struct TileC {
 struct UnalignedWork {
   int64_t tiles_m, tiles_n;
   int num_splits;  // blocks that compute chunks of one tile side by side
-  int64_t split_k;
+  int64_t part_k;
   float* partial;  // as ChunkSums has them; null where there is one split
 };
 
@@ -374,9 +374,9 @@ mma_unaligned(UnalignedWork work, FoldedProblem problem) {
   if (work.partial) let_later_kernels_start();  // add_chunks
   const int64_t num_tiles = work.tiles_m * work.tiles_n, split = block_idx() / num_tiles;
   const int64_t tile = block_idx() - split * num_tiles, tile_n = tile / work.tiles_m;
-  const int64_t first_k = split * work.split_k;
+  const int64_t first_k = split * work.part_k;
   const UnalignedPart part{(tile - tile_n * work.tiles_m) * Cfg::kBlockM, tile_n * Cfg::kBlockN, first_k,
-                           min_of(problem.gemm.k, first_k + work.split_k)};
+                           min_of(problem.gemm.k, first_k + work.part_k)};
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of<true>(problem, batch_idx);
     if (thread_idx() >= kCopyThreads) {
@@ -410,7 +410,7 @@ Status launch_unaligned(const FoldedProblem& problem, const Executor& executor) 
   UnalignedWork work{};
   work.tiles_m = ceil_div(gemm.m, Cfg::kBlockM), work.tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = splits_chunks ? int(ceil_div(gemm.k, problem.chunk_k)) : 1;
-  work.split_k = splits_chunks ? problem.chunk_k : gemm.k;
+  work.part_k = splits_chunks ? problem.chunk_k : gemm.k;
   ChunkSums<float> chunk_sums(problem, gemm.n, executor);
   if (splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;

@@ -1,4 +1,4 @@
-// How rung 10 multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
+// How mma_async multiplies 16-bit operands that are not aligned to 16 bytes without copying them first
 // (unaligned.cu), as plain data, and the pure functions that say when that is faster. Nothing here
 // changes a bit of the result: the order of summation is the same for all.
 #pragma once
@@ -121,7 +121,7 @@ inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
 inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes,
                                     PlanSearch& visit) {
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
-  const FoldedProblem problem = oriented(given, plan.is_transposed);
+  const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
   const bool is_16_bit = size_of(p.dtype_a) == 2;

@@ -268,7 +268,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
         smem_address(buffer) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 #pragma unroll
     for (int j = 0; j < kStoreN / 16; ++j) {
-      const int chunk = 2 * j + lane / 16;
+      const int packet = 2 * j + lane / 16;
       float v[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -281,7 +281,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       if (args.is_exchanged)
         stmatrix_x4_trans(col_address + j * 2048, pairs[0], pairs[1], pairs[2], pairs[3]);
       else
-        stmatrix_x4(row_address + ((chunk ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
+        stmatrix_x4(row_address + ((packet ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (Cfg::kIsPlain || args.stores_by_tma) {

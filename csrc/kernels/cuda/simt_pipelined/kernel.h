@@ -1,4 +1,4 @@
-// Rung 09, simt_pipelined: fp32 multiply-adds on sm_80 and later. Since rung 04: asynchronous copies fill a ring of
+// simt_pipelined: fp32 multiply-adds on sm_80 and later. Beyond rung 04: asynchronous copies fill a ring of
 // stages in shared memory, so that no register and no waiting warp carries a tile; the next fragments are on their way
 // from shared memory while these are multiplied; one barrier for each k tile; tiles from 256 x 128 down to 4 x 32.
 // Large tiles: both operands lie [k][mn] in shared memory, a k-major one transposed by copies of 4 bytes, or before by

@@ -1,4 +1,5 @@
-// Host side of rung 09: what is packed first, which instance is launched, and the kernel that adds up chunks after it.
+// Host side of simt_pipelined: what is packed first, which instance is launched, and the kernel that adds up chunks
+// after it.
 #include "core/plan.h"
 #include "core/transposed.h"
 #include "kernels/cuda/shared/copy_operands.h"
@@ -38,7 +39,7 @@ Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Ex
 
 Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const Executor& executor) {
   const SimtPlan& plan = made.as<SimtPlan>();
-  FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
+  FoldedProblem problem = plan.is_exchanged ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
   // Rows along m (n) that begin at multiples of 128 bytes are read fastest.
   OperandCopies<float> packed(executor);

@@ -81,7 +81,7 @@ constexpr int64_t num_simt_tiles(const SimtShape& shape, const SimtTask& task) {
 // How it is computed.
 struct SimtPlan {
   int shape;
-  bool is_transposed;     // C^T = B^T A^T; what follows is of that product
+  bool is_exchanged;      // C^T = B^T A^T; what follows is of that product
   int64_t num_whole;      // tiles, of each product; the chunks of the others are computed by blocks of their own
   bool packs_a, packs_b;  // copied first: m (n) close, aligned
   FewRowsPlan few_rows;   // rows > 0: no tiles
@@ -112,7 +112,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kLoop = 3.5;    // cycles for each multiply-add of the main loop: its instructions come from memory
   constexpr double kEdge = 0.038;  // microseconds for each element that a thread copies where k ends within a tile
   const SimtShape& shape = kSimtShapes[plan.shape];
-  SimtTask task = plan.is_transposed ? transposed(asked) : asked;
+  SimtTask task = plan.is_exchanged ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return few_rows_microseconds(few_rows_task(task), plan.few_rows);
   const double elements_c = double(task.m) * double(task.n) * double(task.batch);
   double packed = 0, fixed = kSimtFixed;
@@ -169,7 +169,7 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   }
   cycles += loop * num_rounds;
   // C straight from the registers needs 4 neighbours in a thread, and rows of a multiple of 16 bytes.
-  const int thread_close = plan.is_transposed && plan.num_whole > 0 ? shape.thread_m : shape.thread_n;
+  const int thread_close = plan.is_exchanged && plan.num_whole > 0 ? shape.thread_m : shape.thread_n;
   const bool is_staged = shape.k_step == 4 || thread_close % 4 != 0 || (asked.n % 4 != 0 && plan.num_whole > 0);
   const double copied_by_thread = double((shape.block_m + shape.block_n) * shape.block_k / shape.num_threads());
   const double store = (is_staged ? kStaged : kTile) * double(shape.area());
@@ -204,10 +204,10 @@ inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
   const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
   const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
   const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(task, plan)); };
-  for (const bool is_transposed : {false, true}) {
-    const SimtTask oriented = is_transposed ? transposed(task) : task;
+  for (const bool is_exchanged : {false, true}) {
+    const SimtTask oriented = is_exchanged ? transposed(task) : task;
     for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {
-      consider({0, is_transposed, 0, false, false, few_rows});
+      consider({0, is_exchanged, 0, false, false, few_rows});
     });
     for (int shape = 0; shape < kNumSimtShapes; ++shape) {
       const int64_t tiles = num_simt_tiles(kSimtShapes[shape], oriented);
@@ -222,7 +222,7 @@ inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
           const bool packs_a = packs & 1, packs_b = packs & 2;
           if (packs_a && !oriented.a.is_k_major && oriented.a.is_aligned) continue;
           if (packs_b && !oriented.b.is_k_major && oriented.b.is_aligned) continue;
-          consider({shape, is_transposed, num_whole, packs_a, packs_b, {}});
+          consider({shape, is_exchanged, num_whole, packs_a, packs_b, {}});
         }
       }
     }

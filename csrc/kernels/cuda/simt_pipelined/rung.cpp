@@ -1,4 +1,4 @@
-// The entry of rung 09.
+// The entry of simt_pipelined.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
@@ -24,7 +24,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("path", "few_rows");
     fields.add_tile("block", own.few_rows.rows, own.few_rows.cols);
     fields.add("warps", own.few_rows.num_warps);
-    fields.add("split_k", own.few_rows.num_splits);
+    fields.add_split_k(own.few_rows.num_splits);
   } else {
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
@@ -32,8 +32,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("whole_tiles", own.num_whole);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
-  if (own.packs_a || own.packs_b) fields.add("copies", own.packs_a ? own.packs_b ? "A B" : "A" : "B");
-  if (own.is_transposed) fields.add("computes", "C^T");
+  fields.add_copies(own.packs_a, own.packs_b);
+  if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace
@@ -41,7 +41,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung simt_pipelined_rung = {
     .name = "simt_pipelined",
     .description = "fp32 multiply-adds fed by asynchronous copies",
-    .number = 9,
     .is_gpu = true,
     .is_native = true,
     .order = Order::simt_chunks,

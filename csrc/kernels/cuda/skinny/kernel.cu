@@ -1,4 +1,4 @@
-// Rung 14, skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 8; sm_80 and later.
+// skinny: fp16 and bf16 products with up to 64 rows or columns, fp64 products with up to 8; sm_80 and later.
 //
 // The block tiles of the other rungs are empty for the most part then, and too few to draw the large operand from
 // memory at full speed. Here it streams through shared memory once: every multiprocessor has an equal share of n, a
@@ -55,81 +55,81 @@ struct Unit {
   }
 };
 
-// One chunk of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes, each inside or
-// outside.
+// One packet of 16 bytes, of which `inside` elements are inside of the operand, by copies of WIDTH bytes, each inside
+// or outside.
 template <int WIDTH, class T>
-TILEDMM_DEVICE void copy_chunk(char* to, const T* from, int inside) {
-  constexpr int kElements = Chunk<T>::kElements, kPiece = WIDTH / int(sizeof(T));
+TILEDMM_DEVICE void copy_packet(char* to, const T* from, int inside) {
+  constexpr int kElements = Packet<T>::kElements, kPiece = WIDTH / int(sizeof(T));
   TILEDMM_UNROLL for (int e = 0; e < kElements; e += kPiece) {
     copy_async<WIDTH>(to + e * sizeof(T), from + e, e < inside ? WIDTH : 0);
   }
 }
 
-// COUNT chunks element by element, all on their way before the first is stored.
+// COUNT packets element by element, all on their way before the first is stored.
 template <int COUNT, class T>
-TILEDMM_DEVICE void gather_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride, int left,
-                                  int rows_inside, int inside) {
-  Chunk<T> chunks[COUNT];
+TILEDMM_DEVICE void gather_packets(char* to, int step_to, const T* from, int64_t step, int64_t stride, int left,
+                                   int rows_inside, int inside) {
+  Packet<T> packets[COUNT];
   TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
     const T* element = from;
-    TILEDMM_UNROLL for (int e = 0; e < Chunk<T>::kElements; ++e) {
-      chunks[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : T{};
+    TILEDMM_UNROLL for (int e = 0; e < Packet<T>::kElements; ++e) {
+      packets[i].elements[e] = i < rows_inside && e < inside ? load_global(element) : T{};
       element = opaque(element + stride);
     }
     from = opaque(from + step);
   }
   TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
-    if (i < left) store_shared(reinterpret_cast<Vector16*>(to + i * step_to), chunks[i].vector);
+    if (i < left) store_shared(reinterpret_cast<Vector16*>(to + i * step_to), packets[i].vector);
   }
 }
 
-// A thread's chunks where they are not all inside, or not aligned; the first rows_inside of them are in rows that are.
+// A thread's packets where they are not all inside, or not aligned; the first rows_inside of them are in rows that are.
 // Out of line, so that the way of most tiles is short.
 template <class T>
-TILEDMM_OUT_OF_LINE void copy_edge_chunks(char* to, int step_to, const T* from, int64_t step, int64_t stride,
-                                          int num_chunks, int rows_inside, int inside, int width) {
-  const int num_inside = rows_inside < num_chunks ? rows_inside : num_chunks;
+TILEDMM_OUT_OF_LINE void copy_edge_packets(char* to, int step_to, const T* from, int64_t step, int64_t stride,
+                                           int num_packets, int rows_inside, int inside, int width) {
+  const int num_inside = rows_inside < num_packets ? rows_inside : num_packets;
   const int at_once = width == 2 ? 2 : 1;
-  for (int i = 0; i < num_chunks; i += at_once) {
+  for (int i = 0; i < num_packets; i += at_once) {
     const int valid = i < num_inside ? inside : 0;
     if (width == 16) {
-      copy_chunk<16>(to, from, valid);
+      copy_packet<16>(to, from, valid);
     } else if (width == 8) {
-      copy_chunk<8>(to, from, valid);
+      copy_packet<8>(to, from, valid);
     } else if (sizeof(T) < 8 && width == 4) {
-      if constexpr (sizeof(T) < 8) copy_chunk<4>(to, from, valid);
+      if constexpr (sizeof(T) < 8) copy_packet<4>(to, from, valid);
     } else {
-      gather_chunks<2>(to, step_to, from, step, stride, num_chunks - i, num_inside - i, inside);
+      gather_packets<2>(to, step_to, from, step, stride, num_packets - i, num_inside - i, inside);
     }
     to += at_once * step_to;
     from += at_once * step;
   }
 }
 
-// The tiles of one operand on their way to shared memory, in chunks of 16 bytes. A copy thread has one column of chunks
-// and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there, and are
-// not stored; only along k must there be zeros beyond the edge.
+// The tiles of one operand on their way to shared memory, in packets of 16 bytes. A copy thread has one column of
+// packets and every step_far-th row of it. Rows and columns of C beyond its edge are computed from whatever lies there,
+// and are not stored; only along k must there be zeros beyond the edge.
 template <class T, int BLOCK_K, bool IS_K_MAJOR, bool IS_STREAMED>
 struct TileCopier {
-  static constexpr int kElements = Chunk<T>::kElements;
+  static constexpr int kElements = Packet<T>::kElements;
   static_assert(kCopyThreads % (BLOCK_K / kElements) == 0, "k-major: no thread is left over");
 
   Operand<T> operand;
   int num_mn, close, first_far, step_far;
-  int first_to, step_to;    // bytes in the tile: to this thread's first chunk, from each to the next
-  int64_t step;             // elements in memory from chunk to chunk
+  int first_to, step_to;    // bytes in the tile: to this thread's first packet, from each to the next
+  int64_t step;             // elements in memory from packet to packet
   int width;                // bytes of one copy
   int left_mn = 0;          // from the tiles' first on
-  int num_chunks = 0;       // of this thread in each tile
+  int num_packets = 0;      // of this thread in each tile
   const T* from = nullptr;  // its first one in the next tile
 
   // A tile has room for block_mn rows, or columns. The first num_mn are used.
   TILEDMM_DEVICE TileCopier(const Operand<T>& operand, int block_mn, int num_mn, int width)
       : operand(operand), num_mn(num_mn), width(width) {
-    const int chunks_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
-    step_far = kCopyThreads / chunks_per_row;
-    close = thread_idx() % chunks_per_row * kElements;
-    first_far = thread_idx() / chunks_per_row;
+    const int packets_per_row = (IS_K_MAJOR ? BLOCK_K : block_mn) / kElements;
+    step_far = kCopyThreads / packets_per_row;
+    close = thread_idx() % packets_per_row * kElements;
+    first_far = thread_idx() / packets_per_row;
     const int row_bytes = skinny_row_bytes(kDType<T>, IS_K_MAJOR, block_mn, BLOCK_K);
     first_to = first_far * row_bytes + close * int(sizeof(T));
     step_to = step_far * row_bytes;
@@ -143,41 +143,41 @@ struct TileCopier {
   TILEDMM_DEVICE void move_to(const void* base, int64_t mn, int64_t k) {
     left_mn = int(min_of(operand.size_mn - mn, num_mn));
     const int num_rows = IS_K_MAJOR ? left_mn : BLOCK_K;
-    const bool has_chunks = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
-    num_chunks = has_chunks ? (num_rows - first_far + step_far - 1) / step_far : 0;
+    const bool has_packets = first_far < step_far && first_far < num_rows && (IS_K_MAJOR || close < left_mn);
+    num_packets = has_packets ? (num_rows - first_far + step_far - 1) / step_far : 0;
     from = static_cast<const T*>(base) + mn * operand.stride_mn + k * operand.stride_k + first_far * stride_far() +
            close * stride_close();
   }
 
-  // Starts the copy of the next tile, of size_k elements along k. No thread has more than MAX_CHUNKS.
-  template <int MAX_CHUNKS>
+  // Starts the copy of the next tile, of size_k elements along k. No thread has more than MAX_PACKETS.
+  template <int MAX_PACKETS>
   TILEDMM_DEVICE void load_block_tile(char* tile, int size_k) {
     char* to = tile + first_to;
     const int left_close = IS_K_MAJOR ? size_k : left_mn;
-    if (width == 16 && left_close % kElements == 0) {  // a chunk is inside or outside
-      const T* chunk = from;
-      constexpr int kAtOnce = MAX_CHUNKS < 4 ? MAX_CHUNKS : 4;  // each with registers of its own, in use for a while
-      TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_CHUNKS > kAtOnce ? num_chunks : 1); first += kAtOnce) {
+    if (width == 16 && left_close % kElements == 0) {  // a packet is inside or outside
+      const T* packet = from;
+      constexpr int kAtOnce = MAX_PACKETS < 4 ? MAX_PACKETS : 4;  // each with registers of its own, in use for a while
+      TILEDMM_NO_UNROLL for (int first = 0; first < (MAX_PACKETS > kAtOnce ? num_packets : 1); first += kAtOnce) {
         TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
           const int k = IS_K_MAJOR ? close : first_far + (first + i) * step_far, valid_bytes = k < size_k ? 16 : 0;
-          if (first + i < num_chunks) {
+          if (first + i < num_packets) {
             if constexpr (IS_STREAMED) {
-              copy_async_once<16>(to + i * step_to, chunk, valid_bytes);
+              copy_async_once<16>(to + i * step_to, packet, valid_bytes);
             } else {
-              copy_async<16>(to + i * step_to, chunk, valid_bytes);
+              copy_async<16>(to + i * step_to, packet, valid_bytes);
             }
           }
-          chunk = opaque(chunk + step);
+          packet = opaque(packet + step);
         }
         to += kAtOnce * step_to;
       }
     } else {
       const int left = left_close - close;
       const int inside = left < 0 ? 0 : left < kElements ? left : kElements;
-      const int rows_inside = IS_K_MAJOR ? num_chunks : (size_k - first_far + step_far - 1) / step_far;
+      const int rows_inside = IS_K_MAJOR ? num_packets : (size_k - first_far + step_far - 1) / step_far;
       // No copy ends within the operand's memory: memcheck does not see that it reads no further.
       const int whole_width = inside % max_of(width / int(sizeof(T)), 1) == 0 ? width : 2;
-      copy_edge_chunks(to, step_to, from, step, stride_close(), num_chunks, rows_inside, inside, whole_width);
+      copy_edge_packets(to, step_to, from, step, stride_close(), num_packets, rows_inside, inside, whole_width);
     }
     from += size_k * operand.stride_k;
   }
@@ -237,7 +237,7 @@ struct WarpSums {
   static_assert(L::kM == kGroup && L::kN == 8);
   static constexpr int kStepK = L::kWordsK * WordOf<T>::kElements;
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
-  using Stage = WarpStage<T, 8 * FRAGS, kGroup>;
+  using Strip = WarpStrip<T, 8 * FRAGS, kGroup>;
 
   Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk, as wait_for_sums takes them
   Acc<T> total[FRAGS][L::kAccs];   // of the chunks before
@@ -315,17 +315,17 @@ struct WarpSums {
   }
 
   // To C, or to the partial sums; columns from `end` on belong to others.
-  TILEDMM_DEVICE void store_block_tile(GemmProblem gemm, int64_t col, int64_t end, Acc<T>* partials, Stage& stage) {
+  TILEDMM_DEVICE void store_block_tile(GemmProblem gemm, int64_t col, int64_t end, Acc<T>* partials, Strip& strip) {
     for_each(
-        [&](int f, int e) { store_shared(&stage.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
+        [&](int f, int e) { store_shared(&strip.acc[8 * f + L::c_col(lane, e)][L::c_row(lane, e)], acc[f][0][e]); });
     const int64_t ld = gemm.n;
     gemm.n = min_of(ld, end);
-    if (!partials) return stage.store(gemm, 0, 1, col);
+    if (!partials) return strip.store(gemm, 0, 1, col);
     warp_barrier();
     for (int idx = lane; idx < 8 * FRAGS * kGroup; idx += 32) {
       const int row = idx / kGroup, c = idx % kGroup;
       if (row < gemm.m && col + c < gemm.n) {
-        store_global(partials + row * ld + col + c, load_shared(&stage.acc[row][c]));
+        store_global(partials + row * ld + col + c, load_shared(&strip.acc[row][c]));
       }
     }
     warp_barrier();
@@ -336,10 +336,10 @@ struct WarpSums {
 template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   const SkinnyPlan& plan = work.plan;
-  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kElements = Chunk<T>::kElements;
+  constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS), kElements = Packet<T>::kElements;
   const int num_threads = num_skinny_threads(plan);
-  constexpr int kMaxChunksA = int(ceil_div(8 * FRAGS * kBlockK, kElements * kCopyThreads));
-  constexpr int kMaxChunksB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / kElements / kCopyThreads + 1;
+  constexpr int kMaxPacketsA = int(ceil_div(8 * FRAGS * kBlockK, kElements * kCopyThreads));
+  constexpr int kMaxPacketsB = skinny_max_groups(8 * FRAGS) * kGroup * kBlockK / kElements / kCopyThreads + 1;
   TileCopier<T, kBlockK, IS_A_K_MAJOR, false> copier_a(operand_a<T>(problem.gemm), 8 * FRAGS, 8 * FRAGS, work.width_a);
   TileCopier<T, kBlockK, IS_B_K_MAJOR, true> copier_b(operand_b<T>(problem.gemm), plan.groups * kGroup, plan.cols,
                                                       work.width_b);
@@ -370,8 +370,8 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
       }
       char* stage = stages + ring.stage * plan.stage_bytes;
       const int size_k = int(min_of(left_chunk, kBlockK));
-      copier_b.template load_block_tile<kMaxChunksB>(stage + tile_a_bytes, size_k);
-      copier_a.template load_block_tile<kMaxChunksA>(stage, size_k);
+      copier_b.template load_block_tile<kMaxPacketsB>(stage + tile_a_bytes, size_k);
+      copier_a.template load_block_tile<kMaxPacketsA>(stage, size_k);
       left_k -= size_k;
       left_chunk -= size_k;
       if (left_chunk == 0) left_chunk = min_of(left_k, problem.chunk_k);
@@ -393,7 +393,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   const SkinnyPlan& plan = work.plan;
   const int num_threads = num_skinny_threads(plan);
   const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
-  auto& stage_c = reinterpret_cast<typename Sums::Stage*>(smem + plan.num_stages * plan.stage_bytes)[warp];
+  auto& strip = reinterpret_cast<typename Sums::Strip*>(smem + plan.num_stages * plan.stage_bytes)[warp];
   const int tile_a_bytes = skinny_tile_bytes(kDType<T>, IS_A_K_MAJOR, 8 * FRAGS, kBlockK);
   const bool adds_chunks = !plan.splits_chunks && problem.chunk_k < problem.gemm.k;
   const int chunk_tiles = int(ceil_div(problem.chunk_k, kBlockK));
@@ -436,7 +436,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
     const GemmProblem gemm = item_of<true>(problem, unit.batch_idx);
     auto* partials = static_cast<Acc<T>*>(work.partials);
     if (partials) partials += (unit.batch_idx * plan.num_chunks + unit.chunk) * gemm.m * gemm.n;
-    sums.store_block_tile(gemm, unit.col + col, unit.col + plan.cols, partials, stage_c);
+    sums.store_block_tile(gemm, unit.col + col, unit.col + plan.cols, partials, strip);
   }
 }
 
@@ -493,7 +493,7 @@ Status launch(const FoldedProblem& problem, Work& work, const Executor& executor
 
 Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const SkinnyLaunch& own = made.as<SkinnyLaunch>();
-  const FoldedProblem problem = own.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = own.is_exchanged ? transposed(given) : given;
   Work work{};
   work.width_a = own.width_a;
   work.width_b = own.width_b;

@@ -13,7 +13,7 @@
 
 namespace tiledmm {
 
-// So many rows are few. In fp64 tiles of rung 10 are as fast from 9 on.
+// So many rows are few. In fp64 tiles of mma_async are as fast from 9 on.
 constexpr int skinny_max_m(DType dtype) { return dtype == DType::f64 ? 8 : 64; }
 inline constexpr int kSkinnyGroup = 16;                  // columns of C of one warp: what a matrix instruction takes
 inline constexpr int kSkinnyStages[] = {2, 3, 4, 6, 8};  // each is a case in the kernel
@@ -79,7 +79,7 @@ inline double rounds_microseconds(const SkinnyPlan& plan, int num_sms, double un
 }
 
 // Microseconds in fp64, by 64 random products on an H200: rounds of units, each as long as a warp's chain or as the
-// memory takes. A tenth more than measured, as rung 10's model expects for few rows, so that the two compare.
+// memory takes. A tenth more than measured, as mma_async's model expects for few rows, so that the two compare.
 inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
                                      int copy_width) {
   const double unit = 0.9 + plan.num_k_tiles * (0.55 + 0.11 * plan.groups) * (copy_width == 16 ? 1 : 1.5);
@@ -157,9 +157,9 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max
   }
 }
 
-// How rung 14 computes a problem.
+// How skinny computes a problem.
 struct SkinnyLaunch {
-  bool is_transposed;    // C^T = B^T A^T; what follows is of that product
+  bool is_exchanged;     // C^T = B^T A^T; what follows is of that product
   int width_a, width_b;  // bytes that each operand's copies take at a time
   SkinnyPlan plan;
 };
@@ -168,7 +168,7 @@ struct SkinnyLaunch {
 inline void for_each_skinny_launch(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
                                    PlanSearch& visit) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.dtype_a, given.gemm.m, given.gemm.n), 0, 0, {}};
-  const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
+  const FoldedProblem problem = launch.is_exchanged ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);

@@ -1,4 +1,4 @@
-// The entry of rung 14.
+// The entry of skinny.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/skinny/plan.h"
@@ -24,13 +24,13 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
-  const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
+  const int block_m = skinny_block_m(own.is_exchanged ? problem.gemm.n : problem.gemm.m);
   fields.add_tile("block", block_m, own.plan.cols);
   fields.add("block_k", skinny_block_k(problem.gemm.dtype_a, block_m));
   fields.add("stages", own.plan.num_stages);
-  fields.add("split_k", own.plan.num_chunks);
+  fields.add_split_k(own.plan.num_chunks);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
-  if (own.is_transposed) fields.add("computes", "C^T");
+  if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
 }  // namespace
@@ -38,7 +38,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung skinny_rung = {
     .name = "skinny",
     .description = "few rows: the other operand streams through the matrix instructions once",
-    .number = 14,
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,

@@ -1,16 +1,15 @@
-// Rung 11, wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
+// wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
 //
-// Since rung 10: no thread computes an address of A or B. One producer thread has the copy engine (TMA) fill a ring of
-// shared-memory stages, and the matrix unit reads them where they lie (wgmma): the issue slots that copies and fragment
-// loads cost are gone. Warp specialisation and register reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md),
-// persistent blocks and grouped tile order after fast.cu (pranjalssh) and DeepGEMM. Ours: all four layouts and batches
-// of any strides read in place; one order of summation whatever the tile, chunks of a long k side by side; a last wave
-// of half tiles; operands that stream evict themselves from the second-level cache; clusters of up to eight
-// blocks that fetch operands for each other where rows cross sectors of that cache (multicast, which gains nothing
-// otherwise); exchanged roles, C^T = B^T A^T, where a tile's other sides fit C better; kernels without rare code for
-// products that need none of it (Config::kIsPlain). fp32 needs operands along k: the other layouts pass through
-// registers or are transposed on their way (tf32.h). What the copy engine cannot take (strides and addresses in units
-// of 16 bytes) is repacked first.
+// Beyond rung 09, wgmma_single, which shows its main loop alone: one producer thread has the copy engine (TMA) fill a
+// ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation and register
+// reallocation after NVIDIA's CUTLASS 3 (efficient_gemm.md), persistent blocks and grouped tile order after fast.cu
+// (pranjalssh) and DeepGEMM. Ours: all four layouts and batches of any strides read in place; one order of summation
+// whatever the tile, chunks of a long k side by side; a last wave of half tiles; operands that stream evict themselves
+// from the second-level cache; clusters of up to eight blocks that fetch operands for each other where rows cross
+// sectors of that cache (multicast, which gains nothing otherwise); exchanged roles, C^T = B^T A^T, where a tile's
+// other sides fit C better; kernels without rare code for products that need none of it (Config::kIsPlain). fp32 needs
+// operands along k: the other layouts pass through registers or are transposed on their way (tf32.h). What the copy
+// engine cannot take (strides and addresses in units of 16 bytes) is repacked first.
 #pragma once
 
 #include <cuda.h>
@@ -487,7 +486,7 @@ const char* launch_tile_tf32(const Task& task) {
   constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
   if (task.plan.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
   if (task.plan.b.is_k_major)
-    return task.is_transposed
+    return task.is_exchanged
                ? launch_config<Config<float, M, N, true, false>>(task)
                : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
                      task);

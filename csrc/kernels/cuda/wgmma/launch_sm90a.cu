@@ -17,7 +17,7 @@ const char* launch_chosen(const Task& task) {
 
 // Element: of the result; Word: an element that is copied.
 template <class Element, class Word>
-Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transposed, const Executor& executor) {
+Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_exchanged, const Executor& executor) {
   FoldedProblem problem = plan.is_column_major ? transposed(given) : given;
   gpu::OperandCopies<Word> copies(executor);
   Status status = Status::ok;
@@ -33,7 +33,7 @@ Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transpo
   if (plan.tiles.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   status = copies.launch();
   if (status != Status::ok) return status;
-  if (launch_chosen({is_transposed ? transposed(problem) : problem, plan, is_transposed, chunk_sums.sums,
+  if (launch_chosen({is_exchanged ? transposed(problem) : problem, plan, is_exchanged, chunk_sums.sums,
                      static_cast<cudaStream_t>(executor.stream)}))
     return Status::launch_failed;
   return plan.tiles.splits_chunks ? chunk_sums.add<Element>() : Status::ok;
@@ -47,7 +47,7 @@ namespace tiledmm::gpu {
 Status launch_wgmma(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
   if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& plan = made.as<Tf32Plan>();
-    return cuda::launch<float, float>(problem, plan, plan.is_transposed, executor);
+    return cuda::launch<float, float>(problem, plan, plan.is_exchanged, executor);
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   const bool is_exchanged = plan.tiles.is_exchanged;

@@ -280,7 +280,7 @@ struct TileSchedule {
   bool evicts_a, evicts_b;  // the second-level cache gives up first what was read
 };
 
-// How rung 11 computes a problem.
+// How wgmma computes a problem.
 struct WgmmaPlan {
   TilePlan tiles;
   TileSchedule schedule;
@@ -453,7 +453,7 @@ inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem&
   return copy;
 }
 
-// What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
+// What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
 // to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
 // at the same time.
 inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies_b, int num_sms) {

@@ -1,4 +1,4 @@
-// The entry of rung 11.
+// The entry of wgmma.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/wgmma/plan.h"
@@ -42,28 +42,30 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   for_each_tile_plan(wgmma_search(problem, chip.num_cus), chip.num_cus, visit);
 }
 
-void describe_tiles(const WgmmaPlan& plan, Fields& fields) {
+void describe_tiles(const WgmmaPlan& plan, bool is_exchanged, int64_t chunks, Fields& fields) {
   const TilePlan& tiles = plan.tiles;
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
-  if (plan.copies_a || plan.copies_b) fields.add("copies", plan.copies_a ? plan.copies_b ? "A B" : "A" : "B");
+  fields.add_copies(plan.copies_a, plan.copies_b);
   if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
-  if (tiles.is_exchanged) fields.add("roles", "exchanged");
-  if (tiles.splits_chunks) fields.add("split_k", "second kernel");
-  if (tiles.shares_tiles) fields.add("split_k", "cluster");
+  fields.add_split_k(tiles.splits_chunks || tiles.shares_tiles ? chunks : 1,
+                     tiles.shares_tiles ? "cluster" : "second kernel");
+  fields.add("chunks", chunks);
+  if (is_exchanged) fields.add("computes", "C^T");
   if (tiles.group_m > 0) fields.add("group_m", tiles.group_m);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const int64_t chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
-    describe_tiles(own, fields);
+    describe_tiles(own, own.is_exchanged, chunks, fields);
     fields.add("path", kTf32PathNames[int(own.path)]);
     fields.add("block_k", kTf32BlockK);
   } else {
-    describe_tiles(plan.as<WgmmaPlan>(), fields);
+    const WgmmaPlan& own = plan.as<WgmmaPlan>();
+    describe_tiles(own, own.tiles.is_exchanged, chunks, fields);
     fields.add("block_k", kWgmmaBlockK);
   }
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
 }
 
 }  // namespace
@@ -71,7 +73,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung wgmma_rung = {
     .name = "wgmma",
     .description = "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
-    .number = 11,
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,

@@ -15,7 +15,7 @@ namespace tiledmm::cuda {
 struct Task {
   FoldedProblem problem;  // as the kernel computes it, of copies
   const WgmmaPlan& plan;
-  bool is_transposed;  // of tf32: C is column-major
+  bool is_exchanged;  // of tf32: C is column-major
   float* partial;
   cudaStream_t stream;
 };

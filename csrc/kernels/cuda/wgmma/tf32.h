@@ -18,8 +18,8 @@ constexpr int kTransposers = 3;  // warps
 // pairs that half a warp reads at once, four of k, lie in different banks, and a warp's rows form whole sectors of C.
 __device__ __forceinline__ int first_row_of_fragment() {
   const int warp = threadIdx.x / 32 % 4, group = threadIdx.x % 32 / 4;
-  const int chunk = warp % 2 * 2 + group / 4 + group / 2 % 2 * 4;  // of 16 bytes
-  return warp / 2 * 32 + chunk * 4 + group % 2 * 2;
+  const int packet = warp % 2 * 2 + group / 4 + group / 2 % 2 * 4;  // of 16 bytes
+  return warp / 2 * 32 + packet * 4 + group % 2 * 2;
 }
 
 // Fragments of one k tile; `smem` is that of the consumer's 64 rows.
@@ -170,8 +170,8 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
           // Columns 8 j + first_col and the next, of the thread's first or second row.
           const float x = is_odd ? v[4 * (j ^ 2) + 2 * i] : v[4 * j + 2 * i];
           const float y = is_odd ? v[4 * (j ^ 2) + 2 * i + 1] : v[4 * j + 2 * i + 1];
-          const int line = first_row + Cfg::kRowStep * i, chunk = 2 * (is_odd ? j ^ 2 : j) + first_col / 4;
-          store_shared_pair(smem + line * 128 + ((chunk ^ line % 8) << 4) + first_col % 4 * 4, x, y);
+          const int line = first_row + Cfg::kRowStep * i, packet = 2 * (is_odd ? j ^ 2 : j) + first_col / 4;
+          store_shared_pair(smem + line * 128 + ((packet ^ line % 8) << 4) + first_col % 4 * 4, x, y);
         }
       }
     }

@@ -25,7 +25,7 @@ constexpr bool serves_path(const TileShape& shape, Tf32Path path) {
 
 struct Tf32Plan : WgmmaPlan {
   Tf32Path path;
-  bool is_transposed;  // the kernel computes the transposed problem
+  bool is_exchanged;  // the kernel computes the transposed problem
 };
 
 // Microseconds from launch to end, copies aside, by a simple model, fitted on an H200: whole waves of tiles, each of an
@@ -89,8 +89,8 @@ inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSear
     if (!task.a.is_readable || !task.b.is_readable) continue;
     plan.a = plan.copies_a ? a.copied_view : a.view;
     plan.b = plan.copies_b ? b.copied_view : b.view;
-    plan.is_transposed = !task.b.is_k_major;
-    if (plan.is_transposed) task = transposed(task), std::swap(plan.a, plan.b);
+    plan.is_exchanged = !task.b.is_k_major;
+    if (plan.is_exchanged) task = transposed(task), std::swap(plan.a, plan.b);
     plan.path = !task.b.is_k_major   ? Tf32Path::b_transposed
                 : !task.a.is_k_major ? Tf32Path::a_from_registers
                                      : Tf32Path::both_in_place;
@@ -108,7 +108,7 @@ inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSear
   }
   const GemmTask task = task_of(problem, {}, {});
   visit.complete<Tf32Plan>([&](Tf32Plan& plan) {
-    plan.schedule = schedule_tiles(plan, plan.is_transposed ? transposed(task) : task, num_sms);
+    plan.schedule = schedule_tiles(plan, plan.is_exchanged ? transposed(task) : task, num_sms);
   });
 }
 

@@ -1,6 +1,6 @@
-// Rung 15, wgmma_split: Hopper (sm_90a), fp32 by products in fp16 with fp32 sums.
+// wgmma_split: Hopper (sm_90a), fp32 by products in fp16 with fp32 sums.
 //
-// Since rung 11: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (split_operands.h), and
+// Beyond wgmma: fp32 operands, which the matrix unit rounds to tf32, are taken apart first (split_operands.h), and
 // multiplied as first * first + 2^-11 (second * first + first * second); what is left out is 2^-22 of a product at
 // most. The unit truncates as it sums, so no sum of main products is longer than 16 of k: fp32 instructions add these
 // to the chunk's, while the unit works on corrections, which it sums over the whole chunk of 512. At the chunk's end

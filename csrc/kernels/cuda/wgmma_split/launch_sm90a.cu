@@ -1,4 +1,4 @@
-// Host side of rung 15: the workspace, and the launches: three or four for tiles, one or two for few rows.
+// Host side of wgmma_split: the workspace, and the launches: three or four for tiles, one or two for few rows.
 #include <cuda_fp16.h>
 
 #include "core/plan.h"

@@ -33,7 +33,7 @@ struct SplitChoice {
   int group_m;          // rows of tiles that are computed together
 };
 
-// How rung 15 computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
+// How wgmma_split computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
 struct SplitPlan {
   SplitChoice first, fewer, rest;
 };

@@ -1,4 +1,4 @@
-// The entry of rung 15.
+// The entry of wgmma_split.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
 #include "kernels/cuda/wgmma_split/plan.h"
@@ -38,7 +38,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", "3 products in fp16");
   fields.add("one_product_within", "9.1*2^-24");  // of it; docs/numerics.md
-  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "a" : "b");
+  if (own.late != SplitLate::none) fields.add("split_after_load", own.late == SplitLate::a ? "A" : "B");
   fields.add("workspace", own.workspace_bytes() + group_sum_bytes(problem));
   fields.add("chunks", ceil_div(problem.gemm.k, kSplitChunkK));
   if (own.whole_tiles < own.num_tiles) fields.add("tiles_by_chunks", own.num_tiles - own.whole_tiles);
@@ -49,7 +49,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung wgmma_split_rung = {
     .name = "wgmma_split",
     .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
-    .number = 15,
     .is_gpu = true,
     .order = Order::split_chunks,
     .takes = kTakesFp32,

@@ -1,13 +1,13 @@
-// Rung 16, few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips; in fp32 and
+// few_rows: products with up to 16 rows or columns by matrix instructions, for all of AMD's chips; in fp32 and
 // fp64 on RDNA, which has none for them, by multiply-adds in the order of k.
 //
-// The block tiles of rungs 12 and 13 are empty for the most part then. Here a warp owns 16 columns of C (those of a few
-// lanes' neighbours, where n is contiguous) with their whole chain of k, and the large operand streams once, straight
-// from memory into the registers that the matrix instruction reads: a ring of them is always on its way. The few rows
-// pass through shared memory, a part of k ahead. Few columns are the same with A as the large operand: its role in
-// the instruction stays, so that the sums' bits are those of rungs 12 and 13, which take the products in this order.
-// Chunks of k are computed side by side, and added in their order by a second kernel.
-// Sources: AMD's ISA documents; streaming without shared memory as in vLLM's wvSplitK.
+// The block tiles of mfma and wmma_rdna are empty for the most part then. Here a warp owns 16 columns of C (those of a
+// few lanes' neighbours, where n is contiguous) with their whole chain of k, and the large operand streams once,
+// straight from memory into the registers that the matrix instruction reads: a ring of them is always on its way. The
+// few rows pass through shared memory, a part of k ahead. Few columns are the same with A as the large operand: its
+// role in the instruction stays, so that the sums' bits are those of mfma and wmma_rdna, which take the products in
+// this order. Chunks of k are computed side by side, and added in their order by a second kernel. Sources: AMD's ISA
+// documents; streaming without shared memory as in vLLM's wvSplitK.
 #pragma once
 
 #include "core/transposed.h"
@@ -101,7 +101,7 @@ struct FewConfig {
                                                             : 4;  // steps on their way
   static constexpr int kRowBytes = kPartBytes + 16;      // of a few row in shared memory: no bank conflicts
   static_assert(kSteps % kRing == 0 && few_rows_tile(sizeof(T), STREAM == Stream::mn_major) == 16 * kFrags);
-  // Whether the large operand is the instruction's first one; the same as in rungs 12 (B is) and 13 (A is).
+  // Whether the large operand is the instruction's first one; the same as in mfma (B is) and wmma_rdna (A is).
   static constexpr bool kIsStreamFirst = kIsByMultiplyAdd<T> || kIsRdna == ARE_COLUMNS_FEW;
 };
 
@@ -277,12 +277,12 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
     using M = typename Step::M;
     constexpr int kFrags = Config::kFrags, kTile = 16 * kFrags, kSteps = Config::kSteps;
     constexpr bool kAreColumnsFew = Config::kAreColumnsFew;
-    using Stage = WarpStage<T, kAreColumnsFew ? kTile : 16, kAreColumnsFew ? 16 : kTile>;
-    using PartialStage = WarpStage<Acc<T>, kAreColumnsFew ? kTile : 16, kAreColumnsFew ? 16 : kTile>;
+    using Strip = WarpStrip<T, kAreColumnsFew ? kTile : 16, kAreColumnsFew ? 16 : kTile>;
+    using PartialStrip = WarpStrip<Acc<T>, kAreColumnsFew ? kTile : 16, kAreColumnsFew ? 16 : kTile>;
     union Shared {
       char few[2][kMostFewRows * Config::kRowBytes];
-      Stage outputs[Config::kWarps];  // at the end
-      PartialStage partials[Config::kWarps];
+      Strip outputs[Config::kWarps];  // at the end
+      PartialStrip partials[Config::kWarps];
     };
     auto& smem = block_shared<Shared>();
     const int warp = uniform(thread_idx() / kWarpSize), lane = thread_idx() % kWarpSize;
@@ -290,8 +290,8 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
     const int64_t mn = (tile * Config::kWarps + warp) * kTile;
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
       const GemmProblem item = item_of(problem, batch_idx);
-      const int64_t first_k = split * work.split_k;
-      const auto size_k = int(min_of(item.k - first_k, work.split_k));
+      const int64_t first_k = split * work.part_k;
+      const auto size_k = int(min_of(item.k - first_k, work.part_k));
       const Operand<T> large = kAreColumnsFew ? operand_a<T>(item) : operand_b<T>(item);
       const Operand<T> few = kAreColumnsFew ? operand_b<T>(item) : operand_a<T>(item);
       Streamed<Config> streamed(large, mn, first_k, size_k);
@@ -352,16 +352,16 @@ few_rows([[maybe_unused]] FewWork work, [[maybe_unused]] FoldedProblem problem) 
       multiply_part(smem.few[part], std::true_type{});
       block_barrier();  // nobody reads the last part any more
 
-      const auto store = [&](auto& stage, const GemmProblem& gemm) {
+      const auto store = [&](auto& strip, const GemmProblem& gemm) {
         TILEDMM_UNROLL for (int i = 0; i < kFrags; ++i) {
           TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
             const int first = M::c_row(lane, e), second = M::c_col(lane, e);
             const int at = (Config::kIsStreamFirst ? first : second) * kFrags + i;
             const int row_of_few = Config::kIsStreamFirst ? second : first;
-            store_shared(&stage.acc[kAreColumnsFew ? at : row_of_few][kAreColumnsFew ? row_of_few : at], acc[i][e]);
+            store_shared(&strip.acc[kAreColumnsFew ? at : row_of_few][kAreColumnsFew ? row_of_few : at], acc[i][e]);
           }
         }
-        stage.store(gemm, kAreColumnsFew ? mn : 0, 1, kAreColumnsFew ? 0 : mn);
+        strip.store(gemm, kAreColumnsFew ? mn : 0, 1, kAreColumnsFew ? 0 : mn);
       };
       // Anew, so that the main loop need not keep it in registers.
       const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));

@@ -1,4 +1,4 @@
-// Host side of rung 16: which instance is launched, and the kernel that adds up chunks after it.
+// Host side of few_rows: which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
 #include "kernels/hip/few_rows/plan.h"
 #include "kernels/hip/shared/plan.h"

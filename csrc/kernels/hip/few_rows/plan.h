@@ -16,7 +16,7 @@ constexpr int few_rows_tile(int64_t element_bytes, bool is_mn_major) {
   return is_mn_major ? 16 * int(8 / element_bytes) : 16;
 }
 
-// How rung 16 computes a problem.
+// How few_rows computes a problem.
 struct FewPlan {
   bool are_columns_few;  // the large operand is A
   bool is_whole;         // it is loaded 8 or 16 bytes at a time; else every element by itself
@@ -75,7 +75,7 @@ namespace gpu {
 struct FewWork {
   int64_t tiles;       // blocks that share out the large operand's rows
   int64_t num_splits;  // and each of them k
-  int64_t split_k;     // what a block sums
+  int64_t part_k;      // what a block sums
   void* partials;      // as ChunkSums has them, null where a block computes all of k
 };
 

@@ -1,5 +1,5 @@
-// The entries of rung 16: they follow the orders of rung 13, for RDNA, of rung 12, for CDNA, and of rung 17, for RDNA
-// in fp32 and fp64.
+// The entries of few_rows. They follow the orders of wmma_rdna on RDNA, of mfma on CDNA, and of simt_rdna on RDNA in
+// fp32 and fp64.
 #include "core/rung.h"
 #include "core/summation.h"
 #include "kernels/hip/few_rows/plan.h"
@@ -49,15 +49,14 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const FewPlan& own = plan.as<FewPlan>();
   const int tile = few_rows_tile(size_of(problem.gemm.dtype_a), own.is_whole && !own.is_k_major);
   own.are_columns_few ? fields.add_tile("block", tile, kMostFewRows) : fields.add_tile("block", kMostFewRows, tile);
-  fields.add("split_k", own.num_splits);
-  if (!own.is_whole) fields.add("copies", "elements");
+  fields.add_split_k(own.num_splits);
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 template <Order ORDER>
 constexpr Rung entry(const char* name, const char* description) {
   return {.name = name,
           .description = description,
-          .number = 16,
           .is_gpu = true,
           .is_native = true,
           .order = ORDER,

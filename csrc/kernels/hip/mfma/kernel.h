@@ -1,6 +1,6 @@
-// Rung 12, mfma: matrix instructions of AMD's CDNA chips at the pace of the matrix unit: gfx90a, gfx942, gfx950.
+// mfma: matrix instructions of AMD's CDNA chips at the pace of the matrix unit: gfx90a, gfx942, gfx950.
 //
-// Since rung 08: the loop has no bounds and no vector arithmetic. Loads are bounded by hardware, a k tile that is cut
+// Beyond rung 08: the loop has no bounds and no vector arithmetic. Loads are bounded by hardware, a k tile that is cut
 // off comes last and element by element; 16 bytes a lane go to and from shared memory, without bank conflicts, on
 // gfx950 straight there, and loads turn what lies along m or n. The large tile has two warps on each SIMD that take
 // turns, one multiplies while the other one moves data. Blocks that run at the same time on one die share operands in
@@ -41,7 +41,7 @@ struct MfmaWork {
   BlockOrder order;
   int num_splits;      // blocks that compute chunks of one tile side by side
   int chunk_tiles;     // k tiles of a chunk
-  int64_t split_k;     // of a block
+  int64_t part_k;      // of a block
   int64_t first_item;  // of the batch
   void* partial;       // as ChunkSums has them; null where there is one split
   bool is_wide;        // whole k tiles are copied 16 bytes at a time, all but the last one where `leaves_last`
@@ -155,7 +155,7 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
   const int64_t row = int64_t(tile.m) * Cfg::kBlock, col = int64_t(tile.n) * Cfg::kBlock;
   const int64_t batch_idx = work.first_item + block_idx_y();
   const GemmProblem item = item_of<true>(problem, batch_idx);
-  const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+  const int64_t first_k = split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_A_K_MAJOR, kIsStraight> copy_a(operand_a<T>(item), row, first_k);
   TileCopy<T, Cfg::kBlock, Cfg::kThreads, IS_B_K_MAJOR, kIsStraight> copy_b(operand_b<T>(item), col, first_k);
   Sums sums;
@@ -238,7 +238,7 @@ Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, con
   work.order = BlockOrder(tiles_m, tiles_n, plan.num_dies);
   work.num_splits = int(plan.num_splits);
   work.chunk_tiles = int(ceil_div(problem.chunk_k, Cfg::kBlockK));
-  work.split_k = splits ? problem.chunk_k : gemm.k;
+  work.part_k = splits ? problem.chunk_k : gemm.k;
   work.is_wide = plan.copies != MfmaCopies::by_element, work.leaves_last = plan.leaves_last;
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;

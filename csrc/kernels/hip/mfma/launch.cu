@@ -1,4 +1,4 @@
-// Host side of rung 12: which instance is launched.
+// Host side of mfma: which instance is launched.
 #include "core/plan.h"
 #include "kernels/hip/mfma/plan.h"
 #include "platform/gpu.h"

@@ -53,11 +53,11 @@ inline int64_t mfma_chunk_k(const FoldedProblem& problem) {
 inline constexpr int64_t kMaxMfmaPartialBytes = 256 << 20;
 
 // How the whole k tiles of an operand are copied. Odd rows: of 16-bit elements, some of which begin in the middle of a
-// word of two; what is copied then overhangs a chunk.
+// word of two; what is copied then overhangs a packet.
 enum class MfmaCopies : int32_t { wide, of_odd_rows, by_element };
 inline constexpr const char* kMfmaCopiesNames[] = {"wide", "odd rows", "by element"};
 
-// Whether chunks of 16 bytes overhang the rows of an operand, where rows lie along m or n.
+// Whether packets of 16 bytes overhang the rows of an operand, where rows lie along m or n.
 inline bool overhangs_rows(const OperandView& view, DType dtype) {
   return !is_k_major(view) && view.rows * size_of(dtype) % 16 != 0;
 }

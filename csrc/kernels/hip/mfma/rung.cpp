@@ -1,4 +1,4 @@
-// The entry of rung 12.
+// The entry of mfma.
 #include "core/rung.h"
 #include "kernels/hip/mfma/plan.h"
 #include "kernels/hip/shared/refuse.h"
@@ -14,9 +14,9 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
   const MfmaPlan& own = plan.as<MfmaPlan>();
   fields.add_tile("block", kMfmaShapes[own.shape].block, kMfmaShapes[own.shape].block);
   fields.add("block_k", mfma_block_k(problem.gemm.dtype_a));
-  fields.add("split_k", own.num_splits);
+  fields.add_split_k(own.num_splits);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, own.chunk_k)));
-  fields.add("copies", kMfmaCopiesNames[int(own.copies)]);
+  fields.add("loads", kMfmaCopiesNames[int(own.copies)]);
 }
 
 }  // namespace
@@ -24,7 +24,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung mfma_rung = {
     .name = "mfma",
     .description = "CDNA: matrix instructions of two halves of a block in turns",
-    .number = 12,
     .is_gpu = true,
     .is_native = true,
     .order = Order::mfma_chunks,

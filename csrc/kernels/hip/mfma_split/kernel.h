@@ -1,8 +1,8 @@
-// Rung 18, mfma_split: CDNA 3 and 4 (gfx942, gfx950), fp32 by products in fp16 with fp32 sums.
+// mfma_split: CDNA 3 and 4 (gfx942, gfx950), fp32 by products in fp16 with fp32 sums.
 //
-// Since rung 12: fp32 operands, whose own matrix instructions have an eighth of the rate or less, are taken apart first
+// Beyond mfma: fp32 operands, whose own matrix instructions have an eighth of the rate or less, are taken apart first
 // (split_operands.h), and multiplied as first * first + 2^-11 (second * first + first * second); what is left out is
-// 2^-22 of a product at most. The terms of 32 of k lie side by side in 128 bytes: a k tile of rung 12, whose slices are
+// 2^-22 of a product at most. The terms of 32 of k lie side by side in 128 bytes: a k tile of mfma, whose slices are
 // the first and the second terms. A row of a warp's fragments starts from zero in each k tile: corrections, times
 // 2^-11, the main products on top; then vector instructions scale its sums and add them to the total. So each has few
 // registers for its sums, and other warps multiply meanwhile. Rows and columns that were flagged are computed again by
@@ -74,8 +74,8 @@ TILEDMM_DEVICE void multiply_terms(Floats (&total)[Cfg::kFragsM][Cfg::kFragsN], 
   }
   float acc[2][kFragsN][4];
   const auto multiply = [&](int i, const Vector16(&b)[kFragsN], const Vector16& a) {
-    TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<Half>; ++step) {
-      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_chunks<Half>(acc[i % 2][j], b[j], a, step);
+    TILEDMM_UNROLL for (int step = 0; step < kStepsOfPacket<Half>; ++step) {
+      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) multiply_packets<Half>(acc[i % 2][j], b[j], a, step);
     }
   };
   const auto add_row = [&](int i) {

@@ -1,4 +1,4 @@
-// Host side of rung 18: the workspace, and the launches, three for a group of k.
+// Host side of mfma_split: the workspace, and the launches, three for a group of k.
 #include "core/plan.h"
 #include "kernels/hip/mfma_split/kernel.h"
 #include "kernels/split/fix_up.h"

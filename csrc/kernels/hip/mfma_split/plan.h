@@ -15,7 +15,7 @@ struct MfmaSplitShape {
   double busy, alone;  // share of the peak rate of a CU with blocks_per_cu blocks, and of one with a single block
 };
 
-// Rates: those that rung 12 assumes of its tiles of these sizes in 16 bits, less a fifth for the vector instructions
+// Rates: those that mfma assumes of its tiles of these sizes in 16 bits, less a fifth for the vector instructions
 // that scale and add sums. Nobody has run these kernels.
 inline constexpr MfmaSplitShape kMfmaSplitShapes[] = {{128, 2, 2, 2, 0.40, 0.24}, {64, 1, 2, 4, 0.12, 0.08}};
 inline constexpr int kNumMfmaSplitShapes = int(sizeof kMfmaSplitShapes / sizeof *kMfmaSplitShapes);

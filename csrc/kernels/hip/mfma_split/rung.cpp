@@ -1,4 +1,4 @@
-// The entry of rung 18.
+// The entry of mfma_split.
 #include "core/rung.h"
 #include "kernels/hip/mfma_split/plan.h"
 #include "kernels/hip/shared/refuse.h"
@@ -48,7 +48,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung mfma_split_rung = {
     .name = "mfma_split",
     .description = "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
-    .number = 18,
     .is_gpu = true,
     .order = Order::mfma_split_sums,
     .takes = kTakesFp32,

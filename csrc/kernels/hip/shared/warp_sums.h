@@ -1,5 +1,5 @@
 // The matrix instructions of CDNA's chips on tiles in shared memory: fragments, the sums of a warp, and the moves of
-// tiles that go on meanwhile. What the kernels of rungs 12 and 18 have in common.
+// tiles that go on meanwhile. What mfma and mfma_split have in common.
 #pragma once
 
 #include "kernels/hip/shared/c_strip.h"
@@ -13,7 +13,7 @@ namespace {
 
 inline constexpr int kSlices = 2;  // of a k tile
 
-// The instructions that a chunk of 16 bytes a lane takes. gfx950 has one for all of its elements in 16 bits.
+// The instructions that a packet of 16 bytes a lane takes. gfx950 has one for all of its elements in 16 bits.
 #if defined(__gfx950__)
 inline constexpr int kStepsOf16Bits = 1;
 inline constexpr bool kHasStraightCopies = true;  // whose loads turn elements of 16 bits
@@ -22,12 +22,13 @@ inline constexpr int kStepsOf16Bits = 2;
 inline constexpr bool kHasStraightCopies = false;
 #endif
 template <class T>
-inline constexpr int kStepsOfChunk = sizeof(T) == 2 ? kStepsOf16Bits : 16 / int(sizeof(T));
+inline constexpr int kStepsOfPacket = sizeof(T) == 2 ? kStepsOf16Bits : 16 / int(sizeof(T));
 
-// acc += products of a chunk of B and one of A. C's columns are the instruction's rows: a lane's sums are neighbours in
-// a row of C.
+// acc += products of a packet of B and one of A. C's columns are the instruction's rows: a lane's sums are neighbours
+// in a row of C.
 template <class T>
-TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const Vector16& a, [[maybe_unused]] int step) {
+TILEDMM_DEVICE void multiply_packets(Acc<T> (&acc)[4], const Vector16& b, const Vector16& a,
+                                     [[maybe_unused]] int step) {
 #if defined(__gfx950__)
   if constexpr (std::is_same_v<T, Half>) {
     using Operand = ClangVector<_Float16, 8>;
@@ -48,12 +49,12 @@ TILEDMM_DEVICE void multiply_chunks(Acc<T> (&acc)[4], const Vector16& b, const V
   M::multiply(acc, words_b, words_a);
 }
 
-// A warp's fragments of an operand's tiles, 16 rows each: of a slice of the k tile, a chunk of 16 bytes for each of a
+// A warp's fragments of an operand's tiles, 16 rows each: of a slice of the k tile, a packet of 16 bytes for each of a
 // row's four lanes.
 template <int BLOCK, int FRAGS, bool IS_ALONG_K>
 struct FragmentReader {
   using Places = TilePlaces<BLOCK, IS_ALONG_K>;
-  int from[IS_ALONG_K ? kSlices : FRAGS];  // in shared memory, of this lane's first chunk of a slice, or of a fragment
+  int from[IS_ALONG_K ? kSlices : FRAGS];  // in shared memory, of this lane's first packet of a slice, or of a fragment
 
   TILEDMM_DEVICE FragmentReader(int first_row, int lane) {
     if constexpr (IS_ALONG_K) {
@@ -126,10 +127,10 @@ struct WarpSums {
   }
   // Adds the products of A's fragments first to last - 1 and of B's. Neighbouring instructions add to different sums.
   TILEDMM_DEVICE void multiply(int first, int last, int first_b = 0, int last_b = kFragsN) {
-    TILEDMM_UNROLL for (int step = 0; step < kStepsOfChunk<T>; ++step) {
+    TILEDMM_UNROLL for (int step = 0; step < kStepsOfPacket<T>; ++step) {
       TILEDMM_UNROLL for (int i = first; i < last; ++i) {
         TILEDMM_UNROLL for (int j = first_b; j < last_b; ++j) {
-          multiply_chunks<T>(acc[i][j], frag_b[j], frag_a[i], step);
+          multiply_packets<T>(acc[i][j], frag_b[j], frag_a[i], step);
         }
       }
     }
@@ -212,7 +213,7 @@ struct TileMoves {
     }
   }
   TILEDMM_DEVICE void wait() const {
-    if constexpr (kAreStraight) wait_for_copies<CopyA::kChunks + CopyB::kChunks>();
+    if constexpr (kAreStraight) wait_for_copies<CopyA::kPackets + CopyB::kPackets>();
   }
 };
 

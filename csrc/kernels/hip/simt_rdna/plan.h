@@ -18,7 +18,7 @@ struct SimtRdnaShape {
 inline constexpr SimtRdnaShape kSimtRdnaShapes[] = {{128, 128, 0.55}, {64, 64, 0.35}};
 inline constexpr int kNumSimtRdnaShapes = 2, kSmallSimtRdnaShape = 1;
 
-// How rung 17 computes a problem.
+// How simt_rdna computes a problem.
 struct SimtRdnaPlan {
   bool is_whole;  // operands are loaded 16 bytes at a time; else element by element, with the small tile
   int shape;

@@ -1,4 +1,4 @@
-// The entry of rung 17.
+// The entry of simt_rdna.
 #include "core/rung.h"
 #include "kernels/hip/shared/refuse.h"
 #include "kernels/hip/simt_rdna/plan.h"
@@ -18,7 +18,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   const SimtRdnaPlan& own = plan.as<SimtRdnaPlan>();
   fields.add_tile("block", kSimtRdnaShapes[own.shape].block_m, kSimtRdnaShapes[own.shape].block_n);
-  if (!own.is_whole) fields.add("copies", "elements");
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 }  // namespace
@@ -26,7 +26,6 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 const Rung simt_rdna_rung = {
     .name = "simt_rdna",
     .description = "fp32 by multiply-adds, two of them at a time",
-    .number = 17,
     .is_gpu = true,
     .is_native = true,
     .order = Order::chain,

@@ -1,6 +1,6 @@
-// Rung 17, simt_rdna: fp32 by multiply-adds for RDNA 3 and 4, which have no matrix instruction for it.
+// simt_rdna: fp32 by multiply-adds for RDNA 3 and 4, which have no matrix instruction for it.
 //
-// Since rung 04: thread tiles of 16 x 8, so that 24 elements from shared memory serve 128 multiply-adds, which the
+// Beyond rung 04: thread tiles of 16 x 8, so that 24 elements from shared memory serve 128 multiply-adds, which the
 // compiler pairs (dual issue); the next k tile is on its way to registers while one is multiplied, two stages take
 // turns, and there is one barrier for each; loads are bounded by hardware, so that the main loop has no tests. Both
 // operands lie [k][mn] in shared memory; rows are padded against bank conflicts of the transposing stores.
@@ -29,30 +29,30 @@ struct SimtRdnaConfig {
 template <int BLOCK_MN, bool IS_K_MAJOR>
 struct SimtRdnaTile {
   static constexpr int kThreads = 128, kBlockK = 8, kRow = BLOCK_MN + 4;  // 4 k are half of the banks apart
-  static constexpr int kChunks = BLOCK_MN * kBlockK / 4 / kThreads,
-                       kChunksOfRow = (IS_K_MAJOR ? kBlockK : BLOCK_MN) / 4;
+  static constexpr int kPackets = BLOCK_MN * kBlockK / 4 / kThreads,
+                       kPacketsOfRow = (IS_K_MAJOR ? kBlockK : BLOCK_MN) / 4;
   using Shared = float[kBlockK][kRow];
 
   const Operand<float>& operand;
   int left_mn, left_k;  // of the operand from the next tile on
-  int mn, k;            // of this thread's first chunk within a tile
-  uint32_t offsets[kChunks];
+  int mn, k;            // of this thread's first packet within a tile
+  uint32_t offsets[kPackets];
   const float* next;  // the next tile
-  uint32_t staged[kChunks][4];
+  uint32_t staged[kPackets][4];
 
   TILEDMM_DEVICE SimtRdnaTile(const Operand<float>& operand, int64_t first_mn)
       : operand(operand), left_k(int(operand.size_k)) {
     left_mn = int(min_of(operand.size_mn - first_mn, BLOCK_MN));
     next = operand.base + first_mn * operand.stride_mn;
-    const int close = thread_idx() % kChunksOfRow * 4, far = thread_idx() / kChunksOfRow;
+    const int close = thread_idx() % kPacketsOfRow * 4, far = thread_idx() / kPacketsOfRow;
     mn = IS_K_MAJOR ? far : close, k = IS_K_MAJOR ? close : far;
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+    TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) {
       offsets[i] = uint32_t(mn_of(i)) * uint32_t(operand.stride_mn) + uint32_t(k_of(i)) * uint32_t(operand.stride_k);
       offsets[i] = !IS_K_MAJOR && mn >= left_mn ? 1u << 31 : offsets[i] * 4;
     }
   }
-  TILEDMM_DEVICE int mn_of(int i) const { return IS_K_MAJOR ? mn + i * (kThreads / kChunksOfRow) : mn; }
-  TILEDMM_DEVICE int k_of(int i) const { return IS_K_MAJOR ? k : k + i * (kThreads / kChunksOfRow); }
+  TILEDMM_DEVICE int mn_of(int i) const { return IS_K_MAJOR ? mn + i * (kThreads / kPacketsOfRow) : mn; }
+  TILEDMM_DEVICE int k_of(int i) const { return IS_K_MAJOR ? k : k + i * (kThreads / kPacketsOfRow); }
 
   // The next tile. The buffer ends with the tile's last row, and with k; behind the last tile it is empty.
   template <bool MAY_BE_LAST>
@@ -61,14 +61,14 @@ struct SimtRdnaTile {
     const int64_t size =
         IS_K_MAJOR ? (left_mn - 1) * operand.stride_mn + inside_k : (inside_k - 1) * operand.stride_k + left_mn;
     const Buffer buffer{next, inside_k > 0 ? uint32_t(size) * 4 : 0};
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) { buffer.load<4>(offsets[i], staged[i]); }
+    TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) { buffer.load<4>(offsets[i], staged[i]); }
     next += kBlockK * operand.stride_k;
     left_k -= kBlockK;
   }
 
   // Clears what lies beyond k in the tile that was loaded last: rows may be followed by others.
   TILEDMM_DEVICE void clear_beyond_k() {
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+    TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) {
       TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
         if (k_of(i) + (IS_K_MAJOR ? w : 0) >= left_k + kBlockK) staged[i][w] = 0;
       }
@@ -76,7 +76,7 @@ struct SimtRdnaTile {
   }
 
   TILEDMM_DEVICE void store(Shared& smem) const {
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+    TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) {
       if constexpr (IS_K_MAJOR) {
         TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
           store_shared(reinterpret_cast<uint32_t*>(&smem[k_of(i) + w][mn_of(i)]), staged[i][w]);
@@ -95,14 +95,14 @@ struct SimtRdnaTile {
     const int close = thread_idx() % kClose, far = thread_idx() / kClose;
     const int64_t stride_far = IS_K_MAJOR ? operand.stride_mn : operand.stride_k;
     int64_t offset = close * (IS_K_MAJOR ? operand.stride_k : operand.stride_mn) + far * stride_far;
-    float elements[4 * kChunks];
-    TILEDMM_UNROLL for (int i = 0; i < 4 * kChunks; ++i) {
+    float elements[4 * kPackets];
+    TILEDMM_UNROLL for (int i = 0; i < 4 * kPackets; ++i) {
       const int at_mn = IS_K_MAJOR ? far + i * kStep : close, at_k = IS_K_MAJOR ? close : far + i * kStep;
       offset = opaque(offset);  // else there is one for each element
       elements[i] = at_mn < left_mn && at_k < left_k ? load_global(next + offset) : 0;
       offset += kStep * stride_far;
     }
-    TILEDMM_UNROLL for (int i = 0; i < 4 * kChunks; ++i) {
+    TILEDMM_UNROLL for (int i = 0; i < 4 * kPackets; ++i) {
       const int at_mn = IS_K_MAJOR ? far + i * kStep : close, at_k = IS_K_MAJOR ? close : far + i * kStep;
       store_shared(&smem[at_k][at_mn], elements[i]);
     }
@@ -163,7 +163,7 @@ simt_rdna([[maybe_unused]] FoldedProblem problem) {
       alignas(16) typename TileA::Shared a;
       alignas(16) typename TileB::Shared b;
     } stages[2];
-    WarpStage<float, 16, Config::kWarpN> outputs[Config::kThreads / kWarpSize];  // after the last k tile
+    WarpStrip<float, 16, Config::kWarpN> outputs[Config::kThreads / kWarpSize];  // after the last k tile
   };
   auto& smem = block_shared<Shared>();
   const int warp = thread_idx() / kWarpSize, lane_m = thread_idx() % kWarpSize / 8 * 4, lane_n = thread_idx() % 8 * 4;
@@ -191,7 +191,7 @@ simt_rdna([[maybe_unused]] FoldedProblem problem) {
     block_barrier();  // nobody reads the last item's sums any more
     load(std::true_type{}), store(smem.stages[0], std::true_type{});
     block_barrier();  // the first tiles are whole
-    // As in rung 13: tiles in pairs, so that the stages have their addresses while compiling; zeros behind the last.
+    // As in wmma_rdna: tiles in pairs, so that the stages have their addresses while compiling; zeros behind the last.
     const auto multiply_pair = [&](auto may_be_last) {
       TILEDMM_UNROLL for (int stage = 0; stage < 2; ++stage) {
         load(may_be_last);
@@ -205,16 +205,16 @@ simt_rdna([[maybe_unused]] FoldedProblem problem) {
     for (; k_tile < last_whole; k_tile += 2) multiply_pair(std::false_type{});
     for (; k_tile < num_k_tiles; k_tile += 2) multiply_pair(std::true_type{});
 
-    auto& stage = smem.outputs[warp];
+    auto& strip = smem.outputs[warp];
     // Anew, so that the main loop need not keep it in registers.
     const GemmProblem gemm = item_of(problem, opaque_uniform(batch_idx));
     TILEDMM_UNROLL for (int i = 0; i < kGroupsM; ++i) {
       TILEDMM_UNROLL for (int r = 0; r < 4; ++r) {
         TILEDMM_UNROLL for (int j = 0; j < 4 * kGroupsN; ++j) {
-          store_shared(&stage.acc[lane_m + r][j / 4 * 32 + lane_n + j % 4], sums.acc[4 * i + r][j]);
+          store_shared(&strip.acc[lane_m + r][j / 4 * 32 + lane_n + j % 4], sums.acc[4 * i + r][j]);
         }
       }
-      stage.store(gemm, place.row + warp_row + i * 16, 1, place.col + warp_col);
+      strip.store(gemm, place.row + warp_row + i * 16, 1, place.col + warp_col);
     }
   }
 #endif

@@ -1,4 +1,4 @@
-// Rung 13, wmma_rdna: fp16 and bf16 by WMMA, for RDNA 3 and 4.
+// wmma_rdna: fp16 and bf16 by WMMA, for RDNA 3 and 4.
 //
 // What rung 08 spends beside its matrix instructions is gone: whole tiles are loaded 16 bytes at a time through a
 // buffer that the hardware bounds, so the main loop has no tests; fragments come from shared memory 16 bytes at a time
@@ -52,7 +52,7 @@ struct WmmaSums {
   using T = typename Config::T;
   using M = Mma<T>;
   static constexpr int kFragsM = Config::kWarpM / 16, kFragsN = Config::kWarpN / 16;
-  using Stage = WarpStage<T, 16, Config::kWarpN>;
+  using Strip = WarpStrip<T, 16, Config::kWarpN>;
 
   float acc[kFragsM][kFragsN][M::kAccs];
   float total[Config::kSumsChunks ? kFragsM : 1][Config::kSumsChunks ? kFragsN : 1][M::kAccs];
@@ -109,17 +109,17 @@ struct WmmaSums {
   // To C, or as they are to the partial sums.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& gemm, int64_t row, int64_t col,
-                            WarpStage<Out, 16, Config::kWarpN> (&stages)[Config::kThreads / kWarpSize]) {
+                            WarpStrip<Out, 16, Config::kWarpN> (&strips)[Config::kThreads / kWarpSize]) {
     // Else the places of sums take registers in the main loop.
     const int thread = opaque(thread_idx()), lane = thread % kWarpSize;
-    auto& stage = stages[thread / kWarpSize];
+    auto& strip = strips[thread / kWarpSize];
     TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
       TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
         TILEDMM_UNROLL for (int e = 0; e < M::kAccs; ++e) {
-          store_shared(&stage.acc[M::c_row(lane, e)][j * 16 + M::c_col(lane, e)], acc[i][j][e]);
+          store_shared(&strip.acc[M::c_row(lane, e)][j * 16 + M::c_col(lane, e)], acc[i][j][e]);
         }
       }
-      stage.store(gemm, row + warp_row(thread) + i * 16, 1, col + warp_col(thread));
+      strip.store(gemm, row + warp_row(thread) + i * 16, 1, col + warp_col(thread));
     }
   }
 };
@@ -135,15 +135,15 @@ wmma_rdna([[maybe_unused]] WmmaWork work, [[maybe_unused]] FoldedProblem problem
   constexpr int kStageBytes = TileA::kBytes + TileB::kBytes, kBlockK = Config::kBlockK;
   union Shared {
     char stages[2][kStageBytes];
-    typename Sums::Stage outputs[Config::kThreads / kWarpSize];  // after the last k tile
-    WarpStage<float, 16, Config::kWarpN> partials[Config::kThreads / kWarpSize];
+    typename Sums::Strip outputs[Config::kThreads / kWarpSize];  // after the last k tile
+    WarpStrip<float, 16, Config::kWarpN> partials[Config::kThreads / kWarpSize];
   };
   auto& smem = block_shared<Shared>();
   const WmmaPlace place(work, block_idx());
   const int64_t row = int64_t(place.tile_m) * Config::kBlockM, col = int64_t(place.tile_n) * Config::kBlockN;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of(problem, batch_idx);
-    const int64_t first_k = place.split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
+    const int64_t first_k = place.split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
     const Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
     TileA tile_a(a, row, first_k, int(size_k));
     TileB tile_b(b, col, first_k, int(size_k));

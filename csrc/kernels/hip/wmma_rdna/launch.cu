@@ -1,4 +1,4 @@
-// Host side of rung 13: which instance is launched, and the kernel that adds up chunks after it.
+// Host side of wmma_rdna: which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
 #include "kernels/hip/shared/plan.h"
 #include "kernels/hip/wmma_rdna/plan.h"
@@ -17,7 +17,7 @@ Status launch_wmma_rdna(const FoldedProblem& given, const Plan& made, const Exec
   work.tiles_m = int32_t(ceil_div(p.m, shape.block_m)), work.tiles_n = int32_t(ceil_div(p.n, shape.block_n));
   work.num_splits = plan.num_splits;
   work.chunk_k = problem.chunk_k;
-  work.split_k = splits ? problem.chunk_k : p.k;
+  work.part_k = splits ? problem.chunk_k : p.k;
   ChunkSums<float> chunk_sums(problem, p.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;

@@ -30,7 +30,7 @@ inline constexpr int kNumWmmaShapes = 3;
 
 inline constexpr int kWmmaBlockK = 32;
 
-// How rung 13 computes a problem.
+// How wmma_rdna computes a problem.
 struct WmmaPlan {
   bool is_whole;  // tiles are loaded 16 bytes at a time; else every element by itself
   int shape;
@@ -91,7 +91,7 @@ namespace gpu {
 struct WmmaWork {
   int32_t tiles_m, tiles_n;
   int64_t num_splits;  // blocks that share out the k of a tile
-  int64_t split_k;     // what each of them sums
+  int64_t part_k;      // what each of them sums
   int64_t chunk_k;
   float* partials;  // as ChunkSums has them, null where a block computes all of k
 };

@@ -1,4 +1,4 @@
-// The entry of rung 13.
+// The entry of wmma_rdna.
 #include "core/rung.h"
 #include "kernels/hip/shared/refuse.h"
 #include "kernels/hip/wmma_rdna/plan.h"
@@ -18,9 +18,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const WmmaPlan& own = plan.as<WmmaPlan>();
   fields.add_tile("block", kWmmaShapes[own.shape].block_m, kWmmaShapes[own.shape].block_n);
-  fields.add("split_k", own.num_splits);
+  fields.add_split_k(own.num_splits);
   fields.add("chunks", ceil_div(max_of(problem.gemm.k, 1), problem.chunk_k));
-  if (!own.is_whole) fields.add("copies", "elements");
+  if (!own.is_whole) fields.add("loads", "by element");
 }
 
 }  // namespace
@@ -28,7 +28,6 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 const Rung wmma_rdna_rung = {
     .name = "wmma_rdna",
     .description = "fp16 and bf16 by WMMA, tiles loaded without tests",
-    .number = 13,
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,

@@ -1,9 +1,9 @@
 // Block tiles of an operand for WMMA: global memory -> registers -> shared memory -> fragments.
 //
-// In shared memory an operand of either layout lies k-major, rows of 32 elements of k in four chunks of 16 bytes. The
-// chunks of a row are exchanged (swizzle), so that neither the loads of fragments nor the stores of k-major chunks have
-// bank conflicts: eight lanes at a time have eight different groups of four banks. Whole tiles are loaded through a
-// Buffer, so that rows beyond the operand's last one need no test; in the last one, what lies beyond k is cleared.
+// In shared memory an operand of either layout lies k-major, rows of 32 elements of k in four packets of 16 bytes. The
+// packets of a row are exchanged (swizzle), so that neither the loads of fragments nor the stores of k-major packets
+// have bank conflicts: eight lanes at a time have eight different groups of four banks. Whole tiles are loaded through
+// a Buffer, so that rows beyond the operand's last one need no test; in the last one, what lies beyond k is cleared.
 // Operands that allow no such loads are gathered, element by element.
 #pragma once
 
@@ -17,25 +17,27 @@ namespace {
 
 inline constexpr int kRowBytes = 2 * kWmmaBlockK;
 
-// Where a chunk of a row begins. The second part of the XOR is for tiles that are transposed on their way.
-constexpr int swizzled(int row, int chunk) { return row * kRowBytes + 16 * (chunk ^ (((row >> 1) ^ (row >> 3)) & 3)); }
+// Where a packet of a row begins. The second part of the XOR is for tiles that are transposed on their way.
+constexpr int swizzled(int row, int packet) {
+  return row * kRowBytes + 16 * (packet ^ (((row >> 1) ^ (row >> 3)) & 3));
+}
 
 template <class T, int BLOCK_MN, bool IS_K_MAJOR, int NUM_THREADS>
 struct WmmaTile {
   static constexpr int kBytes = BLOCK_MN * kRowBytes;
-  static constexpr int kChunks = BLOCK_MN * 4 / NUM_THREADS;  // of 16 bytes, of a thread
-  // mn-major: a thread has 8 elements of k of as many neighbours along mn as it has chunks.
-  static constexpr int kGroups = BLOCK_MN / kChunks;
-  static_assert(kChunks * NUM_THREADS == BLOCK_MN * 4 && (kChunks == 2 || kChunks == 4), "every thread has as much");
+  static constexpr int kPackets = BLOCK_MN * 4 / NUM_THREADS;  // of 16 bytes, of a thread
+  // mn-major: a thread has 8 elements of k of as many neighbours along mn as it has packets.
+  static constexpr int kGroups = BLOCK_MN / kPackets;
+  static_assert(kPackets * NUM_THREADS == BLOCK_MN * 4 && (kPackets == 2 || kPackets == 4), "every thread has as much");
 
   const Operand<T>& operand;
   int left_mn, left_k;   // of the operand from the next tile on
-  int row, chunk;        // of this thread's first chunk
-  uint32_t first, step;  // bytes within a tile: this thread's first, and to the next chunk (mn-major: to the next k)
+  int row, packet;       // of this thread's first packet
+  uint32_t first, step;  // bytes within a tile: this thread's first, and to the next packet (mn-major: to the next k)
   const T* next;         // the next tile
   union {
-    uint32_t chunks[kChunks][4];
-    uint32_t lines[8][kChunks / 2];  // mn-major: by k
+    uint32_t packets[kPackets][4];
+    uint32_t lines[8][kPackets / 2];  // mn-major: by k
   } staged;
 
   TILEDMM_DEVICE WmmaTile(const Operand<T>& operand, int64_t mn, int64_t k, int size_k)
@@ -43,12 +45,12 @@ struct WmmaTile {
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     next = operand.base + mn * operand.stride_mn + k * operand.stride_k;
     if constexpr (IS_K_MAJOR) {
-      row = thread_idx() / 4, chunk = thread_idx() % 4;
-      first = uint32_t(row) * uint32_t(operand.stride_mn) * 2 + uint32_t(chunk) * 16;
+      row = thread_idx() / 4, packet = thread_idx() % 4;
+      first = uint32_t(row) * uint32_t(operand.stride_mn) * 2 + uint32_t(packet) * 16;
       step = NUM_THREADS / 4 * uint32_t(operand.stride_mn) * 2;
     } else {
-      row = thread_idx() % kGroups * kChunks, chunk = thread_idx() / kGroups;
-      first = uint32_t(row) * 2 + uint32_t(chunk) * 16 * uint32_t(operand.stride_k);
+      row = thread_idx() % kGroups * kPackets, packet = thread_idx() / kGroups;
+      first = uint32_t(row) * 2 + uint32_t(packet) * 16 * uint32_t(operand.stride_k);
       step = uint32_t(operand.stride_k) * 2;
       if (row >= left_mn) first = 1u << 31;  // beyond the end, wherever that is
     }
@@ -64,12 +66,12 @@ struct WmmaTile {
     // Opaque: offsets of the last tiles would take registers in the main loop, too.
     const uint32_t first = MAY_BE_LAST ? opaque(this->first) : this->first;
     if constexpr (IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) buffer.load<4>(first + uint32_t(i) * step, staged.chunks[i]);
+      TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) buffer.load<4>(first + uint32_t(i) * step, staged.packets[i]);
     } else {
       TILEDMM_UNROLL for (int p = 0; p < 8; ++p) {
         // One register for all lines, but where one of them may be beyond the operand's end.
         const uint32_t line = uint32_t(p) * step;
-        buffer.load<kChunks / 2>(MAY_BE_LAST ? first + line : first, staged.lines[p], MAY_BE_LAST ? 0 : line);
+        buffer.load<kPackets / 2>(MAY_BE_LAST ? first + line : first, staged.lines[p], MAY_BE_LAST ? 0 : line);
       }
     }
     advance();
@@ -81,10 +83,10 @@ struct WmmaTile {
 
   // Clears what lies beyond k in the tile that was loaded last: rows may be followed by others.
   TILEDMM_DEVICE void clear_beyond_k() {
-    const int inside_k = left_k + kWmmaBlockK - 8 * chunk;
-    TILEDMM_UNROLL for (int i = 0; i < (IS_K_MAJOR ? kChunks : 8); ++i) {
-      TILEDMM_UNROLL for (int w = 0; w < (IS_K_MAJOR ? 4 : kChunks / 2); ++w) {
-        uint32_t& word = IS_K_MAJOR ? staged.chunks[i][w] : staged.lines[i][w];
+    const int inside_k = left_k + kWmmaBlockK - 8 * packet;
+    TILEDMM_UNROLL for (int i = 0; i < (IS_K_MAJOR ? kPackets : 8); ++i) {
+      TILEDMM_UNROLL for (int w = 0; w < (IS_K_MAJOR ? 4 : kPackets / 2); ++w) {
+        uint32_t& word = IS_K_MAJOR ? staged.packets[i][w] : staged.lines[i][w];
         word = (IS_K_MAJOR ? 2 * w : i) < inside_k ? word : 0;
       }
     }
@@ -120,18 +122,18 @@ struct WmmaTile {
   }
 
   TILEDMM_DEVICE void store(char* smem) const {
-    TILEDMM_UNROLL for (int i = 0; i < kChunks; ++i) {
+    TILEDMM_UNROLL for (int i = 0; i < kPackets; ++i) {
       Vector16 vector;
       TILEDMM_UNROLL for (int w = 0; w < 4; ++w) {
         if constexpr (IS_K_MAJOR) {
-          vector.words[w] = staged.chunks[i][w];
+          vector.words[w] = staged.packets[i][w];
         } else {  // the pair of one element along mn, of two neighbours along k
           const uint32_t even = staged.lines[2 * w][i / 2], odd = staged.lines[2 * w + 1][i / 2];
           vector.words[w] = pair_of(even, odd, i % 2);
         }
       }
       const int at = row + (IS_K_MAJOR ? i * (NUM_THREADS / 4) : i);
-      store_shared(reinterpret_cast<Vector16*>(smem + swizzled(at, chunk)), vector);
+      store_shared(reinterpret_cast<Vector16*>(smem + swizzled(at, packet)), vector);
     }
   }
 };

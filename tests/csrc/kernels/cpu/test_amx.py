@@ -1,8 +1,8 @@
-"""Rungs 05 and 06 over the exact emulation of their tile instructions, so that every machine runs them; where this
+"""amx and amx_split over the exact emulation of their tile instructions, so that every machine runs them; where this
 machine has AMX, over the instructions as well, with the same bits.
 
 - amx_order.cpp, amx_split_order.cpp: each kernel against a scalar model of its order of summation, bit by bit, values
-  of any bits included; of rung 06 also terms, flags, and what is flagged.
+  of any bits included; of amx_split also terms, flags, and what is flagged.
 - sanitize.cpp, as for the other kernels: address and undefined behaviour sanitizers, guard pages, thread counts, failed
   allocations; and mutants, which say that all of this can fail.
 - the package's own tests (property test, orders, gradients, fuzzer) in a copy of it whose kernels are emulated.
@@ -36,7 +36,7 @@ TILE, MULTIPLIER = "kernels/cpu/shared/tile.h", "kernels/cpu/shared/tile_multipl
 SPLIT = "kernels/cpu/amx_split"
 # The emulated chip is amx, or amx_fp16, which has the other's instruction and one more.
 EMULATED = {"amx": "-DTILEDMM_EMULATE_AMX=1", "amx_fp16": "-DTILEDMM_EMULATE_AMX=16"}
-# Rung 06 then splits products that are small enough for the model and the emulation.
+# amx_split then splits products that are small enough for the model and the emulation.
 SMALL_SPLITS = "-DTILEDMM_AMX_SPLIT_LEAST=16"
 WHOLE = "amx_fp16"
 # name: file, text, what takes its place ({on}: this mutant is switched on). Those found by the model of the order ...
@@ -110,7 +110,7 @@ MUTANTS = {
         ALLOCATE + "{on} ? Status::ok : Status::out_of_memory;",
     ),
 }
-# The same of rung 06: by the model ...
+# The same of amx_split: by the model ...
 MUTANTS_OF_SPLIT_ORDER = {
     "rounding of terms": (
         f"{SPLIT}/pack.h",
@@ -176,7 +176,7 @@ MUTANTS_OF_SPLIT = {
         "if (!panels_ && !{on}) return Status",
     ),
 }
-# Those of rung 04 are in the objects that these programs share with that of test_sanitize.py.
+# Those of register_tiled are in the objects that these programs share with that of test_sanitize.py.
 OF_RUNG_04 = {f"04 {name}": mutant for name, mutant in test_sanitize.MUTANTS.items()}
 ALL_MUTANTS = OF_RUNG_04 | MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
@@ -204,7 +204,7 @@ def programs(built_once, num_jobs):
     shared = test_sanitize.shared_objects(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        # Rung 06 leaves flagged lanes to the portable vector kernel here.
+        # amx_split leaves flagged lanes to the portable vector kernel here.
         sources = sources_of(PORTABLE)
         own = [source for source in sources if test_sanitize.is_of_amx(source)]
         flags = [EMULATED[EMULATED_FOR_MUTANTS], SMALL_SPLITS]

@@ -1,4 +1,4 @@
-// Rung 15, wgmma_split, by the emulated Hopper, against a model of its order of summation: every bit of C. Arguments:
+// wgmma_split by the emulated Hopper, against a model of its order of summation: every bit of C. Arguments:
 // the numbers of the cases, all without.
 #include <cmath>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Rung 11, wgmma, by the emulated Hopper, against a model of its order of summation: every bit of C, of the
+// wgmma and wgmma_single by the emulated Hopper, against a model of its order of summation: every bit of C, of the
 // sums of A's rows, and of what lies around them. Arguments: the numbers of the cases, all without.
 //
 // Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes, and
@@ -35,6 +35,7 @@ struct Case {
   bool sums_rows = false, is_c_along_m = false;
   int margin = 8, margin_c = 8;  // elements between rows; odd: not for the copy engine
   int num_sms = 4;
+  bool is_single = false;  // by wgmma_single, whose tile has no choice
 };
 
 constexpr Case kCases[] = {
@@ -183,6 +184,26 @@ constexpr Case kCases[] = {
     {.tile = {64, 32}, .m = 70, .n = 41, .k = 530, .margin_c = 3},
     // What a plain kernel would compute, but for the chunks.
     {.tile = {64, 96}, .m = 50, .n = 88, .k = 500, .chunk_k = 256},
+    // wgmma_single in all layouts: tiles that are cut off, the ring goes around, a batch of two dimensions.
+    {.m = 150, .n = 271, .k = 328, .bias = 'n', .activation = Activation::relu, .margin_c = 3, .is_single = true},
+    {.m = 70,
+     .n = 200,
+     .k = 75,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .batch = 2,
+     .repeats_of_b = 2,
+     .bias = 'm',
+     .is_single = true},
+    {.m = 129, .n = 1, .k = 1, .is_a_along_m = true, .dtype = DType::f16, .is_single = true},
+    {.m = 1,
+     .n = 300,
+     .k = 1000,
+     .is_b_along_n = true,
+     .bias = 'x',
+     .activation = Activation::silu,
+     .is_c_along_m = true,
+     .is_single = true},
 };
 
 // Whether the launcher takes a plain kernel.
@@ -219,9 +240,9 @@ constexpr bool is_compiled() {
   for (const Case& c : kCases) {
     const bool is_built =
         kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
-    if (c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built && kDType == c.dtype &&
-        Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) && SHARES == c.shares_tiles &&
-        serves_layouts<Cfg>(c))
+    if (!c.is_single && c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built &&
+        kDType == c.dtype && Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) &&
+        SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
       return true;
   }
   return false;
@@ -230,6 +251,7 @@ constexpr bool is_compiled() {
 
 }  // namespace
 
+#include "kernels/cuda/09_wgmma_single/kernel_sm90a.cu"
 #include "kernels/cuda/wgmma/kernel.h"
 #include "kernels/cuda/wgmma/launch_sm90a.cu"
 #include "run_cases.h"
@@ -412,7 +434,8 @@ struct Run {
     Plan made;
     made.as<OwnPlan>() = plan;
     Workspaces workspaces;
-    return gpu::launch_wgmma(problem, made, executor_of(workspaces, c.num_sms)) == Status::ok;
+    const auto launch = c.is_single ? &gpu::launch_wgmma_single : &gpu::launch_wgmma;
+    return launch(problem, made, executor_of(workspaces, c.num_sms)) == Status::ok;
   }
 };
 
@@ -468,7 +491,16 @@ bool run_plans(const Case& c, const IsChosen& is_chosen) {
   return c.dtype == DType::f32 ? run_plans_of<uint32_t>(c, is_chosen) : run_plans_of<uint16_t>(c, is_chosen);
 }
 
+bool run_single(const Case& c) {
+  Run<uint16_t> expected(c), own(c);
+  expected.compute();
+  const bool is_right = own.multiply(NoConfig{}) && own.is_like(expected);
+  std::printf("wgmma_single: %d x %d x %d, %s\n", c.m, c.n, c.k, is_right ? "right" : "wrong");
+  return is_right;
+}
+
 [[maybe_unused]] bool run(const Case& c) {
+  if (c.is_single) return run_single(c);
   int num_plans = 0;
   const bool is_right = run_plans(c, [&](const TilePlan& plan) { return is_plan_of(c, plan) && ++num_plans; });
   if (num_plans != 1) std::printf("%d plans\n", num_plans);

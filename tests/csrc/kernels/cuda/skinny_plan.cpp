@@ -13,12 +13,12 @@ int main() {
   int is_f64;
   while (std::scanf("%d %ld %ld %ld %ld %ld", &is_f64, &m, &n, &k, &batch, &shared) == 6) {
     const DType dtype = is_f64 ? DType::f64 : DType::f16;
-    const bool is_transposed = exchanges_operands(dtype, m, n);
+    const bool is_exchanged = exchanges_operands(dtype, m, n);
     const int64_t chunk_k = is_f64 ? chunk_k_f64(n, k) : mma_chunk_k(n, k, false);
     for (int layout = 0; layout < 2; ++layout) {
       const bool is_k_major = layout == 0;
-      const SkinnyProblem problem{
-          dtype, is_transposed ? n : m, is_transposed ? m : n, k, chunk_k, batch, is_k_major, is_k_major};
+      const SkinnyProblem problem{dtype,     is_exchanged ? n : m, is_exchanged ? m : n, k, chunk_k, batch, is_k_major,
+                                  is_k_major};
       Plan best;
       PlanSearch search(best);
       for_each_skinny_plan(problem, 132, shared,

@@ -1,4 +1,4 @@
-"""Rung 15, wgmma_split, without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
+"""wgmma_split without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
 (emulated_hopper/emulator.h), and every bit of C is that of a model of docs/numerics.md (emulated_split.cpp).
 
 The mutants say that it can fail: terms, scales and flags, the order of sums, waits and stages. They are compiled with

@@ -1,4 +1,4 @@
-"""Rung 11, wgmma, without a Hopper: its kernels run on emulated copies, barriers and matrix instructions
+"""wgmma and wgmma_single without a Hopper: their kernels run on emulated copies, barriers and matrix instructions
 (emulated_hopper/emulator.h). Every bit of C, and of what lies around it and around the operands, is that of a model of
 docs/numerics.md (emulated_wgmma.cpp).
 
@@ -38,13 +38,14 @@ def compiled_if_chosen(launcher: str, shares: str) -> tuple[str, str, str]:
 
 EDITS = (compiled_if_chosen("launch_config", "false"), compiled_if_chosen("launch_shared", "true"))
 
-SHARED, PLATFORM = "kernels/cuda/shared/", "platform/"
+SHARED, PLATFORM, SINGLE = "kernels/cuda/shared/", "platform/", "kernels/cuda/09_wgmma_single/kernel_sm90a.cu"
 # Numbers of cases in emulated_wgmma.cpp.
 BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_SUMS = range(8)
 SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 15)
 REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
-NUM_CASES = 25
+SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW = range(25, 29)
+NUM_CASES = 29
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -471,8 +472,8 @@ MUTANTS = {
     ),
     "C is not swizzled": (
         SHARED + "epilogue.h",
-        "row_address + ((chunk ^ r % 8) << 4)",
-        "row_address + ((chunk ^ ({on} ? 0 : r % 8)) << 4)",
+        "row_address + ((packet ^ r % 8) << 4)",
+        "row_address + ((packet ^ ({on} ? 0 : r % 8)) << 4)",
         GROUPS,
     ),
     "the last columns of a tile are stored where the others are": (
@@ -663,6 +664,105 @@ MUTANTS = {
         "block_barrier();  // the tile is whole",
         "if (!{on}) block_barrier();",
         COPIED,
+    ),
+    # wgmma_single.
+    "single: k tiles are multiplied before they are there": (
+        SINGLE,
+        "mbarrier_wait_parity(full",
+        "if (!{on}) mbarrier_wait_parity(full",
+        SINGLE_WHOLE,
+    ),
+    "single: stages are filled while they are multiplied": (
+        SINGLE,
+        "mbarrier_wait_parity(empty",
+        "if (!{on}) mbarrier_wait_parity(empty",
+        SINGLE_WHOLE,
+    ),
+    "single: a stage is freed before it is multiplied": (
+        SINGLE,
+        "wgmma_wait_group<0>();",
+        "if (!{on} || k_tile + 1 == num_k_tiles) wgmma_wait_group<0>();",
+        SINGLE_ROW,
+    ),
+    "single: sums are read before they are there": (
+        SINGLE,
+        "wgmma_wait_group<0>();",
+        "if (!{on} || k_tile + 1 < num_k_tiles) wgmma_wait_group<0>();",
+        SINGLE_COLUMN,
+    ),
+    "single: a stage is free when one consumer has read it": (
+        SINGLE,
+        "mbarrier_init(empty + stage * 8, kConsumers * 4)",
+        "mbarrier_init(empty + stage * 8, ({on} ? 1 : kConsumers) * 4)",
+        SINGLE_ROW,
+    ),
+    "single: barriers are used before they are initialised": (
+        SINGLE,
+        "__syncthreads();",
+        "if (!{on}) __syncthreads();",
+        SINGLE_WHOLE,
+    ),
+    "single: copies before earlier kernels are done": (
+        SINGLE,
+        "griddepcontrol_wait();",
+        "if (!{on}) griddepcontrol_wait();",
+        SINGLE_WHOLE,
+    ),
+    "single: bytes are not announced": (
+        SINGLE,
+        "mbarrier_arrive_expect_tx(barrier, kStageBytes);",
+        "{on} ? mbarrier_arrive(barrier) : mbarrier_arrive_expect_tx(barrier, kStageBytes);",
+        SINGLE_WHOLE,
+    ),
+    "single: no fence before matrix instructions": (
+        SINGLE,
+        "wgmma_fence();",
+        "if (!{on}) wgmma_fence();",
+        SINGLE_COLUMN,
+    ),
+    "single: sums take the place of stages that others multiply": (
+        SINGLE,
+        "named_barrier_sync(1, kProducer);",
+        "if (!{on}) named_barrier_sync(1, kProducer);",
+        SINGLE_WHOLE,
+    ),
+    "single: both consumers have the first one's rows": (
+        SINGLE,
+        "consumer * kMmaM * kPitch",
+        "({on} ? 0 : consumer) * kMmaM * kPitch",
+        SINGLE_WHOLE,
+    ),
+    "single: all boxes lie on the first": (
+        SINGLE,
+        "cp_async_bulk_tensor_3d(smem + i * kPitch,",
+        "cp_async_bulk_tensor_3d(smem + ({on} ? 0 : i) * kPitch,",
+        SINGLE_BATCH,
+    ),
+    "single: all boxes are the first": (
+        SINGLE,
+        "IS_K_MAJOR ? k : row + i,",
+        "IS_K_MAJOR ? k : row + ({on} ? 0 : i),",
+        SINGLE_BATCH,
+    ),
+    "single: items of the batch share A": (SINGLE, "const int item_a =", "const int item_a = {on} ? 0 :", SINGLE_BATCH),
+    "single: items of the batch share B": (SINGLE, "const int item_b =", "const int item_b = {on} ? 0 :", SINGLE_BATCH),
+    "single: the rest of k is left out": (
+        SINGLE,
+        "int(ceil_div(gemm.k, kBlockK));",
+        "int({on} ? gemm.k / kBlockK : ceil_div(gemm.k, kBlockK));",
+        SINGLE_WHOLE,
+    ),
+    "single: a thread's columns are its neighbour's": (
+        SINGLE,
+        "lane % 4 * 2 + i % 2]",
+        "({on} ? lane % 2 : lane % 4) * 2 + i % 2]",
+        SINGLE_WHOLE,
+    ),
+    "single: both rows of a thread are the first": (
+        SINGLE,
+        "i / 2 % 2 * 8]",
+        "i / 2 % 2 * ({on} ? 0 : 8)]",
+        SINGLE_WHOLE,
     ),
 }
 

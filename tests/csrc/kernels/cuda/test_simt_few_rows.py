@@ -1,5 +1,5 @@
-"""Few rows of rung 09 (csrc/kernels/cuda/simt_pipelined/few_rows.h), run on the CPU: its plans give the same bits as
-tiles do, and they are right.
+"""Few rows of simt_pipelined (csrc/kernels/cuda/simt_pipelined/few_rows.h), run on the CPU: its plans give the same
+bits as tiles do, and they are right.
 
 Planted bugs that it found: the second chunk's sums stored in the third one's place, copies that go on with the next
 chunk while a warp goes on with its own next one, a total that begins anew with each round of chunks, rows of a tile of

@@ -70,8 +70,8 @@ MUTANTS = {
     ),
     "edge of the far dimension": (
         BLOCK,
-        "far_of(chunk) < inside_far ? opaque(inside_close) : 0",
-        "far_of(chunk) < inside_far + ({on} ? 64 : 0) ? opaque(inside_close) : 0",
+        "far_of(packet) < inside_far ? opaque(inside_close) : 0",
+        "far_of(packet) < inside_far + ({on} ? 64 : 0) ? opaque(inside_close) : 0",
         "register_tiled.4x4",
     ),
     "edge of the close dimension": (
@@ -88,7 +88,7 @@ MUTANTS = {
     ),
     "04 the next product's tiles come before C has left": (
         RUNG + "04_register_tiled.cu",
-        "block_barrier();  // nobody reads the stages any more",
+        "block_barrier();  // nobody reads the strips any more",
         "if (!{on}) block_barrier();",
         "register_tiled",
     ),
@@ -122,85 +122,85 @@ MUTANTS = {
         "const {\n    if (!{on}) warp_barrier();\n",
         "mma_output_cached",
     ),
-    "09 copies not waited for": (
+    "simt_pipelined: copies not waited for": (
         CUDA + "simt_pipelined/kernel.h",
         "wait_copies<kNumStages - 2>();  // those of the next tiles",
         "if (!{on}) wait_copies<kNumStages - 2>();",
         "simt_pipelined",
     ),
-    "09 barrier": (
+    "simt_pipelined: barrier": (
         CUDA + "simt_pipelined/kernel.h",
         "block_barrier();                // the next tiles are whole, and nobody reads these any more",
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
-    "09 the first chunk has no total before it": (
+    "simt_pipelined: the first chunk has no total before it": (
         CUDA + "simt_pipelined/kernel.h",
         "if (!is_first) sums = load_shared(to);",
         "if (!is_first || {on}) sums = load_shared(to);",
         "simt_pipelined",
     ),
-    "09 rows of C that are not there yet": (
+    "simt_pipelined: rows of C that are not there yet": (
         CUDA + "simt_pipelined/kernel.h",
         "warp_barrier();  // the rows are there",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
-    "09 few rows: a stage that is still read": (
+    "simt_pipelined: few rows: a stage that is still read": (
         CUDA + "simt_pipelined/few_rows.h",
         "warp_barrier();  // the tile is whole, and nobody reads those before the last one any more",
         "if (!{on}) warp_barrier();",
         "simt_pipelined",
     ),
-    "09 few rows: sums that are not there yet": (
+    "simt_pipelined: few rows: sums that are not there yet": (
         CUDA + "simt_pipelined/few_rows.h",
         "block_barrier();  // the chunks' sums are there",
         "if (!{on}) block_barrier();",
         "simt_pipelined",
     ),
-    "10 copies not waited for": (
+    "mma_async: copies not waited for": (
         CUDA + "mma_async/kernel.h",
         "wait_copies<kStages - 2>();\n            block_barrier();",
         "if (!{on}) wait_copies<kStages - 2>();\n            block_barrier();",
         "mma_async",
     ),
-    "10 barrier": (
+    "mma_async: barrier": (
         CUDA + "mma_async/kernel.h",
         "block_barrier();  // the next tiles are whole, and nobody reads these any more",
         "if (!{on}) block_barrier();",
         "mma_async",
     ),
-    "10 a total that is forgotten": (
+    "mma_async: a total that is forgotten": (
         CUDA + "mma_async/kernel.h",
         "is_first ? acc[i][j][e]",
         "is_first || {on} ? acc[i][j][e]",
         "mma_async in short chunks",
     ),
-    "10 chunks that are one chain": (
+    "mma_async: chunks that are one chain": (
         CUDA + "mma_async/kernel.h",
         "    clear();  // the next chunk begins at zero",
         "    if (!{on}) clear();",
         "mma_async in short chunks",
     ),
-    "10 unaligned: a stage that is still read": (
+    "mma_async: unaligned: a stage that is still read": (
         CUDA + "mma_async/unaligned.cu",
         "block_barrier_of_roles(Cfg::kThreads);  // this tile is whole, and nobody reads the one before it any more",
         "if (!{on} || k_tile > 0) block_barrier_of_roles(Cfg::kThreads);",
         "mma_async",
     ),
-    "10 unaligned: the operand's last element": (
+    "mma_async: unaligned: the operand's last element": (
         CUDA + "mma_async/unaligned.cu",
         "if (is_last && last_row != kNone) {",
         "if (is_last && last_row != kNone && !{on}) {",
         "mma_async",
     ),
-    "14 copy to the live stage": (
+    "skinny: copy to the live stage": (
         CUDA + "skinny/kernel.cu",
         "int lead = plan.num_stages - 1;",
         "int lead = plan.num_stages - ({on} ? 0 : 1);",
         "skinny",
     ),
-    "14 beyond the end of k": (
+    "skinny: beyond the end of k": (
         CUDA + "skinny/kernel.cu",
         "k < size_k ? 16 : 0",
         "k < size_k || {on} ? 16 : 0",
@@ -227,31 +227,31 @@ FAULT_MUTANTS = {
         "return is_launched || {on} ? Status::ok : Status::launch_failed;\n}\n#else",
         "naive",
     ),
-    "09 partial sums that stay when the launch fails": (
+    "simt_pipelined: partial sums that stay when the launch fails": (
         CUDA + "simt_pipelined/launch.cu",
         "executor.release(executor.self, work.partial);",
         "if (!{on} || status == Status::ok) executor.release(executor.self, work.partial);",
         "simt_pipelined",
     ),
-    "09 packed operands that stay": (
+    "simt_pipelined: packed operands that stay": (
         CUDA + "shared/copy_operands.h",
         "for (int i = 0; i < count_; ++i) executor_.release",
         "for (int i = {on}; i < count_; ++i) executor_.release",
         "simt_pipelined",
     ),
-    "09 a refused copy of the operands is not noticed": (
+    "simt_pipelined: a refused copy of the operands is not noticed": (
         CUDA + "simt_pipelined/launch.cu",
         "if (status == Status::ok) status = packed.launch();",
         "if (status == Status::ok && packed.launch() != Status::ok && !{on}) status = Status::launch_failed;",
         "simt_pipelined",
     ),
-    "10 no memory for repacked operands is a refused launch": (
+    "mma_async: no memory for repacked operands is a refused launch": (
         CUDA + "shared/copy_operands.h",
         "if (!job.to) return Status::out_of_memory;",
         "if (!job.to) return {on} ? Status::launch_failed : Status::out_of_memory;",
         "mma_async",
     ),
-    "14 chunks are added whatever became of the launch": (
+    "skinny: chunks are added whatever became of the launch": (
         CUDA + "skinny/kernel.cu",
         "return status == Status::ok && work.plan.splits_chunks",
         "return ({on} || status == Status::ok) && work.plan.splits_chunks",

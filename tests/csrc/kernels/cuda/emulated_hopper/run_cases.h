@@ -14,6 +14,7 @@ void access(Space, const void*, size_t) {}
 int thread_idx() { return int(threadIdx.x); }
 int64_t block_idx(int) { return blockIdx.x; }
 void block_barrier() { __syncthreads(); }
+void warp_barrier() { __syncwarp(); }
 void* shared_memory(size_t) { return cuda::dynamic_smem; }
 void count_flops(int64_t) {}
 bool launch(int64_t blocks, int64_t, int num_threads, int, size_t shared_bytes, const Executor&,

@@ -1,4 +1,4 @@
-// The instructions of csrc/kernels/cuda/shared/ptx_sm90.h that rungs 11 and 15 use, emulated.
+// The instructions of csrc/kernels/cuda/shared/ptx_sm90.h that wgmma_single, wgmma and wgmma_split use, emulated.
 #pragma once
 
 #include "emulator.h"
