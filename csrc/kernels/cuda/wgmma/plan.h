@@ -14,6 +14,7 @@
 #include "core/summation.h"
 #include "core/transposed.h"
 #include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/wgmma/costs.h"
 
 namespace tiledmm {
 
@@ -159,18 +160,20 @@ constexpr bool is_strip(const WgmmaProblem& p) {
 // Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
-constexpr double row_nanoseconds(int alignment, double blocks) {
-  return alignment == 16 ? 1.36 + 0.0078 * blocks : alignment == 32 ? 0.95 + 0.008 * blocks : 0.91 + 0.0045 * blocks;
+constexpr double row_nanoseconds(const WgmmaCosts& costs, int alignment, double blocks) {
+  const auto& c = costs.fixed;
+  if (alignment == 16) return c.row_16 + c.row_16_of_block * blocks;
+  return alignment == 32 ? c.row_32 + c.row_32_of_block * blocks : c.row_64 + c.row_64_of_block * blocks;
 }
 
 // What clusters take beside their copies, as fitted.
-constexpr double cluster_microseconds(int log_m, int log_n) {
-  return log_m + log_n > 0 ? 0.6 + 0.8 * log_m + 0.3 * log_n : 0;
+constexpr double cluster_microseconds(const WgmmaCosts& costs, int log_m, int log_n) {
+  return log_m + log_n > 0 ? costs.fixed.cluster + costs.fixed.cluster_m * log_m + costs.fixed.cluster_n * log_n : 0;
 }
 
 // What the matrix unit takes for a k tile of a tile.
-constexpr double matrix_unit_microseconds(const TileShape& tile) {
-  return std::max(0.105, 19.8e-6 * tile.block_m * tile.block_n);
+constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileShape& tile) {
+  return std::max(costs.multiply.least_k_tile, costs.multiply.k_tile * tile.block_m * tile.block_n);
 }
 
 // Rows of A and of B, along k, that a tile copies.
@@ -194,29 +197,34 @@ constexpr StreamedOperand streamed_operand(const TileShape& shape, const WgmmaPr
 // A strip's time where rows are not aligned: its tiles, memory and what all blocks draw from the second-level cache
 // take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other and cost a
 // tenth of what they do elsewhere, as fitted; a tile with many of the other rows, along k, is slower.
-inline double strip_microseconds(const TilePlan& plan, const WgmmaProblem& p, double num_blocks, double tiles,
-                                 double memory) {
-  const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
+inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p,
+                                 double num_blocks, double tiles, double memory) {
+  const auto draw = [&](int alignment, double rows) {
+    return rows / (alignment == 16 ? costs.memory.drawn_16 : costs.memory.drawn);
+  };
   const double drawn = 2 * double(p.k) * num_blocks *
                        (draw(p.a_alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
                         draw(p.b_alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
   const StreamedOperand large = streamed_operand(plan.shape, p);
-  const double slower = large.is_k_major ? 1 + 0.06 / 64 * std::max(large.tile_rows - 128, 0) : 1;
-  return overlapped(tiles, memory * slower, drawn) + 0.1 * cluster_microseconds(plan.cluster_m, plan.cluster_n);
+  const double slower = large.is_k_major ? 1 + costs.fixed.strip_rows / 64 * std::max(large.tile_rows - 128, 0) : 1;
+  return overlapped(tiles, memory * slower, drawn) +
+         costs.fixed.strip_cluster * cluster_microseconds(costs, plan.cluster_m, plan.cluster_n);
 }
 
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
-inline double least_microseconds(const TileShape& shape, const WgmmaProblem& p, int num_sms) {
+inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const WgmmaProblem& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return 5 + k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  return costs.fixed.start +
+         k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
-inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
+inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
+  const auto& c = costs.fixed;
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
@@ -230,55 +238,55 @@ inline double model_microseconds(const TilePlan& plan, const WgmmaProblem& p, in
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);
-    double copies = 1e-3 * (row_nanoseconds(p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
-                            row_nanoseconds(p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
-    if (shape.block_m == 64) copies *= 1.07;
+    double copies = 1e-3 * (row_nanoseconds(costs, p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
+                            row_nanoseconds(costs, p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
+    if (shape.block_m == 64) copies *= c.small_rows;
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
-    const auto smem = [](double rows) { return 2 * kWgmmaBlockK * rows / 250e3; };
-    double k_tile = matrix_unit_microseconds(tile);
+    const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / c.shared; };
+    double k_tile = matrix_unit_microseconds(costs, tile);
     for (const double bound : {copies, smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
     const double summed = p.needs_row_sums ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
-    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + 0.8 +
-           area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
+    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + c.tile +
+           area * c.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * c.chunk);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
   if (splits_tail(shape, num_tiles, at_once))
-    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + 0.4;
+    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + c.tail;
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
-  double rate = 3.8e6;
+  double rate = costs.memory.rate;
   if (p.m <= shape.block_m && !p.is_b_k_major && num_splits == 1) {
-    const double drawn = 70e3 * double(min_of(num_tiles, at_once) << log_cluster), narrow = 3.3e6;
-    rate = shape.block_n < 128 ? narrow : rate;
+    const double drawn = c.drawn * double(min_of(num_tiles, at_once) << log_cluster);
+    rate = shape.block_n < 128 ? costs.memory.narrow_rate : rate;
     if (drawn < rate) rate = drawn;
   }
   // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
   const StreamedOperand large = streamed_operand(shape, p);
   if (num_splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
-    const double slower = large.alignment == 128 ? 0.035 : 0.09;
+    const double slower = large.alignment == 128 ? c.few_128 : c.few;
     rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
-  const double memory = bytes / rate + (bytes < 20e6 ? bytes / 10e6 : 2);
-  const double sums = plan.shares_tiles    ? 2.3
-                      : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
+  const double memory = bytes / rate + std::min(bytes / costs.memory.ramp, c.ramp);
+  const double sums = plan.shares_tiles    ? c.shared_tile
+                      : plan.splits_chunks ? c.split + double(num_chunks) * batch * m * n / costs.memory.sums
                                            : 0;
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
-  const double order = tiles_m > tiles_n ? 0.01 : 0;
+  const double order = tiles_m > tiles_n ? c.order : 0;
   const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
-                          ? strip_microseconds(plan, p, double(num_tiles << log_cluster), tiles, memory)
-                          : cluster_microseconds(plan.cluster_m, plan.cluster_n) +
-                                (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
-  const double all = 5 + sums + order + work;
+                          ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
+                          : cluster_microseconds(costs, plan.cluster_m, plan.cluster_n) +
+                                (tiles > memory ? tiles + c.overlap * memory : memory + c.overlap * tiles);
+  const double all = c.start + sums + order + work;
   // Where all k is in flight at the same time, clusters gain more.
-  return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
+  return plan.splits_chunks ? (1 - c.split_cluster * log_cluster) * all : all;
 }
 
 // How rung 11 computes a problem in 16 bits.
@@ -292,12 +300,13 @@ struct WgmmaTask {
   bool copies_a, copies_b;
   WgmmaProblem problem;
   double other_us;  // beside the tiles
+  const WgmmaCosts& costs;
 };
 
 // Shows a plan of tiles, `p` being the product that they compute. Where all plans are wanted, tiles that do not all run
 // at once come in several orders: the launcher's own, in groups of few rows, of half of the rows, of all.
 inline void visit_orders(TilePlan tiles, const WgmmaProblem& p, const WgmmaTask& task, int num_sms, PlanSearch& visit) {
-  const double us = model_microseconds(tiles, p, num_sms);
+  const double us = model_microseconds(task.costs, tiles, p, num_sms);
   visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, us + task.other_us, us);
   if (!visit.wants_all() || tiles.splits_chunks || tiles.shares_tiles) return;
   const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
@@ -322,7 +331,7 @@ inline void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, cons
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.is_b_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
     if (p.needs_row_sums && !sums_rows(shape)) continue;
-    if (least_microseconds(shape, p, num_sms) >= visit.least_us()) continue;
+    if (least_microseconds(task.costs, shape, p, num_sms) >= visit.least_us()) continue;
     TilePlan plan{i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
@@ -336,7 +345,8 @@ inline void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, cons
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!visit.wants_all() && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= visit.least_us()))
+      if (!visit.wants_all() &&
+          (is_aligned(p) || model_microseconds(task.costs, plan, aligned, num_sms) >= visit.least_us()))
         continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
@@ -388,24 +398,26 @@ inline OperandView copied(const OperandView& view) {
 // What rung 11 takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
 // to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
 // at the same time.
-inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies_b, int num_sms) {
+inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, bool copies_a, bool copies_b,
+                        int num_sms) {
   if (!copies_a && !copies_b) return 0;
   const GemmProblem& p = problem.gemm;
-  const double chunks = problem.chunk_k < p.k ? 2.5 : 0;
+  const double chunks = problem.chunk_k < p.k ? costs.fixed.repacked_chunks : 0;
   const auto is_slow = [](const OperandView& view, bool is_copied) {
     return is_copied && !is_k_major(view) && view.rows <= 8;
   };
   if (!is_slow(view_a(p), copies_a) && !is_slow(view_b(p), copies_b)) return chunks;
-  const double readers = double(max_of(p.m, p.n)) / (32.0 * num_sms);
-  return chunks + 0.3 * (readers < 1 ? readers : 1) * double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
+  const double readers = double(max_of(p.m, p.n)) / (costs.fixed.readers * num_sms);
+  return chunks + costs.fixed.repacked_k_tile * (readers < 1 ? readers : 1) *
+                      double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
 // What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by the threads (C); both are
 // estimates.
-inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
+inline WgmmaTask wgmma_task(const WgmmaCosts& costs, const FoldedProblem& given, int num_sms) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
-  WgmmaTask task{};
+  WgmmaTask task{false, false, {}, 0, costs};
   TensorMapView a{}, b{}, c{};
   const auto needs_copy = [&](const OperandView& operand, TensorMapView& view) {
     if (describe_operand(operand, problem, view)) return false;
@@ -432,9 +444,9 @@ inline WgmmaTask wgmma_task(const FoldedProblem& given, int num_sms) {
                   is_stored_by_tma && !p.row_sums};
   const double num_copied =
       (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
-  task.other_us = (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
-                  copied_us(problem, task.copies_a, task.copies_b, num_sms) +
-                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  task.other_us = (num_copied > 0 ? costs.fixed.repack + 4 * num_copied / costs.memory.repacked : 0) +
+                  copied_us(costs, problem, task.copies_a, task.copies_b, num_sms) +
+                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.fixed.stored);
   return task;
 }
 

@@ -46,34 +46,37 @@ struct Tf32Plan {
 // epilogue and of k tiles that the slowest of these bounds: the latency of one chain of matrix instructions; the matrix
 // unit; the second-level cache; shared memory; the transposing warps. Or memory, if that is slower. `p` is the problem
 // that the kernel computes.
-inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, bool splits_chunks, const Tf32Problem& p,
-                                      int num_sms) {
+inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& shape, Tf32Path path, bool splits_chunks,
+                                      const Tf32Problem& p, int num_sms) {
+  const auto& [least_k_tile, least_by_registers, element, of_k_tile, transpose, transpose_32] = costs.multiply;
+  const auto& c = costs.fixed;
   const bool uses_registers = path != Tf32Path::both_in_place, transposes = path == Tf32Path::b_transposed;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
+  const double tail = splits_tail(shape, num_tiles, num_sms) ? c.halved : num_tiles % num_sms ? 1 : 0;
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
-  const double requested = a_bytes * (p.a.is_aligned ? 1 : 3) + b_bytes * (p.b.is_aligned ? 1 : 3);
+  const double requested = a_bytes * (p.a.is_aligned ? 1 : c.unaligned) + b_bytes * (p.b.is_aligned ? 1 : c.unaligned);
   const double read = 128 * double(shape.block_m / 64) * (64 + shape.block_n);
   const double moved = transposes ? 2 * b_bytes : 0;
-  double k_tile = uses_registers ? 0.19 : 0.16;
+  double k_tile = uses_registers ? least_by_registers : least_k_tile;
   for (const double bound :
-       {(area * 20e-6 + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
-        (a_bytes + b_bytes + read + moved) / 220e3, transposes ? 0.22 + 0.07 * shape.block_n / 32 : 0})
+       {(area * element + of_k_tile) * (uses_registers ? c.registers : 1), requested / c.cached,
+        (a_bytes + b_bytes + read + moved) / c.shared, transposes ? transpose + transpose_32 * shape.block_n / 32 : 0})
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
-  const double tiles = waves * (num_k_tiles * k_tile + 0.3 + area * 1e-5);
+  const double tiles = waves * (num_k_tiles * k_tile + c.tile + area * c.element);
   const double results = double(p.batch) * double(p.m) * double(p.n);
   const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
-  const double memory = 4 * elements / 3.3e6;
-  const double sums = splits_chunks ? 2 + double(num_chunks) * (0.02 + 5e-6 * results) : 0;
-  return 5.5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  const double memory = 4 * elements / costs.memory.rate;
+  const double sums = splits_chunks ? c.split + double(num_chunks) * (c.chunk + results / costs.memory.sums) : 0;
+  return c.start + sums + (tiles > memory ? tiles + c.overlap * memory : memory + c.overlap * tiles);
 }
 
 // Shows the plans of a problem, which take so long beside tiles and copies.
-inline void for_each_tf32_plan_of(const Tf32Problem& problem, double other_us, int num_sms, PlanSearch& visit) {
+inline void for_each_tf32_plan_of(const Tf32Costs& costs, const Tf32Problem& problem, double other_us, int num_sms,
+                                  PlanSearch& visit) {
   const bool is_chunked = problem.chunk_k < problem.k;
   const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
   for (int option = 0; option < 4; ++option) {
@@ -93,12 +96,13 @@ inline void for_each_tf32_plan_of(const Tf32Problem& problem, double other_us, i
     }
     const double copied =
         double(problem.batch * problem.k) * double((copies_a ? problem.m : 0) + (copies_b ? problem.n : 0));
-    const double copy_time = copied > 0 ? 1.5 + copied * 8 / 4e6 : 0;  // each element is read and written
+    const double copy_time =
+        copied > 0 ? costs.fixed.copy + copied * 8 / costs.memory.copied : 0;  // each element is read and written
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, path) || (is_chunked && !sums_chunks(shape))) continue;
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const double time = copy_time + model_tf32_microseconds(shape, path, splits, p, num_sms);
+        const double time = copy_time + model_tf32_microseconds(costs, shape, path, splits, p, num_sms);
         const TilePlan tiles{i, shape, splits != 0, false, 0, 0, false, 0};
         visit(Tf32Plan{path, copies_a, copies_b, is_transposed, tiles}, time + other_us, time);
       }
@@ -113,13 +117,15 @@ inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem
   return {view.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, view.ld % 8 == 0};
 }
 
-inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSearch& visit) {
+inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& given, int num_sms, PlanSearch& visit) {
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
   TensorMapView c{};
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  const double store_us = is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7;
-  for_each_tf32_plan_of({p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),
+  const double store_us =
+      is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.fixed.stored;
+  for_each_tf32_plan_of(costs,
+                        {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),
                          describe_tf32(view_b(p), problem)},
                         store_us, num_sms, visit);
 }

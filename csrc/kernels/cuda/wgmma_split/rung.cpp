@@ -32,7 +32,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
   double cost_us = 0;
-  const SplitPlan plan = plan_split(problem, chip.num_cus, cost_us);
+  SplitCosts borrowed;
+  const SplitCosts& costs = costs_for(kSplitCosts, chip, &Chip::mma_tflops, DType::f16, borrowed);
+  const SplitPlan plan = plan_split(costs, problem, chip.num_cus, cost_us);
   visit(plan, cost_us);
 }
 

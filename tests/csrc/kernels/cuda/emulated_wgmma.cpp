@@ -463,7 +463,7 @@ bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
   } else {
     std::vector<Plan> plans;
     PlanSearch all(plans);
-    for_each_tile_plan(wgmma_task(expected.problem, c.num_sms), c.num_sms, all);
+    for_each_tile_plan(wgmma_task(kWgmmaCosts[0].costs, expected.problem, c.num_sms), c.num_sms, all);
     for (const Plan& plan : plans) visit(plan.as<WgmmaPlan>());
   }
   return num_wrong == 0;
