@@ -8,7 +8,7 @@ For each product it asks `explain` for the plans (tiles, ways to split k, pairs 
 kernel whose order of summation is that of the choice, and times them all but those that are predicted to take twice as
 long as another, then the fastest ones, the choice and the vendor's library once more, with more samples. Regret is the
 time of what `auto` chose over that of the fastest plan. The families are bench_gpu.py's: a seed that was tuned on is
-none to publish results of.
+none to publish results of. fit_costs.py fits the cost models to the file.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from bench_gpu import VENDOR, described, make_gpu_operands
 
 import torch_tiledmm
 from torch_tiledmm.dispatch import Candidate
+from torch_tiledmm.machine import chip_of
 from torch_tiledmm.testing.bench import OURS, geomean, output_file
 from torch_tiledmm.testing.families import FAMILIES, family_products
 from torch_tiledmm.testing.origin import GpuClocks
@@ -178,7 +179,8 @@ def main() -> None:
     else:
         for name in FAMILIES if "all" in args.family else dict.fromkeys(args.family):
             sources[name] = islice(family_products(name, args.seed), args.random)
-    results = described(parser, "regret") | {"seed": args.seed, "summary": [], "rows": []}
+    chip = chip_of(torch.cuda.get_device_properties())
+    results = described(parser, "regret") | {"chip": chip, "seed": args.seed, "summary": [], "rows": []}
     with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
         for name, products in sources.items():
             rows = []

@@ -9,6 +9,7 @@ inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2, kNumMma
 
 // In 16 bits, and tf32. Microseconds, but where it says something else; what has an index is of a tile.
 struct MmaAsyncCosts {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
   struct {
     // Of a step of 8 words along k, of a block that has a multiprocessor for itself, and of each block where several
     // share it.
@@ -29,6 +30,7 @@ inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncCosts[] = {
 };
 
 struct MmaAsyncF64Costs {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f64)]; }
   struct {
     double alone[kNumMmaAsyncShapes64], busy[kNumMmaAsyncShapes64];
   } multiply;
@@ -67,6 +69,7 @@ inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {
 
 // Of 16-bit operands that are not aligned.
 struct MmaUnalignedCosts {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
   struct {
     // Of a step of 16 along k: of a block that has a multiprocessor for itself, and of all where several share it.
     double alone[kNumMmaUnalignedShapes], busy[kNumMmaUnalignedShapes];

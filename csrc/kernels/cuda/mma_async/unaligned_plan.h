@@ -113,9 +113,6 @@ inline double copies_us(const MmaAsyncCosts& costs, const MmaUnalignedProblem& p
 inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
   const int num_cus = chip.num_cus;
   const int64_t max_shared_bytes = chip.max_shared_bytes;
-  const auto costs_of = [&](const auto& rows, auto& borrowed) -> const auto& {
-    return costs_for(rows, chip, &Chip::mma_tflops, given.gemm.dtype, borrowed);
-  };
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
@@ -134,16 +131,16 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   };
   if (p.dtype == DType::f64) {
     MmaAsyncF64Costs borrowed;
-    return visit_tiles(costs_of(kMmaAsyncF64Costs, borrowed));
+    return visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed));
   }
   MmaAsyncCosts borrowed;
-  const MmaAsyncCosts& costs = costs_of(kMmaAsyncCosts, borrowed);
+  const MmaAsyncCosts& costs = costs_for(kMmaAsyncCosts, chip, borrowed);
   if (!is_16_bit) return visit_tiles(costs);
   const MmaUnalignedProblem unaligned = describe_unaligned(problem);
   other_us = copies_us(costs, unaligned, p.stride_cm % 8 == 0);
   visit_tiles(costs);
   MmaUnalignedCosts borrowed_unaligned;
-  const MmaUnalignedCosts& unaligned_costs = costs_of(kMmaUnalignedCosts, borrowed_unaligned);
+  const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
   for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
     plan.unaligned_shape = shape;
     visit(plan, us);

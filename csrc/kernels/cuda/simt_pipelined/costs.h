@@ -9,6 +9,7 @@ inline constexpr int kNumSimtShapes = 13;
 
 // Microseconds, but where it says something else; cycles are those of the H200.
 struct SimtCosts {
+  static constexpr double rate(const Chip& chip) { return chip.simt_tflops[int(DType::f32)]; }
   struct {
     // By tile: cycles for each k, of a block alone on its multiprocessor, and of each block where there are several.
     double alone[kNumSimtShapes], crowded[kNumSimtShapes];
@@ -42,6 +43,7 @@ inline constexpr CostRow<SimtCosts> kSimtCosts[] = {
 
 // Of few rows.
 struct FewRowsCosts {
+  static constexpr double rate(const Chip& chip) { return chip.simt_tflops[int(DType::f32)]; }
   struct {
     double load, start, step;  // cycles for each k: of a load; of a lone warp, and for each of its steps
   } multiply;

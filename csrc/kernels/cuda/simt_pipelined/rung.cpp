@@ -20,9 +20,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
-  const auto tflops = &Chip::simt_tflops;
-  const AllSimtCosts costs{costs_for(kSimtCosts, chip, tflops, DType::f32, borrowed),
-                           costs_for(kFewRowsCosts, chip, tflops, DType::f32, borrowed_few)};
+  const AllSimtCosts costs{costs_for(kSimtCosts, chip, borrowed), costs_for(kFewRowsCosts, chip, borrowed_few)};
   for_each_simt_plan(costs, simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
 }
 

@@ -7,7 +7,9 @@ namespace tiledmm {
 
 // In 16 bits. Microseconds, but where it says something else.
 struct SkinnyCosts {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
   struct {
+    double product;  // of a multiply-add at the data sheet's rate: the chain of an H200 always takes longer
   } multiply;
   struct {
     double rate_b, rate_a;  // bytes per us: of the operand that streams, of the few rows
@@ -25,10 +27,11 @@ struct SkinnyCosts {
 };
 inline constexpr CostRow<SkinnyCosts> kSkinnyCosts[] = {
     // NVIDIA H200, cold second-level cache, which has to write back what it holds
-    {90, {{}, {3.3e6, 4.5e6}, {7.2, 3.5, 0.3, 1.4, 0.45, 0.3, 0.30, 0.37, 0.67, 46e3, 0.85, 12.8, 32, 6, 2}}},
+    {90, {{2.67e-7}, {3.3e6, 4.5e6}, {7.2, 3.5, 0.3, 1.4, 0.45, 0.3, 0.30, 0.37, 0.67, 46e3, 0.85, 12.8, 32, 6, 2}}},
 };
 
 struct SkinnyF64Costs {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f64)]; }
   struct {
     double k_tile, group;  // of a k tile: whatever it holds, and for each group of columns
   } multiply;

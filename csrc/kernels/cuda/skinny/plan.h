@@ -109,8 +109,9 @@ inline double model_microseconds(const SkinnyCosts& costs, const SkinnyProblem& 
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
   const double chain = plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256 : c.k_tile_128) + narrow * copies_a),
                copies = (bytes_a + bytes_b) / c.copied;
+  const double products = costs.multiply.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
   const double unit =
-      c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit : 0) + (chain > copies ? chain : copies);
+      c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit : 0) + std::max(std::max(chain, copies), products);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? c.idle + (1 - c.idle) * double(plan.num_units) / num_sms : 1;
   // Memory takes longer for short runs along n.

@@ -7,6 +7,7 @@ namespace tiledmm {
 
 // In 16 bits. Microseconds, but where it says something else.
 struct WgmmaCosts {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
   struct {
     double least_k_tile, k_tile;  // of a k tile: at least; for each element of the block tile
   } multiply;
@@ -43,6 +44,7 @@ inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {
 
 // In tf32.
 struct Tf32Costs {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f32)]; }
   struct {
     double least_k_tile, least_by_registers;  // of a k tile at least, and where an operand comes from registers
     double element, k_tile;                   // of a k tile: for each element of the block tile, and besides

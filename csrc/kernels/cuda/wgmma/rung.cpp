@@ -41,11 +41,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   if (problem.gemm.dtype == DType::f32) {
     Tf32Costs borrowed;
-    const Tf32Costs& costs = costs_for(kTf32Costs, chip, &Chip::mma_tflops, DType::f32, borrowed);
+    const Tf32Costs& costs = costs_for(kTf32Costs, chip, borrowed);
     return for_each_tf32_plan(costs, problem, chip.num_cus, visit);
   }
   WgmmaCosts borrowed;
-  const WgmmaCosts& costs = costs_for(kWgmmaCosts, chip, &Chip::mma_tflops, problem.gemm.dtype, borrowed);
+  const WgmmaCosts& costs = costs_for(kWgmmaCosts, chip, borrowed);
   for_each_tile_plan(wgmma_task(costs, problem, chip.num_cus), chip.num_cus, visit);
 }
 

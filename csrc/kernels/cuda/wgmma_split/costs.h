@@ -7,6 +7,7 @@ namespace tiledmm {
 
 // Microseconds, but where it says something else.
 struct SplitCosts {
+  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
   struct {
     double full;           // of a block of k in a round that fills the chip
     double least, fuller;  // in one that does not: at least, and times the share of the multiprocessors with work

@@ -33,7 +33,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
   double cost_us = 0;
   SplitCosts borrowed;
-  const SplitCosts& costs = costs_for(kSplitCosts, chip, &Chip::mma_tflops, DType::f16, borrowed);
+  const SplitCosts& costs = costs_for(kSplitCosts, chip, borrowed);
   const SplitPlan plan = plan_split(costs, problem, chip.num_cus, cost_us);
   visit(plan, cost_us);
 }
