@@ -31,7 +31,7 @@ from torch_tiledmm.testing.shapes import Shape, parse_shape
 CSRC = Path(__file__).parents[1] / "csrc"
 FOLDER = "kernels/cuda"
 TABLE = re.compile(r"inline constexpr CostRow<\w+> (\w+)\[\] = \{\n(.*?)^\};\n", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"//[^\n]*|(?<![\w.])\d[\d.]*(?:e-?\d+)?")  # a comment, or a literal
+NUMBER = re.compile(r"//[^\n]*|(?<![\w.])\d[\d.]*(?:e[+-]?\d+)?")  # a comment, or a literal
 DTYPES = {"fp32": 0, "tf32": 0, "fp64": 1, "fp16": 2, "bf16": 3}
 HELD_OUT = 5  # one product of so many
 PRIOR = 0.01  # how much a constant wants to stay what it is, for each plan
@@ -190,7 +190,7 @@ def row_text(rows: str, arch: int, values: Sequence[float], note: str) -> str:
     """The rows of a table with one of a chip: laid out like the first one, in place of the chip's own."""
     own = re.compile(r"    //[^\n]*\n    \{(\d+),.*?(?=^    //|\Z)", re.MULTILINE | re.DOTALL)
     all_rows = list(own.finditer(rows))
-    numbers = iter([str(arch), *(f"{value:.4g}" for value in values)])
+    numbers = iter([str(arch), *(re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}") for value in values)])
     body = all_rows[0][0].partition("\n")[2]
     body = NUMBER.sub(lambda found: found[0] if found[0].startswith("//") else next(numbers), body)
     assert next(numbers, None) is None, "a row has a literal for each value"

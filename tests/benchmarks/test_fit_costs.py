@@ -21,9 +21,10 @@ DEVICE, ARCH = "cuda:sm_80", 80
 
 
 @pytest.fixture(scope="module")
-def folder(built_once):
-    """Of the libraries, which are compiled once."""
-    return built_once("fit_costs", lambda folder: fit_costs.Model("skinny", DEVICE, folder))
+def model(built_once):
+    """Its library is compiled once."""
+    folder = built_once("fit_costs", lambda folder: fit_costs.Model("skinny", DEVICE, folder))
+    return fit_costs.Model("skinny", DEVICE, folder)
 
 
 def write_measurements(path: Path, model: fit_costs.Model, noise: np.random.Generator) -> None:
@@ -41,8 +42,8 @@ def write_measurements(path: Path, model: fit_costs.Model, noise: np.random.Gene
     path.write_text(json.dumps({"chip": DEVICE, "device": "A GPU", "rows": rows}))
 
 
-def test_a_fit_finds_the_constants_that_made_the_measurements(folder, tmp_path):
-    model, noise = fit_costs.Model("skinny", DEVICE, folder), np.random.default_rng(2)
+def test_a_fit_finds_the_constants_that_made_the_measurements(model, tmp_path):
+    noise = np.random.default_rng(2)
     for values in model.values.values():
         values *= np.exp(noise.uniform(-1.2, 1.2, len(values)))
     write_measurements(tmp_path / "regret.json", model, noise)
@@ -80,9 +81,9 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(folder, tmp_path):
     assert sum("after_sm_90(" in line for line in lines) == 2, "the function, and the host"
 
 
-def test_a_chip_without_a_row_borrows_scaled_constants(folder):
+def test_a_chip_without_a_row_borrows_scaled_constants(model):
     """A multiply-add of an A100 at its data sheet's rate, and its memory's share of what the H200's gives."""
-    values = fit_costs.Model("skinny", DEVICE, folder).start["kSkinnyCosts"]
+    values = model.start["kSkinnyCosts"]
     product, rate_b, rate_a, start = values[:4]
     assert product == pytest.approx(2 / (312e6 / 108), rel=0.01)
     assert (rate_b, rate_a) == pytest.approx((3.3e6 * 1.94 / 4.2, 4.5e6 * 1.94 / 4.2)) and start == 7.2
