@@ -1,6 +1,6 @@
 """Fit the cost models of NVIDIA's kernels to what bench_regret.py measured on a chip.
 
-    python benchmarks/bench_regret.py --family all --random 60 --json benchmarks/results/MACHINE/regret.json
+    python benchmarks/bench_regret.py --family any --random 300 --json benchmarks/results/MACHINE/regret.json
     python benchmarks/fit_costs.py benchmarks/results/MACHINE/regret.json --write
 
 The first command needs the GPU, the second one only g++. The constants stand in csrc/kernels/cuda/<kernel>/costs.h, a
@@ -75,9 +75,9 @@ def read_measurements(paths: Sequence[Path]) -> tuple[str, list[Product]]:
         for row in results["rows"]:
             shape = parse_shape(row["shape"])
             product = Product(f"{row['precision']} {row['shape']}", problem_of(shape, row["precision"]))
-            for plan in row["plans"]:
-                kernel, _, number = plan["algorithm"].partition(":")
-                product.plans.setdefault(kernel, {})[int(number)] = plan["us"]
+            for plan, us in row["plans"].items():
+                kernel, _, number = plan.partition(":")
+                product.plans.setdefault(kernel, {})[int(number)] = us
             products.append(product)
     if len(chips) != 1:
         raise ValueError(f"measurements: got those of {', '.join(sorted(chips)) or 'no chip'}, expected one chip")
@@ -95,7 +95,14 @@ class Model:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text.replace("inline constexpr CostRow<", "inline CostRow<"))
         library = folder / kernel / "fit.so"
-        command = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
+        command = [
+            *os.environ.get("CXX", "g++").split(),
+            "-std=c++17",
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+        ]
         command += ["-DTILEDMM_HOST_GPU", f'-DRUNG_SOURCE="{FOLDER}/{kernel}/rung.cpp"', f"-DRUNG={kernel}_rung"]
         command += [f"-DTABLES={','.join(names)}", f"-I{folder / kernel}", f"-I{CSRC}", "-o", str(library)]
         command += [str(Path(__file__).with_suffix(".cpp")), str(CSRC / "dispatch/chips.cpp")]

@@ -35,9 +35,7 @@ def write_measurements(path: Path, model: fit_costs.Model, noise: np.random.Gene
         m, n, k = (int(2 ** rng.uniform(*ends)) for ends in ((0, 3 if precision == "fp64" else 6), (6, 14), (6, 14)))
         text = f"{rng.randint(2, 9)}x" * (rng.random() < 0.2) + f"{m}x{n}x{k}:{rng.choice(('NN', 'NT'))}"
         (times,) = model.times([fit_costs.problem_of(fit_costs.parse_shape(text), precision)])
-        plans = [
-            {"algorithm": f"skinny:{i}", "us": float(us * noise.lognormal(0, 0.01))} for i, us in enumerate(times)
-        ]
+        plans = {f"skinny:{i}": float(us * noise.lognormal(0, 0.01)) for i, us in enumerate(times)}
         rows.append({"precision": precision, "shape": text, "plans": plans})
     path.write_text(json.dumps({"chip": DEVICE, "device": "A GPU", "rows": rows}))
 

@@ -1,6 +1,6 @@
 """What can compute a product, what auto picks, and the plans of a kernel.
 
-Planted bugs that the tests of plans caught: the number of a plan one off, taken where it is too large; plans that the
+Planted bugs that the tests caught: an A100 with the costs of an H200, not scaled; of plans the number of a plan one off, taken where it is too large; plans that the
 kernel's own choice is not among.
 """
 
@@ -318,14 +318,10 @@ def test_a_plan_is_an_algorithm_by_its_number():
         torch_tiledmm.explain(3, 4, 5, "fp32", plans_of="nobody")
 
 
-# Kernels whose models say less than the chip can, and of how many products: then explain says what the chip can.
-BEYOND_THE_CHIP = {("sm_90", "wgmma_split"): 0.1}
-
-
 @pytest.mark.parametrize("name", build_info().chips)
 def test_no_predicted_time_beats_the_chip(name):
-    """Nor does a model say so, but for one product of a hundred: where explain had to raise a time, it says the least
-    possible one to the last digit."""
+    """Nor does a model say so, but for one product of a thousand: a time that had to be raised is the least possible
+    one to the last digit."""
     rng, chip = random.Random(name), build_info().chips[name]
     sizes = [(4096, 4096, 4096), (1, 16384, 16384), (16384, 1, 16384)]
     sizes += [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(2000)]
@@ -343,7 +339,7 @@ def test_no_predicted_time_beats_the_chip(name):
                 counts[candidate["algorithm"]] += 1
                 raised[candidate["algorithm"]] += candidate["cost_us"] < least + 0.001
     for kernel, count in counts.items():
-        assert raised[kernel] <= BEYOND_THE_CHIP.get((name, kernel), 0.01) * count, (kernel, raised[kernel], count)
+        assert raised[kernel] <= 0.001 * count, (kernel, raised[kernel], count)
 
 
 def test_a_chip_that_borrows_costs_says_of_which_one():

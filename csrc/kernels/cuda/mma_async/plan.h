@@ -78,22 +78,21 @@ constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) 
 
 // Microseconds in fp64: multiprocessors take blocks_per_cu blocks at a time, in rounds; memory and the second-level
 // cache are busy beside them.
-inline double mma_async_us(const MmaAsyncF64Costs& costs, const MmaAsyncChoice& choice, DType dtype,
+inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choice, DType dtype,
                            const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch,
                            int64_t chunk_k, int num_cus) {
-  const auto& [multiply_us, memory, c] = costs;
   const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
-  const double alone = multiply_us.alone[choice.shape];
+  const double alone = c.alone[choice.shape];
   const int64_t splits = choice.num_splits;
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
   const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
-  const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? c.total : 1;
+  const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? c.total.value : 1;
   const double split_k = double(ceil_div(k, splits));
-  const double steps = total * split_k / 8 * (copies.is_vectorised ? 1 : c.narrow[choice.shape]);
-  const double more = most > 1 ? (most * multiply_us.busy[choice.shape] - alone) / (most - 1) : 0;  // for another block
-  const double visit = shape.total == ChunkTotal::in_c ? c.visit_in_c : c.visit;
+  const double steps = total * split_k / 8 * (copies.is_vectorised ? 1 : c.narrow[choice.shape].value);
+  const double more = most > 1 ? (most * c.busy[choice.shape] - alone) / (most - 1) : 0;  // for another block
+  const double visit = shape.total == ChunkTotal::in_c ? c.visit_in_c.value : c.visit.value;
   const auto round_us = [&](double blocks_per_cu) {
     return steps * (alone + (blocks_per_cu - 1) * more) + c.round[choice.shape] +
            (c.element + visit * visits) * area * blocks_per_cu;
@@ -105,37 +104,35 @@ inline double mma_async_us(const MmaAsyncF64Costs& costs, const MmaAsyncChoice& 
     multiply += round_us(rounds > 0 ? share + c.uneven * (most - share) : share);
   }
   const double output = 8 * double(m * n) * double(splits) * double(batch);  // bytes
-  const double move = (8 * double(batch) * double(m + n) * double(k) + output) / memory.rate;
-  const double split_sector = shape.block_k > 16 ? c.long_sectors : c.sectors;
+  const double move = (8 * double(batch) * double(m + n) * double(k) + output) / c.rate;
+  const double split_sector = shape.block_k > 16 ? c.long_sectors.value : c.sectors.value;
   const double cached = 8 * double(blocks) * split_k *
                         (double(min_of(m, shape.block_m)) * (copies.splits_sectors_a ? split_sector : 1) +
                          double(min_of(n, shape.block_n)) * (copies.splits_sectors_b ? split_sector : 1)) /
-                        memory.cached;
-  return c.start[choice.shape] + overlapped(multiply, move, cached) +
-         (splits > 1 ? c.addition + output / memory.added : 0);
+                        c.cached;
+  return c.start[choice.shape] + overlapped(multiply, move, cached) + (splits > 1 ? c.addition + output / c.added : 0);
 }
 
 // Microseconds in 16 bits and tf32 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest
 // one decides. Operands arrive while others are multiplied, but for those of the first stages; results leave behind the
 // last.
-inline double mma_async_us(const MmaAsyncCosts& costs, const MmaAsyncChoice& choice, DType dtype,
+inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice, DType dtype,
                            const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t,
                            int num_cus) {
-  const auto& c = costs.fixed;
-  const double alone = costs.multiply.alone[choice.shape], rate = costs.memory.rate;
+  const double alone = c.alone[choice.shape], rate = c.rate;
   const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
   const int64_t splits = choice.num_splits;
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t per_cu = ceil_div(blocks, num_cus), rounds = per_cu / shape.blocks_per_cu;
-  const double full =
-      shape.blocks_per_cu * costs.multiply.busy[choice.shape];  // of a step with as many blocks as there may be
+  const double full = shape.blocks_per_cu * c.busy[choice.shape];  // of a step with as many blocks as there may be
   double step = double(rounds) * full;
   if (const int64_t left = per_cu - rounds * shape.blocks_per_cu; left > 0) {
     step += alone;
     if (left > 1) step += double(left - 1) * (full - alone) / (shape.blocks_per_cu - 1);
   }
   const double bytes = double(size_of(dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
-  const double multiply = words / 8 * step * (dtype == DType::f32 ? c.tf32 : 1) * (copies.is_vectorised ? 1 : c.narrow);
+  const double multiply =
+      words / 8 * step * (dtype == DType::f32 ? c.tf32.value : 1) * (copies.is_vectorised ? 1 : c.narrow.value);
   const double load = double((m + n) * k * batch) * bytes / rate, store = double(m * n * batch * splits) * bytes / rate;
   const double first = shape.num_stages * shape.block_k * 0.5;  // words of the first stages
   double us = c.start + (multiply > load ? multiply : load);
@@ -143,11 +140,11 @@ inline double mma_async_us(const MmaAsyncCosts& costs, const MmaAsyncChoice& cho
       ((words > first ? load * first / words : load) + store) / (rounds > 0 ? double(per_cu) / shape.blocks_per_cu : 1);
   us += c.element * shape.block_m * shape.block_n * double(min_of(per_cu, shape.blocks_per_cu));
   us += c.round * double(ceil_div(per_cu, shape.blocks_per_cu) - 1);
-  if (splits > 1) us += c.addition + double(splits * m * n * batch) * 4 / costs.memory.added;
+  if (splits > 1) us += c.addition + double(splits * m * n * batch) * 4 / c.added;
   return us;
 }
 
-// Calls visit(choice, microseconds) for each of the shapes that fit into shared memory.
+// Calls visit(choice, microseconds) for each of the shapes that fit into shared c.
 template <class Costs, class Visit>
 void for_each_mma_async(const Costs& costs, DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k,
                         int64_t batch, int64_t chunk_k, int num_cus, int64_t max_shared_bytes, const Visit& visit) {

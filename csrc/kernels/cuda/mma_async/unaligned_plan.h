@@ -60,9 +60,8 @@ inline MmaUnalignedProblem describe_unaligned(const FoldedProblem& problem) {
           describe_unaligned(view_b(p), problem)};
 }
 
-inline double mma_unaligned_us(const MmaUnalignedCosts& costs, int idx, const MmaUnalignedProblem& p, int num_cus) {
-  const auto& c = costs.fixed;
-  const double alone = costs.multiply.alone[idx], busy = costs.multiply.busy[idx];
+inline double mma_unaligned_us(const MmaUnalignedCosts& c, int idx, const MmaUnalignedProblem& p, int num_cus) {
+  const double alone = c.alone[idx], busy = c.busy[idx];
   const MmaUnalignedShape& shape = kMmaUnalignedShapes[idx];
   const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
   const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
@@ -79,9 +78,9 @@ inline double mma_unaligned_us(const MmaUnalignedCosts& costs, int idx, const Mm
     multiply += steps * (alone + (left - 1) * more) + left * c.block[idx];
   }
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const double move = 2 * batch * (m * k + k * n + m * n) / costs.memory.rate;
+  const double move = 2 * batch * (m * k + k * n + m * n) / c.rate;
   const double us = c.start[idx] + std::sqrt(std::hypot(multiply * multiply, move * move));
-  return splits > 1 ? us + c.addition[idx] + 4 * double(splits) * batch * m * n / costs.memory.added : us;
+  return splits > 1 ? us + c.addition[idx] + 4 * double(splits) * batch * m * n / c.added : us;
 }
 
 // Calls visit(shape, microseconds) for those that fit into shared memory; none where no operand is unaligned, or one
@@ -101,13 +100,12 @@ void for_each_mma_unaligned_shape(const MmaUnalignedCosts& costs, const MmaUnali
 }
 
 // What it costs to copy unaligned operands first, and to store C element by element then, unless its rows are aligned.
-inline double copies_us(const MmaAsyncCosts& costs, const MmaUnalignedProblem& p, bool is_c_aligned) {
-  const auto& c = costs.fixed;
+inline double copies_us(const MmaAsyncCosts& c, const MmaUnalignedProblem& p, bool is_c_aligned) {
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const auto copy = [&](const UnalignedOperand& operand, double elements) {
     return operand.is_aligned ? 0 : c.copy + elements / c.copied;
   };
-  return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * c.c);
+  return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * c.stored);
 }
 
 inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {

@@ -1,4 +1,4 @@
-// The constants of the simt_pipelined kernel's cost models.
+// The constants of the simt_pipelined kernel's cost models. Cycles are the H200's.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
@@ -7,59 +7,30 @@ namespace tiledmm {
 
 inline constexpr int kNumSimtShapes = 13;
 
-// Microseconds, but where it says something else; cycles are those of the H200.
 struct SimtCosts {
-  static constexpr double rate(const Chip& chip) { return chip.simt_tflops[int(DType::f32)]; }
-  struct {
-    // By tile: cycles for each k, of a block alone on its multiprocessor, and of each block where there are several.
-    double alone[kNumSimtShapes], crowded[kNumSimtShapes];
-    double transposed;  // cycles for each k and element of a tile copied by 4 bytes
-    double fold;        // cycles for each element of a tile between chunks
-    double loop;        // cycles for each multiply-add of the main loop, whose instructions come from memory at first
-  } multiply;
-  struct {
-    double read, stored;   // bytes per us: caches full of dirty lines, as a rule
-    double added, packed;  // of the second kernel, which adds chunks; of the one that copies operands
-  } memory;
-  struct {
-    double start, cycles_per_us;
-    double round, element, staged;  // of a round of blocks; of an element of C that leaves, that does by a stage
-    double edge;                    // of each element that a thread copies where k ends within a tile
-    double addition, pack;          // of the two other kernels
-    double unaligned, overlap;      // share that copies of 4 bytes take longer; of the shorter of work and memory
-  } fixed;
+  // By tile: cycles for each k, of a block alone on its multiprocessor, and of each block where there are several.
+  FmaTime alone[kNumSimtShapes] = {318, 149, 90.7, 74.3, 53, 73.9, 47.8, 31.8, 31.4, 22.5, 14, 12.5, 11.1};
+  FmaTime crowded[kNumSimtShapes] = {318, 125.2, 81.4, 63, 43.9, 64, 39.8, 27.1, 25.8, 17.3, 11.7, 11, 8.4};
+  FmaTime transposed = 0.071;                // cycles for each k and element of a tile copied by 4 bytes
+  FmaTime fold = 0.07;                       // cycles for each element of a tile between chunks
+  FmaTime loop = 3.5;                        // cycles for each multiply-add of the loop: its code comes from memory
+  MemoryRate read = 2.8e6, stored = 1.75e6;  // caches full of dirty lines, as a rule
+  MemoryRate added = 4.5e6, packed = 3.8e6;  // of the kernels that add chunks and that copy operands
+  Fixed start = 5.2, cycles_per_us = 1980, round = 1.3, addition = 2.7, pack = 4.3;
+  Fixed element = 1.4e-5, staged = 9.4e-5;  // of an element of C, and of one that leaves by a stage
+  Fixed edge = 0.038;                       // of an element that a thread copies where k ends within a tile
+  Fixed unaligned = 0.18, overlap = 0.1;    // share that copies of 4 bytes take longer; of the shorter of two times
 };
-inline constexpr CostRow<SimtCosts> kSimtCosts[] = {
-    // NVIDIA H200
-    {90,
-     {{{318, 149, 90.7, 74.3, 53, 73.9, 47.8, 31.8, 31.4, 22.5, 14, 12.5, 11.1},
-       {318, 125.2, 81.4, 63, 43.9, 64, 39.8, 27.1, 25.8, 17.3, 11.7, 11, 8.4},
-       0.071,
-       0.07,
-       3.5},
-      {2.8e6, 1.75e6, 4.5e6, 3.8e6},
-      {5.2, 1980, 1.3, 1.4e-5, 9.4e-5, 0.038, 2.7, 4.3, 0.18, 0.1}}},
-};
+inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
 
-// Of few rows.
 struct FewRowsCosts {
-  static constexpr double rate(const Chip& chip) { return chip.simt_tflops[int(DType::f32)]; }
-  struct {
-    double load, start, step;  // cycles for each k: of a load; of a lone warp, and for each of its steps
-  } multiply;
-  struct {
-    double rate, short_rows, added;  // bytes per us: of memory, where rows along n are short, of the second kernel
-  } memory;
-  struct {
-    double start, cycles_per_us, latency, addition;
-    double drawn;                          // bytes per us that one multiprocessor draws
-    double unused, most_k, unused_memory;  // of each column that a stage lacks: for each k up to most_k; of memory
-    double overlap;
-  } fixed;
+  FmaTime load = 1.15, lone = 8, step = 5;  // cycles for each k: of a load; of a lone warp, and for each of its steps
+  MemoryRate rate = 3.7e6, short_rows = 1.4e6, added = 4.5e6;  // where rows along n are short; that adds chunks
+  Fixed start = 5.2, cycles_per_us = 1980, latency = 1, addition = 2.7, overlap = 0.1;
+  Fixed drawn = 30e3;  // bytes per us that one multiprocessor draws
+  // Of each column that a stage lacks: for each k, up to so many; share of memory's time.
+  Fixed unused = 4e-5, most_k = 5000, unused_memory = 0.008;
 };
-inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {
-    // NVIDIA H200
-    {90, {{1.15, 8, 5}, {3.7e6, 1.4e6, 4.5e6}, {5.2, 1980, 1, 2.7, 30e3, 4e-5, 5000, 0.008, 0.1}}},
-};
+inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
 
 }  // namespace tiledmm

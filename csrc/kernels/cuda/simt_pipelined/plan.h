@@ -100,7 +100,7 @@ struct AllSimtCosts {
 // last one is not full; or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
 inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kMaxPackedBytes = 1 << 30;
-  const auto& [multiply, given, c] = costs.tiles;
+  const SimtCosts& c = costs.tiles;
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) {
@@ -111,7 +111,7 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
   if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
-  if (packed > 0) fixed += c.pack + 8 * packed / given.packed;
+  if (packed > 0) fixed += c.pack + 8 * packed / c.packed;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
@@ -124,16 +124,16 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   for (const bool is_a : {true, false}) {
     const SimtOperand& operand = is_a ? task.a : task.b;
     if (shape.k_step == 1 && operand.is_k_major) {
-      copies += multiply.transposed * (is_a ? shape.block_m : shape.block_n);
+      copies += c.transposed * (is_a ? shape.block_m : shape.block_n);
     } else if (!operand.is_aligned) {
       slower = 1 + c.unaligned;
     }
   }
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
-  if (is_folding) copies += multiply.fold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
-  const double alone = slower * (multiply.alone[plan.shape] + copies);
-  const double crowded = slower * (multiply.crowded[plan.shape] + copies);
-  const double loop = multiply.loop * double(shape.thread_m * shape.thread_n * shape.block_k);
+  if (is_folding) copies += c.fold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
+  const double alone = slower * (c.alone[plan.shape] + copies);
+  const double crowded = slower * (c.crowded[plan.shape] + copies);
+  const double loop = c.loop * double(shape.thread_m * shape.thread_n * shape.block_k);
   const auto longer = [](double a, double b) { return a > b ? a : b; };
   // Adds the time of `blocks` blocks, of which per_cu share a multiprocessor.
   double cycles = 0, num_rounds = 0, most_blocks = 0;
@@ -169,9 +169,9 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   const double edge = task.k % shape.block_k != 0 ? c.edge * copied_by_thread : 0;
   const double work = cycles / c.cycles_per_us + (store + edge) * most_blocks + c.round * num_rounds;
   const double read = double(task.m + task.n) * double(task.k) * double(task.batch);
-  const double memory = 4 * read / given.read + 4 * elements_c / given.stored;
+  const double memory = 4 * read / c.read + 4 * elements_c / c.stored;
   const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
-  const double addition = num_split > 0 ? c.addition + 8 * partial / given.added : 0;
+  const double addition = num_split > 0 ? c.addition + 8 * partial / c.added : 0;
   return fixed + longer(work, memory) + c.overlap * (work + memory - longer(work, memory)) + addition;
 }
 

@@ -1,51 +1,31 @@
-// The constants of the skinny kernel's cost models.
+// The constants of the skinny kernel's cost models. H200: with a cold second-level cache, which has to write back what
+// it holds; in fp64 64 random products, a tenth more than measured, as mma_async expects of few rows.
 #pragma once
 
 #include "kernels/cuda/shared/costs.h"
 
 namespace tiledmm {
 
-// In 16 bits. Microseconds, but where it says something else.
-struct SkinnyCosts {
-  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
-  struct {
-    double product;  // of a multiply-add at the data sheet's rate: the chain of an H200 always takes longer
-  } multiply;
-  struct {
-    double rate_b, rate_a;  // bytes per us: of the operand that streams, of the few rows
-  } memory;
-  struct {
-    double start, split;            // of a call; of the second kernel, which adds chunks
-    double unit, narrow_unit;       // of a unit; and of one of a batch with copies of less than 16 bytes
-    double k_tile_256, k_tile_128;  // the chain of one k tile, by its length
-    double copy_8, copy_4, copy_2;  // more for each copy of a thread that takes so many bytes
-    double copied;                  // bytes per us that one multiprocessor copies
-    double idle;                    // share of the memory's rate that the first multiprocessor draws
-    double short_runs, least_run;   // memory takes 1 + short_runs / columns as long; columns at least
-    double items_of_round, items;   // of a batch: for each round of several; where there is one
-  } fixed;
+struct SkinnyCosts {                          // in 16 bits
+  Mma16Time product = 2.67e-7;                // a multiply-add at the data sheet's rate, which an H200 never meets
+  MemoryRate rate_b = 3.3e6, rate_a = 4.5e6;  // of the operand that streams, of the few rows
+  Fixed start = 7.2, split = 3.5;             // of a call; of the second kernel, which adds chunks
+  Fixed unit = 0.3, narrow_unit = 1.4;        // of a unit; and of one of a batch with copies of less than 16 bytes
+  Fixed k_tile_256 = 0.45, k_tile_128 = 0.3;  // the chain of one k tile, by its length
+  Fixed copy_8 = 0.30, copy_4 = 0.37, copy_2 = 0.67;  // more for each copy of a thread that takes so many bytes
+  Fixed copied = 46e3;                                // bytes per us that one multiprocessor copies
+  Fixed idle = 0.85;                                  // share of the memory's rate that few multiprocessors draw
+  Fixed short_runs = 12.8, least_run = 32;            // memory takes 1 + short_runs / columns as long; columns at least
+  Fixed items_of_round = 6, items = 2;                // of a batch: for each round of several; where there is one
 };
-inline constexpr CostRow<SkinnyCosts> kSkinnyCosts[] = {
-    // NVIDIA H200, cold second-level cache, which has to write back what it holds
-    {90, {{2.67e-7}, {3.3e6, 4.5e6}, {7.2, 3.5, 0.3, 1.4, 0.45, 0.3, 0.30, 0.37, 0.67, 46e3, 0.85, 12.8, 32, 6, 2}}},
-};
+inline constexpr CostRow<SkinnyCosts> kSkinnyCosts[] = {{90, {}}};
 
 struct SkinnyF64Costs {
-  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f64)]; }
-  struct {
-    double k_tile, group;  // of a k tile: whatever it holds, and for each group of columns
-  } multiply;
-  struct {
-    double rate;  // bytes per us
-  } memory;
-  struct {
-    double start, split, unit, narrow;  // as above; k tiles take `narrow` times as long with narrow copies
-    double items_of_round, items;
-  } fixed;
+  Mma64Time k_tile = 0.55, group = 0.11;  // of a k tile: whatever it holds, and for each group of columns
+  MemoryRate rate = 3.55e6;
+  Fixed start = 7.5, split = 3.1, unit = 0.9, items_of_round = 6, items = 2;  // as above
+  Fixed narrow = 1.5;                                                         // times as long with narrow copies
 };
-inline constexpr CostRow<SkinnyF64Costs> kSkinnyF64Costs[] = {
-    // NVIDIA H200, 64 random products; a tenth more than measured, as mma_async expects of few rows
-    {90, {{0.55, 0.11}, {3.55e6}, {7.5, 3.1, 0.9, 1.5, 6, 2}}},
-};
+inline constexpr CostRow<SkinnyF64Costs> kSkinnyF64Costs[] = {{90, {}}};
 
 }  // namespace tiledmm

@@ -73,7 +73,7 @@ template <class Costs>
 double items_microseconds(const Costs& costs, const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
   const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
   if (problem.batch == 1) return 0;
-  return num_rounds > 1 ? costs.fixed.items_of_round * double(num_rounds) : costs.fixed.items;
+  return num_rounds > 1 ? costs.items_of_round * double(num_rounds) : costs.items.value;
 }
 
 // Rounds of units, each as long as one unit takes, or as the memory takes for all of them.
@@ -84,42 +84,45 @@ inline double rounds_microseconds(const SkinnyPlan& plan, int num_sms, double un
 }
 
 // Microseconds in fp64: rounds of units, each as long as a warp's chain or as the memory takes.
-inline double model_microseconds(const SkinnyF64Costs& costs, const SkinnyProblem& problem, const SkinnyPlan& plan,
+inline double model_microseconds(const SkinnyF64Costs& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
                                  int num_sms, int copy_width) {
-  const auto& [multiply, memory, c] = costs;
-  const double k_tile = (multiply.k_tile + multiply.group * plan.groups) * (copy_width == 16 ? 1 : c.narrow);
+  const double k_tile = (c.k_tile + c.group * plan.groups) * (copy_width == 16 ? 1 : c.narrow.value);
   const double unit = c.unit + plan.num_k_tiles * k_tile;
   const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / memory.rate;
-  return c.start + rounds_microseconds(plan, num_sms, unit, shared) +
-         items_microseconds(costs, problem, plan, num_sms) + (plan.splits_chunks ? c.split : 0);
+  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / c.rate;
+  return c.start + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(c, problem, plan, num_sms) +
+         (plan.splits_chunks ? c.split.value : 0);
 }
 
 // Microseconds in 16 bits: rounds of units, each round as long as the slowest of one multiprocessor's chain of k tiles,
 // its copies, and the memory's. Copies of less than 16 bytes take each thread longer, the more it has of the few rows;
 // so do other products of a batch.
-inline double model_microseconds(const SkinnyCosts& costs, const SkinnyProblem& problem, const SkinnyPlan& plan,
+inline double model_microseconds(const SkinnyCosts& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
                                  int num_sms, int copy_width) {
-  const auto& c = costs.fixed;
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(problem.dtype, block_m);
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double bytes_a = 2 * k * double(problem.m);
   const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
-  const double narrow = copy_width == 16 ? 0 : copy_width == 8 ? c.copy_8 : copy_width == 4 ? c.copy_4 : c.copy_2;
+  const double narrow = copy_width == 16  ? 0
+                        : copy_width == 8 ? c.copy_8.value
+                        : copy_width == 4 ? c.copy_4.value
+                                          : c.copy_2.value;
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
-  const double chain = plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256 : c.k_tile_128) + narrow * copies_a),
+  const double chain =
+                   plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256.value : c.k_tile_128.value) + narrow * copies_a),
                copies = (bytes_a + bytes_b) / c.copied;
-  const double products = costs.multiply.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
-  const double unit =
-      c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit : 0) + std::max(std::max(chain, copies), products);
+  const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
+  const double unit = c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
+                      std::max(std::max(chain, copies), products);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? c.idle + (1 - c.idle) * double(plan.num_units) / num_sms : 1;
   // Memory takes longer for short runs along n.
-  const double runs = problem.is_b_k_major ? 1 : 1 + c.short_runs / std::max(double(plan.cols), c.least_run);
-  const double shared = (bytes_b * runs / costs.memory.rate_b + bytes_a / costs.memory.rate_a) / busy;
+  const double runs = problem.is_b_k_major ? 1 : 1 + c.short_runs / std::max<double>(plan.cols, c.least_run);
+  const double shared = (bytes_b * runs / c.rate_b + bytes_a / c.rate_a) / busy;
   // The items' time is part of `unit` where copies are narrow.
   return c.start + rounds_microseconds(plan, num_sms, unit, shared) +
-         (copy_width < 16 ? 0 : items_microseconds(costs, problem, plan, num_sms)) + (plan.splits_chunks ? c.split : 0);
+         (copy_width < 16 ? 0 : items_microseconds(c, problem, plan, num_sms)) +
+         (plan.splits_chunks ? c.split.value : 0);
 }
 
 // Calls visit(plan) for each way to share out a problem.

@@ -161,19 +161,19 @@ constexpr bool is_strip(const WgmmaProblem& p) {
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
 constexpr double row_nanoseconds(const WgmmaCosts& costs, int alignment, double blocks) {
-  const auto& c = costs.fixed;
-  if (alignment == 16) return c.row_16 + c.row_16_of_block * blocks;
-  return alignment == 32 ? c.row_32 + c.row_32_of_block * blocks : c.row_64 + c.row_64_of_block * blocks;
+  if (alignment == 16) return costs.row_16 + costs.row_16_of_block * blocks;
+  return alignment == 32 ? costs.row_32 + costs.row_32_of_block * blocks
+                         : costs.row_64 + costs.row_64_of_block * blocks;
 }
 
 // What clusters take beside their copies, as fitted.
 constexpr double cluster_microseconds(const WgmmaCosts& costs, int log_m, int log_n) {
-  return log_m + log_n > 0 ? costs.fixed.cluster + costs.fixed.cluster_m * log_m + costs.fixed.cluster_n * log_n : 0;
+  return log_m + log_n > 0 ? costs.cluster + costs.cluster_m * log_m + costs.cluster_n * log_n : 0;
 }
 
 // What the matrix unit takes for a k tile of a tile.
 constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileShape& tile) {
-  return std::max(costs.multiply.least_k_tile, costs.multiply.k_tile * tile.block_m * tile.block_n);
+  return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n);
 }
 
 // Rows of A and of B, along k, that a tile copies.
@@ -200,23 +200,22 @@ constexpr StreamedOperand streamed_operand(const TileShape& shape, const WgmmaPr
 inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p,
                                  double num_blocks, double tiles, double memory) {
   const auto draw = [&](int alignment, double rows) {
-    return rows / (alignment == 16 ? costs.memory.drawn_16 : costs.memory.drawn);
+    return rows / (alignment == 16 ? costs.strips_16.value : costs.strips.value);
   };
   const double drawn = 2 * double(p.k) * num_blocks *
                        (draw(p.a_alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
                         draw(p.b_alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
   const StreamedOperand large = streamed_operand(plan.shape, p);
-  const double slower = large.is_k_major ? 1 + costs.fixed.strip_rows / 64 * std::max(large.tile_rows - 128, 0) : 1;
+  const double slower = large.is_k_major ? 1 + costs.strip_rows / 64 * std::max(large.tile_rows - 128, 0) : 1;
   return overlapped(tiles, memory * slower, drawn) +
-         costs.fixed.strip_cluster * cluster_microseconds(costs, plan.cluster_m, plan.cluster_n);
+         costs.strip_cluster * cluster_microseconds(costs, plan.cluster_m, plan.cluster_n);
 }
 
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
 inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const WgmmaProblem& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return costs.fixed.start +
-         k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
 // Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
@@ -224,7 +223,6 @@ inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape
 // where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
 inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
-  const auto& c = costs.fixed;
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
@@ -240,53 +238,53 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);
     double copies = 1e-3 * (row_nanoseconds(costs, p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
                             row_nanoseconds(costs, p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
-    if (shape.block_m == 64) copies *= c.small_rows;
+    if (shape.block_m == 64) copies *= costs.small_rows;
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
-    const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / c.shared; };
+    const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / costs.shared; };
     double k_tile = matrix_unit_microseconds(costs, tile);
     for (const double bound : {copies, smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
     const double summed = p.needs_row_sums ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
-    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + c.tile +
-           area * c.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * c.chunk);
+    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + costs.tile +
+           area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
   if (splits_tail(shape, num_tiles, at_once))
-    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + c.tail;
+    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + costs.tail;
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
-  double rate = costs.memory.rate;
+  double rate = costs.rate;
   if (p.m <= shape.block_m && !p.is_b_k_major && num_splits == 1) {
-    const double drawn = c.drawn * double(min_of(num_tiles, at_once) << log_cluster);
-    rate = shape.block_n < 128 ? costs.memory.narrow_rate : rate;
+    const double drawn = costs.drawn * double(min_of(num_tiles, at_once) << log_cluster);
+    if (shape.block_n < 128) rate = costs.narrow_rate;
     if (drawn < rate) rate = drawn;
   }
   // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
   const StreamedOperand large = streamed_operand(shape, p);
   if (num_splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
-    const double slower = large.alignment == 128 ? c.few_128 : c.few;
+    const double slower = large.alignment == 128 ? costs.few_128.value : costs.few.value;
     rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
-  const double memory = bytes / rate + std::min(bytes / costs.memory.ramp, c.ramp);
-  const double sums = plan.shares_tiles    ? c.shared_tile
-                      : plan.splits_chunks ? c.split + double(num_chunks) * batch * m * n / costs.memory.sums
+  const double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
+  const double sums = plan.shares_tiles    ? costs.shared_tile.value
+                      : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
-  const double order = tiles_m > tiles_n ? c.order : 0;
+  const double order = tiles_m > tiles_n ? costs.order.value : 0;
   const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
                           ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
                           : cluster_microseconds(costs, plan.cluster_m, plan.cluster_n) +
-                                (tiles > memory ? tiles + c.overlap * memory : memory + c.overlap * tiles);
-  const double all = c.start + sums + order + work;
+                                (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
+  const double all = costs.start + sums + order + work;
   // Where all k is in flight at the same time, clusters gain more.
-  return plan.splits_chunks ? (1 - c.split_cluster * log_cluster) * all : all;
+  return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
 
 // How rung 11 computes a problem in 16 bits.
@@ -402,13 +400,13 @@ inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, b
                         int num_sms) {
   if (!copies_a && !copies_b) return 0;
   const GemmProblem& p = problem.gemm;
-  const double chunks = problem.chunk_k < p.k ? costs.fixed.repacked_chunks : 0;
+  const double chunks = problem.chunk_k < p.k ? costs.repacked_chunks.value : 0;
   const auto is_slow = [](const OperandView& view, bool is_copied) {
     return is_copied && !is_k_major(view) && view.rows <= 8;
   };
   if (!is_slow(view_a(p), copies_a) && !is_slow(view_b(p), copies_b)) return chunks;
-  const double readers = double(max_of(p.m, p.n)) / (costs.fixed.readers * num_sms);
-  return chunks + costs.fixed.repacked_k_tile * (readers < 1 ? readers : 1) *
+  const double readers = double(max_of(p.m, p.n)) / (costs.readers * num_sms);
+  return chunks + costs.repacked_k_tile * (readers < 1 ? readers : 1) *
                       double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
@@ -444,9 +442,9 @@ inline WgmmaTask wgmma_task(const WgmmaCosts& costs, const FoldedProblem& given,
                   is_stored_by_tma && !p.row_sums};
   const double num_copied =
       (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
-  task.other_us = (num_copied > 0 ? costs.fixed.repack + 4 * num_copied / costs.memory.repacked : 0) +
+  task.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +
                   copied_us(costs, problem, task.copies_a, task.copies_b, num_sms) +
-                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.fixed.stored);
+                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored);
   return task;
 }
 

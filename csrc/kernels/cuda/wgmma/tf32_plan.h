@@ -48,30 +48,30 @@ struct Tf32Plan {
 // that the kernel computes.
 inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& shape, Tf32Path path, bool splits_chunks,
                                       const Tf32Problem& p, int num_sms) {
-  const auto& [least_k_tile, least_by_registers, element, of_k_tile, transpose, transpose_32] = costs.multiply;
-  const auto& c = costs.fixed;
   const bool uses_registers = path != Tf32Path::both_in_place, transposes = path == Tf32Path::b_transposed;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? c.halved : num_tiles % num_sms ? 1 : 0;
+  const double tail = splits_tail(shape, num_tiles, num_sms) ? costs.halved.value : num_tiles % num_sms ? 1 : 0;
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
-  const double requested = a_bytes * (p.a.is_aligned ? 1 : c.unaligned) + b_bytes * (p.b.is_aligned ? 1 : c.unaligned);
+  const double requested =
+      a_bytes * (p.a.is_aligned ? 1 : costs.unaligned.value) + b_bytes * (p.b.is_aligned ? 1 : costs.unaligned.value);
   const double read = 128 * double(shape.block_m / 64) * (64 + shape.block_n);
   const double moved = transposes ? 2 * b_bytes : 0;
-  double k_tile = uses_registers ? least_by_registers : least_k_tile;
+  double k_tile = uses_registers ? costs.least_by_registers.value : costs.least_k_tile.value;
   for (const double bound :
-       {(area * element + of_k_tile) * (uses_registers ? c.registers : 1), requested / c.cached,
-        (a_bytes + b_bytes + read + moved) / c.shared, transposes ? transpose + transpose_32 * shape.block_n / 32 : 0})
+       {(area * costs.k_tile_element + costs.k_tile) * (uses_registers ? costs.registers.value : 1),
+        requested / costs.cached, (a_bytes + b_bytes + read + moved) / costs.shared,
+        transposes ? costs.transpose + costs.transpose_32 * shape.block_n / 32 : 0})
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
-  const double tiles = waves * (num_k_tiles * k_tile + c.tile + area * c.element);
+  const double tiles = waves * (num_k_tiles * k_tile + costs.tile + area * costs.element);
   const double results = double(p.batch) * double(p.m) * double(p.n);
   const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
-  const double memory = 4 * elements / costs.memory.rate;
-  const double sums = splits_chunks ? c.split + double(num_chunks) * (c.chunk + results / costs.memory.sums) : 0;
-  return c.start + sums + (tiles > memory ? tiles + c.overlap * memory : memory + c.overlap * tiles);
+  const double memory = 4 * elements / costs.rate;
+  const double sums = splits_chunks ? costs.split + double(num_chunks) * (costs.chunk + results / costs.sums) : 0;
+  return costs.start + sums + (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
 }
 
 // Shows the plans of a problem, which take so long beside tiles and copies.
@@ -97,7 +97,7 @@ inline void for_each_tf32_plan_of(const Tf32Costs& costs, const Tf32Problem& pro
     const double copied =
         double(problem.batch * problem.k) * double((copies_a ? problem.m : 0) + (copies_b ? problem.n : 0));
     const double copy_time =
-        copied > 0 ? costs.fixed.copy + copied * 8 / costs.memory.copied : 0;  // each element is read and written
+        copied > 0 ? costs.copy + copied * 8 / costs.copied : 0;  // each element is read and written
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, path) || (is_chunked && !sums_chunks(shape))) continue;
@@ -122,8 +122,7 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
   const GemmProblem& p = problem.gemm;
   TensorMapView c{};
   const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
-  const double store_us =
-      is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.fixed.stored;
+  const double store_us = is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored;
   for_each_tf32_plan_of(costs,
                         {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),
                          describe_tf32(view_b(p), problem)},

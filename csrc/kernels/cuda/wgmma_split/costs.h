@@ -5,28 +5,13 @@
 
 namespace tiledmm {
 
-// Microseconds, but where it says something else.
 struct SplitCosts {
-  static constexpr double rate(const Chip& chip) { return chip.mma_tflops[int(DType::f16)]; }
-  struct {
-    double full;           // of a block of k in a round that fills the chip
-    double least, fuller;  // in one that does not: at least, and times the share of the multiprocessors with work
-    double few;            // of one of few rows
-  } multiply;
-  struct {
-    double split;  // bytes per us: of the kernel that splits,
-    double sums;   // of chunks' sums, which stay in the second-level cache,
-    double few;    // of what is split after the load
-  } memory;
-  struct {
-    double start, few_start;  // of a call; of one with few rows
-    double unit;              // of a round of tiles
-    double addition;          // of the kernel that adds chunks
-  } fixed;
+  Mma16Time full = 1.3;                   // a block of k in a round that fills the chip
+  Mma16Time least = 0.85, fuller = 0.45;  // in another round: at least; times the share of multiprocessors with work
+  Mma16Time few_block = 0.6;              // one of few rows
+  MemoryRate split = 3.5e6, few = 4e6, sums = 8e6;  // of the kernel that splits, of the split after the load, of sums
+  Fixed start = 14, few_start = 8, unit = 2, addition = 3;  // of a call, with few rows, of a round, of adding chunks
 };
-inline constexpr CostRow<SplitCosts> kSplitCosts[] = {
-    // NVIDIA H200
-    {90, {{1.3, 0.85, 0.45, 0.6}, {3.5e6, 8e6, 4e6}, {14, 8, 2, 3}}},
-};
+inline constexpr CostRow<SplitCosts> kSplitCosts[] = {{90, {}}};
 
 }  // namespace tiledmm

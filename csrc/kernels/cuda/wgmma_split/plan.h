@@ -65,14 +65,13 @@ constexpr SplitLate split_late(const GemmProblem& p) {
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
 // are few, else those of the last round. Returns the microseconds of all tiles.
 inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num_sms) {
-  const auto& [full, least, fuller, few] = costs.multiply;
-  const double unit = costs.fixed.unit;
   const int64_t places = num_sms / (plan.has_pairs ? 2 : 1);
   const auto blocks_k = double(plan.a.num_blocks());
   // `units` units of so many blocks of k; a multiprocessor is faster where not all of them have work.
   const auto rounds_us = [&](int64_t units, double blocks) {
     const double fill = double(units % places) / double(places);
-    return double(units / places) * (unit + full * blocks) + (fill > 0 ? unit + (least + fuller * fill) * blocks : 0);
+    return double(units / places) * (costs.unit + costs.full * blocks) +
+           (fill > 0 ? costs.unit + (costs.least + costs.fuller * fill) * blocks : 0);
   };
   plan.whole_tiles = plan.num_tiles;
   double best = rounds_us(plan.num_tiles, blocks_k);
@@ -83,7 +82,7 @@ inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num
   // A launch, and sums that stay in the second-level cache.
   const double us = rounds_us(other.whole_tiles, blocks_k) +
                     rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
-                    double(other.sum_bytes()) * 2 / costs.memory.sums + costs.fixed.addition;
+                    double(other.sum_bytes()) * 2 / costs.sums + costs.addition;
   if (us < best) best = us, plan = other;
   return best;
 }
@@ -118,14 +117,14 @@ inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& pr
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
     work.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
     const double blocks_k = double(ceil_div(large.num_blocks(), work.cluster));
-    const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.memory.few;
-    cost_us = costs.fixed.few_start + max_of(copies, blocks_k * costs.multiply.few);
+    const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.few;
+    cost_us = costs.few_start + max_of(copies, blocks_k * costs.few_block);
   } else {
     const int64_t pairs = ceil_div(work.tiles_m, 2) * work.tiles_n * problem.batch_size;
     const int64_t rounds = ceil_div(work.num_tiles, num_sms);
     work.has_pairs = work.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
     work = lay_out(problem, work);
-    cost_us = costs.fixed.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.memory.split +
+    cost_us = costs.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.split +
               share_out_chunks(costs, work, num_sms);
   }
   return work;
