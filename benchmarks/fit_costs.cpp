@@ -14,7 +14,7 @@ using namespace tiledmm;
 Chip chip;
 
 struct Values {
-  double* first;
+  Cost* first;
   int64_t count;
 };
 
@@ -24,7 +24,7 @@ Values take_over(CostRow<Costs> (&rows)[N]) {
   Costs borrowed;
   rows[0].costs = costs_for(rows, chip, borrowed);
   rows[0].arch = chip.arch;
-  return {reinterpret_cast<double*>(&rows[0].costs), sizeof(Costs) / sizeof(double)};
+  return {reinterpret_cast<Cost*>(&rows[0].costs), sizeof(Costs) / sizeof(Cost)};
 }
 
 template <class... Tables>

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,7 @@ from torch_tiledmm.testing.shapes import Shape, parse_shape
 
 CSRC = Path(__file__).parents[1] / "csrc"
 FOLDER = "kernels/cuda"
-TABLE = re.compile(r"inline constexpr CostRow<\w+> (\w+)\[\] = \{\n(.*?)^\};\n", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"//[^\n]*|(?<![\w.])\d[\d.]*(?:e[+-]?\d+)?")  # a comment, or a literal
+TABLE = re.compile(r"inline constexpr CostRow<(\w+)> (\w+)\[\] = \{(.*?)\};\n", re.DOTALL)  # costs, name, rows
 DTYPES = {"fp32": 0, "tf32": 0, "fp64": 1, "fp16": 2, "bf16": 3}
 HELD_OUT = 5  # one product of so many
 PRIOR = 0.01  # how much a constant wants to stay what it is, for each plan
@@ -90,7 +90,7 @@ class Model:
     def __init__(self, kernel: str, device: str, folder: Path) -> None:
         own = Path(FOLDER, kernel, "costs.h")
         text = (CSRC / own).read_text()
-        names = [found[1] for found in TABLE.finditer(text)]
+        names = [found[2] for found in TABLE.finditer(text)]
         copy = folder / kernel / own
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text.replace("inline constexpr CostRow<", "inline CostRow<"))
@@ -114,7 +114,8 @@ class Model:
             raise ValueError(f"chip: got {device!r}, which csrc/dispatch/chips.cpp does not know; add its row")
         self.values: dict[str, np.ndarray] = {}
         for name, address, count in zip(names, found[::2], found[1::2], strict=True):
-            self.values[name] = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))
+            costs = np.ctypeslib.as_array((ctypes.c_double * (2 * count)).from_address(address))
+            self.values[name] = costs[::2]  # a kind beside each
         self.start = {name: values.copy() for name, values in self.values.items()}
 
     def times(self, problems: Sequence[_GemmProblem]) -> list[np.ndarray]:
@@ -193,34 +194,53 @@ def fit(kernel: str, model: Model, products: Sequence[Product]) -> None:
     set_values(steps)
 
 
-def row_text(rows: str, arch: int, values: Sequence[float], note: str) -> str:
-    """The rows of a table with one of a chip: laid out like the first one, in place of the chip's own."""
-    own = re.compile(r"    //[^\n]*\n    \{(\d+),.*?(?=^    //|\Z)", re.MULTILINE | re.DOTALL)
-    all_rows = list(own.finditer(rows))
-    numbers = iter([str(arch), *(re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}") for value in values)])
-    body = all_rows[0][0].partition("\n")[2]
-    body = NUMBER.sub(lambda found: found[0] if found[0].startswith("//") else next(numbers), body)
-    assert next(numbers, None) is None, "a row has a literal for each value"
-    kept = [found[0] for found in all_rows if int(found[1]) != arch]
-    return "".join([*kept, f"    // {note}\n{body}"])
+def members_of(text: str, costs: str) -> list[tuple[str, int]]:
+    """The constants of a struct in costs.h: names, and how many values each has, 0 for one that is no array."""
+    body = re.sub(r"//[^\n]*", "", text.partition(f"struct {costs} {{")[2].partition("\n};")[0])
+    found = re.findall(r"(\w+)(\[\w+\])? = (\{[^}]*\}|[^,;]+)", body)
+    return [(name, value.count(",") + 1 if is_array else 0) for name, is_array, value in found]
+
+
+def rows_of(rows: str) -> dict[int, str]:
+    """The rows of a table by the chip, each with the comment before it."""
+    found, start, depth = {}, 0, 0
+    for i, letter in enumerate(re.sub(r"//[^\n]*", lambda comment: " " * len(comment[0]), rows)):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "}" and depth == 0:
+            row = rows[start : i + 1].strip(", \n")
+            found[int(re.search(r"^\{(\d+)", row, re.MULTILINE | re.DOTALL)[1])] = row
+            start = i + 1
+    return found
+
+
+def row_text(members: Sequence[tuple[str, int]], arch: int, values: Sequence[float], note: str) -> str:
+    numbers = (re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}") for value in values)
+    parts = [f"{{{', '.join(islice(numbers, size))}}}" if size else next(numbers) for _, size in members]
+    assert next(numbers, None) is None, "each value has a place"
+    return f"// {note}\n{{{arch}, {{{', '.join(parts)}}}}}"
 
 
 def write_rows(kernel: str, model: Model, arch: int, note: str, csrc: Path = CSRC) -> None:
     """Those of the tables that a fit has changed."""
     path = csrc / FOLDER / kernel / "costs.h"
 
-    def replaced(table: re.Match) -> str:
-        values = model.values[table[1]]
-        is_fitted = not np.array_equal(values, model.start[table[1]])
-        return table[0].replace(table[2], row_text(table[2], arch, values, note)) if is_fitted else table[0]
+    text = path.read_text()
 
-    path.write_text(TABLE.sub(replaced, path.read_text()))
+    def replaced(table: re.Match) -> str:
+        costs, name, rows = table.groups()
+        values = model.values[name]
+        if np.array_equal(values, model.start[name]):
+            return table[0]
+        own = {arch: row_text(members_of(text, costs), arch, values, note)}
+        return table[0].replace(rows, "\n" + ",\n".join((rows_of(rows) | own).values()))
+
+    path.write_text(TABLE.sub(replaced, text))
 
 
 def is_fitted(kernel: str, arch: int, csrc: Path = CSRC) -> bool:
     """Whether each of its tables has a row for a chip."""
     tables = TABLE.findall((csrc / FOLDER / kernel / "costs.h").read_text())
-    return all(re.search(rf"^    {{{arch},", rows, re.MULTILINE) for _, rows in tables)
+    return all(arch in rows_of(rows) for _, _, rows in tables)
 
 
 def name_chip(device: str, product: str, csrc: Path = CSRC) -> None:

@@ -56,7 +56,7 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(model, tmp_path):
     assert np.median(errors) < 0.02 and np.quantile(errors, 0.9) < 0.06, np.quantile(errors, (0.5, 0.9, 1))
     after = fit_costs.regrets({"skinny": model}, held_out)
     regrets = np.mean(before), np.mean(after)
-    assert device == DEVICE and regrets[0] > 1.01 and regrets[1] < 1 + (regrets[0] - 1) / 3, regrets
+    assert device == DEVICE and regrets[0] > 1.005 and regrets[1] < 1 + (regrets[0] - 1) / 3, regrets
     # The row that is written is what the next library starts from.
     csrc = tmp_path / "csrc"
     for name in ("kernels/cuda/skinny/costs.h", "dispatch/chips.cpp"):
@@ -68,11 +68,13 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(model, tmp_path):
     for _ in range(2):
         fit_costs.write_rows("skinny", model, ARCH, "A GPU", csrc)
     assert fit_costs.is_fitted("skinny", ARCH, csrc)
-    for (name, rows), (_, old) in zip(fit_costs.TABLE.findall(costs.read_text()), before, strict=True):
-        first, _, own = rows.partition("    // A GPU\n")
-        assert first == old, "the H200's row stays"
-        numbers = [float(found) for found in fit_costs.NUMBER.findall(own) if not found.startswith("//")]
-        assert numbers == [ARCH, *(float(f"{value:.4g}") for value in model.values[name])]
+    for (struct, name, rows), (_, _, old) in zip(fit_costs.TABLE.findall(costs.read_text()), before, strict=True):
+        found = fit_costs.rows_of(rows)
+        assert found[90] == old and list(found) == [90, ARCH], "the H200's row stays"
+        comment, row = found[ARCH].splitlines()
+        numbers = [float(number) for number in row.strip("{}").replace("{", "").split(", ")]
+        assert comment == "// A GPU" and numbers == [ARCH, *(float(f"{value:.4g}") for value in model.values[name])]
+        assert len(fit_costs.members_of(costs.read_text(), struct)) == len(numbers) - 1
     fit_costs.name_chip(DEVICE, "A GPU", csrc)
     lines = (csrc / "dispatch/chips.cpp").read_text().splitlines()
     assert any('"sm_80"' in line for line in lines) and any(line.endswith('"A GPU"},') for line in lines)

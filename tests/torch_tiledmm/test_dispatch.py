@@ -1,7 +1,7 @@
 """What can compute a product, what auto picks, and the plans of a kernel.
 
-Planted bugs that the tests caught: an A100 with the costs of an H200, not scaled; of plans the number of a plan one off, taken where it is too large; plans that the
-kernel's own choice is not among.
+Planted bugs that the tests caught: an A100 with the costs of an H200, not scaled; of plans the number one off, taken
+where it is too large; plans that the kernel's own choice is not among.
 """
 
 import collections
