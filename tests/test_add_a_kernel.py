@@ -1,6 +1,6 @@
 """A kernel is one folder and one line: two toy kernels are added that way to a copy of the tree, and found everywhere.
 
-csrc/kernels/cpu/90_toy and csrc/kernels/cuda/91_toy_gpu, each with an entry and a kernel, and their lines in
+csrc/kernels/cpu/toy and csrc/kernels/cuda/toy_gpu, each with an entry and a kernel, and their lines in
 kernels/rungs.def. The copy is built without optimisation and without the other kernels but the naive ones: launchers
 are weak, so what is not linked is "not compiled".
 
@@ -37,10 +37,8 @@ TILEDMM_IF_LINKED Status launch_@NAME@(const FoldedProblem& problem, const Plan&
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (chip.platform == Platform::hip) return "it is for NVIDIA's chips";
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims || problem.gemm.row_sums) return "it is a toy";
-  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+const char* refuse(const FoldedProblem&, const Chip& chip) {
+  return chip.platform == Platform::hip ? "it is for NVIDIA's chips" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip&, PlanSearch& visit) {
@@ -51,8 +49,19 @@ void describe(const FoldedProblem&, const Chip&, const Plan&, Fields& fields) { 
 
 }  // namespace
 
-const Rung @NAME@_rung = {"@NAME@", "a toy", 90,            @IS_GPU@,  false, Order::chain,
-                          refuse,   for_each_plan, describe, launch_@NAME@};
+const Rung @NAME@_rung = {
+    .name = "@NAME@",
+    .description = "a toy",
+    .number = 90,
+    .is_gpu = @IS_GPU@,
+    .is_native = false,
+    .order = Order::chain,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_@NAME@,
+};
 
 }  // namespace tiledmm::@DEVICE@
 """
@@ -118,8 +127,8 @@ Status launch_toy_gpu(const FoldedProblem& problem, const Plan&, const Executor&
 }  // namespace tiledmm::gpu
 """
 TOYS = {
-    "cpu/90_toy": ("cpu", "toy", "kernel.cpp", CPU_KERNEL),
-    "cuda/91_toy_gpu": ("gpu", "toy_gpu", "kernel.cu", GPU_KERNEL),
+    "cpu/toy": ("cpu", "toy", "kernel.cpp", CPU_KERNEL),
+    "cuda/toy_gpu": ("gpu", "toy_gpu", "kernel.cu", GPU_KERNEL),
 }
 # Of the other kernels, these are linked.
 KEPT = ("01_naive.cpp", "01_naive.cu", "device.cu")
@@ -171,7 +180,7 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     library = {source: plain for source in of_copy(objects.cpp_sources())}
     jobs = {
         "library": library,
-        "cpu": {csrc / "kernels/cpu/90_toy/kernel.cpp": strict},
+        "cpu": {csrc / "kernels/cpu/toy/kernel.cpp": strict},
         # Entries do not know for whom they are compiled: those of the library serve here, too.
         "gpu": {source: host for source in of_copy(objects.host_sources(32)) if not source.name.startswith("rung")},
     }

@@ -45,11 +45,12 @@ __version__ = _load_libraries()
 from . import distributed  # noqa: E402, F401
 from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
-from .ops import linear, matmul  # noqa: E402
+from .ops import addmm, linear, matmul  # noqa: E402
 
 __all__ = [
     "LinearSwap",
     "TiledLinear",
+    "addmm",
     "algorithms",
     "build_info",
     "explain",

@@ -36,6 +36,7 @@ def register_sharding_rules() -> None:
     ops = torch.ops.tiledmm
     for op, rules in (
         (ops.matmul, _matmul_rules),
+        (ops.addmm, _addmm_rules),
         (ops.linear, _linear_rules),
         (ops.linear_and_sum, _linear_and_sum_rules),
         (ops.linear_weight_grads, _linear_weight_grads_rules),
@@ -104,6 +105,36 @@ def _matmul_rules(a: DTensorSpec, b: DTensorSpec, *, algorithm: str = "auto") ->
         ]
         rules.append(([Shard(dim)], placements))
     return rules
+
+
+def _addmm_rules(
+    input: DTensorSpec | None,
+    a: DTensorSpec,
+    b: DTensorSpec,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    algorithm: str = "auto",
+) -> Rules:
+    """([placement of the result], [of input, of a, of b]); see `_matmul_rules`.
+
+    A partial sum takes its input as one, too, so that it counts once. What is broadcast of an input stays whole.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rules = _matmul_rules(a, b)
+    if input is None:
+        return [(out, [None, *placements]) for out, placements in rules]  # type: ignore[list-item]
+    batch_dims = max(a.ndim, b.ndim) - 2
+    missing = batch_dims + 2 - input.ndim
+
+    def of_input(out: Placement) -> Placement:
+        if not isinstance(out, Shard):
+            return Partial() if isinstance(out, Partial) else Replicate()
+        own = out.dim - missing
+        return Replicate() if own < 0 or input.shape[own] == 1 else Shard(own)
+
+    return [(out, [of_input(out[0]), *placements]) for out, placements in rules]
 
 
 def _linear_rules(

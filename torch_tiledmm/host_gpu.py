@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ WARP_SIZES = (32, 64)
 
 
 class _BatchDim(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("size", "stride_a", "stride_b", "stride_c")]
+    _fields_ = [(name, ctypes.c_int64) for name in ("size", "stride_a", "stride_b", "stride_c", "stride_bias")]
 
 
 class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
@@ -38,12 +39,31 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         *[(name, ctypes.c_int64) for name in ("stride_bias_m", "stride_bias_n")],
         ("batch_dims", ctypes.POINTER(_BatchDim)),
         ("num_batch_dims", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
+        *[(name, ctypes.c_int32) for name in ("dtype_a", "dtype_b", "dtype_bias", "dtype_c")],
         ("activation", ctypes.c_int32),
         ("allow_tf32", ctypes.c_bool),
         ("row_sums", ctypes.c_void_p),
         ("sum_offset", ctypes.c_int64),
+        *[(name, ctypes.c_double) for name in ("alpha", "beta")],
+        ("scaling", ctypes.c_int32),
+        *[(name, ctypes.c_void_p) for name in ("scale_a", "scale_b")],
+        ("grouping", ctypes.c_int32),
+        ("group_ends", ctypes.c_void_p),
+        ("num_groups", ctypes.c_int64),
+        ("gated_b", ctypes.c_void_p),
     ]
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"alpha": 1, "beta": 1, **fields})
+
+    @property
+    def dtype(self) -> int:
+        """That of A, B, bias and C, where it is one."""
+        return int(self.dtype_a)
+
+    @dtype.setter
+    def dtype(self, dtype: int) -> None:
+        self.dtype_a = self.dtype_b = self.dtype_bias = self.dtype_c = dtype
 
 
 class _Counts(ctypes.Structure):  # csrc/platform/host_gpu.h
@@ -127,11 +147,14 @@ def matmul(
     bias: Tensor | None = None,
     activation: str = "none",
     out: Tensor | None = None,
+    alpha: float = 1,
+    beta: float = 1,
 ) -> tuple[Tensor, Counts]:
-    """``activation(a @ b + bias)`` by a GPU kernel run on the CPU, and what it counted.
+    """``activation(alpha * (a @ b) + beta * bias)`` by a GPU kernel run on the CPU, and what it counted.
 
     ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), both of one dtype and any strides; ``bias``
-    is (n,). ``seed`` orders the threads between barriers, 0: by their number. ``out`` is written if given.
+    is (n,) or of the result's shape. ``seed`` orders the threads between barriers, 0: by their number. ``out`` is
+    written if given.
 
     Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
     reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm or
@@ -155,11 +178,15 @@ def matmul(
         stride_cn=out.stride(-1),
         dtype=list(DTYPES.values()).index(a.dtype),
         activation=ACTIVATIONS.index(activation),
+        alpha=alpha,
+        beta=beta,
     )
     if bias is not None:
-        problem.bias, problem.stride_bias_n = bias.data_ptr(), bias.stride(0)
+        added = bias.expand(out.shape)
+        problem.bias, problem.stride_bias_m, problem.stride_bias_n = added.data_ptr(), *added.stride()[-2:]
     if a.dim() == 3:
-        dims = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0)))
+        step = added.stride(0) if bias is not None else 0
+        dims = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0), step))
         problem.batch_dims, problem.num_batch_dims = dims, 1
     counts, reason = _Counts(), ctypes.create_string_buffer(256)
     status = _library(warp_size).tiledmm_host_gemm(

@@ -1,5 +1,5 @@
-"""The operators `torch.ops.tiledmm.matmul`, `matmul_out` and `linear`, and those of their gradients: documentation,
-vmap, flop counts.
+"""The operators `torch.ops.tiledmm.matmul`, `matmul_out`, `addmm` and `linear`, and those of their gradients:
+documentation, vmap, flop counts.
 
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
@@ -62,6 +62,36 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
         product = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
         return product
     torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
+    return out
+
+
+def addmm(
+    input: Tensor | None, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, algorithm: str = "auto"
+) -> Tensor:
+    """`beta * input + alpha * (a @ b)`, with the semantics of `torch.addmm`, for batches of matrices, too:
+
+        addmm(torch.randn(5), torch.randn(3, 4), torch.randn(4, 5), alpha=0.5).shape  # torch.Size([3, 5])
+
+    Args:
+        input: any shape that broadcasts to the product's; dtype and device of `a`; any strides. None: nothing is added.
+        a: (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied.
+        b: (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
+        beta: 0: `input` is not read, and NaN in it is not propagated.
+        alpha: 0: `a` and `b` are not read.
+        algorithm: as for `matmul`.
+
+    Returns:
+        The sum in new memory, contiguous. It is computed in the dtype in which products are summed and rounded once. A
+        row's bits depend neither on m, nor on the place in the batch, nor on the number of threads. With beta = 1 and
+        alpha = 1 they are those of `linear` with `input` as its bias.
+
+    Raises:
+        As `matmul`.
+    """
+    if _is_onnx_exported():
+        product = alpha * torch.matmul(a, b)
+        return product if input is None or beta == 0 else beta * input + product
+    out: Tensor = torch.ops.tiledmm.addmm.default(input, a, b, beta=beta, alpha=alpha, algorithm=algorithm)
     return out
 
 
@@ -238,6 +268,32 @@ def _matmul_vmap(
     return _mapped_matmul(a_dim, b_dim, a, b, algorithm), 0
 
 
+def _addmm_vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    algorithm: str = "auto",
+) -> tuple[Tensor, int]:
+    _check_mapped(torch.ops.tiledmm.addmm.default, in_dims, input, a, b)
+    input_dim, a_dim, b_dim = in_dims[:3]
+    if a_dim is None and b_dim is None:
+        a, a_dim = a.expand(info.batch_size, *a.shape), 0
+    batch_dims = max(a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)) - 2
+    a, b = (
+        _align(operand if dim is None else operand.movedim(dim, 0), dim is not None, batch_dims)
+        for operand, dim in ((a, a_dim), (b, b_dim))
+    )
+    if input is not None and input_dim is not None:
+        input = input.movedim(input_dim, 0)
+        input = input.reshape(input.shape[0], *[1] * (batch_dims + 3 - input.dim()), *input.shape[1:])
+    return torch.ops.tiledmm.addmm.default(input, a, b, beta=beta, alpha=alpha, algorithm=algorithm), 0
+
+
 def _linear_vmap(
     info: object,
     in_dims: Sequence[int | None],
@@ -321,6 +377,12 @@ def _matmul_flops(
     return 2 * math.prod(out_shape) * a_shape[-1]
 
 
+def _addmm_flops(
+    input_shape: Sequence[int] | None, a_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
+) -> int:
+    return 2 * math.prod(out_shape) * a_shape[-1]
+
+
 def _linear_weight_grads_flops(
     grad_shape: Sequence[int], input_shape: Sequence[int], *args: object, **kwargs: object
 ) -> int:
@@ -334,6 +396,7 @@ def _linear_flops(input_shape: Sequence[int], weight_shape: Sequence[int], *args
 def _register() -> None:
     for name, rule in (
         ("tiledmm::matmul", _matmul_vmap),
+        ("tiledmm::addmm", _addmm_vmap),
         ("tiledmm::linear", _linear_vmap),
         ("tiledmm::activate", _activate_vmap),
         ("tiledmm::activate_backward", _activate_backward_vmap),
@@ -343,6 +406,7 @@ def _register() -> None:
         torch.library.register_torch_dispatch(name, FakeTensorMode, _fake)
     for op, formula in (
         (torch.ops.tiledmm.matmul, _matmul_flops),
+        (torch.ops.tiledmm.addmm, _addmm_flops),
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),

@@ -58,7 +58,7 @@ FoldedProblem usual_problem(DType dtype) {
   p.m = 16;
   p.n = p.k = p.stride_am = p.stride_bk = p.stride_cm = 64;
   p.stride_ak = p.stride_bn = p.stride_cn = 1;
-  p.dtype = dtype;
+  p.set_dtypes(dtype);
   p.allow_tf32 = true;
   problem.batch_size = 1;
   problem.chunk_k = p.k;
@@ -69,7 +69,7 @@ FoldedProblem usual_problem(DType dtype) {
 // Whether some chip of a platform can be served by a kernel; for fp32, tf32 allowed.
 bool serves(const Rung& rung, DType dtype, Platform platform) {
   for (const Chip& chip : chips()) {
-    if (chip.platform == platform && !rung.refuse(usual_problem(dtype), chip)) return true;
+    if (chip.platform == platform && !rung.refusal(usual_problem(dtype), chip)) return true;
   }
   return false;
 }
@@ -80,7 +80,7 @@ bool has_kernels_for(const Chip& chip) {
   return std::any_of(rungs().begin(), rungs().end(), [&](const Rung* rung) {
     const char* point = std::strchr(rung->name, '.');
     const char* isa = point ? point + 1 : rung->name;
-    return !rung->is_gpu && rung->launch && !rung->refuse(usual_problem(DType::bf16), chip) &&
+    return !rung->is_gpu && rung->launch && !rung->refusal(usual_problem(DType::bf16), chip) &&
            std::strncmp(isa, chip.name, std::strlen(isa)) == 0;
   });
 }
@@ -95,9 +95,9 @@ std::string reason_against(const Rung& rung, Platform platform) {
   }
   if (rung.is_gpu) return "";
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
-    if (!rung.refuse(usual_problem(DType(dtype)), cpu_chip(1))) return "";
+    if (!rung.refusal(usual_problem(DType(dtype)), cpu_chip(1))) return "";
   }
-  return rung.refuse(usual_problem(DType::f32), cpu_chip(1));
+  return rung.refusal(usual_problem(DType::f32), cpu_chip(1));
 }
 
 // One entry of info's algorithms: a kernel, or, where `own` is null, a name that stands for several.
@@ -113,7 +113,7 @@ void add_algorithm(Joined& list, int32_t algorithm, Platform platform, const Run
   Joined dtypes;
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     const auto takes = [&](const Rung* rung) {
-      return is_here ? !rung->refuse(usual_problem(DType(dtype)), cpu_chip(1)) : serves(*rung, DType(dtype), platform);
+      return is_here ? !rung->refusal(usual_problem(DType(dtype)), cpu_chip(1)) : serves(*rung, DType(dtype), platform);
     };
     if (std::any_of(kernels.begin(), kernels.end(), takes)) dtypes.add(quoted(kDTypeNames[dtype]));
   }
@@ -283,7 +283,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("n", std::to_string(problem->n)));
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch_size(*problem))));
-  shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype)])));
+  shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype_a)])));
   const std::string order = choice.rung ? kOrderNames[int(choice.rung->order)] : "none";
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));

@@ -15,7 +15,7 @@ extern "C" {
 
 // Grows with every incompatible change of this header, of executor.h, problem.h or elementwise.h. Whoever loads the
 // library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 6;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 7;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a

@@ -34,7 +34,7 @@ constexpr bool is_k_major(const OperandView& view) { return is_k_major(view.stri
 
 // Whether all of an operand can be read 16 bytes at a time: every row of every item begins at a multiple of 16 bytes.
 inline bool is_aligned(const OperandView& view, const FoldedProblem& problem) {
-  const int64_t elements = 16 / size_of(problem.gemm.dtype);
+  const int64_t elements = 16 / size_of(problem.gemm.dtype_a);
   const int64_t unit_stride = is_k_major(view) ? view.stride_k : view.stride_row;
   const int64_t row_stride = is_k_major(view) ? view.stride_row : view.stride_k;
   bool result = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && unit_stride == 1 && row_stride % elements == 0;
@@ -50,7 +50,7 @@ inline int copy_width(const OperandView& view, const FoldedProblem& problem) {
   if (view.stride_k != 1 && view.stride_row != 1) return 2;
   const int64_t num_rows = view.stride_k == 1 ? view.rows : view.k;
   const int64_t row_stride = view.stride_k == 1 ? view.stride_row : view.stride_k;
-  const auto bytes = uint64_t(size_of(problem.gemm.dtype));
+  const auto bytes = uint64_t(size_of(problem.gemm.dtype_a));
   auto bits = uint64_t(reinterpret_cast<uintptr_t>(view.data));
   if (num_rows > 1) bits |= uint64_t(row_stride) * bytes;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
@@ -88,7 +88,7 @@ inline bool describe_matrix(const void* data, DType dtype, int64_t rows, int64_t
 
 // The items of a batch, however many dimensions it has: their offsets are multiples of the strides' common divisor.
 inline bool describe_batch(const FoldedProblem& problem, BatchStride stride, TensorMapView& view) {
-  const int64_t unit = kTensorMapBytes / size_of(problem.gemm.dtype);
+  const int64_t unit = kTensorMapBytes / size_of(problem.gemm.dtype_a);
   int64_t step = 0, extent = 0;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
     step = std::gcd(step, problem.batch_dims[d].*stride);
@@ -100,14 +100,14 @@ inline bool describe_batch(const FoldedProblem& problem, BatchStride stride, Ten
 }
 
 inline bool describe_operand(const OperandView& operand, const FoldedProblem& problem, TensorMapView& view) {
-  return describe_matrix(operand.data, problem.gemm.dtype, operand.rows, operand.k, operand.stride_row,
+  return describe_matrix(operand.data, problem.gemm.dtype_a, operand.rows, operand.k, operand.stride_row,
                          operand.stride_k, view) &&
          describe_batch(problem, operand.batch_stride, view);
 }
 // C of m rows of n elements, n being the unit-stride dimension if there is one.
 inline bool describe_result(const FoldedProblem& problem, TensorMapView& view) {
   const GemmProblem& p = problem.gemm;
-  const bool is_matrix = describe_matrix(p.c, p.dtype, p.m, p.n, p.stride_cm, 1, view);
+  const bool is_matrix = describe_matrix(p.c, p.dtype_c, p.m, p.n, p.stride_cm, 1, view);
   return describe_batch(problem, &BatchDim::stride_c, view) && is_matrix;
 }
 

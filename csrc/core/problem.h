@@ -1,9 +1,10 @@
 // One matrix multiplication, as plain data: no torch, no device runtime.
 //
-//   C[i, j] = activation( sum_p A[i, p] * B[p, j] + bias[j] )      i < m, j < n, p < k
+//   C[i, j] = activation( alpha * sum_p A[i, p] * B[p, j] + beta * bias[i, j] )      i < m, j < n, p < k
 //
-// Strides count elements, may be anything >= 0 (0 = broadcast) for A, B and bias; those of C must not
-// let two elements share an address. A, B, bias and C have one dtype. C is write-only and overlaps no input.
+// Strides count elements, may be anything >= 0 (0 = broadcast) for A, B and bias; those of C must not let two elements
+// share an address. C is write-only and overlaps no input. What of this a kernel takes, its entry says as data
+// (rung.h): a new kind of product is a field here and a row there.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +31,21 @@ constexpr int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype 
 
 inline constexpr int kMaxBatchDims = 64;
 
+// Factors of A's and B's elements, in fp32: none, one for each operand, one for each row of A and column of B, or one
+// for each block of 128 elements along k (of B: of 128 columns, too).
+enum class Scaling : int32_t { none = 0, one = 1, rows = 2, blocks = 3 };
+
+// Products of several sizes in one call: rows of A in groups, each with a B of its own, or k in groups, each with a C
+// of its own.
+enum class Grouping : int32_t { none = 0, rows = 1, k = 2 };
+
 // One batch dimension; strides in elements. C's is 0 only where size == 1.
 struct BatchDim {
   int64_t size;
   int64_t stride_a;
   int64_t stride_b;
   int64_t stride_c;
+  int64_t stride_bias;
 };
 
 struct GemmProblem {
@@ -46,13 +56,13 @@ struct GemmProblem {
   int64_t stride_bk, stride_bn;
   void* c;
   int64_t stride_cm, stride_cn;
-  // A vector added before the activation, along n or along m: the other stride is 0. Null: none.
+  // Added before the activation: a vector along n (stride_bias_m is 0) or along m, or a matrix. Null: nothing.
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
-  // Outermost first; the bias is shared by the whole batch. num_batch_dims == 0: one product.
+  // Outermost first. num_batch_dims == 0: one product.
   const BatchDim* batch_dims;
   int32_t num_batch_dims;
-  DType dtype;
+  DType dtype_a, dtype_b, dtype_bias, dtype_c;
   Activation activation;
   bool allow_tf32;  // GPU, fp32: products may be rounded to tf32
   // m elements of C's dtype, contiguous: the sums of A's rows over k (a bias's gradient, where C is the weight's).
@@ -61,7 +71,33 @@ struct GemmProblem {
   // The sum before the activation is stored, too, rounded, this many elements behind its element of C. 0: it is not.
   // Only the CPU's kernels take it, and only with an activation.
   int64_t sum_offset;
+  // Computed in the type that sums have. alpha == 0: no product is computed; beta == 0: the bias is not read.
+  double alpha = 1, beta = 1;
+  Scaling scaling;
+  const float *scale_a, *scale_b;
+  // Where each group ends, num_groups numbers in the memory of the device.
+  Grouping grouping;
+  const int32_t* group_ends;
+  int64_t num_groups;
+  // Of B's shape and strides: C = activation(A B) * (A gated_b). Null: none.
+  const void* gated_b;
+
+  void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
 };
+
+// C is the sums, rounded, and nothing else.
+constexpr bool is_plain(const GemmProblem& problem) {
+  return problem.alpha == 1 && !problem.bias && problem.activation == Activation::none;
+}
+// The same problem without what follows the sums.
+inline void drop_epilogue(GemmProblem& problem) {
+  problem.alpha = 1, problem.bias = nullptr, problem.activation = Activation::none;
+}
+// The sums are scaled, or what is added is: more than a vector of an item to add.
+constexpr bool is_blended(const GemmProblem& problem) {
+  return problem.alpha != 1 ||
+         (problem.bias && (problem.beta != 1 || (problem.stride_bias_m != 0 && problem.stride_bias_n != 0)));
+}
 
 // Products in the batch.
 inline int64_t batch_size(const GemmProblem& problem) {
@@ -81,5 +117,12 @@ struct FoldedProblem {
   int64_t asked_n;  // the caller's n, before a batch was folded into it
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
+
+// Likewise of a batch of a GPU, whose items may have a bias each.
+inline bool is_blended(const FoldedProblem& problem) {
+  bool result = is_blended(problem.gemm);
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) result |= problem.batch_dims[d].stride_bias != 0;
+  return result;
+}
 
 }  // namespace tiledmm

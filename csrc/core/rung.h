@@ -47,6 +47,24 @@ struct Fields {
   }
 };
 
+// Dtypes that go together.
+struct Operands {
+  DType a, b, bias, c;
+};
+constexpr Operands of_one(DType dtype) { return {dtype, dtype, dtype, dtype}; }
+
+// What of a problem a kernel takes: the dtypes of its operands, and what else it asks for.
+struct Takes {
+  Operands operands[4] = {of_one(DType::f32), of_one(DType::f64), of_one(DType::f16), of_one(DType::bf16)};
+  int32_t num_operands = 4;
+  const char* served = "it serves fp32, fp64, fp16 and bf16";
+  bool alpha = true, bias = true;  // alpha other than 1; a bias, of any strides, and beta
+  bool row_sums = false, kept_sum = false, scales = false, groups = false, gated = false;
+};
+inline constexpr Takes kTakesFp32 = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32"};
+inline constexpr Takes kTakes16Bits = {
+    .operands = {of_one(DType::f16), of_one(DType::bf16)}, .num_operands = 2, .served = "it serves fp16 and bf16"};
+
 struct Rung {
   const char* name;         // as the user names it
   const char* description;  // what this rung adds
@@ -54,7 +72,8 @@ struct Rung {
   bool is_gpu;
   bool is_native;  // one of those that `native` admits
   Order order;
-  // Why it cannot serve a problem on a chip; null if it can.
+  Takes takes;
+  // Why it cannot serve a problem that it takes on a chip; null if it can. Others ask refusal().
   const char* (*refuse)(const FoldedProblem& problem, const Chip& chip);
   // Shows the plans that its launcher takes for what it can serve and is not empty, each with its predicted time: at
   // least the one to take. One where there is nothing to choose.
@@ -64,15 +83,45 @@ struct Rung {
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
+
+  const char* refusal(const FoldedProblem& problem, const Chip& chip) const;
 };
 
 inline bool is_empty(const FoldedProblem& problem) {
   return problem.gemm.m == 0 || problem.gemm.n == 0 || problem.batch_size == 0;
 }
 
+// Why a kernel does not take a problem, whatever the chip; null if it does.
+inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
+  const Takes& takes = rung.takes;
+  bool is_served = false;
+  for (int32_t i = 0; i < takes.num_operands; ++i) {
+    const Operands& own = takes.operands[i];
+    is_served |=
+        p.dtype_a == own.a && p.dtype_b == own.b && p.dtype_c == own.c && (!p.bias || p.dtype_bias == own.bias);
+  }
+  if (!is_served) return takes.served;
+  if (p.alpha != 1 && !takes.alpha) return "it does not scale sums";
+  if (p.bias && !takes.bias) return "it adds no bias";
+  if (p.row_sums && !takes.row_sums) return "it does not sum rows";
+  if (p.sum_offset && !takes.kept_sum) return "it does not keep the sum before an activation";
+  if (p.scaling != Scaling::none && !takes.scales) return "it takes no scales of operands";
+  if (p.grouping != Grouping::none && !takes.groups) return "it takes no groups";
+  if (p.gated_b && !takes.gated) return "it takes no second B";
+  if (rung.is_gpu && p.num_batch_dims > kMaxGpuBatchDims) {
+    return "more than 6 batch dimensions that do not fold into fewer";
+  }
+  return nullptr;
+}
+
+inline const char* Rung::refusal(const FoldedProblem& problem, const Chip& chip) const {
+  if (const char* reason = refuse_kind(problem.gemm, *this)) return reason;
+  return refuse(problem, chip);
+}
+
 // What kernels that multiply fp32 by the matrix instruction refuse.
 inline const char* refuse_tf32(const GemmProblem& problem, const Chip& chip) {
-  if (problem.dtype == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
+  if (problem.dtype_a == DType::f32 && chip.is_mma_fp32_tf32 && !problem.allow_tf32) {
     return "the chip's matrix instruction for fp32 rounds to tf32, which torch.backends.cuda.matmul.fp32_precision = "
            "'tf32' would allow";
   }

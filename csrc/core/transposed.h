@@ -12,6 +12,7 @@ inline GemmProblem transposed(const GemmProblem& from) {
   to.a = from.b, to.stride_am = from.stride_bn, to.stride_ak = from.stride_bk;
   to.b = from.a, to.stride_bk = from.stride_ak, to.stride_bn = from.stride_am;
   to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
+  to.dtype_a = from.dtype_b, to.dtype_b = from.dtype_a;
   to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
   return to;
 }
@@ -19,7 +20,7 @@ inline GemmProblem transposed(const GemmProblem& from) {
 inline FoldedProblem transposed(const FoldedProblem& problem) {
   FoldedProblem result = problem;
   result.gemm = transposed(problem.gemm);
-  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+  for (BatchDim& dim : result.batch_dims) dim = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
   return result;
 }
 

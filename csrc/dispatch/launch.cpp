@@ -19,10 +19,6 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
   }
   BatchDim dims[kMaxBatchDims];
   FoldedProblem problem = fold_batch(asked, dims);
-  if (asked.sum_offset && chip.platform != Platform::cpu) {
-    std::snprintf(reason, capacity, "no kernel for GPUs keeps the sum before an activation");
-    return Status::unsupported;
-  }
   const Choice choice = select(problem, algorithm, chip);
   if (!choice.rung) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),

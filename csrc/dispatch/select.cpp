@@ -73,7 +73,7 @@ Mask admitted(int32_t algorithm, const Chip& chip) { return admitted(algorithm, 
 const char* refuse(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
   // A library without kernels for a platform explains what one with them would do.
   if (!rung.launch && !rung.is_gpu) return "not compiled for this architecture";
-  if (const char* reason = rung.refuse(problem, chip)) return reason;
+  if (const char* reason = rung.refusal(problem, chip)) return reason;
   return !rung.launch && is_built(chip.platform) ? "this build lacks it: it was not compiled for this chip" : nullptr;
 }
 
@@ -92,7 +92,7 @@ Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
 FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p.m = m, p.n = n, p.k = k, p.dtype = dtype;
+  p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
   p.stride_am = k, p.stride_ak = 1, p.stride_bk = n, p.stride_bn = 1, p.stride_cm = n, p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = k, problem.asked_n = n;
   return problem;
@@ -101,7 +101,7 @@ FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
 // Whether there is anything that a kernel can serve on a chip.
 bool is_for(const Rung& rung, const Chip& chip) {
   for (int32_t dtype = 0; dtype < kNumDTypes; ++dtype) {
-    if (!rung.refuse(plain_problem(64, 64, 64, DType(dtype)), chip)) return true;
+    if (!rung.refusal(plain_problem(64, 64, 64, DType(dtype)), chip)) return true;
   }
   return false;
 }
@@ -120,9 +120,9 @@ double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip
   if (chip.platform == Platform::cpu) return 0;
   const GemmProblem& p = problem.gemm;
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const int dtype = int(rung.is_split ? DType::f16 : p.dtype);  // split: at least one product of 16 bits
+  const int dtype = int(rung.is_split ? DType::f16 : p.dtype_a);  // split: at least one product of 16 bits
   const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
-  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(p.dtype));
+  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(p.dtype_a));
   return std::max(2 * m * n * k * batch / (peak * 1e6), bytes / (chip.tbytes_per_second * 1e6));
 }
 
@@ -145,7 +145,7 @@ Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
 // The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
 Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
-  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype);
+  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype_a);
   many.chunk_k = problem.chunk_k;
   const Rung* fastest = cheapest(many, legal, chip).rung;
   return fastest ? fastest->order : Order::chain;

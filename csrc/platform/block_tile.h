@@ -6,7 +6,7 @@
 
 #include "core/math.h"
 #include "core/operand.h"
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 

@@ -2,7 +2,7 @@
 // chunks (core/summation.h), then bias, activation, rounding.
 #pragma once
 
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -13,8 +13,7 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, 
   GemmProblem sums = gemm;
   sums.c = partial + idx * gemm.m * gemm.n;
   sums.stride_cm = gemm.n, sums.stride_cn = 1;
-  sums.bias = nullptr;
-  sums.activation = Activation::none;
+  drop_epilogue(sums);
   return sums;
 }
 

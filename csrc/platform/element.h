@@ -84,11 +84,13 @@ TILEDMM_SCALAR_ATTRIBUTES A activate_as(Activation activation, A value) {
   }
 }
 
-// C[i, j] = activation(acc + bias), rounded once.
+// C[i, j] = activation(alpha * acc + beta * bias), rounded once. Both products are rounded: all kernels do the same.
 template <class T>
 void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc) {
+  acc *= Acc<T>(problem.alpha);
   if (problem.bias) {
-    acc += to_acc(static_cast<const T*>(problem.bias)[i * problem.stride_bias_m + j * problem.stride_bias_n]);
+    const T* from = static_cast<const T*>(problem.bias) + i * problem.stride_bias_m + j * problem.stride_bias_n;
+    acc += Acc<T>(problem.beta) * to_acc(*from);
   }
   T* const to = static_cast<T*>(problem.c) + i * problem.stride_cm + j * problem.stride_cn;
   if (problem.sum_offset && problem.activation != Activation::none) to[problem.sum_offset] = from_acc<T>(acc);
@@ -99,7 +101,7 @@ void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc)
 [[maybe_unused]] GemmProblem batch_item(const GemmProblem& problem, int64_t batch_idx) {
   GemmProblem item = problem;
   item.num_batch_dims = 0;
-  int64_t offset_a = 0, offset_b = 0, offset_c = 0;
+  int64_t offset_a = 0, offset_b = 0, offset_c = 0, offset_bias = 0;
   for (int32_t d = problem.num_batch_dims - 1; d >= 0; --d) {
     const BatchDim& dim = problem.batch_dims[d];
     const int64_t idx = batch_idx % dim.size;
@@ -107,11 +109,12 @@ void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc)
     offset_a += idx * dim.stride_a;
     offset_b += idx * dim.stride_b;
     offset_c += idx * dim.stride_c;
+    offset_bias += idx * dim.stride_bias;
   }
-  const int64_t bytes = size_of(problem.dtype);
-  item.a = static_cast<const char*>(problem.a) + offset_a * bytes;
-  item.b = static_cast<const char*>(problem.b) + offset_b * bytes;
-  item.c = static_cast<char*>(problem.c) + offset_c * bytes;
+  item.a = static_cast<const char*>(item.a) + offset_a * size_of(item.dtype_a);
+  item.b = static_cast<const char*>(item.b) + offset_b * size_of(item.dtype_b);
+  item.c = static_cast<char*>(item.c) + offset_c * size_of(item.dtype_c);
+  if (item.bias) item.bias = static_cast<const char*>(item.bias) + offset_bias * size_of(item.dtype_bias);
   return item;
 }
 

@@ -300,15 +300,20 @@ TILEDMM_DEVICE void let_later_kernels_start() {
 
 // ---- Arithmetic
 template <class A>
-TILEDMM_DEVICE A multiply_add(A a, A b, A c) {
-#if defined(TILEDMM_HOST_GPU)
-  host_gpu::count_flops(2);
-#endif
+TILEDMM_DEVICE A fused(A a, A b, A c) {
   if constexpr (sizeof(A) == 4) {
     return __builtin_fmaf(a, b, c);
   } else {
     return __builtin_fma(a, b, c);
   }
+}
+// The same as one of the product's operations, which the host executor counts.
+template <class A>
+TILEDMM_DEVICE A multiply_add(A a, A b, A c) {
+#if defined(TILEDMM_HOST_GPU)
+  host_gpu::count_flops(2);
+#endif
+  return fused(a, b, c);
 }
 
 // 2^x and 1 / x by one instruction, within two units of the last place; denormals count as zero.
@@ -363,103 +368,6 @@ TILEDMM_DEVICE T rounded_to(Acc<T> value) {
     return T{__builtin_bit_cast(uint16_t, _Float16(value))};
 #endif
   }
-}
-
-// ---- The problem
-
-// The product at place `batch_idx` of the batch. IS_SHORT: in few instructions, since those that are jumped over delay
-// the first copy of a kernel whose code arrives from memory.
-template <bool IS_SHORT = false>
-TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_idx) {
-  GemmProblem item = problem.gemm;
-  int64_t offset_a = 0, offset_b = 0, offset_c = 0;
-  const auto add_offsets = [&](int32_t d) {
-    const BatchDim& dim = problem.batch_dims[d];
-    const int64_t outer = batch_idx / dim.size, idx = batch_idx - outer * dim.size;
-    batch_idx = outer;
-    offset_a += idx * dim.stride_a;
-    offset_b += idx * dim.stride_b;
-    offset_c += idx * dim.stride_c;
-  };
-  if constexpr (IS_SHORT) {
-    TILEDMM_NO_UNROLL for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) add_offsets(d);
-  } else {
-    for (int32_t d = item.num_batch_dims - 1; d >= 0; --d) add_offsets(d);
-  }
-  const int64_t bytes = size_of(item.dtype);
-  item.a = static_cast<const char*>(item.a) + offset_a * bytes;
-  item.b = static_cast<const char*>(item.b) + offset_b * bytes;
-  item.c = static_cast<char*>(item.c) + offset_c * bytes;
-  return item;
-}
-
-// Activations for results that are rounded to 16 bits: within 2^-16 of the result's size, by a quarter of the
-// instructions of vector_math.h, and without a branch. Each product that is added to something is a mul_add: every
-// kernel then has the same bits. exp2's factors are of log2(e).
-// The normal distribution function, from exp(-x * x / 2) and docs/vector_math.py's polynomial in 1 / (1 + scale * |x|).
-TILEDMM_DEVICE float short_normal_cdf(float x, float density) {
-  const float t = approximate_reciprocal(mul_add(__builtin_fabsf(x), 0.39f, 1.0f));
-  float p = 0.0494834557f;
-  p = mul_add(p, t, -0.14984934f);
-  p = mul_add(p, t, 0.0856297687f);
-  p = mul_add(p, t, 0.0702253655f);
-  p = mul_add(p, t, 0.1333794f);
-  p = mul_add(p, t, 0.155546501f);
-  p = mul_add(p, t, 0.155587107f);
-  return x < 0 ? p * (t * density) : mul_add(-p, t * density, 1.0f);
-}
-TILEDMM_DEVICE float short_gelu(float x) { return x * short_normal_cdf(x, approximate_exp2(x * x * -0.721347520f)); }
-// silu and gelu_tanh, x * logistic(x) and x * logistic(2 * u) with vector_math.h's u.
-TILEDMM_DEVICE float short_logistic(Activation activation, float x) {
-  const float factor = activation == Activation::silu ? -1.44269504f : mul_add(x * x, -0.102943240f, -2.30220819f);
-  return x * approximate_reciprocal(1.0f + approximate_exp2(x * factor));
-}
-// The activation of `value`, which becomes an element T.
-template <class T, class A>
-TILEDMM_DEVICE A activated(Activation activation, A value) {
-  if constexpr (sizeof(T) == 2) {
-    switch (activation) {
-      case Activation::relu:
-        return activate<Activation::relu>(value);
-      case Activation::gelu:
-        return short_gelu(value);
-      case Activation::gelu_tanh:
-      case Activation::silu:
-        return short_logistic(activation, value);
-      default:
-        return value;
-    }
-  }
-#if defined(TILEDMM_HIP_STANDALONE)
-  // exp and erfc in fp64 are in ROCm's device library, which is absent here.
-  if constexpr (sizeof(A) == 8) {
-    if (activation != Activation::relu) __builtin_trap();
-    return activate<Activation::relu>(value);
-  } else
-#endif
-    return activate_as(activation, value);
-}
-
-// The element's bias; without one `none`: -0 changes no sum, not even a zero's sign.
-template <class T>
-TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> none = Acc<T>(-0.0)) {
-  if (!problem.bias || row >= problem.m || col >= problem.n) return none;
-  return as_acc(
-      load_global(static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n));
-}
-
-// C[row, col] = activation(acc), rounded once, where it is inside of C.
-template <class T>
-TILEDMM_DEVICE void store_activated(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
-  if (row >= problem.m || col >= problem.n) return;
-  if (problem.activation != Activation::none) acc = activated<T>(problem.activation, acc);
-  store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
-}
-
-// C[row, col] = activation(acc + bias).
-template <class T>
-TILEDMM_DEVICE void store_element(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
-  store_activated<T>(problem, row, col, acc + load_bias<T>(problem, row, col));
 }
 
 // ---- Devices

@@ -392,7 +392,7 @@ struct MmaTiles {
 // with the number of blocks and of threads. Both tiles sum in the same order.
 template <class Rung>
 Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     const auto launch_tile = [&](auto config) {
       return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {

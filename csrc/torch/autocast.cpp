@@ -19,16 +19,25 @@ struct Autocast {
     return matmul_op().call(cast(a), cast(b), algorithm);
   }
 
+  static Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double beta, double alpha,
+                      std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return addmm_op().call(cast(input), cast(a), cast(b), beta, alpha, algorithm);
+  }
+
   static Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                        std::string_view activation, std::string_view algorithm) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
     const TorchOnOneThreadInChild own_thread;
-    const std::optional<Tensor> cast_bias = bias && bias->defined() ? std::optional(cast(*bias)) : bias;
-    return linear_op().call(cast(input), cast(weight), cast_bias, activation, algorithm);
+    return linear_op().call(cast(input), cast(weight), cast(bias), activation, algorithm);
   }
 
   static Tensor cast(const Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), tensor, DEVICE);
+  }
+  static std::optional<Tensor> cast(const std::optional<Tensor>& tensor) {
+    return tensor && tensor->defined() ? std::optional(cast(*tensor)) : tensor;
   }
 };
 
@@ -36,11 +45,13 @@ struct Autocast {
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("matmul", &Autocast<at::kCPU>::matmul);
+  m.impl("addmm", &Autocast<at::kCPU>::addmm);
   m.impl("linear", &Autocast<at::kCPU>::linear);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("matmul", &Autocast<at::kCUDA>::matmul);
+  m.impl("addmm", &Autocast<at::kCUDA>::addmm);
   m.impl("linear", &Autocast<at::kCUDA>::linear);
 }
 

@@ -23,271 +23,15 @@
 #include <type_traits>
 
 #include "torch/cpu_executor.h"
+#include "torch/formulas.h"
 #include "torch/matmul.h"
 #include "torch/shapes.h"
 
 namespace tiledmm {
 namespace {
 
-using at::Tensor;
 using torch::autograd::AutogradContext;
-using torch::autograd::isFwGradDefined;
 using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-
-// torch.func includes its front key as long as a transform is on its stack.
-bool is_transform_active() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
-
-OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
-
-// (..., k) as (rows, k): a view where the strides allow it.
-Tensor as_rows(const Tensor& tensor) {
-  if (tensor.dim() == 2) return tensor;
-  c10::SymInt rows = 1;
-  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) rows *= tensor.sym_size(d);
-  return tensor.reshape_symint({rows, tensor.sym_size(-1)});
-}
-
-// ---- Formulas, shared by Function and Node: what an operator computes of up to three operands and an option, such as
-// an algorithm or an activation, and its derivatives.
-
-using Needs = std::array<bool, 3>;  // the operands whose gradients are wanted
-
-struct Formula {
-  static constexpr bool kKeepsResult = false;  // for backward
-
-  // What backward has of the first two operands. Of a product's: a for the gradient of b and the other way round.
-  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor& b, const Needs& needs) {
-    return {needs[1] ? a : Tensor(), needs[0] ? b : Tensor()};
-  }
-};
-
-// What backward computes with: the operands that were kept, the result if it was.
-struct Kept {
-  Tensor first, second, result;
-};
-
-// C = A B for a and b that are at least 2-D: with one b for the whole batch of a, or with equal batch dimensions. Which
-// of the two is fixed here, as backward may have nothing of b to ask.
-template <bool SHARES_B>
-struct MatmulFormula : Formula {
-  static constexpr size_t kInputs = 2;
-  static constexpr const char* kName = "TiledMatmulBackward";
-
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor& b, const Tensor&,
-                        std::string_view algorithm) {
-    return matmul_op().redispatch(below, a, b, algorithm);
-  }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view algorithm) {
-    variable_list grads(2);
-    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second.mT(), algorithm);
-    // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
-    if (needs[1]) {
-      grads[1] = SHARES_B ? matmul_op().call(as_rows(kept.first).mT(), as_rows(grad), algorithm)
-                          : matmul_op().call(kept.first.mT(), grad, algorithm);
-    }
-    return grads;
-  }
-  static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor&,
-                        std::string_view algorithm) {
-    const Tensor left = a_t.defined() ? matmul_op().call(a_t, primal.second, algorithm) : Tensor();
-    const Tensor right = b_t.defined() ? matmul_op().call(primal.first, b_t, algorithm) : Tensor();
-    return !left.defined() ? right : !right.defined() ? left : left + right;
-  }
-};
-
-// Y = X W^T + bias for input (..., k), weight (n, k), bias (n,); relu of that, whose slope follows from the result.
-template <bool IS_RELU>
-struct LinearFormula : Formula {
-  static constexpr size_t kInputs = 3;
-  static constexpr bool kKeepsResult = IS_RELU;
-  static constexpr const char* kName = IS_RELU ? "TiledLinearReluBackward" : "TiledLinearBackward";
-
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                        std::string_view algorithm) {
-    return linear_op().redispatch(below, input, weight, optional(bias), IS_RELU ? "relu" : "none", algorithm);
-  }
-  static variable_list backward(const Tensor& grad_result, const Kept& kept, const Needs& needs,
-                                std::string_view algorithm) {
-    const Tensor grad = IS_RELU ? activate_backward_op().call(grad_result, kept.result, "relu") : grad_result;
-    variable_list grads(3);
-    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second, algorithm);
-    if (!needs[1] && !needs[2]) return grads;
-    const Tensor grad_rows = as_rows(grad);
-    // In one pass, unless the gradients are to be differentiated themselves.
-    if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active() && !isFwGradDefined(grad) &&
-        !isFwGradDefined(kept.first)) {
-      std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(kept.first), algorithm);
-      return grads;
-    }
-    if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(kept.first), algorithm);
-    if (needs[2]) grads[2] = ordered_sum_op().call(grad_rows, {0}).squeeze(0);
-    return grads;
-  }
-  static Tensor tangent(const Kept& primal, const Tensor& input_t, const Tensor& weight_t, const Tensor& bias_t,
-                        std::string_view algorithm) {
-    const Tensor &input = primal.first, &weight = primal.second;
-    Tensor sum;
-    OptionalTensor bias = optional(bias_t);
-    const auto add = [&](const Tensor& x, const Tensor& w) {
-      const Tensor term = linear_op().call(x, w, bias, "none", algorithm);
-      bias.reset();
-      sum = sum.defined() ? sum + term : term;
-    };
-    if (input_t.defined()) add(input_t, weight);
-    if (weight_t.defined()) add(input, weight_t);
-    if (bias) add(input.narrow(-1, 0, 0), weight.narrow(-1, 0, 0));  // no products: the bias alone
-    return IS_RELU ? activate_backward_op().call(sum, primal.result, "relu") : sum;
-  }
-};
-
-// A function of each element; the option is its name.
-struct ActivateFormula : Formula {
-  static constexpr size_t kInputs = 1;
-  static constexpr const char* kName = "TiledActivateBackward";
-
-  static std::array<Tensor, 2> kept(const Tensor& x, const Tensor&, const Needs&) { return {x, Tensor()}; }
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& x, const Tensor&, const Tensor&,
-                        std::string_view name) {
-    return activate_op().redispatch(below, x, name);
-  }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view name) {
-    return {times_slope(grad, kept.first, name)};
-  }
-  static Tensor tangent(const Kept& primal, const Tensor& x_t, const Tensor&, const Tensor&, std::string_view name) {
-    return times_slope(x_t, primal.first, name);
-  }
-
- private:
-  static Tensor times_slope(const Tensor& grad, const Tensor& x, std::string_view name) {
-    if (name == "normal_density") return -grad * x * activate_op().call(x, name);
-    if (name != "logistic") return activate_backward_op().call(grad, x, name);
-    const Tensor value = activate_op().call(x, name);
-    return grad * value * (1 - value);
-  }
-};
-
-// The second derivative of gelu, gelu_tanh or silu, by operations that can be differentiated in turn. 16 bits would be
-// too few for its sums.
-Tensor curvature(const Tensor& x, std::string_view activation) {
-  const bool is_short = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
-  // Beyond this it is 0, and a power of x would be infinite.
-  const double limit = activation == "silu" ? 800 : 40;
-  const Tensor z = (is_short ? x.to(at::kFloat) : x).clamp(-limit, limit);
-  const auto to_own = [&](const Tensor& value) { return is_short ? value.to(x.scalar_type()) : value; };
-  if (activation == "gelu") return to_own(activate_op().call(z, "normal_density") * (2 - z * z));
-  // silu and gelu_tanh are z * s, where s is logistic(u) and by_u is its derivative in u.
-  constexpr double kFactor = 1.59576912160573071176, kCube = 0.044715;
-  const bool is_silu = activation == "silu";
-  const Tensor s = activate_op().call(is_silu ? z : kFactor * z * (1 + kCube * z * z), "logistic");
-  const Tensor by_u = s * (1 - s);
-  if (is_silu) return to_own(by_u * (2 + z * (1 - 2 * s)));
-  const Tensor u_slope = kFactor * (1 + 3 * kCube * z * z);
-  return to_own(by_u * (2 * u_slope + z * ((1 - 2 * s) * u_slope * u_slope + 6 * kFactor * kCube * z)));
-}
-
-// grad times an activation's slope at x; for relu, x may be its result.
-struct ActivateBackwardFormula : Formula {
-  static constexpr size_t kInputs = 2;
-  static constexpr const char* kName = "TiledActivateBackwardBackward";
-
-  static std::array<Tensor, 2> kept(const Tensor& grad, const Tensor& x, const Needs& needs) {
-    return {needs[1] ? grad : Tensor(), x};
-  }
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& grad, const Tensor& x, const Tensor&,
-                        std::string_view name) {
-    return activate_backward_op().redispatch(below, grad, x, name);
-  }
-  static variable_list backward(const Tensor& outer, const Kept& kept, const Needs& needs, std::string_view name) {
-    variable_list grads(2);
-    if (needs[0]) grads[0] = activate_backward_op().call(outer, kept.second, name);
-    if (needs[1]) {
-      // Zeros, not nothing: who asks for this gradient is not told that there is no way to it.
-      grads[1] = name == "relu" ? at::zeros_like(kept.second) : outer * kept.first * curvature(kept.second, name);
-    }
-    return grads;
-  }
-  static Tensor tangent(const Kept& primal, const Tensor& grad_t, const Tensor& x_t, const Tensor&,
-                        std::string_view name) {
-    const Tensor left = grad_t.defined() ? activate_backward_op().call(grad_t, primal.second, name) : Tensor();
-    if (!x_t.defined() || name == "relu") return left.defined() ? left : at::zeros_like(primal.first);
-    const Tensor right = x_t * primal.first * curvature(primal.second, name);
-    return left.defined() ? left + right : right;
-  }
-};
-
-// A tensor that says a shape and takes no memory.
-Tensor of_shape(c10::SymIntArrayRef sizes, const Tensor& like) {
-  return at::empty({}, at::TensorOptions().dtype(like.dtype()).device(like.device())).expand_symint(sizes);
-}
-
-// A formula of one operand, of which backward needs the shape alone.
-struct FormulaOfShape : Formula {
-  static constexpr size_t kInputs = 1;
-
-  static std::array<Tensor, 2> kept(const Tensor& a, const Tensor&, const Needs&) {
-    return {of_shape(a.sym_sizes(), a), Tensor()};
-  }
-};
-
-// The sums over some dimensions, which the option lists: "0,2".
-struct OrderedSumFormula : FormulaOfShape {
-  static constexpr const char* kName = "TiledOrderedSumBackward";
-
-  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor&, const Tensor&,
-                        std::string_view dims) {
-    return ordered_sum_op().redispatch(below, a, dims_of(dims));
-  }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
-    return {grad.expand_symint(kept.first.sym_sizes())};
-  }
-  static Tensor tangent(const Kept&, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view dims) {
-    return ordered_sum_op().call(a_t, dims_of(dims));
-  }
-
-  static std::string text_of(at::IntArrayRef dims) {
-    std::string text;
-    for (const int64_t dim : dims) text += std::to_string(dim) + ",";
-    return text;
-  }
-
- private:
-  static std::vector<int64_t> dims_of(std::string_view text) {
-    std::vector<int64_t> dims;
-    for (; !text.empty(); text.remove_prefix(text.find(',') + 1)) dims.push_back(std::stoll(std::string(text)));
-    return dims;
-  }
-};
-
-// A view of the second operand's shape, broadcast; what expand would be, but for the order in which its gradient is
-// summed.
-struct BroadcastFormula : FormulaOfShape {
-  static constexpr const char* kName = "TiledBroadcastBackward";
-
-  static Tensor forward(c10::DispatchKeySet, const Tensor& a, const Tensor& shape, const Tensor&, std::string_view) {
-    const Tensor view = a.expand_symint(shape.sym_sizes());
-    // What is saved of the view must notice where `a` changes in place.
-    torch::autograd::impl::set_version_counter(view, torch::autograd::impl::version_counter(a));
-    return view;
-  }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view) {
-    const Tensor& shape = kept.first;
-    const int64_t added = grad.dim() - shape.dim();
-    std::vector<int64_t> dims;
-    for (int64_t d = 0; d < grad.dim(); ++d) {
-      if (d < added || shape.sym_size(d - added) != grad.sym_size(d)) dims.push_back(d);
-    }
-    Tensor sum = ordered_sum_op().call(grad, dims);
-    for (int64_t d = 0; d < added; ++d) sum = sum.squeeze(0);
-    return {sum};
-  }
-  static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor&, const Tensor&, std::string_view) {
-    return a_t.expand_symint(primal.result.sym_sizes());
-  }
-};
 
 // ---- (c) autograd::Function
 
@@ -454,6 +198,27 @@ bool are_equal_batches(const Tensor& a, const Tensor& b) {
   return true;
 }
 
+// Makes the batch dimensions of two operands, which are at least 2-D, equal through views, whose derivatives sum what
+// was broadcast. False, and nothing is changed, where they do not fit.
+bool align_batches(Tensor& a, Tensor& b, c10::DispatchKeySet below) {
+  const auto batch_a = a.sym_sizes().slice(0, a.dim() - 2), batch_b = b.sym_sizes().slice(0, b.dim() - 2);
+  std::vector<c10::SymInt> batch(std::max(batch_a.size(), batch_b.size()), 1);
+  for (size_t i = 1; i <= batch.size(); ++i) {
+    const c10::SymInt size_a = i <= batch_a.size() ? batch_a[batch_a.size() - i] : c10::SymInt(1);
+    const c10::SymInt size_b = i <= batch_b.size() ? batch_b[batch_b.size() - i] : c10::SymInt(1);
+    const c10::SymInt& size = size_a == 1 ? size_b : size_a;
+    if (size_b != 1 && size_b != size) return false;
+    batch[batch.size() - i] = size;
+  }
+  for (Tensor* operand : {&a, &b}) {
+    auto sizes = batch;
+    sizes.push_back(operand->sym_size(-2));
+    sizes.push_back(operand->sym_size(-1));
+    *operand = broadcast(*operand, sizes, below);
+  }
+  return true;
+}
+
 Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, std::string_view algorithm) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a, b);
@@ -465,28 +230,30 @@ Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& 
   // What does not fit goes to the kernel as it was given, which raises.
   if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
 
-  // Other ranks and batches become equal ones through views, whose derivatives sum what was broadcast.
   if (a.dim() == 1) {
     return b.dim() == 1 ? matmul_op().call(a.unsqueeze(0), b.unsqueeze(1), algorithm).squeeze()
                         : matmul_op().call(a.unsqueeze(0), b, algorithm).squeeze(-2);
   }
   if (b.dim() == 1) return matmul_op().call(a, b.unsqueeze(1), algorithm).squeeze(-1);
-  const auto batch_a = a.sym_sizes().slice(0, a.dim() - 2), batch_b = b.sym_sizes().slice(0, b.dim() - 2);
-  std::vector<c10::SymInt> batch(std::max(batch_a.size(), batch_b.size()), 1);
-  for (size_t i = 1; i <= batch.size(); ++i) {
-    const c10::SymInt size_a = i <= batch_a.size() ? batch_a[batch_a.size() - i] : c10::SymInt(1);
-    const c10::SymInt size_b = i <= batch_b.size() ? batch_b[batch_b.size() - i] : c10::SymInt(1);
-    const c10::SymInt& size = size_a == 1 ? size_b : size_a;
-    if (size_b != 1 && size_b != size) return matmul_op().redispatch(below, a, b, algorithm);
-    batch[batch.size() - i] = size;
+  Tensor left = a, right = b;
+  if (!align_batches(left, right, below)) return matmul_op().redispatch(below, a, b, algorithm);
+  return matmul_op().call(left, right, algorithm);
+}
+
+Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, const Tensor& a, const Tensor& b,
+                      double beta, double alpha, std::string_view algorithm) {
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const Wanted wanted(a, b, input);
+  if (wanted.nothing() || !a.defined() || !b.defined() || a.dim() < 2 || b.dim() < 2) {
+    return addmm_op().redispatch(below, input, a, b, beta, alpha, algorithm);
   }
-  const auto expanded = [&](const Tensor& tensor) {
-    auto sizes = batch;
-    sizes.push_back(tensor.sym_size(-2));
-    sizes.push_back(tensor.sym_size(-1));
-    return broadcast(tensor, sizes, below);
-  };
-  return matmul_op().call(expanded(a), expanded(b), algorithm);
+  const Shape<c10::SymInt> shape = addmm_shape<c10::SymInt>(input, a, b);
+  Tensor left = a, right = b, added = input.value_or(Tensor());
+  if (added.defined()) added = broadcast(added, shape, below);
+  const std::string option = AddmmOption{beta, alpha, std::string(algorithm)}.text();
+  if (b.dim() == 2) return differentiate<AddmmFormula<true>>(wanted, a, b, added, below, option);
+  if (!are_equal_batches(a, b)) align_batches(left, right, below);
+  return differentiate<AddmmFormula<false>>(wanted, left, right, added, below, option);
 }
 
 // activation(X W^T + bias) under a gradient: the sum is kept for backward. Where a kernel writes both in one pass, they
@@ -586,6 +353,7 @@ void matmul_out_counted(c10::DispatchKeySet keys, const Tensor& a, const Tensor&
 TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("matmul", &matmul_autograd);
   m.impl("matmul_out", &matmul_out_autograd);
+  m.impl("addmm", &addmm_autograd);
   m.impl("linear", &linear_autograd);
   m.impl("activate", &activate_autograd);
   m.impl("activate_backward", &activate_backward_autograd);

@@ -7,6 +7,9 @@ TORCH_LIBRARY(tiledmm, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
   m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\") -> Tensor", tags);
   m.def("matmul_out(Tensor a, Tensor b, Tensor(a!) out, *, str algorithm=\"auto\") -> ()", tags);
+  // alpha a b + beta input, rounded once; an input broadcasts to the product's shape. beta = 0: it is not read.
+  m.def("addmm(Tensor? input, Tensor a, Tensor b, *, float beta=1, float alpha=1, str algorithm=\"auto\") -> Tensor",
+        tags);
   m.def(
       "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\", str algorithm=\"auto\") "
       "-> Tensor",

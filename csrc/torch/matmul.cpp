@@ -118,7 +118,7 @@ void raise(Status status, const char* reason) {
 }
 
 void run(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32 = true) {
-  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && problem.dtype == DType::f32 && allows_tf32();
+  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && problem.dtype_a == DType::f32 && allows_tf32();
   char reason[320] = "";
   raise(compute(problem, algorithm, device, reason, sizeof reason), reason);
 }
@@ -151,12 +151,19 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
   problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
 }
 
-// out = a b, all checked, out of the right shape.
+// out = alpha a b + beta added, all checked, out of the right shape; an `added` that is given has that shape, too.
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape, DType dtype,
-                 int32_t algorithm, bool may_use_tf32 = true) {
+                 int32_t algorithm, bool may_use_tf32 = true, const Tensor& added = Tensor(), double beta = 1,
+                 double alpha = 1) {
   GemmProblem problem{};
-  problem.dtype = dtype;
+  problem.set_dtypes(dtype);
+  problem.alpha = alpha, problem.beta = beta;
   fill_operands(problem, a, b);
+  if (added.defined()) {
+    problem.bias = added.const_data_ptr();
+    problem.stride_bias_m = shape.a_is_vector ? 0 : added.stride(shape.b_is_vector ? -1 : -2);
+    problem.stride_bias_n = shape.b_is_vector ? 0 : added.stride(-1);
+  }
   problem.c = out.mutable_data_ptr();
   problem.stride_cm = shape.a_is_vector ? 0 : out.stride(shape.b_is_vector ? -1 : -2);
   problem.stride_cn = shape.b_is_vector ? 1 : out.stride(-1);
@@ -166,7 +173,7 @@ void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const Matm
     return own < 0 || tensor.size(own) == 1 ? 0 : tensor.stride(own);
   };
   for (int64_t d = 0; d < shape.num_batch_dims; ++d) {
-    dims[d] = {shape.out[d], stride(a, d), stride(b, d), out.stride(d)};
+    dims[d] = {shape.out[d], stride(a, d), stride(b, d), out.stride(d), added.defined() ? added.stride(d) : 0};
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(shape.num_batch_dims);
@@ -182,7 +189,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
   if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) {  // the common case, without the general one's work
     const Tensor out = new_result({a.size(0), b.size(1)}, a.options());
     GemmProblem problem{};
-    problem.dtype = dtype;
+    problem.set_dtypes(dtype);
     fill_operands(problem, a, b);
     problem.c = out.mutable_data_ptr();
     problem.stride_cm = b.size(1);
@@ -219,6 +226,23 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   matmul_into(a, b, out, shape, to_dtype("a", a), to_algorithm(algorithm));
 }
 
+Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double beta, double alpha,
+             std::string_view algorithm) {
+  check_operand("a", a);
+  check_operand("b", b);
+  check_alike("a", a, "b", b);
+  const bool is_given = input && input->defined();
+  if (is_given) {
+    check_operand("input", *input);
+    check_alike("a", a, "input", *input);
+  }
+  const Shape<int64_t> shape = addmm_shape<int64_t>(input, a, b);
+  const Tensor out = new_result(shape, a.options());
+  matmul_into(a, b, out, MatmulShape<int64_t>(a, b), to_dtype("a", a), to_algorithm(algorithm), true,
+              is_given ? input->expand(shape) : Tensor(), beta, alpha);
+  return out;
+}
+
 // The result, and, where it is to be kept, the sum before the activation.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                       std::string_view activation, std::string_view algorithm, bool keeps_sum, Tensor& sum) {
@@ -233,7 +257,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   const int64_t dim = input.dim(), weight_dim = weight.dim();
 
   GemmProblem problem{};
-  problem.dtype = to_dtype("input", input);
+  problem.set_dtypes(to_dtype("input", input));
   problem.activation = to_activation(activation);
   problem.a = input.const_data_ptr();
   problem.b = weight.const_data_ptr();
@@ -260,7 +284,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   BatchDim dims[kMaxBatchDims];
   int64_t stride_c = problem.m * problem.n;
   for (int64_t d = dim - 3; d >= 0; --d) {
-    dims[d] = {input.size(d), input.stride(d), 0, stride_c};
+    dims[d] = {input.size(d), input.stride(d), 0, stride_c, 0};
     stride_c *= input.size(d);
   }
   problem.batch_dims = dims;
@@ -359,7 +383,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
   check_weight_grads<int64_t>(grad, input);
   const Tensor weight_grad = new_result({grad.size(1), input.size(1)}, input.options());
   GemmProblem problem{};
-  problem.dtype = to_dtype("grad", grad);
+  problem.set_dtypes(to_dtype("grad", grad));
   fill_operands(problem, grad.mT(), input);
   problem.c = weight_grad.mutable_data_ptr();
   problem.stride_cm = input.size(1);
@@ -394,7 +418,7 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.m = m;
   problem.n = n;
   problem.k = k;
-  problem.dtype = to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype)));
+  problem.set_dtypes(to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype))));
   problem.stride_am = layout[0] == 'N' ? k : 1;
   problem.stride_ak = layout[0] == 'N' ? 1 : m;
   problem.stride_bk = layout[1] == 'N' ? n : 1;
@@ -402,7 +426,7 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.stride_cm = n;
   problem.stride_cn = 1;
   problem.allow_tf32 = allows_tf32();
-  const BatchDim dim{batch, m * k, k * n, m * n};
+  const BatchDim dim{batch, m * k, k * n, m * n, 0};
   problem.batch_dims = &dim;
   problem.num_batch_dims = batch > 0;
   const std::string device_name(device), kernel(plans_of);
@@ -422,6 +446,7 @@ double fma_peak(at::ScalarType dtype) {
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
+  m.impl("addmm", &addmm);
   m.impl("linear", &linear);
   m.impl("linear_and_sum", &linear_and_sum);
   m.impl("linear_weight_grads", &linear_weight_grads);
@@ -433,6 +458,7 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
+  m.impl("addmm", &addmm);
   m.impl("linear", &linear);
   m.impl("linear_and_sum", &linear_and_sum_in_two_passes);
   m.impl("linear_weight_grads", &linear_weight_grads);

@@ -16,6 +16,8 @@ constexpr std::string_view kPlainAuto = "plain_auto";
 
 using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm);
 using MatmulOutOp = void(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, std::string_view algorithm);
+using AddmmOp = at::Tensor(const std::optional<at::Tensor>& input, const at::Tensor& a, const at::Tensor& b,
+                           double beta, double alpha, std::string_view algorithm);
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             std::string_view activation, std::string_view algorithm);
 using LinearAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input, const at::Tensor& weight,
@@ -35,6 +37,7 @@ using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&
   }
 TILEDMM_OPERATOR(matmul, MatmulOp)
 TILEDMM_OPERATOR(matmul_out, MatmulOutOp)
+TILEDMM_OPERATOR(addmm, AddmmOp)
 TILEDMM_OPERATOR(linear, LinearOp)
 TILEDMM_OPERATOR(linear_and_sum, LinearAndSumOp)
 TILEDMM_OPERATOR(linear_weight_grads, LinearWeightGradsOp)

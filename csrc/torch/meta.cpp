@@ -30,6 +30,15 @@ void matmul_out(const Tensor& a, const Tensor& b, Tensor& out, std::string_view 
   TORCH_CHECK(fits, "tiledmm: out has shape ", out.sym_sizes(), "; the result has ", c10::SymIntArrayRef(shape));
 }
 
+Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double, double,
+             std::string_view algorithm) {
+  check_alike("a", a, "b", b);
+  if (input && input->defined()) check_alike("a", a, "input", *input);
+  to_dtype("a", a);
+  to_algorithm(algorithm);
+  return empty(a, addmm_shape<SymInt>(input, a, b));
+}
+
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
               std::string_view algorithm) {
   check_alike("input", input, "weight", weight);
@@ -77,6 +86,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
 TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("matmul", &matmul);
   m.impl("matmul_out", &matmul_out);
+  m.impl("addmm", &addmm);
   m.impl("linear", &linear);
   m.impl("linear_and_sum", &linear_and_sum);
   m.impl("linear_weight_grads", &linear_weight_grads);

@@ -89,6 +89,24 @@ struct MatmulShape {
   }
 };
 
+// Of a product of matrices, or of batches of them, to which an input is added.
+template <class Size>
+Shape<Size> addmm_shape(const std::optional<at::Tensor>& input, const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.dim() >= 2 && b.dim() >= 2, "tiledmm: a has ", a.dim(), " dimensions and b has ", b.dim(),
+              "; both need at least 2");
+  const Shape<Size> out = MatmulShape<Size>(a, b).out;
+  if (!input || !input->defined()) return out;
+  const int64_t missing = int64_t(out.size()) - input->dim();
+  bool fits = missing >= 0;
+  for (int64_t d = 0; fits && d < input->dim(); ++d) {
+    const Size size = size_of<Size>(*input, d);
+    fits = is_one(size) || must_equal(size, out[size_t(d + missing)]);
+  }
+  TORCH_CHECK(fits, "tiledmm: input has shape ", shape_of<Size>(*input),
+              "; accepted is what broadcasts to the product's shape, ", c10::ArrayRef<Size>(out));
+  return out;
+}
+
 template <class Size>
 Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const int64_t dim = input.dim(), weight_dim = weight.dim();

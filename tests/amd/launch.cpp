@@ -20,7 +20,7 @@ extern "C" __attribute__((visibility("default"))) int launch(const tiledmm::Fold
   auto& own = plan.as<tiledmm::MfmaPlan>();
   if (shape >= 0) own.shape = shape;
   const bool has_odd_rows = own.copies == tiledmm::MfmaCopies::of_odd_rows;
-  if (has_odd_rows && !copies_odd_rows(problem->gemm.dtype, own.shape)) own.copies = tiledmm::MfmaCopies::by_element;
+  if (has_odd_rows && !copies_odd_rows(problem->gemm.dtype_a, own.shape)) own.copies = tiledmm::MfmaCopies::by_element;
   if (chunk_k >= 0) own.chunk_k = chunk_k;
   own.num_splits = splits ? tiledmm::ceil_div(problem->gemm.k, own.chunk_k) : 1;
   record = recorder;

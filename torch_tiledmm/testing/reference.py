@@ -80,6 +80,16 @@ def expect_matmul(a: torch.Tensor, b: torch.Tensor) -> Expected:
     return _expect(f"matmul {tuple(a.shape)} x {tuple(b.shape)}", a, b, None, "none")
 
 
+def expect_addmm(
+    input: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, beta: float = 1, alpha: float = 1
+) -> Expected:
+    """The expected result of ``addmm`` with these arguments. alpha and beta, which are rounded to the accumulator's
+    dtype, and their products are four roundings more.
+    """
+    what = f"addmm {tuple(a.shape)} x {tuple(b.shape)}, alpha {alpha}, beta {beta}, input {input is not None}"
+    return _expect(what, a, b, input if beta != 0 else None, "none", alpha, beta)
+
+
 def expect_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
 ) -> Expected:
@@ -114,20 +124,30 @@ def assert_close(out: torch.Tensor, expected: Expected) -> None:
         )
 
 
-def _expect(what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Expected:
+def _expect(
+    what: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    alpha: float = 1,
+    beta: float = 1,
+) -> Expected:
     dtype, k = a.dtype, a.shape[-1]
     acc_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     u_acc = torch.finfo(acc_dtype).eps / 2
     u_out = torch.finfo(dtype).eps / 2
-    num_roundings = (k + 2) * (2 if dtype == torch.float64 else 1)
+    num_roundings = (k + 2 + 4 * ((alpha, beta) != (1, 1))) * (2 if dtype == torch.float64 else 1)
     gamma = num_roundings * u_acc / (1 - num_roundings * u_acc)
 
     a, b = a.detach().to("cpu", torch.float64), b.detach().to("cpu", torch.float64)
+    a = alpha * a if alpha != 0 else torch.zeros_like(a)
+    b = b if alpha != 0 else torch.zeros_like(b)
     value = torch.matmul(a, b)
     magnitude = torch.matmul(a.abs(), b.abs())
     spread = _frobenius_of_squares(a, b, value.numel())
     if bias is not None:
-        bias = bias.detach().to("cpu", torch.float64)
+        bias = beta * bias.detach().to("cpu", torch.float64)
         value = value + bias
         magnitude = magnitude + bias.abs()
 

@@ -32,7 +32,7 @@ void naive(const GemmProblem& problem) {
 
 Status launch_naive(const FoldedProblem& folded, const Plan&, const Executor&) {
   const GemmProblem& problem = folded.gemm;
-  visit_dtype(problem.dtype, [&](auto* element) {
+  visit_dtype(problem.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     for (int64_t batch_idx = 0; batch_idx < batch_size(problem); ++batch_idx) {
       naive<T>(batch_item(problem, batch_idx));

@@ -66,7 +66,7 @@ void block_tile(const GemmProblem& problem, int64_t row, int64_t col) {
 Status launch_block_tiled(const FoldedProblem& folded, const Plan&, const Executor& executor) {
   const GemmProblem& problem = folded.gemm;
   const int64_t tiles_m = ceil_div(problem.m, Config::kBlock), tiles_n = ceil_div(problem.n, Config::kBlock);
-  visit_dtype(problem.dtype, [&](auto* element) {
+  visit_dtype(problem.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     parallel_for(executor, batch_size(problem) * tiles_m * tiles_n, [&](int64_t task_idx) {
       const int64_t tile = task_idx % (tiles_m * tiles_n);

@@ -26,17 +26,31 @@ void describe_block_tiled(const FoldedProblem&, const Chip&, const Plan&, Fields
 
 }  // namespace
 
-const Rung naive_rung = {"naive",        "three loops", 1, false, false, Order::chain, refuse, for_each_naive_plan,
-                         describe_naive, launch_naive};
-const Rung block_tiled_rung = {"block_tiled",
-                               "block tiles copied near, threads",
-                               2,
-                               false,
-                               false,
-                               Order::chain,
-                               refuse,
-                               for_each_block_tiled_plan,
-                               describe_block_tiled,
-                               launch_block_tiled};
+const Rung naive_rung = {
+    .name = "naive",
+    .description = "three loops",
+    .number = 1,
+    .is_gpu = false,
+    .is_native = false,
+    .order = Order::chain,
+    .takes = {.kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_naive_plan,
+    .describe = describe_naive,
+    .launch = launch_naive,
+};
+const Rung block_tiled_rung = {
+    .name = "block_tiled",
+    .description = "block tiles copied near, threads",
+    .number = 2,
+    .is_gpu = false,
+    .is_native = false,
+    .order = Order::chain,
+    .takes = {.kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_block_tiled_plan,
+    .describe = describe_block_tiled,
+    .launch = launch_block_tiled,
+};
 
 }  // namespace tiledmm::cpu

@@ -39,7 +39,7 @@ naive(FoldedProblem problem) {
 }  // namespace
 
 Status launch_naive(const FoldedProblem& problem, const Plan&, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     return launch_kernel(naive<T>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),
                          num_batch_blocks(problem), NaiveConfig::kThreads, 0, executor, problem);

@@ -76,14 +76,14 @@ block_tiled(FoldedProblem problem) {
     }
     // To add what changes nothing would be a branch, for which large tiles lack the registers.
     const int64_t row = tile.row + in_m, col = tile.col + in_n;
-    store_activated<T>(gemm, row, col, acc + load_bias<T>(gemm, row, col, 0));
+    store_activated<T>(gemm, row, col, blended<T>(gemm, row, col, acc, 0));
   }
 }
 
 template <int TILE>
 Status launch(const FoldedProblem& problem, const Executor& executor) {
   using Config = BlockTiledConfig<TILE>;
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     return launch_kernel(block_tiled<Config, T>, num_tiles(problem.gemm, TILE, TILE), num_batch_blocks(problem),
                          Config::kThreads, sizeof(BlockTiledShared<Config, T>), executor, problem);

@@ -77,7 +77,7 @@ row_register_tiled(FoldedProblem problem) {
 
 Status launch_row_register_tiled(const FoldedProblem& problem, const Plan&, const Executor& executor) {
   using Config = RowRegisterConfig<16, 16>;
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     return launch_kernel(row_register_tiled<Config, T>, num_tiles(problem.gemm, Config::U, Config::kThreads),
                          num_batch_blocks(problem), Config::kThreads, sizeof(RowRegisterShared<Config, T>), executor,

@@ -153,7 +153,7 @@ static_assert(is_tile<Small>(false) && is_tile<Large>(true), "the plan knows the
 }  // namespace
 
 Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     if constexpr (sizeof(T) < 8) {  // the large tile's sums in fp64 would not fit into the registers
       if (plan.as<LadderPlan>().is_large) return launch<Large, T>(problem, executor);

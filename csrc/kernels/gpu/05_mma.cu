@@ -39,7 +39,7 @@ mma(FoldedProblem problem, Sums<Config, T> sums) {
 }  // namespace
 
 Status launch_mma(const FoldedProblem& problem, const Plan&, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     using Config = SmallMmaConfig<T>;  // the fragments of the large one would not fit beside its sums
     return with_sums<Config, T>(problem, executor, [&](Sums<Config, T> sums) {

@@ -2,7 +2,7 @@
 // bits that a kernel's epilogue gives it. A thread takes 16 bytes at a time where all operands are aligned to that.
 #include "core/elementwise.h"
 
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -16,16 +16,10 @@ constexpr double kRegisterTiledOnRdna = 0.37;
 constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
 constexpr double kLaunchUs = 3;
 
-const char* refuse_batch(const FoldedProblem& problem) {
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
-  return problem.gemm.row_sums ? "it does not sum rows" : nullptr;
-}
-
-const char* refuse(const FoldedProblem& problem, const Chip&) { return refuse_batch(problem); }
+const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
 
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_batch(problem)) return reason;
-  if (chip.mma_tflops[int(problem.gemm.dtype)] == 0) return "the chip has no matrix instruction for this dtype";
+  if (chip.mma_tflops[int(problem.gemm.dtype_a)] == 0) return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
 }
 
@@ -55,7 +49,7 @@ LadderPlan plan_register_tiled_4x4(const FoldedProblem&, const Chip& chip) {
 LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
   const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
   const bool is_large =
-      problem.gemm.dtype != DType::f64 && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+      problem.gemm.dtype_a != DType::f64 && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : plan_register_tiled_4x4(problem, chip);
 }
 
@@ -63,7 +57,7 @@ LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
 LadderPlan plan_mma_small(const FoldedProblem&, const Chip&) { return mma_tile(false, false); }
 // The large tile where it gives most CUs one, else the small one. Both sum in the same order.
 LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
-  const bool is_f64 = problem.gemm.dtype == DType::f64;
+  const bool is_f64 = problem.gemm.dtype_a == DType::f64;
   const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
   return 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus ? large : mma_tile(false, false);
 }
@@ -71,13 +65,13 @@ LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
-  const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype)];
+  const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype_a)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double elements = (m * k + k * n + m * n) * batch;
   const bool is_on_rdna = chip.platform == Platform::hip && chip.warp_size == 32;
   const double efficiency = NUMBER == 4 && is_on_rdna ? kRegisterTiledOnRdna : kEfficiency[NUMBER];
   const double us = kLaunchUs + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
-                    kTraffic[NUMBER] * elements * double(size_of(p.dtype)) / (chip.tbytes_per_second * 1e6);
+                    kTraffic[NUMBER] * elements * double(size_of(p.dtype_a)) / (chip.tbytes_per_second * 1e6);
   visit(CHOOSE(problem, chip), us);
 }
 
@@ -88,16 +82,17 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
 constexpr Rung rung(const char* name, const char* description, bool is_native,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
-  return {name,
-          description,
-          NUMBER,
-          true,
-          is_native,
-          IS_MMA ? Order::mma_chain : Order::chain,
-          IS_MMA ? refuse_mma : refuse,
-          for_each_plan<NUMBER, IS_MMA, CHOOSE>,
-          describe,
-          launch};
+  return {.name = name,
+          .description = description,
+          .number = NUMBER,
+          .is_gpu = true,
+          .is_native = is_native,
+          .order = IS_MMA ? Order::mma_chain : Order::chain,
+          .takes = {.alpha = NUMBER != 3},  // the bias is its sums' first value
+          .refuse = IS_MMA ? refuse_mma : refuse,
+          .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
+          .describe = describe,
+          .launch = launch};
 }
 
 }  // namespace

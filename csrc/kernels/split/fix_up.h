@@ -5,6 +5,7 @@
 #include "core/operand.h"
 #include "kernels/split/layout.h"
 #include "kernels/split/operands.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {

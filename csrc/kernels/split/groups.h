@@ -3,14 +3,14 @@
 #pragma once
 
 #include "kernels/split/layout.h"
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {
 
 constexpr int kAddGroupThreads = 256;
 
-// C = sums of the first groups, [group][item][row][col], or C += those of later ones; then bias and activation. An
+// C = sums of the first groups, [group][item][row][col], or C += those of later ones; then the epilogue. An
 // element a thread.
 TILEDMM_KERNEL(kAddGroupThreads, 1)
 add_groups(const float* sums, int64_t num_groups, bool is_first, FoldedProblem problem) {
@@ -45,7 +45,7 @@ Status launch_groups(const FoldedProblem& problem, const Executor& executor, con
     status = launch(part);
     if (status != Status::ok) break;
     FoldedProblem whole = problem;
-    if (next < k) whole.gemm.bias = nullptr, whole.gemm.activation = Activation::none;
+    if (next < k) drop_epilogue(whole.gemm);
     status = launch_kernel(add_groups, ceil_div(count, kAddGroupThreads), 1, kAddGroupThreads, 0, executor,
                            static_cast<const float*>(sums), num_groups, first == 0, whole);
   }

@@ -45,7 +45,7 @@ inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int6
   p.a = static_cast<const float*>(p.a) + first * p.stride_ak;
   p.b = static_cast<const float*>(p.b) + first * p.stride_bk;
   p.c = nullptr, p.stride_cm = p.n, p.stride_cn = 1;
-  p.bias = nullptr, p.activation = Activation::none;
+  drop_epilogue(p);
   int64_t stride_c = p.m * p.n;
   for (int32_t d = p.num_batch_dims - 1; d >= 0; --d) {
     part.batch_dims[d].stride_c = stride_c;
@@ -53,7 +53,7 @@ inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int6
   }
   if (num_groups == 1) return part;
   for (int32_t d = p.num_batch_dims; d > 0; --d) part.batch_dims[d] = part.batch_dims[d - 1];
-  part.batch_dims[0] = {num_groups, count * p.stride_ak, count * p.stride_bk, stride_c};
+  part.batch_dims[0] = {num_groups, count * p.stride_ak, count * p.stride_bk, stride_c, 0};
   ++p.num_batch_dims;
   part.batch_size *= num_groups;
   return part;

@@ -13,8 +13,8 @@
 namespace tiledmm::cpu {
 Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
   const AmxPlan& own = plan.as<AmxPlan>();
-  return problem.gemm.dtype == DType::bf16 ? multiply_planned<Bf16Tiles>(problem, own, executor)
-                                           : multiply_planned<Fp16Tiles>(problem, own, executor);
+  return problem.gemm.dtype_a == DType::bf16 ? multiply_planned<Bf16Tiles>(problem, own, executor)
+                                             : multiply_planned<Fp16Tiles>(problem, own, executor);
 }
 double tile_peak_amx(DType dtype, const Executor& executor) {
   return dtype == DType::f16 ? tile_peak<Fp16Tiles>(executor) : tile_peak<Bf16Tiles>(executor);

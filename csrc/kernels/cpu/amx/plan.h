@@ -144,8 +144,8 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 [[maybe_unused]] bool is_short_k(const GemmProblem& p, bool is_exchanged) {
   const int64_t stride_b = is_exchanged ? p.stride_am : p.stride_bn,
                 stride_c = is_exchanged ? p.stride_cm : p.stride_cn;
-  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && !p.bias &&
-         p.activation == Activation::none && (is_exchanged ? p.m : p.n) > kAmxStrip;
+  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && is_plain(p) &&
+         (is_exchanged ? p.m : p.n) > kAmxStrip;
 }
 
 [[maybe_unused]] AmxPlan choose_amx_plan(const FoldedProblem& problem, int64_t num_threads) {

@@ -12,8 +12,7 @@ constexpr double kFlopsPerCycle = 1024 * 0.8;  // of one core; what remains is s
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
-  if (size_of(problem.gemm.dtype) != 2) return "the tile instructions multiply bf16 and fp16";
-  if (problem.gemm.dtype == DType::f16 && chip.arch < int(Isa::amx_fp16)) return "the CPU's AMX has no fp16";
+  if (problem.gemm.dtype_a == DType::f16 && chip.arch < int(Isa::amx_fp16)) return "the CPU's AMX has no fp16";
   return nullptr;
 }
 
@@ -34,10 +33,21 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 
 }  // namespace
 
-const Rung amx_rung = {"amx",    "tile instructions of AMX, four tiles of C in registers",
-                       5,        false,
-                       true,     Order::amx_chunks,
-                       refuse,   for_each_plan,
-                       describe, launch_amx};
+const Rung amx_rung = {
+    .name = "amx",
+    .description = "tile instructions of AMX, four tiles of C in registers",
+    .number = 5,
+    .is_gpu = false,
+    .is_native = true,
+    .order = Order::amx_chunks,
+    .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16)},
+              .num_operands = 2,
+              .served = "the tile instructions multiply bf16 and fp16",
+              .kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_amx,
+};
 
 }  // namespace tiledmm::cpu

@@ -9,9 +9,8 @@ namespace {
 
 constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
-  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+const char* refuse(const FoldedProblem&, const Chip& chip) {
+  return chip.arch < int(Isa::amx) ? "the CPU lacks AMX, or the system does not let this process use it" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -39,11 +38,19 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung amx_split_rung = {"amx_split", "AMX: fp32 as three bf16 terms, six products",
-                             6,           false,
-                             false,       Order::amx_split_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_amx_split,
-                             true};
+const Rung amx_split_rung = {
+    .name = "amx_split",
+    .description = "AMX: fp32 as three bf16 terms, six products",
+    .number = 6,
+    .is_gpu = false,
+    .is_native = false,
+    .order = Order::amx_split_chunks,
+    .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_amx_split,
+    .is_split = true,
+};
 
 }  // namespace tiledmm::cpu

@@ -8,7 +8,7 @@
 
 namespace tiledmm::cpu {
 Status launch_register_tiled_avx512_bf16(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  if (problem.gemm.dtype != DType::bf16) return launch_register_tiled_avx512(problem, plan, executor);
+  if (problem.gemm.dtype_a != DType::bf16) return launch_register_tiled_avx512(problem, plan, executor);
   return launch_oriented<BFloat16, DotBf16, DType::bf16>(problem.gemm, plan.as<CpuPlan>(), executor);
 }
 double fma_peak_avx512_bf16(DType dtype, const Executor& executor) { return fma_peak(dtype, executor); }

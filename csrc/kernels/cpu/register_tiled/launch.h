@@ -240,7 +240,7 @@ struct BlockTile {
     const int64_t j = jc + jr;
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
-    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
     const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
     if (is_plain && is_finished && is_first && is_last) {
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
@@ -391,7 +391,7 @@ struct BlockTile {
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
-    const bool is_plain = !problem.bias && problem.activation == Activation::none && problem.stride_cn == 1;
+    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {
@@ -579,7 +579,7 @@ Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Ex
 
 #if !defined(TILEDMM_ISA_AVX512_BF16)  // whose launcher chooses
 Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
-  switch (problem.dtype) {
+  switch (problem.dtype_a) {
     case DType::f32:
       return launch_oriented<float, Fma<float, float>, DType::f32>(problem, plan, executor);
     case DType::f64:

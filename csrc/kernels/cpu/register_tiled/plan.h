@@ -319,7 +319,7 @@ struct CpuPlan {
   GemmProblem exchanged = transposed(problem);
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
     const BatchDim& dim = problem.batch_dims[d];
-    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c};
+    dims[d] = {dim.size, dim.stride_b, dim.stride_a, dim.stride_c, dim.stride_bias};
   }
   exchanged.batch_dims = dims;
   return exchanged;

@@ -32,7 +32,7 @@ void plan_dtype(const FoldedProblem& problem, const Chip& chip, PlanSearch& visi
 
 template <Isa ISA>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  switch (problem.gemm.dtype) {
+  switch (problem.gemm.dtype_a) {
     case DType::f32:
       return plan_dtype<ISA, DType::f32>(problem, chip, visit);
     case DType::f64:
@@ -48,7 +48,7 @@ template <Isa ISA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const CpuPlan& own = plan.as<CpuPlan>();
   const CpuConfig& config = own.config;
-  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype);
+  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype_a);
   fields.add("path", kCpuPathNames[int(config.path)]);
   if (config.path == CpuPath::long_dots) return;
   fields.add_tile("thread", config.thread_m, shape.thread_n);
@@ -62,7 +62,17 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 template <Isa ISA>
 constexpr Rung rung(const char* name, const char* description, Order order,
                     Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
-  return {name, description, 4, false, true, order, refuse<ISA>, for_each_plan<ISA>, describe<ISA>, launch};
+  return {.name = name,
+          .description = description,
+          .number = 4,
+          .is_gpu = false,
+          .is_native = true,
+          .order = order,
+          .takes = {.kept_sum = true},
+          .refuse = refuse<ISA>,
+          .for_each_plan = for_each_plan<ISA>,
+          .describe = describe<ISA>,
+          .launch = launch};
 }
 
 }  // namespace

@@ -29,13 +29,13 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
   if (plan.unaligned_shape >= 0) return launch_mma_unaligned(problem, plan.unaligned_shape, executor);
   Workspace packed_a(executor), packed_b(executor);
   GemmProblem& p = problem.gemm;
-  if (size_of(p.dtype) == 2) {
+  if (size_of(p.dtype_a) == 2) {
     Status status = repack_if_unaligned(problem, &BatchDim::stride_a, p.a, p.m, p.stride_am, p.stride_ak, packed_a);
     if (status == Status::ok)
       status = repack_if_unaligned(problem, &BatchDim::stride_b, p.b, p.n, p.stride_bn, p.stride_bk, packed_b);
     if (status != Status::ok) return status;
   }
-  return visit_dtype(p.dtype, [&](auto* element) {
+  return visit_dtype(p.dtype_a, [&](auto* element) {
     return launch_chosen<std::remove_pointer_t<decltype(element)>>(problem, plan.choice, plan.is_vectorised, executor);
   });
 }

@@ -13,7 +13,6 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (problem.gemm.row_sums) return "it does not sum rows";
   return refuse_tf32(problem.gemm, chip);
 }
 
@@ -29,7 +28,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
   } else {
-    const MmaAsyncShape& shape = mma_async_shape(problem.gemm.dtype, own.choice.shape);
+    const MmaAsyncShape& shape = mma_async_shape(problem.gemm.dtype_a, own.choice.shape);
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
     fields.add("stages", shape.num_stages);
@@ -41,10 +40,18 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung mma_async_rung = {"mma_async", "matrix instructions fed by asynchronous copies",
-                             10,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_plan,
-                             describe,    launch_mma_async};
+const Rung mma_async_rung = {
+    .name = "mma_async",
+    .description = "matrix instructions fed by asynchronous copies",
+    .number = 10,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mma_chunks,
+    .takes = {},
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_mma_async,
+};
 
 }  // namespace tiledmm::gpu

@@ -1,7 +1,7 @@
 // The end of a kernel by matrix instructions: sums of a warp on their way from shared memory to C.
 #pragma once
 
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -20,7 +20,7 @@ struct Strip {
   static constexpr int kRows = ROWS, kPad = 8;
   alignas(16) A acc[kRows][COLS + kPad];
 
-  // C = activation(acc + bias), of elements Out. All lanes have written their part.
+  // C = activation(alpha * acc + beta * bias), of elements Out. All lanes have written their part.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
     using Values = VectorOf<A>;
@@ -28,10 +28,10 @@ struct Strip {
     constexpr int kVector = Outs::kElements;
     const int lane = opaque(thread_idx() % kWarpSize);  // else the addresses are computed ahead of the first copy
     warp_barrier();
-    if (problem.bias || problem.activation != Activation::none) {
+    if (!is_plain(problem)) {
       TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = idx / COLS, c = idx % COLS;
-        const A sum = load_shared(&acc[r][c]) + load_bias<Out>(problem, row + r, col + c);
+        const A sum = blended<Out>(problem, row + r, col + c, load_shared(&acc[r][c]));
         store_shared(&acc[r][c],
                      problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
       }

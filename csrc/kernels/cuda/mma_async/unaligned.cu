@@ -220,16 +220,17 @@ struct TileC {
   static constexpr int kPairs = BLOCK_N / 2, kRows = kCopyThreads / kPairs;
   alignas(16) float sums[BLOCK_M][BLOCK_N + 8];
 
-  // C = activation(sums + bias), of elements Out: those of C, or sums of a chunk. Each thread has a pair of columns.
+  // C = activation(alpha * sums + beta * bias), of elements Out: those of C, or sums of a chunk. Each thread has a pair
+  // of columns.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
     const int own_row = thread_idx() / kPairs, own_col = thread_idx() % kPairs * 2;
     const int rows = int(min_of(problem.m - row, BLOCK_M)), cols = int(min_of(problem.n - col, BLOCK_N)) - own_col;
     if (cols <= 0) return;
-    if (problem.bias || problem.activation != Activation::none) {
+    if (!is_plain(problem)) {
       TILEDMM_NO_UNROLL for (int r = own_row; r < rows; r += kRows) {
         TILEDMM_NO_UNROLL for (int c = own_col; c < own_col + 2; ++c) {
-          const float sum = load_shared(&sums[r][c]) + float(load_bias<Out>(problem, row + r, col + c));
+          const float sum = float(blended<Out>(problem, row + r, col + c, load_shared(&sums[r][c])));
           store_shared(&sums[r][c],
                        problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
         }
@@ -435,8 +436,8 @@ Status launch_unaligned_shape(const FoldedProblem& problem, int shape, const Exe
 }  // namespace
 
 Status launch_mma_unaligned(const FoldedProblem& problem, int shape, const Executor& executor) {
-  return problem.gemm.dtype == DType::f16 ? launch_unaligned_shape<Half>(problem, shape, executor)
-                                          : launch_unaligned_shape<BFloat16>(problem, shape, executor);
+  return problem.gemm.dtype_a == DType::f16 ? launch_unaligned_shape<Half>(problem, shape, executor)
+                                            : launch_unaligned_shape<BFloat16>(problem, shape, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -115,19 +115,19 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   const FoldedProblem problem = oriented(given, plan.is_transposed);
   const GemmProblem& p = problem.gemm;
   const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
-  const bool is_16_bit = size_of(p.dtype) == 2;
+  const bool is_16_bit = size_of(p.dtype_a) == 2;
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
-  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype, p.stride_am, p.stride_ak),
-                              splits_sectors(p.dtype, p.stride_bn, p.stride_bk)};
+  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
+                              splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
   double other_us = 0;
   const auto visit_tiles = [&](const auto& costs) {
-    for_each_mma_async(costs, p.dtype, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus,
+    for_each_mma_async(costs, p.dtype_a, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus,
                        max_shared_bytes, [&](const MmaAsyncChoice& choice, double us) {
                          plan.choice = choice;
                          visit(plan, us + other_us);
                        });
   };
-  if (p.dtype == DType::f64) {
+  if (p.dtype_a == DType::f64) {
     MmaAsyncF64Costs borrowed;
     return visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed));
   }

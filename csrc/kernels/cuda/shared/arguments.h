@@ -5,7 +5,7 @@
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -37,7 +37,7 @@ struct Divisor {
 // A dimension of the batch, its strides in steps of the operands' tensor maps.
 struct BatchSteps {
   int size, a, b;
-  int64_t c;
+  int64_t c, bias;  // bias: elements
 };
 
 // How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
@@ -73,6 +73,8 @@ struct Arguments {
   bool stores_by_tma;
   bool is_exchanged;  // C is stored transposed, by the copy engine
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
+  bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias
+  float alpha, beta;
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
   void* c;

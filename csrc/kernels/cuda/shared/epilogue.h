@@ -35,7 +35,7 @@ __device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& 
   using T = typename Cfg::T;
   TileBias<T> bias{};
   const T* from = static_cast<const T*>(args.bias);
-  if (!from) return bias;
+  if (!from || args.is_blended) return bias;
   const bool is_of_columns = args.stride_bias_n != 0;
   const int thread = threadIdx.x % kWarpgroup, end = is_of_columns ? args.n : args.m;
   const int first = is_of_columns ? Cfg::LoaderB::row_of(col, thread) : row;
@@ -95,19 +95,41 @@ constexpr int num_turns(int count, int most) {
   return turns;
 }
 
-// In loops that are not unrolled, through shared memory: one copy of the functions' code. Code that a call does not run
-// costs time as well, where the instructions come from cold memory. `buffers`: those of the consumer's stores.
-template <class Cfg>
-__device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Activation activation, char* buffers,
-                                                    int barrier_id) {
-  if (activation == Activation::relu) {
-#pragma unroll
-    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
-    return;
+// The bias of one item of a batch.
+template <class T>
+__device__ __forceinline__ const T* bias_of_item(const Arguments& args, int item) {
+  const T* bias = static_cast<const T*>(args.bias);
+#pragma unroll 1
+  for (int d = args.num_batch_dims - 1; d >= 0; --d) {
+    const BatchSteps& dim = args.batch[d];
+    bias += item % dim.size * dim.bias;
+    item /= dim.size;
   }
+  return bias;
+}
+
+// alpha * acc + beta * bias of one element; `bias`: its item's, or null.
+template <class T>
+__device__ __forceinline__ float blended(const Arguments& args, const T* bias, int row, int col, float acc) {
+  float added = -0.0f;  // adds nothing
+  if (bias && row < args.m && col < args.n)
+    added = args.beta * to_float(bias[row * args.stride_bias_m + col * args.stride_bias_n]);
+  return fmaf(args.alpha, acc, added);
+}
+
+// Blends and activates in loops that are not unrolled, through shared memory: one copy of the functions' code. Code
+// that a call does not run costs time as well, where the instructions come from cold memory. `buffers`: those of the
+// consumer's stores. `row`: the first of the thread's two.
+template <class Cfg>
+__device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], const Arguments& args, char* buffers,
+                                                     int barrier_id, int item, int row, int tile_col) {
+  using T = typename Cfg::T;
+  const bool is_activated = args.activation != Activation::none && args.activation != Activation::relu;
+  const bool is_blended = !Cfg::kSumsRows && args.is_blended;
+  const T* bias = is_blended && args.bias ? bias_of_item<T>(args, item) : nullptr;
   constexpr int kAvailable = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 4 / kWarpgroup;
   constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
-  constexpr int kAtOnce = sizeof(typename Cfg::T) > 2 ? 1 : kSlots % 4 ? 2 : 4;
+  constexpr int kAtOnce = sizeof(T) > 2 ? 1 : kSlots % 4 ? 2 : 4;
   static_assert(kSlots % kAtOnce == 0);
   if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
   named_barrier_sync(barrier_id, kWarpgroup);
@@ -121,10 +143,20 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
       float values[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) values[i] = slots[(first + i) * kWarpgroup];
-      if constexpr (sizeof(typename Cfg::T) == 2)
-        activate_short(values, activation);
-      else
-        values[0] = gpu::activated<float>(activation, values[0]);
+      if (is_blended) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int idx = turn * kSlots + first + i, col = Cfg::LoaderB::row_of(tile_col, idx / 4 * 8);
+          values[i] =
+              blended(args, bias, row + idx / 2 % 2 * Cfg::kRowStep, col + threadIdx.x % 4 * 2 + idx % 2, values[i]);
+        }
+      }
+      if (is_activated) {
+        if constexpr (sizeof(T) == 2)
+          activate_short(values, args.activation);
+        else
+          values[0] = gpu::activated<float>(args.activation, values[0]);
+      }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) slots[(first + i) * kWarpgroup] = values[i];
     }
@@ -137,12 +169,19 @@ __device__ __forceinline__ void activate_block_tile(float (&acc)[Cfg::kAcc], Act
   named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
 }
 
-// Bias and activation of 64 rows.
+// From sums to what is rounded, of 64 rows. `row`: the first of the thread's two.
 template <class Cfg>
 __device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
-                                                  const Arguments& args, char* buffers, int consumer) {
-  if (args.bias) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);
-  if (args.activation != Activation::none) activate_block_tile<Cfg>(acc, args.activation, buffers, 1 + consumer);
+                                                  const Arguments& args, char* buffers, int consumer, int item, int row,
+                                                  int tile_col) {
+  const bool is_blended = !Cfg::kSumsRows && args.is_blended;
+  if (args.bias && !is_blended) add_bias<Cfg>(acc, bias, args, buffers, 1 + consumer);
+  if (is_blended || (args.activation != Activation::none && args.activation != Activation::relu))
+    finish_through_slots<Cfg>(acc, args, buffers, 1 + consumer, item, row, tile_col);
+  if (args.activation == Activation::relu) {
+#pragma unroll
+    for (int i = 0; i < Cfg::kAcc; ++i) acc[i] = activate<Activation::relu>(acc[i]);
+  }
 }
 
 // A warp's 16 rows of `num_rows`, of which `num_cols` columns, from a swizzled buffer of shared memory to `to`, word by

@@ -6,8 +6,7 @@
 namespace tiledmm::gpu {
 
 // The host executor runs them at its warp size of 32.
-inline const char* refuse_chip(const FoldedProblem& problem, const Chip& chip) {
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
+inline const char* refuse_chip(const FoldedProblem&, const Chip& chip) {
   return chip.platform == Platform::hip ? "it is for NVIDIA's chips" : nullptr;
 }
 

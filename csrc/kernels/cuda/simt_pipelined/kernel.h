@@ -267,6 +267,14 @@ TILEDMM_DEVICE void fold_chunk(bool is_first, SimtTotals<Config>& totals, Accumu
 
 template <class Shared, class Config>
 TILEDMM_DEVICE void add_bias(const GemmProblem& gemm, int64_t row, int64_t col, Accumulators<Config>& acc) {
+  if (is_blended(gemm)) {
+    TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
+      TILEDMM_UNROLL for (int j = 0; j < Config::kThreadN; ++j) {
+        acc[i][j] = blended<float>(gemm, row + Shared::SideA::place(0, i), col + Shared::SideB::place(0, j), acc[i][j]);
+      }
+    }
+    return;
+  }
   const bool is_along_m = gemm.stride_bias_m != 0;
   const float none = -float(opaque(0));  // as load_bias; the compiler would leave out adding what it knows to be -0
   TILEDMM_UNROLL for (int i = 0; i < Config::kThreadM; ++i) {
@@ -364,7 +372,7 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
   const int64_t thread_row = row + A::place(lane_m, 0), thread_col = col + B::place(lane_n, 0);
   // The largest tile adds what changes nothing: without a branch, ptxas orders its main loop better, by 1 to 5 %.
   constexpr bool kAddsZeros = Config::kThreadM == 16 && !A::kIsTransposing && !B::kIsTransposing;
-  if (kAddsZeros || gemm.bias) add_bias<Shared, Config>(gemm, thread_row, thread_col, acc);
+  if (kAddsZeros || gemm.bias || is_blended(gemm)) add_bias<Shared, Config>(gemm, thread_row, thread_col, acc);
   if (gemm.activation == Activation::none && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0) {
     if constexpr (B::kGroup == 4) {
       if (gemm.stride_cn == 1 && gemm.stride_cm % 4 == 0 && (is_whole || gemm.n % 4 == 0)) {
@@ -406,8 +414,7 @@ simt_pipelined(FoldedProblem problem, SimtWork work) {
       gemm.c = work.partial + tile * Config::kShape.area() - place.row * Config::kBlockN - place.col;
       gemm.stride_cm = Config::kBlockN;
       gemm.stride_cn = 1;
-      gemm.bias = nullptr;
-      gemm.activation = Activation::none;
+      drop_epilogue(gemm);
     }
     if (thread_idx() == 0) {
       smem.gemm = gemm;

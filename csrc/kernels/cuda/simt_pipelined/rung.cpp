@@ -11,11 +11,7 @@ TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, con
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (problem.gemm.row_sums) return "it does not sum rows";
-  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
-}
+const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_chip(problem, chip); }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
@@ -45,15 +41,18 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung simt_pipelined_rung = {"simt_pipelined",
-                                  "fp32 multiply-adds fed by asynchronous copies",
-                                  9,
-                                  true,
-                                  true,
-                                  Order::simt_chunks,
-                                  refuse,
-                                  for_each_plan,
-                                  describe,
-                                  launch_simt_pipelined};
+const Rung simt_pipelined_rung = {
+    .name = "simt_pipelined",
+    .description = "fp32 multiply-adds fed by asynchronous copies",
+    .number = 9,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::simt_chunks,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_simt_pipelined,
+};
 
 }  // namespace tiledmm::gpu

@@ -498,7 +498,7 @@ Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executo
   work.width_a = own.width_a;
   work.width_b = own.width_b;
   work.plan = own.plan;
-  const DType dtype = problem.gemm.dtype;
+  const DType dtype = problem.gemm.dtype_a;
   return dtype == DType::f64   ? launch<double>(problem, work, executor)
          : dtype == DType::f16 ? launch<Half>(problem, work, executor)
                                : launch<BFloat16>(problem, work, executor);

@@ -178,14 +178,15 @@ struct SkinnyLaunch {
 template <class Costs>
 void for_each_skinny_launch(const Costs& costs, const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
                             PlanSearch& visit) {
-  SkinnyLaunch launch{exchanges_operands(given.gemm.dtype, given.gemm.m, given.gemm.n), 0, 0, {}};
+  SkinnyLaunch launch{exchanges_operands(given.gemm.dtype_a, given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_transposed ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
   const OperandView a = view_a(p), b = view_b(p);
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
   const int copy_width = int(min_of(launch.width_a, launch.width_b));
-  const SkinnyProblem shape{p.dtype, p.m, p.n, p.k, problem.chunk_k, problem.batch_size, is_k_major(a), is_k_major(b)};
+  const SkinnyProblem shape{p.dtype_a,          p.m,           p.n,          p.k, problem.chunk_k,
+                            problem.batch_size, is_k_major(a), is_k_major(b)};
   for_each_skinny_plan(shape, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
     const double own_us = model_microseconds(costs, shape, plan, num_sms, 16);
     if (own_us >= visit.least_us()) return;

@@ -12,9 +12,7 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (problem.gemm.row_sums) return "it does not sum rows";
-  const DType dtype = problem.gemm.dtype;
-  if (dtype == DType::f32) return "it serves fp16, bf16 and fp64";
+  const DType dtype = problem.gemm.dtype_a;
   if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
     return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
   return nullptr;
@@ -25,14 +23,14 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
     const auto& costs = costs_for(rows, chip, borrowed);
     for_each_skinny_launch(costs, problem, chip.num_cus, chip.max_shared_bytes, visit);
   };
-  problem.gemm.dtype == DType::f64 ? show(kSkinnyF64Costs, SkinnyF64Costs{}) : show(kSkinnyCosts, SkinnyCosts{});
+  problem.gemm.dtype_a == DType::f64 ? show(kSkinnyF64Costs, SkinnyF64Costs{}) : show(kSkinnyCosts, SkinnyCosts{});
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const SkinnyLaunch& own = plan.as<SkinnyLaunch>();
   const int block_m = skinny_block_m(own.is_transposed ? problem.gemm.n : problem.gemm.m);
   fields.add_tile("block", block_m, own.plan.cols);
-  fields.add("block_k", skinny_block_k(problem.gemm.dtype, block_m));
+  fields.add("block_k", skinny_block_k(problem.gemm.dtype_a, block_m));
   fields.add("stages", own.plan.num_stages);
   fields.add("split_k", own.plan.num_chunks);
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
@@ -41,10 +39,20 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung skinny_rung = {"skinny", "few rows: the other operand streams through the matrix instructions once",
-                          14,       true,
-                          true,     Order::mma_chunks,
-                          refuse,   for_each_plan,
-                          describe, launch_skinny};
+const Rung skinny_rung = {
+    .name = "skinny",
+    .description = "few rows: the other operand streams through the matrix instructions once",
+    .number = 14,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mma_chunks,
+    .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16), of_one(DType::f64)},
+              .num_operands = 3,
+              .served = "it serves fp16, bf16 and fp64"},
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_skinny,
+};
 
 }  // namespace tiledmm::gpu

@@ -21,7 +21,10 @@ template <class T>
 __device__ __forceinline__ void store_pair(const Arguments& args, const Place& at, int row, int col, float2 sums) {
   if (row >= args.m || col >= args.n) return;
   const bool has_second = col + 1 < args.n;
-  if (args.bias) {
+  if (args.is_blended) {
+    const T* bias = args.bias ? bias_of_item<T>(args, at.slab / args.num_splits) : nullptr;
+    sums = make_float2(blended(args, bias, row, col, sums.x), blended(args, bias, row, col + 1, sums.y));
+  } else if (args.bias) {
     const T* bias = static_cast<const T*>(args.bias) + row * args.stride_bias_m + col * args.stride_bias_n;
     sums.x += to_float(bias[0]);
     if (has_second) sums.y += to_float(bias[args.stride_bias_n]);

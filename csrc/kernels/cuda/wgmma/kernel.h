@@ -168,7 +168,9 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
         return store_partial<Piece>(acc.c, args, at, row + first_row_of_thread<Cfg>());
     }
   }
-  if constexpr (!Cfg::kIsPlain) finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer);
+  if constexpr (!Cfg::kIsPlain) {
+    finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer, at.slab, row + first_row_of_thread<Cfg>(), at.col);
+  }
   if constexpr (Cfg::kIsTf32)
     store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
   else if constexpr (Cfg::kStoresDirectly)
@@ -328,7 +330,7 @@ Arguments arguments_of(const Task& task) {
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
     args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
-                     dim.stride_c / task.c.batch_step};
+                     dim.stride_c / task.c.batch_step, dim.stride_bias};
   }
   args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
   args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
@@ -342,6 +344,8 @@ Arguments arguments_of(const Task& task) {
   args.c = p.c;
   args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
   args.batch_step_c = task.c.batch_step;
+  args.is_blended = is_blended(task.problem);
+  args.alpha = float(p.alpha), args.beta = float(p.beta);
   args.bias = p.bias;
   args.stride_bias_m = p.stride_bias_m;
   args.stride_bias_n = p.stride_bias_n;
@@ -367,7 +371,7 @@ CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_re
   const GemmProblem& p = task.problem.gemm;
   const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
   const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
-  const int64_t bytes = size_of(p.dtype);
+  const int64_t bytes = size_of(p.dtype_a);
   const bool keeps_lines =
       operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * bytes <= kMostBytes);
   return is_of_one_item && is_read_at_once && keeps_lines ? CachePolicy::evict_first : CachePolicy::evict_normal;
@@ -377,8 +381,8 @@ CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_re
 template <class Cfg>
 bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
   const GemmProblem& p = task.problem.gemm;
-  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype, p.a, task.a, args.cluster_n) &&
-                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype, p.b, task.b, args.cluster_m);
+  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype_a, p.a, task.a, args.cluster_n) &&
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype_b, p.b, task.b, args.cluster_m);
   const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
   args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
   args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
@@ -440,7 +444,7 @@ const char* launch_config(const Task& task) {
   bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
     is_encoded = is_encoded &&
-                 encode_tensor_map(&map_c, p.dtype, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
+                 encode_tensor_map(&map_c, p.dtype_c, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
   if (!is_encoded) return kNotEncoded;
   dim3 grid{unsigned(num_blocks)};
   if (is_one_wave)
@@ -454,7 +458,7 @@ const char* launch_config(const Task& task) {
 template <class Cfg>
 bool is_plain(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
-  return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && !p.bias && p.activation == Activation::none &&
+  return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && tiledmm::is_plain(p) &&
          (task.stores_by_tma || Cfg::kStoresDirectly);
 }
 

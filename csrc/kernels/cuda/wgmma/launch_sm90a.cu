@@ -40,7 +40,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
       row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
   FoldedProblem& problem = task.problem;
   GemmProblem& p = problem.gemm;
-  if (p.dtype == DType::f32) {
+  if (p.dtype_a == DType::f32) {
     return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen_tf32<>);
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
@@ -50,7 +50,7 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (status == Status::ok && plan.copies_b)
     status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
   if (status != Status::ok) return status;
-  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype, task.c);
+  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);
   ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
   if (plan.tiles.is_exchanged) problem = transposed(problem);
   if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
@@ -60,10 +60,10 @@ Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor
   if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   task.partial = chunk_sums.sums;
   const char* refused = repack.launch();
-  if (!refused) refused = p.dtype == DType::f16 ? launch_chosen<__half>(task) : launch_chosen<__nv_bfloat16>(task);
+  if (!refused) refused = p.dtype_a == DType::f16 ? launch_chosen<__half>(task) : launch_chosen<__nv_bfloat16>(task);
   if (refused) return Status::launch_failed;
   if (!task.plan.splits_chunks) return Status::ok;
-  return p.dtype == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
+  return p.dtype_a == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
 }
 
 }  // namespace tiledmm::gpu

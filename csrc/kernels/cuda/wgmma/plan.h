@@ -420,7 +420,7 @@ inline WgmmaTask wgmma_task(const WgmmaCosts& costs, const FoldedProblem& given,
   const auto needs_copy = [&](const OperandView& operand, TensorMapView& view) {
     if (describe_operand(operand, problem, view)) return false;
     const OperandView copy = copied(operand);
-    describe_matrix(copy.data, p.dtype, copy.rows, copy.k, copy.stride_row, copy.stride_k, view);
+    describe_matrix(copy.data, p.dtype_a, copy.rows, copy.k, copy.stride_row, copy.stride_k, view);
     return true;
   };
   task.copies_a = needs_copy(view_a(p), a);
@@ -428,7 +428,7 @@ inline WgmmaTask wgmma_task(const WgmmaCosts& costs, const FoldedProblem& given,
   const auto alignment = [](const void* data, bool is_copied, const TensorMapView& view) {
     return row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(data), view.ld);
   };
-  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
+  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype_c, c);
   task.problem = {p.m,
                   p.n,
                   p.k,

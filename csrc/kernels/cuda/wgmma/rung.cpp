@@ -13,10 +13,10 @@ namespace {
 
 // It sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product.
 const char* refuse_row_sums(const GemmProblem& p) {
-  const bool is_served = size_of(p.dtype) == 2 && p.m > 1 && p.n > 1 && p.k > 1 && p.stride_am == 1 &&
+  const bool is_served = size_of(p.dtype_a) == 2 && p.m > 1 && p.n > 1 && p.k > 1 && p.stride_am == 1 &&
                          p.stride_ak != 1 && p.stride_bn == 1 && p.stride_bk != 1 && p.stride_cn == 1 &&
-                         p.num_batch_dims == 0;
-  return is_served ? nullptr : "it sums rows of 16-bit operands across k only";
+                         p.num_batch_dims == 0 && !is_blended(p);
+  return is_served ? nullptr : "it sums rows of 16-bit operands across k only, where nothing is scaled";
 }
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
@@ -24,7 +24,6 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (p.dtype == DType::f64) return "it serves fp16, bf16 and fp32 rounded to tf32";
   if (const char* reason = refuse_tf32(p, chip)) return reason;
   if (p.row_sums) {
     if (const char* reason = refuse_row_sums(p)) return reason;
@@ -39,7 +38,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (problem.gemm.dtype == DType::f32) {
+  if (problem.gemm.dtype_a == DType::f32) {
     Tf32Costs borrowed;
     const Tf32Costs& costs = costs_for(kTf32Costs, chip, borrowed);
     return for_each_tf32_plan(costs, problem, chip.num_cus, visit);
@@ -60,7 +59,7 @@ void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields&
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
-  if (problem.gemm.dtype == DType::f32) {
+  if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
     describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
     fields.add("path", kTf32PathNames[int(own.path)]);
@@ -75,10 +74,21 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wgmma_rung = {"wgmma",  "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
-                         11,       true,
-                         true,     Order::mma_chunks,
-                         refuse,   for_each_plan,
-                         describe, launch_wgmma};
+const Rung wgmma_rung = {
+    .name = "wgmma",
+    .description = "Hopper: copy engine, warp specialisation, warpgroup matrix instructions",
+    .number = 11,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mma_chunks,
+    .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16), of_one(DType::f32)},
+              .num_operands = 3,
+              .served = "it serves fp16, bf16 and fp32 rounded to tf32",
+              .row_sums = true},
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_wgmma,
+};
 
 }  // namespace tiledmm::gpu

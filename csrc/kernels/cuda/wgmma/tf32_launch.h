@@ -33,7 +33,7 @@ Status launch_wgmma_tf32(const FoldedProblem& row_major, const Tf32Plan& plan, c
     problem = transposed(problem);
     std::swap(task.a, task.b);
   }
-  task.stores_by_tma = describe_result(row_major, task.c) && is_storable(p.dtype, task.c);
+  task.stores_by_tma = describe_result(row_major, task.c) && is_storable(p.dtype_c, task.c);
   task.plan = plan.tiles;
 
   gpu::ChunkSums<float> chunk_sums(row_major, ld_partial(row_major.gemm.n), executor);

@@ -121,7 +121,7 @@ inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& give
   const FoldedProblem problem = row_major(given);
   const GemmProblem& p = problem.gemm;
   TensorMapView c{};
-  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype, c);
+  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype_c, c);
   const double store_us = is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored;
   for_each_tf32_plan_of(costs,
                         {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),

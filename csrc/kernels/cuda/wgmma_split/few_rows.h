@@ -307,7 +307,7 @@ __device__ __forceinline__ void store_few_rows(const float (&total)[FewConfig<RO
     const FewElement<ROWS> element(p, at, i, threadIdx.x);
     if (!element.is_inside) continue;
     const int row = element.row, col = element.col;
-    float value = slots[i * kFewThreads + threadIdx.x] + gpu::load_bias<float>(p, row, col);
+    float value = gpu::blended<float>(p, row, col, slots[i * kFewThreads + threadIdx.x]);
     if (p.activation != Activation::none) value = gpu::activated<float>(p.activation, value);
     static_cast<float*>(p.c)[row * p.stride_cm + col * p.stride_cn] = value;
   }

@@ -58,13 +58,13 @@ struct SplitArguments {
   int64_t stride_cm, stride_cn;
 };
 
-// Number `idx` of the units of work: a tile, or a chunk of k of one. Its `slab` is -1, or says which sums are the
-// chunk's.
+// Number `idx` of the units of work: a tile, or a chunk of k of one. The `slab` of a chunk says which sums are
+// its own, that of a tile is -1 - item.
 __device__ __forceinline__ Place place_of_unit(const SplitArguments& args, int idx) {
   using Cfg = SplitConfig;
   const int part = idx - args.whole_tiles, tile = part / args.num_chunks, chunk = part - tile * args.num_chunks;
   Place at = place_of<Cfg>(tile_of(part < 0 ? idx : args.whole_tiles + tile, args.tiles), args.tiles);
-  at.slab = -1;
+  at.slab = -1 - at.slab;
   if (part < 0) return at;
   at.first_k_tile = chunk * kBlocksOfChunk;
   at.num_k_tiles = min(at.num_k_tiles - at.first_k_tile, kBlocksOfChunk);
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(SplitConfig::kThreads, 1)
       own.multiply(total, at, row, at.col + lane % 4 * 2);
       if (at.slab >= 0) return store_chunk(total, args, at, row);
       const TileBias<float> bias = load_bias<Cfg>(args.tiles, at.col, row, 8);
-      finish_block_tile<Cfg>(total, bias, args.tiles, totals, consumer);
+      finish_block_tile<Cfg>(total, bias, args.tiles, totals, consumer, -1 - at.slab, row, at.col);
       store_split(total, args, at, row);
     });
   }

@@ -47,12 +47,14 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   bool are_batches_even = true;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = items.batch_dims[d];
-    args.batch[d] = {int(dim.size), int(dim.stride_a), int(dim.stride_b), dim.stride_c};
+    args.batch[d] = {int(dim.size), int(dim.stride_a), int(dim.stride_b), dim.stride_c, dim.stride_bias};
     are_batches_even = are_batches_even && dim.stride_c % 2 == 0;
   }
   args.m = int(p.m);
   args.n = int(p.n);
   args.activation = p.activation;
+  args.is_blended = is_blended(problem);
+  args.alpha = float(p.alpha), args.beta = float(p.beta);
   args.bias = p.bias;
   args.stride_bias_m = p.stride_bias_m;
   args.stride_bias_n = p.stride_bias_n;

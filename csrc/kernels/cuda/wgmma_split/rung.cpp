@@ -14,10 +14,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (p.dtype != DType::f32) return "it serves fp32";
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (p.row_sums) return "it does not sum rows";
-  if (p.k < kSplitMinK) return simt_pipelined_rung.refuse(problem, chip);
+  if (p.k < kSplitMinK) return simt_pipelined_rung.refusal(problem, chip);
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
   const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
@@ -52,16 +50,19 @@ void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, 
 
 }  // namespace
 
-const Rung wgmma_split_rung = {"wgmma_split",
-                               "Hopper: fp32 as two fp16 terms, three products, short sums",
-                               15,
-                               true,
-                               false,
-                               Order::split_chunks,
-                               refuse,
-                               for_each_plan,
-                               describe,
-                               launch_wgmma_split,
-                               true};
+const Rung wgmma_split_rung = {
+    .name = "wgmma_split",
+    .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
+    .number = 15,
+    .is_gpu = true,
+    .is_native = false,
+    .order = Order::split_chunks,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_plan,
+    .describe = describe,
+    .launch = launch_wgmma_split,
+    .is_split = true,
+};
 
 }  // namespace tiledmm::gpu

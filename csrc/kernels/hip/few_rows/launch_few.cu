@@ -12,7 +12,7 @@ Status launch_few_rows(const FoldedProblem& given, const Plan& made, const Execu
   problem.chunk_k = plan.chunk_k;
   const bool splits = plan.num_splits > 1;
   FewWork work{plan.tiles, plan.num_splits, splits ? plan.chunk_k : problem.gemm.k, nullptr};
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     ChunkSums<Acc<T>> chunk_sums(problem, problem.gemm.n, executor);
     if (splits && !chunk_sums.allocate()) return Status::out_of_memory;

@@ -36,14 +36,14 @@ inline FewPlan plan_few_rows(const FoldedProblem& problem, const Chip& chip, int
   plan.is_k_major = is_k_major(large);
   plan.chunk_k = chunk_k;
   plan.num_splits = ceil_div(max_of(p.k, 1), chunk_k);
-  const int64_t rows = few_rows_tile(size_of(p.dtype), plan.is_whole && !plan.is_k_major);
+  const int64_t rows = few_rows_tile(size_of(p.dtype_a), plan.is_whole && !plan.is_k_major);
   plan.tiles = ceil_div(large.rows, rows * (kFewThreads / chip.warp_size));
   return plan;
 }
 
 inline double few_partial_bytes(const FoldedProblem& problem, const FewPlan& plan) {
   const GemmProblem& p = problem.gemm;
-  const double bytes = p.dtype == DType::f64 ? 8 : 4;
+  const double bytes = p.dtype_a == DType::f64 ? 8 : 4;
   return plan.num_splits > 1 ? bytes * double(plan.num_splits) * double(problem.batch_size) * double(p.m * p.n) : 0;
 }
 
@@ -55,12 +55,12 @@ inline double few_rows_us(const FewPlan& plan, const FoldedProblem& problem, con
   constexpr double kRate = 0.95, kLatencyUs = 0.8, kStartUs = 4, kByElement = 6;
   const GemmProblem& p = problem.gemm;
   const double large = double(plan.are_columns_few ? p.m : p.n), few = double(plan.are_columns_few ? p.n : p.m);
-  const double k = double(max_of(p.k, 1)), batch = double(problem.batch_size), size = double(size_of(p.dtype));
+  const double k = double(max_of(p.k, 1)), batch = double(problem.batch_size), size = double(size_of(p.dtype_a));
   const double per_us = chip.tbytes_per_second * 1e6 * kRate;
   const double warps = double(plan.tiles * plan.num_splits) * batch * (kFewThreads / chip.warp_size);
   const double on_the_way = warps * 16 * 16 * chip.warp_size / kLatencyUs;  // bytes for each microsecond
   const double stream = large * k * size * batch / (on_the_way < per_us ? on_the_way : per_us);
-  const double mma = chip.mma_tflops[int(p.dtype)], simt = chip.simt_tflops[int(p.dtype)];
+  const double mma = chip.mma_tflops[int(p.dtype_a)], simt = chip.simt_tflops[int(p.dtype_a)];
   const double per_row = 2.0 * large * k * batch / ((mma > 0 ? mma : simt / 2) * 1e6);
   const double multiply = per_row * (mma > 0 ? kMostFewRows : few);
   const double rest = (few * k + large * few) * size * batch + 2 * few_partial_bytes(problem, plan);

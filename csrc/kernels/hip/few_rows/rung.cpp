@@ -17,7 +17,7 @@ bool is_by_multiply_add(const Chip& chip, DType dtype) { return is_rdna(chip) &&
 // CDNA's order has the chunks of 16 bits for every dtype; multiply-adds are one chain.
 int64_t chunk_k_on(const Chip& chip, const FoldedProblem& problem) {
   const int64_t k = problem.gemm.k;
-  if (is_by_multiply_add(chip, problem.gemm.dtype)) return max_of(k, 1);
+  if (is_by_multiply_add(chip, problem.gemm.dtype_a)) return max_of(k, 1);
   return is_rdna(chip) ? problem.chunk_k : mma_chunk_k(problem.asked_n, k, false);
 }
 
@@ -31,8 +31,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (is_rdna(chip) == (ORDER == Order::mfma_chunks))
     return is_rdna(chip) ? "it is for CDNA" : "it is for RDNA 3 and 4";
   if (ORDER == Order::mfma_chunks) {  // or m would choose the order of summation
-    if (const char* reason = mfma_rung.refuse(problem, chip)) return reason;
-  } else if (is_by_multiply_add(chip, problem.gemm.dtype) != (ORDER == Order::chain)) {
+    if (const char* reason = mfma_rung.refusal(problem, chip)) return reason;
+  } else if (is_by_multiply_add(chip, problem.gemm.dtype_a) != (ORDER == Order::chain)) {
     return ORDER == Order::chain ? "it serves fp32 and fp64" : "the chip has no matrix instruction for this dtype";
   }
   if (min_of(problem.gemm.m, problem.gemm.n) > kMostFewRows) return "it serves up to 16 rows or columns";
@@ -47,7 +47,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const FewPlan& own = plan.as<FewPlan>();
-  const int tile = few_rows_tile(size_of(problem.gemm.dtype), own.is_whole && !own.is_k_major);
+  const int tile = few_rows_tile(size_of(problem.gemm.dtype_a), own.is_whole && !own.is_k_major);
   own.are_columns_few ? fields.add_tile("block", tile, kMostFewRows) : fields.add_tile("block", kMostFewRows, tile);
   fields.add("split_k", own.num_splits);
   if (!own.is_whole) fields.add("copies", "elements");
@@ -55,7 +55,17 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 template <Order ORDER>
 constexpr Rung entry(const char* name, const char* description) {
-  return {name, description, 16, true, true, ORDER, refuse<ORDER>, for_each_plan, describe, launch_few_rows};
+  return {.name = name,
+          .description = description,
+          .number = 16,
+          .is_gpu = true,
+          .is_native = true,
+          .order = ORDER,
+          .takes = {},
+          .refuse = refuse<ORDER>,
+          .for_each_plan = for_each_plan,
+          .describe = describe,
+          .launch = launch_few_rows};
 }
 
 }  // namespace

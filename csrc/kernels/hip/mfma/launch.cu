@@ -24,7 +24,7 @@ Status launch_mfma(const FoldedProblem& given, const Plan& made, const Executor&
   const MfmaPlan& plan = made.as<MfmaPlan>();
   FoldedProblem problem = given;
   problem.chunk_k = plan.chunk_k;
-  return visit_dtype(problem.gemm.dtype, [&](auto* element) {
+  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     return launch_chosen<std::remove_pointer_t<decltype(element)>>(problem, plan, executor);
   });
 }

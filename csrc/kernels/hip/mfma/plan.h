@@ -72,7 +72,7 @@ inline MfmaCopies mfma_copies(const OperandView& view, const FoldedProblem& prob
   // What overhangs a row is in the next one, or in front of it.
   const bool has_room = is_k_major(view) || view.stride_k >= max_of(view.rows, 8);
   if (copy_width(view, problem) >= 4) {
-    return has_room || !overhangs_rows(view, problem.gemm.dtype) ? MfmaCopies::wide : MfmaCopies::by_element;
+    return has_room || !overhangs_rows(view, problem.gemm.dtype_a) ? MfmaCopies::wide : MfmaCopies::by_element;
   }
   const bool has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
   const bool is_base_aligned = reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
@@ -98,20 +98,20 @@ inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProble
   // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
   constexpr double kStartUs = 5.8, kBandwidth = 0.69;
   constexpr double kCopies[] = {1, 1.3, 6};  // guesses: more loads and shifts; eight loads for one, and no prefetch
-  const bool is_16_bit = size_of(p.dtype) == 2;
+  const bool is_16_bit = size_of(p.dtype_a) == 2;
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size * splits;
   const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
   const int64_t left = ceil_div(blocks - rounds * at_once, chip.num_cus);  // of a CU in the last round
   const double busy = is_16_bit ? shape.busy_16 : shape.busy, alone = is_16_bit ? shape.alone_16 : shape.alone;
-  const double steps = double(ceil_div(ceil_div(p.k, splits), mfma_block_k(p.dtype)));
-  const double rate = chip.mma_tflops[int(p.dtype)] * 1e6 / chip.num_cus;
-  const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype) * steps / rate;
+  const double steps = double(ceil_div(ceil_div(p.k, splits), mfma_block_k(p.dtype_a)));
+  const double rate = chip.mma_tflops[int(p.dtype_a)] * 1e6 / chip.num_cus;
+  const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype_a) * steps / rate;
   double multiply = double(rounds * shape.blocks_per_cu) * block_us / busy;
   if (left > 0) multiply += block_us * (double(left) / busy > 1 / alone ? double(left) / busy : 1 / alone);
   multiply *= kCopies[int(copies)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
-  const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype)) / per_us;
+  const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype_a)) / per_us;
   const double sums = splits > 1 ? kStartUs + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
   return kStartUs + overlapped_us(multiply, move) + sums;
 }
@@ -124,16 +124,16 @@ inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, P
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
   plan.chunk_k = mfma_chunk_k(problem);
   plan.copies = int(a) > int(b) ? a : b;
-  plan.leaves_last = overhangs_operand(view_of_a, a, p.dtype) || overhangs_operand(view_of_b, b, p.dtype);
+  plan.leaves_last = overhangs_operand(view_of_a, a, p.dtype_a) || overhangs_operand(view_of_b, b, p.dtype_a);
   const int64_t chunks = max_of(1, ceil_div(p.k, plan.chunk_k));
   const double partial_bytes =
-      double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype == DType::f64 ? 8 : 4);
+      double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype_a == DType::f64 ? 8 : 4);
   const bool do_partials_fit = partial_bytes <= double(kMaxMfmaPartialBytes);
   for (int shape = 0; shape < kNumMfmaShapes; ++shape) {
-    if (!has_mfma_shape(p.dtype, shape)) continue;
-    if (plan.copies == MfmaCopies::of_odd_rows && !copies_odd_rows(p.dtype, shape)) continue;
+    if (!has_mfma_shape(p.dtype_a, shape)) continue;
+    if (plan.copies == MfmaCopies::of_odd_rows && !copies_odd_rows(p.dtype_a, shape)) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
-      if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype, shape) : !do_partials_fit) continue;
+      if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype_a, shape) : !do_partials_fit) continue;
       plan.shape = shape, plan.num_splits = splits;
       visit(plan, mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.copies));
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/hip/shared/cdna.h"
+#include "platform/epilogue.h"
 
 #if defined(TILEDMM_IS_CDNA)
 
@@ -24,7 +25,7 @@ class CWriter {
   TILEDMM_DEVICE CWriter(const GemmProblem& gemm, int64_t col, int lane) : gemm_(gemm), col_(col), lane_(lane) {
     const bool is_aligned =
         gemm.stride_cn == 1 && gemm.stride_cm % kVector == 0 && reinterpret_cast<uintptr_t>(gemm.c) % 16 == 0;
-    takes_vectors_ = is_aligned && col + COLS <= gemm.n &&
+    takes_vectors_ = is_aligned && col + COLS <= gemm.n && !is_blended(gemm) &&
                      (gemm.activation == Activation::none || gemm.activation == Activation::relu);
     is_bias_along_m_ = gemm.bias && gemm.stride_bias_m != 0;
     TILEDMM_UNROLL for (int v = 0; v < kVector; ++v) {
@@ -33,7 +34,7 @@ class CWriter {
     }
   }
 
-  // C = activation(acc + bias) from `row` on. All lanes have written their part of the strip.
+  // C = activation(alpha * acc + beta * bias) from `row` on. All lanes have written their part of the strip.
   TILEDMM_DEVICE void store(const Strip& strip, int64_t row) const {
     warp_barrier();
     takes_vectors_ ? store_vectors(strip, row) : store_elements(strip, row);
@@ -81,8 +82,11 @@ class CWriter {
     const int c = first_col();
     const int64_t col = col_ + c;
     TILEDMM_NO_UNROLL for (int r = lane_ / COLS; r < Strip::kRows; r += kRowsAtOnce) {
-      const A sum = load_shared(&strip.acc[r][c]) + bias_[0] + bias_of_row(row + r);
-      store_activated<Out>(gemm_, row + r, col, sum);
+      const A acc = load_shared(&strip.acc[r][c]);
+      if (is_blended(gemm_))
+        store_element<Out>(gemm_, row + r, col, acc);
+      else
+        store_activated<Out>(gemm_, row + r, col, acc + bias_[0] + bias_of_row(row + r));
     }
   }
 };

@@ -10,9 +10,7 @@ constexpr bool is_rdna(const Chip& chip) { return chip.platform == Platform::hip
 
 inline const char* refuse_amd(const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform != Platform::hip) return "it is for AMD's chips";
-  if (problem.gemm.num_batch_dims > kMaxGpuBatchDims) return "more than 6 batch dimensions that do not fold into fewer";
-  if (problem.gemm.k > INT32_MAX) return "k does not fit into 32 bits";
-  return problem.gemm.row_sums ? "it does not sum rows" : nullptr;
+  return problem.gemm.k > INT32_MAX ? "k does not fit into 32 bits" : nullptr;
 }
 
 }  // namespace tiledmm::gpu

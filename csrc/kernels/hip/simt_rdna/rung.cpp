@@ -12,8 +12,7 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (!is_rdna(chip)) return "it is for RDNA 3 and 4";
-  return problem.gemm.dtype == DType::f32 ? nullptr : "it serves fp32";
+  return is_rdna(chip) ? nullptr : "it is for RDNA 3 and 4";
 }
 
 void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
@@ -24,10 +23,18 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 
 }  // namespace
 
-const Rung simt_rdna_rung = {"simt_rdna", "fp32 by multiply-adds, two of them at a time",
-                             17,          true,
-                             true,        Order::chain,
-                             refuse,      for_each_simt_rdna_plan,
-                             describe,    launch_simt_rdna};
+const Rung simt_rdna_rung = {
+    .name = "simt_rdna",
+    .description = "fp32 by multiply-adds, two of them at a time",
+    .number = 17,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::chain,
+    .takes = kTakesFp32,
+    .refuse = refuse,
+    .for_each_plan = for_each_simt_rdna_plan,
+    .describe = describe,
+    .launch = launch_simt_rdna,
+};
 
 }  // namespace tiledmm::gpu

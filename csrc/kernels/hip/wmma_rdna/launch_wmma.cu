@@ -25,7 +25,7 @@ Status launch_wmma_rdna(const FoldedProblem& given, const Plan& made, const Exec
     const Status status = launch_wmma_tile<T>(problem, plan, work, executor);
     return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
   };
-  return p.dtype == DType::f16 ? launch(static_cast<Half*>(nullptr)) : launch(static_cast<BFloat16*>(nullptr));
+  return p.dtype_a == DType::f16 ? launch(static_cast<Half*>(nullptr)) : launch(static_cast<BFloat16*>(nullptr));
 }
 
 }  // namespace tiledmm::gpu

@@ -54,7 +54,7 @@ inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const 
   const auto most = double(ceil_div(int64_t(blocks), processors));  // blocks of one processor
   const double k = double(round_up(ceil_div(max_of(p.k, 1), plan.num_splits), 64));
   const double block_us = 2.0 * shape.block_m * shape.block_n * k * double(processors) /
-                          (chip.mma_tflops[int(p.dtype)] * 1e6 * shape.efficiency);
+                          (chip.mma_tflops[int(p.dtype_a)] * 1e6 * shape.efficiency);
   double multiply = most < 2 ? block_us / shape.alone : most * block_us;
   if (!plan.is_whole) multiply /= shape.gather;
   const double m = double(p.m), n = double(p.n), batch = double(problem.batch_size);

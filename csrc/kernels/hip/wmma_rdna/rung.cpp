@@ -12,8 +12,7 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (!is_rdna(chip)) return "it is for RDNA 3 and 4";
-  return size_of(problem.gemm.dtype) == 2 ? nullptr : "it serves fp16 and bf16";
+  return is_rdna(chip) ? nullptr : "it is for RDNA 3 and 4";
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -26,10 +25,18 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 }  // namespace
 
-const Rung wmma_rdna_rung = {"wmma_rdna", "fp16 and bf16 by WMMA, tiles loaded without tests",
-                             13,          true,
-                             true,        Order::mma_chunks,
-                             refuse,      for_each_wmma_plan,
-                             describe,    launch_wmma_rdna};
+const Rung wmma_rdna_rung = {
+    .name = "wmma_rdna",
+    .description = "fp16 and bf16 by WMMA, tiles loaded without tests",
+    .number = 13,
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::mma_chunks,
+    .takes = kTakes16Bits,
+    .refuse = refuse,
+    .for_each_plan = for_each_wmma_plan,
+    .describe = describe,
+    .launch = launch_wmma_rdna,
+};
 
 }  // namespace tiledmm::gpu

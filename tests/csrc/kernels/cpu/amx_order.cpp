@@ -123,7 +123,7 @@ void run_case(int32_t algorithm, DType dtype, int64_t m, int64_t n, int64_t k, i
   fill(a, dtype, percent_of_any_bits);
   fill(b, dtype, percent_of_any_bits);
   GemmProblem problem{};
-  problem.m = m, problem.n = n, problem.k = k, problem.dtype = dtype;
+  problem.m = m, problem.n = n, problem.k = k, problem.set_dtypes(dtype);
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.c = c.data.data(), problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;

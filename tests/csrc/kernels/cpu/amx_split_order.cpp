@@ -182,7 +182,7 @@ void run_case(int64_t m, int64_t n, int64_t k, int layout, Kind kind) {
   fill(b, false, kind);
   fill(bias, true, Kind::moderate);
   GemmProblem problem{};
-  problem.m = m, problem.n = n, problem.k = k, problem.dtype = DType::f32;
+  problem.m = m, problem.n = n, problem.k = k, problem.set_dtypes(DType::f32);
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   const bool has_bias = layout & 1;
@@ -232,7 +232,7 @@ void run_batch() {
   fill(b, false, Kind::moderate);
   const BatchDim dim{kBatch, 0, kDepth * kCols, kRows * kCols};
   GemmProblem problem{};
-  problem.m = kRows, problem.n = kCols, problem.k = kDepth, problem.dtype = DType::f32;
+  problem.m = kRows, problem.n = kCols, problem.k = kDepth, problem.set_dtypes(DType::f32);
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.data.data(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.c = c.data.data(), problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;

@@ -363,7 +363,7 @@ void run_case(const Case& c) {
   if (c.bias_along) problem.bias = bias.first();
   (c.bias_along == 2 ? problem.stride_bias_m : problem.stride_bias_n) = c.bias_along ? bias.strides[1] : 0;
   problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
-  problem.dtype = c.dtype, problem.activation = c.activation;
+  problem.set_dtypes(c.dtype), problem.activation = c.activation;
 
   const bool is_large = volume > kLargeVolume;
   for (Algorithm& asked : algorithms) {

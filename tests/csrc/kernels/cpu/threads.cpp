@@ -84,7 +84,7 @@ std::vector<char> multiply(int64_t m, int64_t n, int64_t k, DType dtype, const c
     }
     std::vector<char> c(size_t(m * n) * sizeof(T), char(0xff));
     GemmProblem problem{};
-    problem.m = m, problem.n = n, problem.k = k, problem.dtype = dtype;
+    problem.m = m, problem.n = n, problem.k = k, problem.set_dtypes(dtype);
     problem.a = a.data(), problem.stride_am = k, problem.stride_ak = 1;
     problem.b = b.data(), problem.stride_bk = k % 2 ? n : 1, problem.stride_bn = k % 2 ? 1 : k;
     problem.c = c.data(), problem.stride_cm = n, problem.stride_cn = 1;

@@ -35,7 +35,7 @@ struct Case {
   int m, n, k;
   bool is_a_turned, is_b_turned;
   int batch;
-  bool has_bias;  // and relu
+  bool has_bias;  // and relu; of a batch a matrix for each item, and all is scaled
   Data data;
   int num_sms = 4;
 };
@@ -45,7 +45,7 @@ constexpr Case kCases[] = {
     {128, 128, 128, false, false, 1, false, Data::normal},
     {200, 150, 1100, false, false, 1, false, Data::normal},  // several tiles for a block, three chunks
     {257, 390, 102, true, false, 1, true, Data::normal},     // the last tile of a pair lies outside
-    {130, 70, 577, true, true, 3, false, Data::wide},        // a batch
+    {130, 70, 577, true, true, 3, true, Data::wide},         // a batch
     {130, 140, 1030, false, true, 1, true, Data::flagged},
     {129, 66, 2600, false, false, 1, false, Data::normal, 2},  // six chunks of a whole tile
     {70, 66, 8232, false, false, 1, false, Data::normal, 4},   // a last group of 40
@@ -226,34 +226,22 @@ bool run(const Case& c) {
   Operand a(c.m, c.k, c.batch, c.is_a_turned, false, c.data, random);
   Operand b(c.n, c.k, c.batch, !c.is_b_turned, true, c.data, random);
   const int ldc = c.n + 3;
-  std::vector<float> out(size_t(c.batch * c.m * ldc), emulator::kGarbage), bias(size_t(c.n));
+  std::vector<float> out(size_t(c.batch * c.m * ldc), emulator::kGarbage), bias(size_t(c.batch * c.m * c.n));
   for (float& x : bias) x = std::normal_distribution<float>()(random);
+  constexpr float kAlpha = -1.75f, kBeta = 0.3f;
+  const bool is_matrix = c.has_bias && c.batch > 1;
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p = {c.m,
-       c.n,
-       c.k,
-       a.memory.data(),
-       a.stride_row(),
-       a.stride_k(),
-       b.memory.data(),
-       b.stride_k(),
-       b.stride_row(),
-       out.data(),
-       ldc,
-       1,
-       c.has_bias ? bias.data() : nullptr,
-       0,
-       c.has_bias ? 1 : 0,
-       nullptr,
-       c.batch > 1,
-       DType::f32,
-       c.has_bias ? Activation::relu : Activation::none,
-       false,
-       nullptr,
-       0};
+  p.m = c.m, p.n = c.n, p.k = c.k;
+  p.a = a.memory.data(), p.stride_am = a.stride_row(), p.stride_ak = a.stride_k();
+  p.b = b.memory.data(), p.stride_bk = b.stride_k(), p.stride_bn = b.stride_row();
+  p.c = out.data(), p.stride_cm = ldc, p.stride_cn = 1;
+  p.num_batch_dims = c.batch > 1;
+  if (c.has_bias) p.bias = bias.data(), p.stride_bias_n = 1, p.activation = Activation::relu;
+  if (is_matrix) p.stride_bias_m = c.n, p.alpha = kAlpha, p.beta = kBeta;
   problem.batch_size = c.batch;
-  problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc};
+  problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc,
+                           is_matrix ? int64_t(c.m) * c.n : 0};
   Plan plan;
   plan.as<SplitPlan>() = plan_split(kSplitCosts[0].costs, problem, c.num_sms, plan.cost_us);
   // The caller's large operand, for which the kernel that splits few rows has waited.
@@ -269,7 +257,10 @@ bool run(const Case& c) {
       for (int j = 0; j < ldc; ++j) {
         float expected = emulator::kGarbage;  // what lies between C's rows stays as it was
         if (j < c.n) expected = multiply(rows[size_t(i)], cols[size_t(j)]);
-        if (j < c.n && c.has_bias) expected = activate<Activation::relu>(expected + bias[size_t(j)]);
+        if (j < c.n && is_matrix)
+          expected = std::fma(kAlpha, expected, kBeta * bias[size_t((item * c.m + i) * c.n + j)]);
+        if (j < c.n && c.has_bias)
+          expected = activate<Activation::relu>(is_matrix ? expected : expected + bias[size_t(j)]);
         const float found = out[size_t((item * c.m + i) * ldc + j)];
         if (!is_same(expected, found) && num_wrong++ == 0)
           std::printf("C[%d][%d, %d] is %g instead of %g; ", item, i, j, double(found), double(expected));

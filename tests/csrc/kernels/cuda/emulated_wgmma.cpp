@@ -30,7 +30,7 @@ struct Case {
   int group_m = 0;
   DType dtype = DType::bf16;
   int batch = 1, repeats_of_b = 1;  // inner and outer dimension of the batch
-  char bias = ' ';                  // of columns 'n', of rows 'm'
+  char bias = ' ';                  // of columns 'n', of rows 'm'; 'x': a matrix for each item, all scaled
   Activation activation = Activation::none;
   bool sums_rows = false, is_c_along_m = false;
   int margin = 8, margin_c = 8;  // elements between rows; odd: not for the copy engine
@@ -52,7 +52,8 @@ constexpr Case kCases[] = {
      .chunk_k = 256,
      .batch = 2,
      .repeats_of_b = 2,
-     .bias = 'n'},
+     .bias = 'x',
+     .activation = Activation::gelu},
     // Clusters of four by two, three consumers, chunks side by side.
     {.tile = {192, 96},
      .m = 400,
@@ -67,7 +68,7 @@ constexpr Case kCases[] = {
      .bias = 'n',
      .num_sms = 8},
     // A grid of tiles, of which the last begin early; an odd number of k tiles; a batch.
-    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1048, .is_b_along_n = true, .batch = 3, .num_sms = 12},
+    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1048, .is_b_along_n = true, .batch = 3, .bias = 'x', .num_sms = 12},
     // Blocks of a cluster share a tile.
     {.tile = {64, 64},
      .m = 100,
@@ -76,7 +77,7 @@ constexpr Case kCases[] = {
      .is_a_along_m = true,
      .chunk_k = 256,
      .shares_tiles = true,
-     .bias = 'n',
+     .bias = 'x',
      .activation = Activation::relu,
      .num_sms = 40},
     // The sums of A's rows.
@@ -141,7 +142,7 @@ constexpr Case kCases[] = {
      .is_b_along_n = true,
      .chunk_k = 256,
      .dtype = DType::f32,
-     .bias = 'n',
+     .bias = 'x',
      .activation = Activation::relu,
      .num_sms = 2},
     {.tile = {128, 64},
@@ -297,8 +298,8 @@ struct Numbers {
       }
     }
   }
-  void fill_bias(Matrix<W>& bias, int size) {
-    for (int i = 0; i < size; ++i) bias.at(0, 0, i) = i % 2 ? next() : 0;
+  void fill_bias(Matrix<W>& bias) {
+    for (int64_t i = 0; i < bias.size - 2 * Matrix<W>::kGuard; ++i) bias.data()[i] = i % 2 ? next() : W(0);
   }
 };
 
@@ -314,6 +315,8 @@ float sum_products(const std::vector<float>& a, const std::vector<float>& b, int
   return total;
 }
 
+constexpr float kAlpha = -1.75f, kBeta = 0.3f;
+
 template <class W>
 struct Run {
   static constexpr int kStep = sizeof(W) == 2 ? 16 : 8;  // of k, of one instruction
@@ -328,26 +331,30 @@ struct Run {
         a(c.m, c.k, c.is_a_along_m, c.margin, num_items),
         b(c.k, c.n, !c.is_b_along_n, c.margin, c.batch),
         c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, num_items),
-        bias(1, std::max(c.m, c.n), false, 0, 1),
+        bias(c.bias == 'x' ? c.m : 1, c.bias == 'x' ? c.n : std::max(c.m, c.n), false, 3,
+             c.bias == 'x' ? num_items : 1),
         row_sums(1, c.m, false, 0, 1) {
     Numbers<W> numbers{c.dtype, num_items, std::mt19937(unsigned(c.m * c.n * c.k)), {}};
     numbers.fill_a(a, c.m, c.k);
     numbers.fill_b(b, c.n, c.k, c.batch);
-    numbers.fill_bias(bias, std::max(c.m, c.n));
+    numbers.fill_bias(bias);
     GemmProblem& p = problem.gemm;
     p.m = c.m, p.n = c.n, p.k = c.k;
     p.a = a.data(), p.stride_am = a.stride_row, p.stride_ak = a.stride_col;
     p.b = b.data(), p.stride_bk = b.stride_row, p.stride_bn = b.stride_col;
     p.c = c_memory.data(), p.stride_cm = c_memory.stride_row, p.stride_cn = c_memory.stride_col;
-    if (c.bias != ' ') p.bias = bias.data(), (c.bias == 'n' ? p.stride_bias_n : p.stride_bias_m) = 1;
+    if (c.bias != ' ') p.bias = bias.data(), (c.bias == 'm' ? p.stride_bias_m : p.stride_bias_n) = 1;
+    const int64_t bias_step = c.bias == 'x' ? bias.stride_item : 0;
+    if (c.bias == 'x') p.stride_bias_m = bias.stride_row, p.alpha = kAlpha, p.beta = kBeta;
     if (c.sums_rows) p.row_sums = row_sums.data();
-    p.dtype = c.dtype, p.activation = c.activation;
+    p.set_dtypes(c.dtype), p.activation = c.activation;
     problem.batch_size = num_items;
     problem.chunk_k = c.chunk_k ? c.chunk_k : c.k;
     problem.asked_n = c.n;
-    const BatchDim outer{c.repeats_of_b, c.batch * a.stride_item, 0, c.batch * c_memory.stride_item};
+    const BatchDim outer{c.repeats_of_b, c.batch * a.stride_item, 0, c.batch * c_memory.stride_item,
+                         c.batch * bias_step};
     if (c.repeats_of_b > 1) problem.batch_dims[p.num_batch_dims++] = outer;
-    const BatchDim inner{c.batch, a.stride_item, b.stride_item, c_memory.stride_item};
+    const BatchDim inner{c.batch, a.stride_item, b.stride_item, c_memory.stride_item, bias_step};
     if (c.batch > 1) problem.batch_dims[p.num_batch_dims++] = inner;
   }
 
@@ -372,7 +379,10 @@ struct Run {
         if (c.sums_rows) row_sums.at(0, 0, row) = W(rounded(c.dtype, sum_products(own, ones, chunk)));
         for (int col = 0; col < c.n; ++col) {
           float x = sum_products(own, cols[size_t(col)], chunk);
-          if (c.bias != ' ') x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
+          if (c.bias == 'x')
+            x = std::fma(kAlpha, x, kBeta * to_float(c.dtype, bias.at(item, row, col)));
+          else if (c.bias != ' ')
+            x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
           c_memory.at(item, row, col) = W(rounded(c.dtype, activated(c.dtype, c.activation, x)));
         }
       }
@@ -503,7 +513,7 @@ bool run_every_plan() {
     add({.m = 3 * M - 7, .n = N + N / 2 + 5, .k = 70, .bias = 'm', .activation = Activation::silu, .margin_c = 3});
     add({.m = 2 * M - 1, .n = N + 10, .k = 600, .chunk_k = 256, .activation = Activation::gelu, .num_sms = 40});
     add({.m = 2 * M + 30, .n = N + 8, .k = 840, .chunk_k = 256, .bias = 'n', .margin_c = 2, .num_sms = 6});
-    add({.m = M / 2 + 1, .n = 2 * N + 8, .k = 150, .batch = 3, .bias = 'n', .num_sms = 64});
+    add({.m = M / 2 + 1, .n = 2 * N + 8, .k = 150, .batch = 3, .bias = 'x', .num_sms = 64});
     add({.m = M + 3, .n = N + 8, .k = 530, .chunk_k = 256, .batch = 2, .repeats_of_b = 2, .bias = 'm', .num_sms = 3});
     add({.m = 5, .n = 20, .k = 24, .activation = Activation::gelu_tanh, .num_sms = 1});
     add({.m = M + 1, .n = N + 1, .k = 99, .margin = 1, .margin_c = 1});

@@ -555,8 +555,8 @@ MUTANTS = {
     ),
     "the copy engine stores parts of units": (
         "launch_sm90a.cu",
-        "describe_result(problem, task.c) && is_storable(p.dtype, task.c);",
-        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype, task.c));",
+        "describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);",
+        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype_c, task.c));",
         SMALL,
     ),
     "threads store rows beyond C": (

@@ -16,7 +16,7 @@ int main() {
     problem.stride_bk = 1, problem.stride_bn = k;
     problem.stride_cm = n, problem.stride_cn = 1;
     problem.num_batch_dims = batch > 1;
-    problem.dtype = DType::bf16;
+    problem.set_dtypes(DType::bf16);
     folded.batch_dims[0] = {batch, m * k, k * n, m * n};
     folded.batch_size = batch;
     folded.chunk_k = mma_chunk_k(n, k, false);

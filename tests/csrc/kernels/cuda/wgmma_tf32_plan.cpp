@@ -17,7 +17,7 @@ int main() {
     problem.stride_bk = b == 'N' ? n : 1, problem.stride_bn = b == 'N' ? 1 : k;
     problem.stride_cm = n, problem.stride_cn = 1;
     problem.num_batch_dims = batch > 1;
-    problem.dtype = DType::f32;
+    problem.set_dtypes(DType::f32);
     folded.batch_dims[0] = {batch, m * k, k * n, m * n};
     folded.batch_size = batch;
     folded.chunk_k = mma_chunk_k(n, k, true);

@@ -61,7 +61,7 @@ int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribu
 bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p.m = m, p.n = n, p.k = k, p.dtype = dtype;
+  p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = max_of(k, 1);
   return rung.refuse(problem, *find_chip("host:host")) != nullptr;
@@ -204,20 +204,27 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const int64_t margins[] = {0, 1, 8};
   Matrix<T> a(batch * m, k, is_a_transposed, margins[random_int(0, 2)]);
   Matrix<T> b(k, batch * n, is_b_transposed, margins[random_int(0, 2)]);
-  Matrix<T> bias(1, n, false, 0);
+  // What is added: one row for all, or a matrix of each item's own, and all is scaled.
+  const bool is_matrix = has_bias && !is_in_chunks && random_int(0, 1);
+  Matrix<T> bias(is_matrix ? batch * m : 1, n, is_matrix && random_int(0, 1),
+                 is_matrix ? margins[random_int(0, 2)] : 0);
   a.randomize(), b.randomize(), bias.randomize();
   const bool is_c_transposed = random_int(0, 3) == 0;
   const int64_t margin_c = margins[random_int(0, 2)];
   Matrix<T> c(batch * m, n, is_c_transposed, margin_c), again(batch * m, n, is_c_transposed, margin_c);
-  const BatchDim batch_dim{batch, m * a.stride_row, n * b.stride_col, m * c.stride_row};
+  const BatchDim batch_dim{batch, m * a.stride_row, n * b.stride_col, m * c.stride_row,
+                           is_matrix ? m * bias.stride_row : 0};
   GemmProblem problem{};
   problem.m = m, problem.n = n, problem.k = k;
   problem.a = a.memory.get(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.memory.get(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
-  if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = 1;
+  if (has_bias) problem.bias = bias.memory.get(), problem.stride_bias_n = bias.stride_col;
+  if (is_matrix) {
+    problem.stride_bias_m = bias.stride_row, problem.beta = -0.5, problem.alpha = rung.takes.alpha ? -1.75 : 1;
+  }
   problem.batch_dims = &batch_dim, problem.num_batch_dims = 1;
-  problem.dtype = dtype;
+  problem.set_dtypes(dtype);
   problem.activation = Activation(random_int(0, 1));  // none, relu
   MmaAsyncChoice choice{};                            // drawn anew for the second run: no bit depends on it
   const auto run = [&](Matrix<T>& to, uint64_t seed, host_gpu::Faults& faults, char (&reason)[256]) {
@@ -247,12 +254,12 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
   for (int64_t i = 0; i < batch * m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const double added = has_bias ? value_of(bias.at(0, j)) : 0;
+      const double added = has_bias ? problem.beta * value_of(bias.at(is_matrix ? i : 0, j)) : 0;
       double sum = 0, size = std::fabs(added);
       for (int64_t first = 0; first < k; first += chunk_k) {
         double of_chunk = 0;
         for (int64_t p = first; p < min_of(k, first + chunk_k); ++p) {
-          const double product = value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
+          const double product = problem.alpha * value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
           of_chunk += product;
           size += std::fabs(product);
         }
@@ -263,7 +270,7 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
       const double difference = std::fabs(value_of(c.at(i, j)) - sum);
       // Of chunks, the order is tested, too.
       const double bound =
-          is_in_chunks ? 0 : double(k + 2) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
+          is_in_chunks ? 0 : double(k + 4) * unit * size + unit_out * std::fabs(sum) + std::ldexp(1, -24);
       if (!(difference <= bound) || std::memcmp(&c.at(i, j), &again.at(i, j), sizeof(T)) != 0) {
         std::printf("%s dtype %d m %ld n %ld k %ld layout %d%d: C[%ld, %ld] = %g, in another order %g, expected %g\n",
                     algorithm, int(dtype), long(m), long(n), long(k), is_a_transposed, is_b_transposed, long(i),
@@ -280,7 +287,7 @@ bool run_dry_case(DType dtype, const Algorithm& asked) {
   const char* algorithm = asked.rung->name;
   const auto size = [](int64_t most) { return random_int(0, 2) == 0 ? random_int(1, 64) : random_int(1, most); };
   GemmProblem problem{};
-  problem.dtype = dtype;
+  problem.set_dtypes(dtype);
   do {
     problem.m = size(3000), problem.n = size(3000), problem.k = random_int(0, 3) == 0 ? size(40000) : size(3000);
   } while (is_refused(*asked.rung, dtype, problem.m, problem.n, problem.k));
@@ -293,7 +300,7 @@ bool run_dry_case(DType dtype, const Algorithm& asked) {
   problem.a = place(problem.stride_am, problem.stride_ak, problem.m, problem.k, random_int(0, 7) == 0);
   problem.b = place(problem.stride_bk, problem.stride_bn, problem.k, problem.n, random_int(0, 7) == 0);
   problem.c = place(problem.stride_cm, problem.stride_cn, problem.m, problem.n, false);
-  const BatchDim dim{random_int(1, 3), int64_t(1) << 28, random_int(0, 1) << 28, int64_t(1) << 28};
+  const BatchDim dim{random_int(1, 3), int64_t(1) << 28, random_int(0, 1) << 28, int64_t(1) << 28, 0};
   problem.batch_dims = &dim, problem.num_batch_dims = 1;
   return survives_faults(
       algorithm,
