@@ -96,8 +96,8 @@ struct AllSimtCosts {
   const FewRowsCosts& few_rows;
 };
 
-// Microseconds by a simple model: rounds of the blocks that an SM holds at one time, of which the
-// last one is not full; or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
+// Microseconds by a simple model: rounds of the blocks that an SM holds at one time, of which the last one is not full;
+// or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
 inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kMaxPackedBytes = 1 << 30;
   const SimtCosts& c = costs.tiles;
