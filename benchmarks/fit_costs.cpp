@@ -1,5 +1,6 @@
 // A kernel's plans with tables of costs that can be set: fit_costs.py compiles this for each kernel, beside a copy of
-// its costs.h whose rows are variables. RUNG_SOURCE is its rung.cpp, RUNG its entry, TABLES are the names of its tables.
+// its costs.h whose rows are variables. RUNG_SOURCE is its rung.cpp, RUNG its entry, TABLES are the names of its
+// tables.
 #include RUNG_SOURCE
 
 #include <vector>
