@@ -25,7 +25,6 @@ from bench_gpu import MOST_RANDOM_FLOPS, VENDOR, described, make_gpu_operands
 
 import torch_tiledmm
 from torch_tiledmm.dispatch import Candidate
-from torch_tiledmm.machine import chip_of
 from torch_tiledmm.testing.bench import OURS, geomean, output_file
 from torch_tiledmm.testing.families import FAMILIES, family_products
 from torch_tiledmm.testing.origin import GpuClocks
@@ -189,7 +188,7 @@ def main() -> None:
         for name in FAMILIES if "all" in args.family else dict.fromkeys(args.family):
             products = any_products(args.seed) if name == "any" else family_products(name, args.seed)
             sources[name] = islice(products, args.random)
-    chip = chip_of(torch.cuda.get_device_properties())
+    chip = torch_tiledmm.explain(1, 1, 1, "fp32", device=gpu_name()).device
     results = described(parser, "regret") | {"chip": chip, "seed": args.seed, "summary": [], "rows": []}
     with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
         for name, products in sources.items():
