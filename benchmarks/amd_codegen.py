@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from gpu_objects import CSRC, HIP_ARCHS, hip_command  # noqa: E402
+from gpu_objects import CSRC, HIP_ARCHS, hip_command, sources_of  # noqa: E402
 
 # What libLLVM.so asks of libraries for compression that its package leaves out. It never calls them.
 STUBS = {
@@ -128,10 +128,10 @@ def main() -> None:
         folder = Path(name)
         generators = triton_generator(), rocm_generator(args.rocm, folder)
         print("\nThe largest of a row's kernels, by clang, Triton's, ROCm's. vgpr, sgpr: vector, scalar registers.")
-        for source in (path for rung in args.rungs for path in sorted((CSRC / "kernels/hip" / rung).glob("*.cu"))):
+        for source in sources_of(path for rung in args.rungs for path in (CSRC / "kernels/hip" / rung).glob("*.cu")):
             for chip in args.chips:
-                command = [*hip_command(args.clang, [chip], standalone=True), "--cuda-device-only", f"-I{CSRC}", source]
-                command += ["--no-gpu-bundle-output", "-w", "-o"]
+                command = [*hip_command(args.clang, [chip], standalone=True), "--cuda-device-only", f"-I{CSRC}"]
+                command += [*source.arguments(), "--no-gpu-bundle-output", "-w", "-o"]
                 bitcode = folder / "bitcode"
                 subprocess.run([*command, folder / "clang.s", "-S"], check=True)
                 subprocess.run([*command, bitcode, "-emit-llvm", "-c"], check=True)
@@ -146,7 +146,8 @@ def main() -> None:
                         f"{label} {' / '.join(str(max(one[at] for one in by)) for by in zip(*kernels, strict=True))}"
                         for at, label in enumerate(("vgpr", "vgpr spilled", "sgpr spilled", "scratch bytes", "LDS"))
                     ]
-                    print(f"{source.stem} {chip}, {threads} threads, {lds} bytes: {len(kernels)} kernels,", end=" ")
+                    name = f"{source.path.parent.name}/{source.name} {chip}"
+                    print(f"{name}, {threads} threads, {lds} bytes: {len(kernels)} kernels,", end=" ")
                     print(", ".join(figures), flush=True)
 
 

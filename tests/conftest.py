@@ -81,13 +81,15 @@ def csrc_of_devices(built_once):
 
 @pytest.fixture(scope="session")
 def amd_object(built_once, csrc_of_devices):
-    """compile(arch, source) -> the device code that clang makes of a rung, and its resource report."""
+    """compile(arch, source, instance) -> the device code that clang makes of a rung, and its resource report."""
     clang = compilers.find_clang()
     if clang is None or not shutil.which(Path(clang).name.replace("clang++", "llvm-objdump")):
         assert os.environ.get("CI") != "true", "CI needs clang-22, lld-22 and llvm-22"
         pytest.skip("there is no clang 20 or later with llvm-objdump")
 
-    def compile_once(arch: str, source: Path) -> tuple[Path, str]:
+    def compile_once(arch: str, source: Path, instance: int | None = None) -> tuple[Path, str]:
+        one = gpu_objects.Source(source, instance)
+
         def build(folder: Path) -> None:
             command = [*gpu_objects.hip_command(clang, [arch], standalone=True, werror=True), "--cuda-device-only"]
             # AMD's own kernels choose layouts in the same way, and the tests execute all of them.
@@ -95,12 +97,14 @@ def amd_object(built_once, csrc_of_devices):
             csrc = csrc_of_devices if is_of_ladder else gpu_objects.CSRC
             own = csrc / source.relative_to(gpu_objects.CSRC) if is_of_ladder else source
             command += ["--no-gpu-bundle-output", "-Rpass-analysis=kernel-resource-usage", f"-I{csrc}"]
-            done = subprocess.run([*command, "-c", own, "-o", folder / "code"], capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, "-c", *one.arguments(own), "-o", folder / "code"], capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr
             (folder / "report").write_text(done.stderr)
 
         # Files of one name are told apart by what is in them: those that tests write have another folder each time.
-        folder = built_once(f"{source.stem}.{hashlib.sha1(source.read_bytes()).hexdigest()[:8]}.{arch}", build)
+        folder = built_once(f"{one.name}.{hashlib.sha1(source.read_bytes()).hexdigest()[:8]}.{arch}", build)
         return folder / "code", (folder / "report").read_text()
 
     return compile_once

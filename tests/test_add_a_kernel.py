@@ -131,7 +131,7 @@ TOYS = {
     "cuda/toy_gpu": ("gpu", "toy_gpu", "kernel.cu", GPU_KERNEL),
 }
 # Of the other kernels, these are linked.
-KEPT = ("01_naive.cpp", "01_naive.cu", "device.cu")
+KEPT = ("01_naive.cpp", "01_naive.cu")
 MUTANTS = {1: "the last column is left out", 2: "A is read from the second column on"}
 
 
@@ -150,8 +150,8 @@ def add_toys(root: Path) -> None:
         lines.write_text(text.replace(before, f"{before}TILEDMM_RUNG({device}, {name})\n"))
 
 
-def is_kept(source: Path) -> bool:
-    return source.name.startswith("rung") or source.name in KEPT or "toy" in source.parent.name
+def is_kept(path: Path) -> bool:
+    return path.name.startswith("rung") or path.name in KEPT or "toy" in path.parent.name
 
 
 def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> None:
@@ -174,8 +174,8 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
     host = [*objects.host_command(shlex.join(sanitizing), 32), "-O0", *SANITIZERS, "-include", tests / "mutant.h"]
     kernels = csrc / "kernels"
 
-    def of_copy(sources: list[Path]) -> list[Path]:
-        return [source for source in sources if not source.is_relative_to(kernels) or is_kept(source)]
+    def of_copy(sources: list) -> list[Path]:
+        return [path for path, _ in sources if not path.is_relative_to(kernels) or is_kept(path)]
 
     library = {source: plain for source in of_copy(objects.cpp_sources())}
     jobs = {
@@ -199,7 +199,8 @@ def build_copy(root: Path, num_jobs: int, cpu_main: Path, gpu_runner: Path) -> N
         made = list(pool.map(compile_one, work))
     of = {program: [path for path in made if path.parent.name == program] for program in jobs}
     of["cpu"] += [path for path in of["library"] if path.name not in {other.name for other in of["cpu"]}]
-    entries = {objects.object_name(source) for source in of_copy(objects.host_sources(32)) if source not in jobs["gpu"]}
+    others = (path for path in of_copy(objects.host_sources(32)) if path not in jobs["gpu"])
+    entries = {objects.Source(path).object_name for path in others}
     of["gpu"] += [path for path in of["library"] if path.name in entries]
     # Behind the others: of inline functions that they share, the others' are checked.
     of["cpu"].append(cpu_main)

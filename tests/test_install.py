@@ -126,9 +126,9 @@ def test_only_what_changed_is_compiled_again(tmp_path):
     objects.CSRC = tmp_path
     (tmp_path / "shared.h").write_text("int shared();\n")
     (tmp_path / "used.h").write_text("int used();\n")
-    sources = [tmp_path / name for name in ("a.cpp", "b.cpp")]
-    sources[0].write_text('#include "shared.h"\n#include "used.h"\nint used() { return 1; }\n')
-    sources[1].write_text('#include "shared.h"\nint shared() { return 2; }\n')
+    sources = [objects.Source(tmp_path / name) for name in ("a.cpp", "b.cpp")]
+    sources[0].path.write_text('#include "shared.h"\n#include "used.h"\nint used() { return 1; }\n')
+    sources[1].path.write_text('#include "shared.h"\nint shared() { return 2; }\n')
 
     def made_anew(*flags: str) -> list[str]:
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "objects").glob("*")}

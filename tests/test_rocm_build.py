@@ -36,7 +36,6 @@ from stand_in import ARCHS, RUNTIME, STREAM, HipLibrary, Memory, make_rocm, make
 CHIPS = ("gfx942", "gfx1100")
 # What is compiled of csrc/kernels, with the names of the algorithms; all of it would take minutes.
 COMPILED = {
-    "gpu/device.cu": [],
     "gpu/01_naive.cu": ["naive"],
     "gpu/04_register_tiled.cu": ["register_tiled", "register_tiled.4x4"],
     "gpu/05_mma.cu": ["mma"],
@@ -360,12 +359,11 @@ def true_headers() -> Path:
 def test_the_headers_of_hip_declare_the_same(build, tmp_path):
     """A runtime that was compiled with the stand-in for them serves what was compiled with them."""
     rocm, csrc, objects = make_rocm(tmp_path / "rocm", true_headers()), build / "tree" / "csrc", objects_of(build)
-    command = [*gpu_objects.hip_command(str(rocm / "bin" / "hipcc"), ["gfx942"], werror=True), f"-I{csrc}", "-c"]
-    for name in ("gpu/device.cu", "gpu/01_naive.cu"):
-        source = csrc / "kernels" / name
-        target = tmp_path / gpu_objects.object_name(source)
+    command = [*gpu_objects.hip_command(str(rocm / "bin" / "hipcc"), ["gfx942"], werror=True), f"-I{csrc}"]
+    for source in (csrc / "platform/device.cu", csrc / "kernels/gpu/01_naive.cu"):
+        target = tmp_path / gpu_objects.Source(source).object_name
         assert target.name in objects
-        subprocess.run([*command, source, "-o", target], check=True)
+        subprocess.run([*command, "-c", source, "-o", target], check=True)
         objects[target.name] = target
     flags = gpu_objects.hip_runtime_flags(build / "rocm", "7")
     gpu_objects.link_library(["g++"], [*objects.values()][::-1], tmp_path / "other.so", flags)

@@ -2,11 +2,13 @@
 
     csrc/**/*.cpp                    g++, but for the host executor's own files
     csrc/torch/*.cpp                 g++, the only ones that see torch's headers
-    csrc/kernels/gpu/*.cu            every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
+    csrc/kernels/gpu/*.cu, csrc/platform/*.cu
+                                     every GPU compiler: nvcc, clang for HIP, and g++ for the host executor
     csrc/kernels/cuda/*/*.cu         nvcc, and g++ for the host executor
     csrc/kernels/cuda/*/*_sm90a.cu   nvcc, for sm_90a alone
 
-Nothing is translated from one language to the other.
+A source that says `constexpr int kNumInstances = 4;` is compiled four times, with TILEDMM_INSTANCE = 0, 1, 2, 3: what
+would take long is compiled in parts, side by side. Nothing is translated from one language to the other.
 """
 
 import contextlib
@@ -29,64 +31,91 @@ HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WARP_SIZES = (32, 64)
 # What the host executor's libraries need of csrc.
 HOST_FOLDERS = ("api", "core", "dispatch", "kernels", "platform")
+HOPPER = "kernels/cuda/*/*_sm90a.cu"
 
 
-def largest_first(paths: Iterable[Path]) -> list[Path]:
-    """They take longest, and the last compilation has no other beside it. A file and what it includes itself counts."""
+class Source(NamedTuple):
+    """What one compilation compiles: a file, or one of its instances."""
+
+    path: Path
+    instance: int | None = None
+
+    @property
+    def name(self) -> str:
+        """launch.cu, instances.cu.3"""
+        return self.path.name + ("" if self.instance is None else f".{self.instance}")
+
+    @property
+    def object_name(self) -> str:
+        return f"{self.path.parent.name}_{self.name}.o"
+
+    def arguments(self, path: Path | None = None) -> list[str]:
+        """Of a compiler. ``path``: a copy of the file that is compiled in its place."""
+        macros = [] if self.instance is None else [f"-DTILEDMM_INSTANCE={self.instance}"]
+        return [*macros, str(path or self.path)]
+
+
+def sources_of(paths: Iterable[Path]) -> list[Source]:
+    """Those that take longest first: the last compilation has no other beside it. The size of a file and of what it
+    includes itself counts; of instances, the first ones take longest."""
 
     def size(path: Path) -> int:
         own = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
         return sum(file.stat().st_size for file in [path, *(CSRC / name for name in own)] if file.exists())
 
-    return sorted(paths, key=lambda path: (-size(path), path))
+    def instances(path: Path) -> Sequence[int | None]:
+        text = path.read_text()
+        found = re.search(r"^constexpr int kNumInstances = (\d+);", text, re.MULTILINE)
+        if not found and "TILEDMM_INSTANCE" in text:
+            raise RuntimeError(f"{path} does not say kNumInstances, how often it is compiled")
+        return range(int(found[1])) if found else [None]
+
+    paths = sorted(paths, key=lambda path: (-size(path), path))
+    return [Source(path, instance) for path in paths for instance in instances(path)]
 
 
-def cpp_sources() -> list[Path]:
+def cpp_sources() -> list[Source]:
     """What g++ compiles for the library of the kernels: interface, dispatch, all entries, CPU kernels."""
     folders = ("dispatch/*.cpp", "kernels/**/*.cpp")
-    return largest_first([CSRC / "api/kernels_api.cpp", *(path for folder in folders for path in CSRC.glob(folder))])
+    return sources_of([CSRC / "api/kernels_api.cpp", *(path for folder in folders for path in CSRC.glob(folder))])
 
 
-def torch_sources() -> list[Path]:
+def torch_sources() -> list[Source]:
     """The torch operators."""
-    return largest_first(CSRC.glob("torch/*.cpp"))
+    return sources_of(CSRC.glob("torch/*.cpp"))
 
 
-def python_sources() -> list[Path]:
+def python_sources() -> list[Source]:
     """Calls of the operators past torch.ops."""
-    return largest_first(CSRC.glob("python/*.cpp"))
+    return sources_of(CSRC.glob("python/*.cpp"))
 
 
-def gpu_sources() -> list[Path]:
+def gpu_sources() -> list[Source]:
     """The ladder's kernels, and others for every chip."""
-    return largest_first(CSRC.glob("kernels/gpu/**/*.cu"))
+    return sources_of([*CSRC.glob("kernels/gpu/*.cu"), *CSRC.glob("platform/*.cu")])
 
 
-def cuda_sources() -> list[Path]:
+def cuda_sources() -> list[Source]:
     """Kernels for NVIDIA's chips from sm_80 on; the host executor runs them at its warp size of 32."""
-    return largest_first(set(CSRC.glob("kernels/cuda/*/*.cu")) - set(hopper_sources()))
+    return sources_of(set(CSRC.glob("kernels/cuda/*/*.cu")) - set(CSRC.glob(HOPPER)))
 
 
-def hopper_sources() -> list[Path]:
+def hopper_sources() -> list[Source]:
     """Kernels for sm_90a alone."""
-    return largest_first(CSRC.glob("kernels/cuda/*/*_sm90a.cu"))
+    return sources_of(CSRC.glob(HOPPER))
 
 
-def hip_sources() -> list[Path]:
+def hip_sources() -> list[Source]:
     """Kernels for AMD's chips."""
-    return largest_first(CSRC.glob("kernels/hip/*/*.cu"))
+    return sources_of(CSRC.glob("kernels/hip/*/*.cu"))
 
 
-def host_sources(warp_size: int) -> list[Path]:
+def host_sources(warp_size: int) -> list[Source]:
     """What the host executor runs at this warp size, the entries of all GPU kernels, and the executor itself."""
     others = (CSRC / "api", CSRC / "kernels/cpu")
-    entries = [path for path in cpp_sources() if not any(path.is_relative_to(folder) for folder in others)]
-    own = [CSRC / "api/host_gpu_api.cpp", CSRC / "platform/host_gpu/executor.cpp"]
+    entries = [one for one in cpp_sources() if not any(one.path.is_relative_to(folder) for folder in others)]
+    own = [Source(CSRC / "api/host_gpu_api.cpp"), Source(CSRC / "platform/host_gpu/executor.cpp")]
     return (cuda_sources() if warp_size == 32 else []) + gpu_sources() + entries + own
-
-
-def object_name(source: Path) -> str:
-    return f"{source.parent.name}_{source.name}.o"
 
 
 def nvcc_command(nvcc: str, archs: list[str], *, werror: bool = False) -> list[str]:
@@ -151,7 +180,7 @@ def host_command(cxx: str, warp_size: int, *, werror: bool = False) -> list[str]
 class Sources(NamedTuple):
     """Sources that one command compiles, and the folder of their objects."""
 
-    paths: list[Path]
+    sources: list[Source]
     command: list[str]
     folder: Path
 
@@ -163,15 +192,15 @@ def compile_objects(groups: list[Sources], jobs: int, *, is_quiet: bool = False)
     Raises RuntimeError with the compiler's words.
     """
 
-    def compile_one(source: Path, command: list[str], folder: Path) -> Path:
-        target = folder / object_name(source)
+    def compile_one(source: Source, command: list[str], folder: Path) -> Path:
+        target = folder / source.object_name
         depends, made_by = target.with_suffix(".d"), target.with_suffix(".command")
-        command = [*command, f"-I{CSRC}", "-c", str(source), "-o", str(target), "-MD", "-MF", str(depends)]
+        command = [*command, f"-I{CSRC}", "-c", *source.arguments(), "-o", str(target), "-MD", "-MF", str(depends)]
         is_same = made_by.exists() and made_by.read_text() == shlex.join(command)
         if is_same and is_newer(target, depends):
             return target
         if not is_quiet:
-            print(f"  {Path(command[0]).name} {source.relative_to(CSRC)}", flush=True)
+            print(f"  {Path(command[0]).name} {source.path.parent.relative_to(CSRC) / source.name}", flush=True)
         made_by.unlink(missing_ok=True)  # what is interrupted is not up to date
         run_compiler(command)
         made_by.write_text(shlex.join(command))
@@ -181,7 +210,7 @@ def compile_objects(groups: list[Sources], jobs: int, *, is_quiet: bool = False)
         group.folder.mkdir(parents=True, exist_ok=True)
     pool = ThreadPoolExecutor(jobs)
     try:
-        started = [[pool.submit(compile_one, path, *group[1:]) for path in group.paths] for group in groups]
+        started = [[pool.submit(compile_one, source, *group[1:]) for source in group.sources] for group in groups]
         return [[one.result() for one in group] for group in started]
     finally:
         pool.shutdown(cancel_futures=True)  # after a failure the rest need not be tried
@@ -255,8 +284,8 @@ def host_library(warp_size: int) -> Path:
         )
     cache, command = host_cache(), host_command(cxx, warp_size)
     folder = cache / f"wave{warp_size}"
-    kernels = [path for path in host_sources(warp_size) if path.suffix == ".cu"]
-    *entries, executor = [path for path in host_sources(warp_size) if path.suffix == ".cpp"]
+    kernels = [source for source in host_sources(warp_size) if source.path.suffix == ".cu"]
+    *entries, executor = [source for source in host_sources(warp_size) if source.path.suffix == ".cpp"]
     groups = [Sources(kernels, command, folder), Sources([executor], [*command, "-O2"], folder)]
     # Entries do not know the warp size.
     groups.append(Sources(entries, host_command(cxx, WARP_SIZES[0]), cache / "entries"))

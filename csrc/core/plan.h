@@ -10,7 +10,7 @@ namespace tiledmm {
 // One way of a kernel to compute a problem on a chip: its predicted time, and the tile numbers that its launcher takes.
 struct Plan {
   double cost_us = 0;
-  alignas(8) char config[128];
+  alignas(8) char config[256];
 
   template <class T>
   T& as() {
@@ -48,6 +48,15 @@ class PlanSearch {
   template <class Config>
   void operator()(const Config& config, double cost_us) {
     (*this)(config, cost_us, cost_us);
+  }
+  // Completes what was shown by what comparing it does not need: complete(config).
+  template <class Config, class Complete>
+  void complete(const Complete& complete) {
+    if (all_) {
+      for (Plan& plan : *all_) complete(plan.as<Config>());
+    } else if (has_found()) {
+      complete(cheapest_->as<Config>());
+    }
   }
 
  private:

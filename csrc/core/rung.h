@@ -47,6 +47,11 @@ struct Fields {
   }
 };
 
+// Entries name the fields that they set, as C++20 has it; g++ takes that in C++17 without a word.
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wc++20-designator"
+#endif
+
 // Dtypes that go together.
 struct Operands {
   DType a, b, bias, c;
@@ -69,8 +74,8 @@ struct Rung {
   const char* name;         // as the user names it
   const char* description;  // what this rung adds
   int32_t number;           // its place on the ladder, and the number of its file or folder
-  bool is_gpu;
-  bool is_native;  // one of those that `native` admits
+  bool is_gpu = false;
+  bool is_native = false;  // one of those that `native` admits
   Order order;
   Takes takes;
   // Why it cannot serve a problem that it takes on a chip; null if it can. Others ask refusal().
@@ -83,6 +88,8 @@ struct Rung {
   Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
+  // Products with less of k, or fewer of the caller's columns, such a kernel leaves to the chip's native ones.
+  int64_t min_k = 0, min_n = 0;
 
   const char* refusal(const FoldedProblem& problem, const Chip& chip) const;
 };

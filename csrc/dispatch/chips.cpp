@@ -7,8 +7,7 @@
 #include <thread>
 
 #if !defined(TILEDMM_HOST_GPU)
-#include "kernels/cpu/amx/variants.h"
-#include "kernels/cpu/register_tiled/variants.h"
+#include "kernels/rungs.h"
 #endif
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -192,27 +191,16 @@ Chip cpu_chip(int32_t num_threads) {
 int32_t num_cores() { return int32_t(std::thread::hardware_concurrency()); }
 
 double measure_fma_peak(DType dtype, const Executor& executor) {
-  const Isa isa = best_isa();
-  const bool has_tiles = dtype == DType::bf16 ? isa >= Isa::amx : dtype == DType::f16 && isa >= Isa::amx_fp16;
-  if (has_tiles && cpu::tile_peak_amx) return cpu::tile_peak_amx(dtype, executor);
-  // By Isa.
-  constexpr decltype(&cpu::fma_peak_portable) kPeaks[kNumIsas] = {
-      cpu::fma_peak_portable,    cpu::fma_peak_neon,   cpu::fma_peak_avx2,  cpu::fma_peak_avx512,
-      cpu::fma_peak_avx512_bf16, cpu::fma_peak_avx512, cpu::fma_peak_avx512};
-  const auto peak = kPeaks[int(isa)];
-  return peak ? peak(dtype, executor) : 0;
+  return cpu::measure_fma_peak ? cpu::measure_fma_peak(best_isa(), dtype, executor) : 0;
 }
 
 void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
 #if defined(TILEDMM_EMULATE_AMX)
-  return cpu::elementwise_portable(problem, executor);  // the processor may have no more
+  constexpr Isa isa = Isa::portable;  // the processor may have no more
 #else
-  // By Isa. The kernels of AMX store as avx512_bf16 does.
-  constexpr decltype(&cpu::elementwise_portable) kVariants[kNumIsas] = {
-      cpu::elementwise_portable,    cpu::elementwise_neon,        cpu::elementwise_avx2,       cpu::elementwise_avx512,
-      cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16, cpu::elementwise_avx512_bf16};
-  kVariants[int(best_isa())](problem, executor);
+  const Isa isa = best_isa();
 #endif
+  cpu::compute_elementwise(isa, problem, executor);
 }
 #endif
 

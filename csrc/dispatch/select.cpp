@@ -20,11 +20,12 @@ namespace {
 using Mask = uint64_t;  // bit i: kernel i
 
 constexpr const char* kNoPlan = "it has no plan for this problem on this chip";
+constexpr const char* kLeft = "it leaves products of so short a k, or of so few columns, to the native kernel";
 
 struct Algorithms {
   std::vector<std::string> names{"auto", "native", "split"};
   std::vector<Mask> admitted;  // by each
-  Mask of_gpus = 0, of_order[kNumOrders] = {};
+  Mask of_gpus = 0, of_splits = 0, of_order[kNumOrders] = {};
 
   Algorithms() {
     for (const Rung* rung : rungs()) {
@@ -34,6 +35,7 @@ struct Algorithms {
     }
     for (size_t i = 0; i < rungs().size(); ++i) {
       of_gpus |= Mask(rungs()[i]->is_gpu) << i;
+      of_splits |= Mask(rungs()[i]->is_split) << i;
       of_order[int(rungs()[i]->order)] |= Mask(1) << i;
     }
     for (const std::string& name : names) admitted.push_back(find(name, of_gpus) | find(name, ~of_gpus));
@@ -86,6 +88,24 @@ Mask legal_of(const FoldedProblem& problem, Mask kernels, const Chip& chip) {
   Mask legal = 0;
   for_each_kernel(kernels, [&](int i) { legal |= Mask(!refuse(*rungs()[size_t(i)], problem, chip)) << i; });
   return legal;
+}
+
+bool leaves(const Rung& rung, const FoldedProblem& problem) {
+  return problem.gemm.k < rung.min_k || problem.asked_n < rung.min_n;
+}
+
+// Whether an algorithm stands for a kernel that leaves a problem to the native ones: then `problem` and `algorithm`
+// become what they are asked.
+bool is_left_to_native(FoldedProblem& problem, int32_t& algorithm, const Chip& chip) {
+  bool is_left = false;
+  for_each_kernel(admitted(algorithm, chip) & algorithms().of_splits, [&](int i) {
+    const Rung& rung = *rungs()[size_t(i)];
+    is_left |= leaves(rung, problem) && !refuse(rung, problem, chip);
+  });
+  if (!is_left) return false;
+  problem.gemm.allow_tf32 = false;  // whoever asks for split wants more of fp32
+  algorithm += kNative - name_of(algorithm);
+  return true;
 }
 
 // A single product of row-major matrices.
@@ -186,6 +206,10 @@ std::vector<const Rung*> kernels_of(int32_t algorithm, bool is_gpu) {
 }
 
 Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
+  if (admitted(algorithm, chip) & algorithms().of_splits) {
+    FoldedProblem left = problem;
+    if (is_left_to_native(left, algorithm, chip)) return select(left, algorithm, chip);
+  }
   const Mask wanted = admitted(algorithm, chip);
   const auto& of_order = algorithms().of_order;
   Mask legal = 0;
@@ -218,6 +242,7 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
   for_each_kernel(admitted(kAuto, chip) | admitted(kSplit, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
     Candidate& candidate = candidates.emplace_back(Candidate{&rung, refuse(rung, problem, chip), {}});
+    if (!candidate.reason && leaves(rung, problem)) candidate.reason = kLeft;
     if (!candidate.reason && !find_plan(rung, problem, chip, candidate.plan)) candidate.reason = kNoPlan;
     candidate.plan.cost_us = std::max(candidate.plan.cost_us, least_us(rung, problem, chip));
   });
@@ -225,6 +250,8 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
 }
 
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
+  FoldedProblem left = problem;
+  if (is_left_to_native(left, algorithm, chip)) return explain_refusal(left, algorithm, chip);
   // A name may stand for several kernels: the reason of one that is for this chip comes before those of others.
   const char* reason = nullptr;
   bool is_known = false;

@@ -39,7 +39,8 @@ struct Choice {
   Plan plan;
 };
 
-// The cheapest of the kernels that `algorithm` admits and that are of one order of summation. That order is a function
+// The cheapest of the kernels that `algorithm` admits and that are of one order of summation; of `native` ones in plain
+// fp32 where it stands for a split kernel that leaves the problem to them. That order is a function
 // of the caller's n (before a batch was folded into it), of k, dtype and chip, so that a row's bits depend neither on m
 // nor on the batch.
 Choice select(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);

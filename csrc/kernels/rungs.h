@@ -1,6 +1,8 @@
-// Declares the entry of every kernel: cpu::naive_rung, gpu::wgmma_rung, ...
+// Declares the entry of every kernel: cpu::naive_rung, gpu::wgmma_rung, ... and what CPUs have beside kernels.
 #pragma once
 
+#include "core/chip.h"
+#include "core/elementwise.h"
 #include "core/rung.h"
 
 namespace tiledmm {
@@ -10,4 +12,11 @@ namespace tiledmm {
   }
 #include "kernels/rungs.def"
 #undef TILEDMM_RUNG
+
+namespace cpu {
+// By an instruction set that this machine has. GFLOP/s of its multiply-add or tile instruction on all threads, measured
+// now; 0 where the kernel that has it is not compiled. And a function of each element.
+TILEDMM_IF_LINKED double measure_fma_peak(Isa isa, DType dtype, const Executor& executor);
+TILEDMM_IF_LINKED void compute_elementwise(Isa isa, const ElementwiseProblem& problem, const Executor& executor);
+}  // namespace cpu
 }  // namespace tiledmm

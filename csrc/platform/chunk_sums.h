@@ -17,8 +17,8 @@ TILEDMM_DEVICE GemmProblem partial_problem(const GemmProblem& gemm, A* partial, 
   return sums;
 }
 
-// An element a thread, AT_ONCE loads in flight.
-template <class T, int THREADS, int AT_ONCE>
+// An element a thread, AT_ONCE loads in flight. C = the chunks' sum, or what C has and theirs.
+template <class T, int THREADS, int AT_ONCE, bool ADDS_TO_C = false>
 TILEDMM_KERNEL(THREADS, 1)
 add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem problem) {
   let_later_kernels_start();
@@ -31,6 +31,12 @@ add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem pro
   // than to do its work.
   TILEDMM_NO_UNROLL for (int64_t count = opaque_uniform(int64_t(0));; count = num_chunks) {
     if (count > 0) wait_for_earlier_kernels();
+    if constexpr (ADDS_TO_C) {
+      const int64_t within = idx - item * slab, row = within / ld;
+      const GemmProblem p = item_of<true>(problem, item);
+      if (count > 0)
+        sum = load_global(static_cast<const T*>(p.c) + row * p.stride_cm + (within - row * ld) * p.stride_cn);
+    }
     TILEDMM_NO_UNROLL for (int64_t chunk = 0;; chunk += AT_ONCE) {
       Acc<T> next[AT_ONCE];
       const int left = int(max_of(min_of(count - chunk, AT_ONCE), 0));

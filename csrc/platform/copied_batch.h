@@ -28,7 +28,7 @@ CopiedBatch describe_copied_batch(FoldedProblem& problem, int64_t BatchDim::* st
   CopiedBatch batch{1, problem.gemm.num_batch_dims, {}};
   for (int d = batch.num_dims - 1; d >= 0; --d) {
     BatchDim& dim = problem.batch_dims[d];
-    batch.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0};
+    batch.dims[d] = {dim.*stride == 0 ? 1 : dim.size, dim.*stride, 0, 0, 0};
     if (dim.*stride != 0) dim.*stride = batch.num_items * elements;
     batch.num_items *= batch.dims[d].size;
   }

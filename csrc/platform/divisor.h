@@ -12,11 +12,12 @@ namespace {
 // Divides 0 to 2^31 - 1 by 1 to 2^31 - 1. The multiplier is 2^shift / value, rounded up: it has 32 bits, and is close
 // enough where value <= 2^(shift - 31).
 struct Divisor {
-  uint32_t value, multiplier;
+  int value;
+  uint32_t multiplier;
   int shift;
 
   Divisor() = default;
-  explicit Divisor(int64_t value) : value(uint32_t(value)), shift(31) {
+  explicit Divisor(int64_t value) : value(int(value)), shift(31) {
     while (int64_t(1) << (shift - 31) < value) ++shift;
     multiplier = uint32_t(((uint64_t(1) << shift) + uint64_t(value) - 1) / uint64_t(value));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include "core/math.h"
 #include "core/problem.h"
@@ -52,6 +53,9 @@ template <>
 [[maybe_unused]] inline BFloat16 from_acc<BFloat16>(float value) {
   return {float_to_bf16(value)};
 }
+
+template <DType DTYPE>
+using ElementOf = std::tuple_element_t<size_t(DTYPE), std::tuple<float, double, Half, BFloat16>>;
 
 // Calls visit with a null pointer to the element type of `dtype`.
 template <class Visit>

@@ -2,10 +2,7 @@
 // the host alone; test_mfma.py has the command.
 #include "kernels/hip/mfma/launch.cu"
 #include "fake_runtime.h"
-#include "kernels/hip/mfma/mfma_bf16.cu"
-#include "kernels/hip/mfma/mfma_f16.cu"
-#include "kernels/hip/mfma/mfma_f32.cu"
-#include "kernels/hip/mfma/mfma_f64.cu"
+#include "kernels/hip/mfma/kernel.h"
 
 // The plan of a chip with `num_cus` CUs, eight of them on a die; of `shape` and `chunk_k` those that are asked for,
 // else (negative) the planned ones. Returns the status.

@@ -1,5 +1,6 @@
-"""Rung 16, few_rows: its machine code as clang compiles it for all of AMD's chips, run by the interpreter. Its bits are
-those of the rungs with tiles, whose order of summation it follows.
+"""Rung 16, few_rows: its machine code as clang compiles it for AMD's chips, run by the interpreter: for gfx1100, gfx942
+and, in fp64, gfx1201, with TILEDMM_DEVICE_CODE=1 for all. Its bits are those of the rungs with tiles, whose order of
+summation it follows.
 
 Planted bugs that these tests caught: each barrier removed, one at a time; a step that takes the next one's few rows;
 garbage beyond k; columns that change places; a part of k that is read twice; without matrix instructions, a last odd
@@ -19,6 +20,7 @@ import test_rdna
 import torch
 from amd_interpreter.instructions import fma_f32, fma_f64
 from amd_interpreter.interpreter import load, run
+from compilers import IS_WHOLE
 from products import DTYPES, Product, compile_mutant, gpu_objects, is_wrong, need_compiler, removable, without
 
 FOLDER = gpu_objects.CSRC / "kernels/hip/few_rows"
@@ -31,8 +33,10 @@ def compiled(amd_object):
     need_compiler()
 
     @functools.cache
-    def code_of(arch: str, name: str):
-        return load(amd_object(arch, FOLDER / name)[0])
+    def code_of(arch: str, dtype: str | None):
+        """Of the kernels of a dtype, or of the launcher."""
+        source = ("launch.cu",) if dtype is None else ("instances.cu", list(DTYPES).index(dtype))
+        return load(amd_object(arch, FOLDER / source[0], *source[1:])[0])
 
     return code_of
 
@@ -49,8 +53,8 @@ def multiply(
     blocks_y=None,
     traces=None,
 ):
-    """C by the kernel's machine code, as launch_few.cu starts it."""
-    code = code or compiled(arch, "few_" + product.dtype.replace("fp", "f") + ".cu")
+    """C by the kernel's machine code, as launch.cu starts it."""
+    code = code or compiled(arch, product.dtype)
     is_k_major = (product.a_close if are_columns_few else product.b_close) == "k"
     stream = 2 if not is_whole else 0 if is_k_major else 1
     bits = int(are_columns_few)
@@ -67,7 +71,7 @@ def multiply(
     grid = (tiles * splits, blocks_y, 1)
     run(kernel, grid, (256, 1, 1), product.args(work), product.memory, seed, traces=traces)
     if splits > 1:
-        adder = compiled(arch, "launch_few.cu").find(f"10add_chunksI{mangled(product.dtype)}Li128ELi16E")
+        adder = compiled(arch, None).find(f"10add_chunksI{mangled(product.dtype)}Li128ELi16E")
         args = product.args(address, product.n, splits)
         run(adder, (ceil(outputs / 128), 1, 1), (128, 1, 1), args, product.memory, seed)
 
@@ -106,9 +110,9 @@ CHAINS += [("gfx1201", "fp64", case) for case in ("kn_batch", "mk_short")]
 CHIPS = {"gfx1100": "fp16", "gfx1201": "bf16", "gfx942": "fp64", "gfx950": "fp16", "gfx90a": "fp32"}
 
 
-# Every case on one chip of each family, some of them on the others.
+# Every case on one chip of each family, some of them, on request, on the others.
 ALL = [(arch, case) for arch in ("gfx1100", "gfx942") for case in CASES]
-SOME = [(arch, case) for arch in ("gfx1201", "gfx950", "gfx90a") for case in ("kk", "kn_batch")]
+SOME = [(arch, case) for arch in ("gfx1201", "gfx950", "gfx90a") for case in ("kk", "kn_batch") if IS_WHOLE]
 
 
 @pytest.mark.parametrize("arch, dtype, case", [(arch, CHIPS[arch], case) for arch, case in ALL + SOME] + CHAINS)
@@ -144,7 +148,7 @@ def test_multiply_adds_are_one_chain_in_the_order_of_k(arch, dtype, compiled):
 
 def test_the_bits_are_those_of_tiles(compiled, amd_object):
     """wmma_rdna's, with few rows and with few columns, chunks among them. In both the large operand keeps its role."""
-    tiles = functools.cache(lambda arch, name: load(amd_object(arch, FOLDER.parent / "wmma_rdna" / name)[0]))
+    tiles = functools.cache(lambda arch, dtype: test_rdna.code_of(amd_object, arch, dtype))
     for m, n, k, chunk_k, how in ((16, 50, 330, 256, {}), (40, 8, 96, 0, dict(are_columns_few=True))):
         splits = ceil(k / chunk_k) if chunk_k else 1
         few = Product("fp16", m, n, k, chunk_k=chunk_k)
@@ -202,7 +206,7 @@ def test_the_main_loop_is_short(arch, dtype, b_close, part, loads, others, compi
         traces = []
         multiply(compiled, arch, Product(dtype, 1, 16, parts * part, b_close=b_close), traces=traces)
         stream = f"StreamE{int(b_close == 'n')}ELb0E"
-        kernel = compiled(arch, "few_" + dtype.replace("fp", "f") + ".cu").find("8few_rowsI", stream)
+        kernel = compiled(arch, dtype).find("8few_rowsI", stream)
         executed.append(Counter(kernel.lines[place][1].split()[0] for place, _ in traces[0]))
     more = executed[1] - executed[0]
     found = sum(count for name, count in more.items() if name.startswith("buffer_load"))
@@ -216,7 +220,7 @@ def test_the_main_loop_is_short(arch, dtype, b_close, part, loads, others, compi
 
 def test_missing_barriers_are_found(compiled):
     product = dict(m=5, n=20, k=600, batch=2)
-    kernel = compiled("gfx1100", "few_f16.cu").find("8few_rowsI", "StreamE0ELb0E")
+    kernel = compiled("gfx1100", "fp16").find("8few_rowsI", "StreamE0ELb0E")
     places = removable(kernel.lines, re.compile(r"s_barrier\b"))
     assert 4 <= len(places) <= 5
     assert not is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(blocks_y=1))
@@ -238,6 +242,6 @@ def test_mutants_are_found(mutant, compiled, tmp_path):
     b_close, old, new = MUTANTS[mutant]
     header = "kernels/hip/few_rows/kernel.h"
     kernel = f"few_rows<FewConfig<Half, Stream::{'k' if b_close == 'k' else 'mn'}_major, false>>"
-    code = load(compile_mutant(tmp_path, "gfx1201", header, kernel, header, old, new))
+    code = load(compile_mutant(tmp_path, "gfx1100", header, kernel, header, old, new))
     product = dict(m=5, n=70, k=300, b_close=b_close)
-    assert is_wrong(multiply, compiled, "gfx1201", ("fp16",), product, dict(code=code))
+    assert is_wrong(multiply, compiled, "gfx1100", ("fp16",), product, dict(code=code))

@@ -21,7 +21,7 @@ SMALLEST, SMALL, LARGE = 3, 2, 1  # shapes, as in plan.h
 def code_of(amd_object, launcher, tmp_path_factory):
     def compiled(arch: str, dtype: str):
         if (arch, dtype) in test_mfma.ALL:
-            return load(amd_object(arch, test_mfma.FOLDER / test_mfma.SOURCES[dtype])[0])
+            return load(amd_object(arch, test_mfma.INSTANCES, test_mfma.DTYPE_NUMBERS[dtype])[0])
         source = tmp_path_factory.mktemp("small") / f"small_mfma_{dtype}.cu"
         source.write_text(test_mfma.instances(dtype, [(SMALLEST, layouts) for layouts in ("kk", "km", "mm")]))
         return load(amd_object(arch, source)[0])
@@ -35,7 +35,7 @@ CASES = [
     ("gfx942", "fp64", SMALLEST, dict(m=35, n=65, k=40, layouts="mm", pads=(2, 4))),
     ("gfx950", "fp16", SMALLEST, dict(m=70, n=46, k=200, layouts="mm")),
     ("gfx950", "fp16", SMALLEST, dict(m=33, n=70, k=140, layouts="km")),
-    ("gfx90a", "fp32", SMALLEST, dict(m=33, n=70, k=75, layouts="km", pads=(4, 4))),
+    *((arch, "fp32", SMALLEST, dict(m=33, n=70, k=75, layouts="km", pads=(4, 4))) for arch in test_mfma.ON_REQUEST),
     ("gfx942", "fp16", SMALL, dict(m=70, n=45, k=200, layouts="km", pads=(3, 8), skipped=(2, 0))),
     ("gfx942", "fp16", SMALLEST, dict(m=67, n=65, k=70, layouts="mm", pads=(0, 2))),
 ]

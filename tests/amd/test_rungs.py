@@ -1,5 +1,5 @@
 """Rungs as clang compiles them for AMD's chips, run by the interpreter on small ragged problems and compared with
-float64: all on gfx942, 04 and 08 on RDNA's chips, 08 on gfx90a. With TILEDMM_DEVICE_CODE=1, 04 and 08 on all chips.
+float64: all on gfx942, 04 and 08 on gfx1100. With TILEDMM_DEVICE_CODE=1, 04 and 08 on all chips.
 Memory outside of the operands is an error, and so is a missing wait.
 """
 
@@ -60,11 +60,12 @@ def kernel_of(code, rung: str, dtype: str):
 
 CASES = [("gfx942", rung, "fp32") for rung in RUNGS]
 CASES += [("gfx942", rung, dtype) for rung, dtype in (("01", "fp16"), ("06", "fp16"), ("08", "fp16"), ("08", "fp64"))]
-CASES += [(arch, rung, dtype) for arch in RDNA for rung, dtype in (("04", "fp32"), ("04", "fp64"), ("08", "fp16"))]
-CASES += [("gfx90a", "08", "fp32"), ("gfx90a", "08", "fp64")]
+OF_RDNA = (("04", "fp32"), ("04", "fp64"), ("08", "fp16"))
+CASES += [("gfx1100", *case) for case in OF_RDNA]
 if IS_WHOLE:
     CASES += [
-        ("gfx90a", "04", "fp32"),
+        *(("gfx1201", *case) for case in OF_RDNA),
+        *(("gfx90a", *case) for case in (("04", "fp32"), ("08", "fp32"), ("08", "fp64"))),
         *(("gfx950", *case) for case in (("04", "fp32"), ("08", "fp32"), ("08", "fp16"))),
     ]
 

@@ -29,7 +29,12 @@ def candidate(*args, **kwargs):
 
 def splits(m, n, k):
     """Whether such a product is one of terms, not of multiply-adds."""
-    return candidate(m, n, k, "fp32", device="cpu:amx")[0].config["path"] == "6 products in bf16"
+    own = candidate(m, n, k, "fp32", device="cpu:amx")[0]
+    chosen = {
+        plan.algorithm for plan in torch_tiledmm.explain(m, n, k, "fp32", device="cpu:amx", plans_of="split").candidates
+    }
+    assert own.legal == any(name.startswith("amx_split") for name in chosen) and chosen
+    return own.legal and own.config["path"] == "6 products in bf16"
 
 
 MIN_N, MIN_K = (16, 64) if splits(1, 16, 64) else (1024, 1024)
@@ -69,7 +74,7 @@ def test_nobody_gets_it_without_asking():
     entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cpu")}
     assert entries["amx_split"].rung == 6 and entries["amx_split"].order == "amx_split_chunks"
     assert not entries["amx_split"].is_native
-    for size in (16, 1000, 4096):
+    for size in (MIN_K, 1024, 4096):
         own, choice = candidate(size, size, size, "fp32", device="cpu:amx", num_threads=2)
         assert own.legal and own.cost_us > 0 and choice != "amx_split"
     assert 0 < own.config["workspace"] <= 28 << 20

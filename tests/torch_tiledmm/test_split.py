@@ -102,13 +102,24 @@ def candidate(*args, name="wgmma_split", **kwargs):
     return next(c for c in found.candidates if c.algorithm == name), found.choice
 
 
+def check_left_to(native, m, n, k, device, name):
+    """A product is not the kernel's own: who asks for it, or for split, gets the native one of plain fp32."""
+    own, plain = (candidate(m, n, k, "fp32", device=device, name=one)[0] for one in (name, native))
+    assert not own.legal and "native kernel" in own.reason and plain.legal
+    for algorithm in ("split", name):
+        with torch.backends.cuda.matmul.flags(allow_tf32=True):
+            plans = torch_tiledmm.explain(m, n, k, "fp32", device=device, plans_of=algorithm).candidates
+        assert plans and {plan.algorithm.split(":")[0] for plan in plans} == {native}
+        assert (plain.config, plain.cost_us) in [(plan.config, plan.cost_us) for plan in plans]
+
+
 def test_split_is_a_group_that_nobody_gets_without_asking():
     entries = {entry.name: entry for entry in torch_tiledmm.algorithms("cuda")}
     assert entries["split"].rung == 0 and entries["split"].dtypes == ("fp32",)
     assert entries["wgmma_split"].rung == 15 and entries["wgmma_split"].order == "split_chunks"
     assert not entries["wgmma_split"].is_native
     torch_tiledmm.use_algorithm("split")  # is known
-    for size in (16, 1000, 4096):
+    for size in (MIN_K, 1000, 4096):
         own, choice = candidate(size, size, size, "fp32", device="cuda:sm_90")
         assert own.legal and own.cost_us > 0 and choice != "wgmma_split"
     assert own.cost_us < 1000 and own.config["workspace"] < 2.1 * 4 * 4096**2
@@ -160,8 +171,8 @@ def test_amd_s_kernel_is_priced_and_nobody_gets_it_without_asking(device):
     plain = candidate(size, size, size, "fp32", device=device, name="mfma")[0]
     assert own.cost_us < plain.cost_us
     for k in (0, 1, MIN_K - 1):
-        own, plain = (candidate(3, 500, k, "fp32", device=device, name=name)[0] for name in ("mfma_split", "mfma"))
-        assert (own.config, own.cost_us) == (plain.config, plain.cost_us) and "workspace" not in own.config
+        check_left_to("few_rows.mfma", 3, 500, k, device, "mfma_split")
+        check_left_to("mfma", 300, 500, k, device, "mfma_split")
     assert "2^21" in candidate(3, 5, 2**21 + 1, "fp32", device=device, name="mfma_split")[0].reason
     for m, n, batch in ((2**18, 2**18, 1), (1, 1, 2**21)):
         own = candidate(m, n, MIN_K, "fp32", device=device, batch=batch, name="mfma_split")[0]
@@ -177,9 +188,7 @@ def test_a_size_beyond_the_counters_is_refused():
 def test_short_k_is_left_to_the_native_kernel_by_k_alone():
     for m in (3, 5000):
         for k in (0, 1, MIN_K - 1):
-            names = ("wgmma_split", "simt_pipelined")
-            own, plain = (candidate(m, 500, k, "fp32", device="cuda:sm_90", name=name)[0] for name in names)
-            assert (own.config, own.cost_us) == (plain.config, plain.cost_us)
+            check_left_to("simt_pipelined", m, 500, k, "cuda:sm_90", "wgmma_split")
     assert {
         candidate(m, n, MIN_K, "fp32", device="cuda:sm_90")[0].config["path"] for m in (1, 5000) for n in (1, 5000)
     } == {"3 products in fp16"}

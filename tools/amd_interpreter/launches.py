@@ -32,7 +32,7 @@ BF16_NAN = 0x7FC0
 # name, file of csrc, value there, and here. Items of a batch in a launch of rungs 12 and 18; k of a group of split
 # operands.
 LOWERED = {
-    "kMaxMfmaItems": ("kernels/hip/shared/mfma_tile.h", "65535", "2"),
+    "kMaxMfmaItems": ("kernels/hip/shared/plan.h", "65535", "2"),
     "kSplitGroupK": ("kernels/split/layout.h", "1 << 14", "1024"),
 }
 PREPARES = "split_operands"  # in the name of a kernel
@@ -40,13 +40,13 @@ PREPARES = "split_operands"  # in the name of a kernel
 CHIPS = {"gfx90a": (110, 64), "gfx942": (304, 64), "gfx950": (256, 160), "gfx1100": (96, 64), "gfx1201": (64, 64)}
 
 
-def sources_of(rung: str) -> list[Path]:
+def sources_of(rung: str) -> list[gpu_objects.Source]:
     """The rung's files for HIP: one file of the ladder, or a folder of its own."""
     kernels = gpu_objects.CSRC / "kernels"
-    found = [*kernels.glob(f"gpu/[0-9][0-9]_{rung}.cu"), *kernels.glob(f"hip/[0-9][0-9]_{rung}/*.cu")]
+    found = [*kernels.glob(f"gpu/[0-9][0-9]_{rung}.cu"), *kernels.glob(f"hip/{rung}/*.cu")]
     if not found:
         raise ValueError(f"{rung} has no kernel for HIP")
-    return sorted(found)
+    return gpu_objects.sources_of(found)
 
 
 def has_sources(rung: str) -> bool:
@@ -115,7 +115,7 @@ class Launcher:
         if self.clang is None:
             raise RuntimeError("there is no clang++-22, which compiles for AMD's chips without ROCm")
         self.folder = ROOT / "build" / "amd"
-        self.codes: dict[Path, object] = {}
+        self.codes: dict[gpu_objects.Source, object] = {}
         self.threads: list[int] = []
 
     @cached_property
@@ -125,7 +125,7 @@ class Launcher:
         host = [*host_only(self.clang, self.arch, folder), "-O0"]
         plain = gpu_objects.host_command("g++", 64)
         own = [gpu_objects.CSRC / "api/host_gpu_api.cpp", gpu_objects.CSRC / "platform/host_gpu/executor.cpp"]
-        entries = [path for path in gpu_objects.host_sources(64) if path.suffix == ".cpp" and path not in own]
+        entries = [one for one in gpu_objects.host_sources(64) if one.path.suffix == ".cpp" and one.path not in own]
         with gpu_objects.locked(self.folder):
             groups = [
                 gpu_objects.Sources(self.sources, host, folder),
@@ -139,10 +139,12 @@ class Launcher:
         return ctypes.CDLL(str(target))
 
     def kernel(self, name: str):
-        """Compiled when it is first launched, with the others of its file."""
-        # Those of other dtypes have files of their own, which need not be compiled.
-        suffix = "_bf16" if "BFloat16" in name else "_f16" if "4Half" in name else "_f"
-        for source in sorted(self.sources, key=lambda source: suffix not in source.stem):
+        """Compiled when it is first launched, with the others of its source."""
+        # Those of other dtypes are instances of their own, fp16 and bf16 the last ones: they need not be compiled.
+        own = -1 if "BFloat16" in name else -2 if "4Half" in name else 0
+        indices = [source.instance for source in self.sources if source.instance is not None]
+        first = indices[own] if indices else None
+        for source in sorted(self.sources, key=lambda source: source.instance != first):
             if source not in self.codes:
                 command = [*gpu_objects.hip_command(self.clang, [self.arch], standalone=True), "--cuda-device-only"]
                 group = gpu_objects.Sources(

@@ -1,6 +1,7 @@
-// The entries of the CPU's teaching rungs, 01 and 02.
+// The entries of the CPU's teaching rungs, 01 and 02, and what each instruction set has beside kernels.
 #include "kernels/rungs.h"
 #include "kernels/cpu/shared/cost.h"
+#include "kernels/cpu/shared/variants.h"
 
 namespace tiledmm::cpu {
 
@@ -30,8 +31,6 @@ const Rung naive_rung = {
     .name = "naive",
     .description = "three loops",
     .number = 1,
-    .is_gpu = false,
-    .is_native = false,
     .order = Order::chain,
     .takes = {.kept_sum = true},
     .refuse = refuse,
@@ -43,8 +42,6 @@ const Rung block_tiled_rung = {
     .name = "block_tiled",
     .description = "block tiles copied near, threads",
     .number = 2,
-    .is_gpu = false,
-    .is_native = false,
     .order = Order::chain,
     .takes = {.kept_sum = true},
     .refuse = refuse,
@@ -52,5 +49,24 @@ const Rung block_tiled_rung = {
     .describe = describe_block_tiled,
     .launch = launch_block_tiled,
 };
+
+double measure_fma_peak(Isa isa, DType dtype, const Executor& executor) {
+  const bool has_tiles = dtype == DType::bf16 ? isa >= Isa::amx : dtype == DType::f16 && isa >= Isa::amx_fp16;
+  if (has_tiles && tile_peak_amx) return tile_peak_amx(dtype, executor);
+  // By Isa.
+  constexpr decltype(&fma_peak_portable) kPeaks[kNumIsas] = {fma_peak_portable, fma_peak_neon,        fma_peak_avx2,
+                                                             fma_peak_avx512,   fma_peak_avx512_bf16, fma_peak_avx512,
+                                                             fma_peak_avx512};
+  const auto peak = kPeaks[int(isa)];
+  return peak ? peak(dtype, executor) : 0;
+}
+
+void compute_elementwise(Isa isa, const ElementwiseProblem& problem, const Executor& executor) {
+  // By Isa. The kernels of AMX store as avx512_bf16 does.
+  constexpr decltype(&elementwise_portable) kVariants[kNumIsas] = {
+      elementwise_portable,    elementwise_neon,        elementwise_avx2,       elementwise_avx512,
+      elementwise_avx512_bf16, elementwise_avx512_bf16, elementwise_avx512_bf16};
+  kVariants[int(isa)](problem, executor);
+}
 
 }  // namespace tiledmm::cpu

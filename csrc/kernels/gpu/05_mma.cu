@@ -6,7 +6,7 @@
 // by the caller: to round them to 16 bits at every step would be an error no user asked for. Source: Accera
 // documentation, "Tensor MatMul on GPU".
 #include "kernels/gpu/kernels.h"
-#include "platform/mma.h"
+#include "kernels/gpu/mma_tiles.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -6,7 +6,7 @@
 // the matrix units wait while a tile is loaded. Source: Accera documentation, "Tensor MatMul on GPU: Caching",
 // sequential input caching.
 #include "kernels/gpu/kernels.h"
-#include "platform/mma.h"
+#include "kernels/gpu/mma_tiles.h"
 
 namespace tiledmm::gpu {
 namespace {

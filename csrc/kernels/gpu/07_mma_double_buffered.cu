@@ -6,7 +6,7 @@
 // no successor to load. The second buffer is the registers. What limits it: the sums' round trip for each k tile.
 // Source: Accera documentation, "Tensor MatMul on GPU: Caching", double buffering.
 #include "kernels/gpu/kernels.h"
-#include "platform/mma.h"
+#include "kernels/gpu/mma_tiles.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -5,7 +5,7 @@
 // the older matrix instructions reach about 60 % of Hopper's peak (the kernels under kernels/cuda go on from here).
 // Source: Accera documentation, "Tensor MatMul on GPU: Caching", output caching.
 #include "kernels/gpu/kernels.h"
-#include "platform/mma.h"
+#include "kernels/gpu/mma_tiles.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -3,35 +3,15 @@
 #pragma once
 
 #include "kernels/split/layout.h"
-#include "platform/epilogue.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::gpu {
 namespace {
 
-constexpr int kAddGroupThreads = 256;
-
-// C = sums of the first groups, [group][item][row][col], or C += those of later ones; then the epilogue. An
-// element a thread.
-TILEDMM_KERNEL(kAddGroupThreads, 1)
-add_groups(const float* sums, int64_t num_groups, bool is_first, FoldedProblem problem) {
-  let_later_kernels_start();
-  wait_for_earlier_kernels();
-  const int64_t matrix = problem.gemm.m * problem.gemm.n, count = problem.batch_size * matrix;
-  const int64_t idx = block_idx() * kAddGroupThreads + thread_idx(), item = idx / matrix;
-  if (idx >= count) return;
-  const int64_t row = (idx - item * matrix) / problem.gemm.n, col = idx - item * matrix - row * problem.gemm.n;
-  const GemmProblem p = item_of<true>(problem, item);
-  float total = -0.0f;  // adds nothing
-  if (!is_first) total = load_global(static_cast<const float*>(p.c) + row * p.stride_cm + col * p.stride_cn);
-  TILEDMM_NO_UNROLL for (int64_t group = 0; group < num_groups; ++group) {
-    total += load_global(sums + idx + group * count);
-  }
-  store_element<float>(p, row, col, total);
-}
-
 // launch(a problem) for groups at a time, whose results it adds.
 template <class Launch>
 Status launch_groups(const FoldedProblem& problem, const Executor& executor, const Launch& launch) {
+  constexpr int kThreads = 128;
   const int64_t k = problem.gemm.k, count = problem.batch_size * problem.gemm.m * problem.gemm.n;
   if (k <= kSplitGroupK) return launch(problem);
   auto* const sums = static_cast<float*>(executor.allocate(executor.self, size_t(group_sum_bytes(problem))));
@@ -46,8 +26,9 @@ Status launch_groups(const FoldedProblem& problem, const Executor& executor, con
     if (status != Status::ok) break;
     FoldedProblem whole = problem;
     if (next < k) drop_epilogue(whole.gemm);
-    status = launch_kernel(add_groups, ceil_div(count, kAddGroupThreads), 1, kAddGroupThreads, 0, executor,
-                           static_cast<const float*>(sums), num_groups, first == 0, whole);
+    const auto add = first == 0 ? add_chunks<float, kThreads, 16> : add_chunks<float, kThreads, 16, true>;
+    status = launch_early(add, ceil_div(count, kThreads), 1, kThreads, 0, executor, static_cast<const float*>(sums),
+                          problem.gemm.n, num_groups, whole);
   }
   executor.release(executor.self, sums);
   return status;

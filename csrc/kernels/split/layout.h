@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/math.h"
-#include "core/problem.h"
+#include "core/operand.h"
 
 namespace tiledmm {
 
@@ -37,7 +37,7 @@ constexpr int64_t group_sum_bytes(const FoldedProblem& problem) {
   return p.k > kSplitGroupK ? groups_at_once(problem) * problem.batch_size * p.m * p.n * 4 : 0;
 }
 // `num_groups` groups of `count` elements of k from `first` on as one more dimension of the batch, the outermost. C is
-// [group][item][row][col], and somewhere else; bias and activation are left for later.
+// [item][group][row][col], and somewhere else; bias and activation are left for later.
 inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int64_t count, int64_t num_groups) {
   FoldedProblem part = problem;
   GemmProblem& p = part.gemm;
@@ -46,14 +46,14 @@ inline FoldedProblem groups_of(const FoldedProblem& problem, int64_t first, int6
   p.b = static_cast<const float*>(p.b) + first * p.stride_bk;
   p.c = nullptr, p.stride_cm = p.n, p.stride_cn = 1;
   drop_epilogue(p);
-  int64_t stride_c = p.m * p.n;
+  int64_t stride_c = num_groups * p.m * p.n;
   for (int32_t d = p.num_batch_dims - 1; d >= 0; --d) {
     part.batch_dims[d].stride_c = stride_c;
     stride_c *= part.batch_dims[d].size;
   }
   if (num_groups == 1) return part;
   for (int32_t d = p.num_batch_dims; d > 0; --d) part.batch_dims[d] = part.batch_dims[d - 1];
-  part.batch_dims[0] = {num_groups, count * p.stride_ak, count * p.stride_bk, stride_c, 0};
+  part.batch_dims[0] = {num_groups, count * p.stride_ak, count * p.stride_bk, p.m * p.n, 0};
   ++p.num_batch_dims;
   part.batch_size *= num_groups;
   return part;
@@ -86,15 +86,6 @@ struct SplitLayout {
   constexpr int64_t flag_bytes() const { return round_up(num_items * num_chunks() * padded_rows(), 256); }
   constexpr int64_t bytes() const { return term_bytes() + scale_bytes() + flag_bytes(); }
 };
-
-// Items of an operand that a batch does not repeat.
-inline int64_t num_items(const FoldedProblem& problem, int64_t BatchDim::* stride) {
-  int64_t items = 1;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    if (problem.batch_dims[d].*stride != 0) items *= problem.batch_dims[d].size;
-  }
-  return items;
-}
 
 // The part of a plan that says where the operands' terms lie.
 template <class Plan>

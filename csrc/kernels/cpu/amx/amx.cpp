@@ -8,7 +8,7 @@
 #endif
 #include "kernels/cpu/amx/launch.h"
 #include "kernels/cpu/amx/tile_peak.h"
-#include "kernels/cpu/amx/variants.h"
+#include "kernels/cpu/shared/variants.h"
 
 namespace tiledmm::cpu {
 Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {

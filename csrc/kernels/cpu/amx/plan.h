@@ -7,7 +7,6 @@
 #include "core/math.h"
 #include "core/problem.h"
 #include "kernels/cpu/shared/threads.h"
-#include "kernels/cpu/shared/tile_sizes.h"
 
 namespace tiledmm {
 namespace {

@@ -1,11 +1,13 @@
 // The entry of rung 05 on the CPU.
 #include "core/rung.h"
 #include "kernels/cpu/amx/plan.h"
-#include "kernels/cpu/amx/variants.h"
 #include "kernels/cpu/shared/cost.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
+
+TILEDMM_IF_LINKED Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
 namespace {
 
 constexpr double kFlopsPerCycle = 1024 * 0.8;  // of one core; what remains is spent on the ends of tiles
@@ -37,7 +39,6 @@ const Rung amx_rung = {
     .name = "amx",
     .description = "tile instructions of AMX, four tiles of C in registers",
     .number = 5,
-    .is_gpu = false,
     .is_native = true,
     .order = Order::amx_chunks,
     .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16)},

@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/amx/kernel.h"
 #include "kernels/cpu/amx/short_k.h"
-#include "kernels/cpu/shared/worker_state.h"
+#include "kernels/cpu/shared/parallel.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {

@@ -7,11 +7,9 @@
 #define TILEDMM_ISA_AVX512_BF16
 #endif
 #include "kernels/cpu/amx_split/launch.h"
-#include "kernels/cpu/amx_split/variants.h"
 
 namespace tiledmm::cpu {
 Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  if (is_plain(problem)) return plain_rung().launch(problem, plan, executor);
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   return own.is_exchanged ? Multiplication<SixProducts<true>>(problem, own, executor).run()
                           : Multiplication<SixProducts<false>>(problem, own, executor).run();

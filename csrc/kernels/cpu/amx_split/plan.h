@@ -1,5 +1,5 @@
 // How the amx_split kernel shares out its work, as plain data, and the pure functions that choose it. Nothing here but
-// kAmxSplitChunkK and is_plain() changes a bit of the result.
+// kAmxSplitChunkK and the least n and k changes a bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include "core/problem.h"
 #include "core/rung.h"
 #include "kernels/cpu/shared/threads.h"
-#include "kernels/cpu/shared/tile_sizes.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm {
@@ -38,11 +37,8 @@ inline constexpr int64_t kAmxSplitPanelBytes = 28 << 20;
 inline constexpr int64_t kAmxSplitTotalBytes = 768 << 10;  // sums of the chunks before, of one task
 inline constexpr int64_t kAmxSplitPartBytes = 16 << 20;    // sums of chunks that are computed side by side
 
-// Whether the vector kernel computes all of a problem. A function of the caller's n and of k alone.
-inline bool is_plain(const FoldedProblem& problem) {
-  return problem.gemm.k < kAmxSplitMinK || problem.asked_n < kAmxSplitMinN;
-}
-// That kernel: the one that `native` has for fp32 beside AMX. Tests of the emulated tiles link the portable one alone.
+// The vector kernel, which computes flagged rows: the one that `native` has for fp32 beside AMX. Tests of the emulated
+// tiles link the portable one alone.
 inline const Rung& plain_rung() {
   return cpu::register_tiled_avx512_rung.launch ? cpu::register_tiled_avx512_rung : cpu::register_tiled_portable_rung;
 }

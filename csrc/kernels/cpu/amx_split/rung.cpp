@@ -1,10 +1,12 @@
 // The entry of rung 06 on the CPU.
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
-#include "kernels/cpu/amx_split/variants.h"
 #include "kernels/cpu/shared/cost.h"
 
 namespace tiledmm::cpu {
+
+TILEDMM_IF_LINKED Status launch_amx_split(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+
 namespace {
 
 constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core
@@ -14,12 +16,10 @@ const char* refuse(const FoldedProblem&, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (is_plain(problem)) return plain_rung().for_each_plan(problem, chip, visit);
   visit(choose_amx_split_plan(problem, chip.num_cus), cost_us(problem, chip, kFlopsPerCycle, true));
 }
 
-void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (is_plain(problem)) return plain_rung().describe(problem, chip, plan, fields);
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const AmxSplitPlan& own = plan.as<AmxSplitPlan>();
   const GemmProblem& p = problem.gemm;
   fields.add("path", "6 products in bf16");
@@ -42,8 +42,6 @@ const Rung amx_split_rung = {
     .name = "amx_split",
     .description = "AMX: fp32 as three bf16 terms, six products",
     .number = 6,
-    .is_gpu = false,
-    .is_native = false,
     .order = Order::amx_split_chunks,
     .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
     .refuse = refuse,
@@ -51,6 +49,8 @@ const Rung amx_split_rung = {
     .describe = describe,
     .launch = launch_amx_split,
     .is_split = true,
+    .min_k = kAmxSplitMinK,
+    .min_n = kAmxSplitMinN,
 };
 
 }  // namespace tiledmm::cpu

@@ -148,140 +148,180 @@ inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
 }
 
-// A template, since it divides by the numbers of the shape some twenty times, and each by a constant is a shift.
+// Chooses the tile numbers of a product, step by step. A template, since it divides by the numbers of the shape some
+// twenty times, and each by a constant is a shift.
 template <Isa ISA, DType DTYPE>
-CpuConfig choose_cpu_config(Cores cores, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t ld_a,
-                            bool is_a_k_major, bool is_a_m_major, bool is_b_n_major, bool is_b_k_major, bool sums_in_c,
-                            int64_t num_threads) {
-  constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
-  CpuConfig config{};
-  const int64_t thread_n = shape.thread_n, chunk = kChunkWords * shape.k_per_word;
-  const int64_t num_chunks = max_of(1, ceil_div(k, chunk));
-  config.tasks_m = config.tasks_n = config.split_k = 1;
-  const bool is_short_k =
-      is_b_n_major && k >= 1 && ceil_div(k, shape.k_per_word) * shape.word_bytes <= kMaxShortBytes && n >= thread_n / 2;
+struct CpuConfigChoice {
+  static constexpr CpuKernelShape kShape = kernel_shape(ISA, DTYPE);
+  static constexpr int64_t kThreadN = kShape.thread_n, kChunk = kChunkWords * kShape.k_per_word;
+  static constexpr int64_t kSize = size_of(DTYPE);
 
-  const double flops = 2.0 * double(m) * double(n) * double(k) * double(batch);
-  const double bytes = (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(size_of(DTYPE));
-  const double useful = flops * double(shape.acc_bytes) / 4 / kTaskFlops + bytes / kTaskBytes;
-  const int64_t threads = threads_for(useful, num_threads, kWake);
-  // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
-  const bool is_far = n * k * size_of(DTYPE) >= kFarBytes, is_intel = cores == Cores::intel;
-  config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, shape) && !(is_far && is_intel);
-  config.is_c_far = m * n * size_of(DTYPE) >= kFarResultBytes;
-  // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
-  // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
-  config.fetches_b = is_far && !is_intel;
-  config.has_two_chains = two_chains_pay(cores, micro_tile(ISA).vector_bytes, shape.word_bytes);
-  const int64_t stream_rows = max_stream_rows(ISA, cores, shape, is_far, m);
+  const GemmProblem problem;
+  const int64_t batch;
+  const Chip& chip;
+  const int64_t m = problem.m, n = problem.n, k = problem.k;
+  const bool is_a_k_major = problem.stride_ak == 1, is_a_m_major = problem.stride_am == 1;
+  const bool is_b_k_major = problem.stride_bk == 1, is_b_n_major = problem.stride_bn == 1;
+  const bool is_intel = chip.cores == Cores::intel;
+  const bool is_far = n * k * kSize >= kFarBytes;  // B comes from memory
+  // Rows of A, if they are contiguous, begin in one set of the nearest cache.
+  const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
+  const bool is_short_k = is_b_n_major && k >= 1 &&
+                          ceil_div(k, kShape.k_per_word) * kShape.word_bytes <= kMaxShortBytes && n >= kThreadN / 2;
+  // All that there is to do, in tasks that are worth a thread.
+  const double work =
+      2.0 * double(m) * double(n) * double(k) * double(batch) * double(kShape.acc_bytes) / 4 / kTaskFlops +
+      (double(m + n) * double(k) + double(m) * double(n)) * double(batch) * double(kSize) / kTaskBytes;
+  const int64_t threads = threads_for(work, chip.num_cus, kWake);
+  // Few rows with B contiguous along n: B is read once, where it lies.
+  const int64_t stream_rows = max_stream_rows(ISA, chip.cores, kShape, is_far, m);
+  const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
   // Few rows with B contiguous along k: its columns are not packed, so that tasks need not have whole micro-tiles of
   // them, but for one or two rows where two vectors of columns take turns (dots.h).
   const bool is_dotted = is_b_k_major && m <= kMaxDotRows;
-  const bool takes_turns = m <= 2 && config.has_two_chains;
-  const int64_t grain_n = is_dotted && !takes_turns ? thread_n / 2 : thread_n;
-  // A packed lane of a chunk.
-  const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, chunk), shape.k_per_word) * shape.word_bytes, 16);
+  const bool has_two_chains = two_chains_pay(chip.cores, micro_tile(ISA).vector_bytes, kShape.word_bytes);
+  const int64_t grain_n = is_dotted && !(m <= 2 && has_two_chains) ? kThreadN / 2 : kThreadN;
+  const int64_t num_chunks = max_of(1, ceil_div(k, kChunk));
+  // A packed row of A or column of B, of one chunk.
+  const int64_t bytes_per_lane = round_up(ceil_div(min_of(k, kChunk), kShape.k_per_word) * kShape.word_bytes, 16);
   // Columns of B up to which a task's stay packed, for all of k, for the thread's next task with the same columns.
-  const int64_t kept_cols = kKeptBBytes / max_of(1, bytes_per_lane * num_chunks) / thread_n * thread_n;
-  if (threads > 1) {
-    // Few rows: B is read once, where it lies.
-    const bool is_streamed = is_b_n_major && !is_short_k && m <= stream_rows;
+  const int64_t bytes_per_column = num_chunks * bytes_per_lane;
+  const int64_t kept_cols = kKeptBBytes / max_of(1, bytes_per_column) / kThreadN * kThreadN;
+  CpuConfig config{};
+
+  CpuConfig choose() {
+    // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
+    config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
+    config.is_c_far = m * n * kSize >= kFarResultBytes;
+    // The next columns are fetched from memory: 5 to 25 % faster on Zen 4. Intel's Sapphire Rapids keeps up with 16
+    // columns by itself, and loses 15 %. Nearer ones are faster without (10 %).
+    config.fetches_b = is_far && !is_intel;
+    config.has_two_chains = has_two_chains;
+    config.tasks_m = config.tasks_n = config.split_k = 1;
+    if (threads > 1) choose_tasks();
+    config.task_m = ceil_div(m, config.tasks_m);
+    config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
+    choose_micro_tile();
+    choose_path();
+    choose_blocks();
+    config.tasks_m = ceil_div(m, config.task_m);
+    config.tasks_n = ceil_div(n, config.task_n);
+    return config;
+  }
+
+  // The grid of tasks, and whether chunks of k are computed side by side: what costs least of some ways.
+  void choose_tasks() {
     const bool is_few = is_streamed || is_dotted;
-    const double words = double(ceil_div(max_of(1, k), shape.k_per_word));
     // Chunks of k side by side, of a single product: each chunk's sums are written and read once.
-    const int64_t sums_bytes = m * round_up(n, thread_n) * shape.acc_bytes;
+    const int64_t sums_bytes = m * round_up(n, kThreadN) * kShape.acc_bytes;
     const int64_t side_by_side = min_of(num_chunks, max_of(kTurns * threads, kSumsBytes / sums_bytes));
-    const double sums_cost = double(m) * columns_cost(n, shape) * 3 / double(kChunkWords) / double(threads);
     const bool can_split = batch == 1 && num_chunks > 1 && !is_short_k && side_by_side * sums_bytes <= kMaxSumsBytes;
-    // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
-    const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
     double best = 0;
     const auto judge = [&](int64_t tasks_m, int64_t tasks_n, bool splits) {
       const int64_t rows = ceil_div(m, tasks_m), cols = min_of(n, round_up(ceil_div(n, tasks_n), grain_n));
       tasks_m = ceil_div(m, rows), tasks_n = ceil_div(n, cols);
-      const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
-      // A task's columns of a B along n are a run of memory in each row. Short runs cost more, where they come from
-      // memory.
-      const double runs = is_b_n_major && is_far ? 1 + kShortRunBytes / double(cols * size_of(DTYPE)) : 1;
-      const double packed_cols = is_few ? 0 : double(cols) * runs / double(uses_b);
-      const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);
-      const double packing = kPackCost * double(shape.word_bytes) * (packed_rows + packed_cols) + kTaskCost / words;
-      const double chunks = splits ? words / double(kChunkWords) : 1;  // the last one may be short
-      const double multiplied_rows =
-          double(is_dotted ? max_of(rows, kTransposedRows) : rows) * (is_streamed ? runs : 1);
-      double cost = (columns_cost(cols, shape) * multiplied_rows + packing) / chunks *
-                    turns_of(double(batch * tasks_m * tasks_n) * chunks, threads, wait);
-      if (splits) cost = kRegionCost * (cost + sums_cost) + (is_dotted ? kDotRegionTime : kRegionTime) / words;
+      const double cost = cost_of_tasks(tasks_m, tasks_n, rows, cols, splits);
       if (best != 0 && cost >= best) return;
       best = cost;
       config.tasks_m = tasks_m, config.tasks_n = tasks_n, config.split_k = splits ? side_by_side : 1;
     };
     for (int64_t turns = 1; turns <= kTurns; turns *= 2) {
       const int64_t tasks = ceil_div(turns * threads, batch);
-      if (turns > 1 && useful < kMinTask * double(turns * threads)) break;
+      if (turns > 1 && work < kMinTask * double(turns * threads)) break;
       if (can_split) judge(1, max_of(1, tasks / num_chunks), true);
       // Whole rows of C if k is short: threads that write the same rows side by side would take each other's cache
       // lines away. Else whole micro-tiles.
-      const int64_t most_m = is_few ? 1 : min_of(tasks, is_short_k ? m : max_of(1, m / shape.max_thread_m));
+      const int64_t most_m = is_few ? 1 : min_of(tasks, is_short_k ? m : max_of(1, m / kShape.max_thread_m));
       for (int64_t tasks_m = is_short_k ? most_m : 1; tasks_m <= most_m; tasks_m *= 2) {
         judge(tasks_m, tasks / tasks_m, false);
       }
     }
   }
-  config.task_m = ceil_div(m, config.tasks_m);
-  config.task_n = min_of(n, round_up(ceil_div(n, config.tasks_n), grain_n));
-  // A stays where it lies if it consists of words and is contiguous along k or m. Where k is not contiguous, or where
-  // its rows begin in one set of the nearest cache, which holds few of them, many columns repay packing; on Intel half
-  // as many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6 times as fast).
-  const bool is_one_set = ld_a * size_of(DTYPE) % kSetBytes == 0;
-  const int64_t few_columns = is_intel && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
-  const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
-  config.is_a_in_place =
-      (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, shape) && config.task_n <= max_columns;
-  const int64_t max_thread_m =
-      config.is_a_in_place && is_a_k_major && is_one_set ? min_of(shape.max_thread_m, kSetRows) : shape.max_thread_m;
-  // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
-  config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, max_thread_m));
-  config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
 
-  const int64_t depth = min_of(k, config.split_k > 1 ? chunk : k);
-  const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, thread_n);
-  const int64_t chunks = ceil_div(max_of(1, depth), chunk);
-  config.is_resident = tiles_m * config.thread_m * bytes_per_lane * chunks <= kPanelABytes;
-  config.path = is_short_k                                                           ? CpuPath::short_k
-                : is_b_n_major && config.task_m <= stream_rows && n > thread_n       ? CpuPath::stream_rows
-                : is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident ? CpuPath::dot_rows
-                                                                                     : CpuPath::packed;
-  const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
-  const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / thread_n;
-  config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
-  config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * thread_n;
-  // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
-  // memory.
-  if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = thread_n;
-  const bool has_single_words = is_a_k_major && shape.k_per_word == 1 && lies_in_words(k, is_a_k_major, shape);
-  if (config.path == CpuPath::stream_rows) {
-    // A task has too few columns to repay packing rows. Those in one set are packed from kSetRows on, since lines of B
-    // come into that set, too.
-    config.is_a_in_place = has_single_words && (!is_one_set || config.task_m < kSetRows);
+  // What a grid of tasks of so many rows and columns costs, in multiply-adds of vectors for a word of k.
+  double cost_of_tasks(int64_t tasks_m, int64_t tasks_n, int64_t rows, int64_t cols, bool splits) const {
+    const double words = double(ceil_div(max_of(1, k), kShape.k_per_word));
+    const int64_t uses_b = cols > kept_cols ? 1 : min_of(tasks_m, max_of(1, batch * tasks_m * tasks_n / threads));
+    // A task's columns of a B along n are a run of memory in each row. Short runs cost more, where they come from
+    // memory.
+    const double runs = is_b_n_major && is_far ? 1 + kShortRunBytes / double(cols * kSize) : 1;
+    const double packed_cols = is_streamed || is_dotted ? 0 : double(cols) * runs / double(uses_b);
+    const double packed_rows = double(rows) / double(is_dotted && !splits ? max_of(1, tasks_n / threads) : 1);
+    const double packing = kPackCost * double(kShape.word_bytes) * (packed_rows + packed_cols) + kTaskCost / words;
+    const double chunks = splits ? words / double(kChunkWords) : 1;  // the last one may be short
+    const double multiplied_rows = double(is_dotted ? max_of(rows, kTransposedRows) : rows) * (is_streamed ? runs : 1);
+    // The wait for the slowest thread is short among few threads, of which none is much slower than the others.
+    const double wait = kMostWait * double(min_of(threads, kWaitThreads) - 1) / double(kWaitThreads - 1);
+    const double cost = (columns_cost(cols, kShape) * multiplied_rows + packing) / chunks *
+                        turns_of(double(batch * tasks_m * tasks_n) * chunks, threads, wait);
+    if (!splits) return cost;
+    const double sums_cost = double(m) * columns_cost(n, kShape) * 3 / double(kChunkWords) / double(threads);
+    return kRegionCost * (cost + sums_cost) + (is_dotted ? kDotRegionTime : kRegionTime) / words;
   }
-  if (config.path == CpuPath::dot_rows) {
-    config.is_a_in_place = has_single_words && config.task_m == 1;
-    config.keeps_a = !config.is_a_in_place && config.split_k == 1 && config.tasks_m == 1 && config.tasks_n > threads;
+
+  // The rows of a micro-tile. A stays where it lies if it consists of words and is contiguous along k or m. Where k is
+  // not contiguous, or where its rows begin in one set of the nearest cache, which holds few of them, many columns
+  // repay packing; on Intel half as many where k is not contiguous (fp64, 1024x1024x1024 TN in tasks of 64 columns: 1.6
+  // times as fast).
+  void choose_micro_tile() {
+    const int64_t few_columns = is_intel && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
+    const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
+    config.is_a_in_place =
+        (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, kShape) && config.task_n <= max_columns;
+    const bool are_rows_in_one_set = config.is_a_in_place && is_a_k_major && is_one_set;
+    const int64_t most_m = are_rows_in_one_set ? min_of(kShape.max_thread_m, kSetRows) : kShape.max_thread_m;
+    // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
+    config.thread_m = ceil_div(config.task_m, ceil_div(config.task_m, most_m));
+    config.task_m = min_of(m, round_up(config.task_m, config.thread_m));
   }
-  config.keeps_b = config.path == CpuPath::packed && config.split_k == 1 && config.tasks_m > 1 &&
-                   batch * config.tasks_m * config.tasks_n > threads && config.task_n <= kept_cols;
-  if (config.keeps_b) config.block_n = round_up(config.task_n, thread_n);
-  if (!sums_in_c && depth > chunk && config.path == CpuPath::packed) {
-    // Even tasks of so many rows that the sums of block_n columns fit.
-    const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / shape.acc_bytes / config.block_n);
-    const int64_t parts = ceil_div(config.task_m, fitting_rows);
-    config.task_m = min_of(m, round_up(ceil_div(config.task_m, parts), config.thread_m));
+
+  // How A and B reach the registers.
+  void choose_path() {
+    const int64_t chunks = ceil_div(max_of(1, depth()), kChunk);
+    const int64_t packed_rows = round_up(config.task_m, config.thread_m);
+    config.is_resident = packed_rows * bytes_per_lane * chunks <= kPanelABytes;
+    const bool has_single_words = is_a_k_major && kShape.k_per_word == 1 && lies_in_words(k, is_a_k_major, kShape);
+    config.path = CpuPath::packed;
+    if (is_short_k) {
+      config.path = CpuPath::short_k;
+    } else if (is_b_n_major && config.task_m <= stream_rows && n > kThreadN) {
+      config.path = CpuPath::stream_rows;
+      // A task has too few columns to repay packing rows. Those in one set are packed from kSetRows on, since lines of
+      // B come into that set, too.
+      config.is_a_in_place = has_single_words && (!is_one_set || config.task_m < kSetRows);
+    } else if (is_b_k_major && config.task_m <= kMaxDotRows && config.is_resident) {
+      config.path = CpuPath::dot_rows;
+      config.is_a_in_place = has_single_words && config.task_m == 1;
+      config.keeps_a = !config.is_a_in_place && config.split_k == 1 && config.tasks_m == 1 && config.tasks_n > threads;
+    }
   }
-  config.tasks_m = ceil_div(m, config.task_m);
-  config.tasks_n = ceil_div(n, config.task_n);
-  return config;
-}
+
+  // What is packed at one time, and what of it stays for the next task.
+  void choose_blocks() {
+    const bool is_packed = config.path == CpuPath::packed;
+    const int64_t tiles_m = ceil_div(config.task_m, config.thread_m), tiles_n = ceil_div(config.task_n, kThreadN);
+    const int64_t fitting_m = kPanelABytes / max_of(16, bytes_per_lane) / config.thread_m;
+    const int64_t fitting_n = kPanelBBytes / max_of(16, bytes_per_lane) / kThreadN;
+    config.block_m = max_of(1, min_of(tiles_m, fitting_m)) * config.thread_m;
+    config.block_n = max_of(1, min_of(tiles_n, fitting_n)) * kThreadN;
+    // One strip of rows and A at hand: take B strip by strip over the whole of k, in the order in which it lies in
+    // memory.
+    if (config.is_resident && tiles_m == 1 && is_b_k_major) config.block_n = kThreadN;
+    config.keeps_b = is_packed && config.split_k == 1 && config.tasks_m > 1 &&
+                     batch * config.tasks_m * config.tasks_n > threads && config.task_n <= kept_cols;
+    if (config.keeps_b) config.block_n = round_up(config.task_n, kThreadN);
+    const bool sums_in_c = kShape.sums_in_c && problem.stride_cn == 1;
+    if (!sums_in_c && depth() > kChunk && is_packed) {
+      // Even tasks of so many rows that the sums of block_n columns fit.
+      const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / kShape.acc_bytes / config.block_n);
+      const int64_t parts = ceil_div(config.task_m, fitting_rows);
+      config.task_m = min_of(m, round_up(ceil_div(config.task_m, parts), config.thread_m));
+    }
+  }
+
+  // The elements of k that a task takes.
+  int64_t depth() const { return min_of(k, config.split_k > 1 ? kChunk : k); }
+};
 
 struct CpuPlan {
   CpuConfig config;
@@ -337,14 +377,7 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip) {
     plan.config.path = CpuPath::long_dots;
     return plan;
   }
-  const bool is_exchanged = plan.is_exchanged;
-  const int64_t row_stride = is_exchanged ? p.stride_bn : p.stride_am;
-  const int64_t k_stride = is_exchanged ? p.stride_bk : p.stride_ak;
-  plan.config = choose_cpu_config<ISA, DTYPE>(
-      chip.cores, is_exchanged ? p.n : p.m, is_exchanged ? p.m : p.n, p.k, problem.batch_size,
-      k_stride == 1 ? row_stride : k_stride, k_stride == 1, row_stride == 1,
-      (is_exchanged ? p.stride_am : p.stride_bn) == 1, (is_exchanged ? p.stride_ak : p.stride_bk) == 1,
-      shape.sums_in_c && (is_exchanged ? p.stride_cm : p.stride_cn) == 1, chip.num_cus);
+  plan.config = CpuConfigChoice<ISA, DTYPE>{plan.is_exchanged ? transposed(p) : p, problem.batch_size, chip}.choose();
   return plan;
 }
 

@@ -1,8 +1,8 @@
 // The entries of rung 04 on the CPU, one for each instruction set.
 #include "core/rung.h"
 #include "kernels/cpu/register_tiled/plan.h"
-#include "kernels/cpu/register_tiled/variants.h"
 #include "kernels/cpu/shared/cost.h"
+#include "kernels/cpu/shared/variants.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
@@ -65,7 +65,6 @@ constexpr Rung rung(const char* name, const char* description, Order order,
   return {.name = name,
           .description = description,
           .number = 4,
-          .is_gpu = false,
           .is_native = true,
           .order = order,
           .takes = {.kept_sum = true},

@@ -1,4 +1,5 @@
-// A lambda as the task of Executor::parallel_for, and tasks that workers share out among themselves.
+// A lambda as the task of Executor::parallel_for, tasks that workers share out among themselves, and
+// what a worker keeps between them.
 #pragma once
 
 #include <atomic>
@@ -46,6 +47,14 @@ void for_each_task(const Executor& executor, int64_t num_workers, int64_t num_ta
       }
     }
   });
+}
+
+// What a worker keeps from one task to the next: a number at the end of its memory.
+constexpr int64_t kWorkerStateBytes = 64;
+
+// `memory` of all workers, `worker_bytes` of each one.
+inline int64_t& state_of_worker(char* memory, int64_t worker_bytes, int64_t worker_idx) {
+  return *reinterpret_cast<int64_t*>(memory + (worker_idx + 1) * worker_bytes - kWorkerStateBytes);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How many threads a product is worth.
+// How many threads a product is worth, and the sizes of AMX's tiles.
 #pragma once
 
 #include <cstdint>
@@ -32,5 +32,9 @@ inline int64_t threads_for_sums(int64_t num_sums, int64_t num_threads) {
   const int64_t threads = num_sums / kSumsOfThread;
   return threads < 4 ? 1 : min_of(threads, num_threads);
 }
+
+// What plans know of AMX's tiles; the instructions themselves: tile.h.
+inline constexpr int64_t kAmxStep = 32;   // elements of k that a tile instruction takes
+inline constexpr int64_t kAmxStrip = 32;  // rows and columns of C that the tiles hold
 
 }  // namespace tiledmm

@@ -11,8 +11,8 @@
 #include "core/transposed.h"
 #include "kernels/cpu/shared/epilogue.h"
 #include "kernels/cpu/shared/simd.h"
+#include "kernels/cpu/shared/threads.h"
 #include "kernels/cpu/shared/tile.h"
-#include "kernels/cpu/shared/tile_sizes.h"
 #include "kernels/cpu/shared/transpose_tile.h"
 #include "platform/element.h"
 

@@ -11,12 +11,11 @@
 #pragma once
 
 #include "kernels/cuda/mma_async/async_tile.h"
-#include "kernels/cuda/mma_async/launch_shape.h"
 #include "kernels/cuda/mma_async/plan.h"
 #include "kernels/cuda/mma_async/strip.h"
 #include "kernels/cuda/mma_async/total_in_c.h"
+#include "kernels/cuda/shared/tile_groups.h"
 #include "platform/chunk_sums.h"
-#include "platform/divisor.h"
 #include "platform/mma_16x8.h"
 
 namespace tiledmm::gpu {
@@ -56,28 +55,16 @@ struct Config {
 // How the blocks share out the problem: the kernels' first parameter, as each line of constants that the first copy
 // waits for takes 0.1 us. Tiles go through groups of rows of tiles, so that those in flight share operands in cache.
 struct Work {
-  Divisor num_tiles, tiles_of_group;
-  Divisor rows_of_group, rows_of_last_group;
-  int first_of_last_group;  // row of tiles
-  int num_splits;           // blocks that compute chunks of one tile side by side
-  int64_t split_k;          // chunk_k, or k
+  Divisor num_tiles;
+  TileGroups groups;
+  int num_splits;   // blocks that compute chunks of one tile side by side
+  int64_t split_k;  // chunk_k, or k
   int64_t chunk_k;
   void* partial;       // as ChunkSums has them; null where there is one split
   int zero;            // always
   bool is_vectorised;  // A and B can be copied 16 bytes at a time
   bool streams_b;      // it is read once: C has one row of tiles
 };
-
-struct TileIndex {
-  int m, n;
-};
-TILEDMM_DEVICE TileIndex tile_at(int idx, const Work& work) {
-  const int group = work.tiles_of_group.quotient(idx), first = group * int(work.rows_of_group.value);
-  const int within = idx - group * int(work.tiles_of_group.value);
-  const Divisor rows = first == work.first_of_last_group ? work.rows_of_last_group : work.rows_of_group;
-  const int col = rows.quotient(within);
-  return {first + within - col * int(rows.value), col};
-}
 
 // Where tile `idx` begins. The last one begins early where that keeps it inside, since whole tiles are copied without
 // predicates: it computes up to half of its rows (columns) again, to the same bits. Not where tiles add to C.
@@ -253,10 +240,10 @@ mma_async(Work work, FoldedProblem problem) {
   constexpr int kStages = Cfg::kStages, kSteps = Cfg::kSteps, kBlockK = Cfg::kBlockK;
   auto& smem = block_shared<typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared>();
   const int split = work.num_tiles.quotient(int(block_idx()));
-  const TileIndex tile = tile_at(int(block_idx()) - split * int(work.num_tiles.value), work);
+  const TileGroups::Tile tile = work.groups.tile(int(block_idx()) - split * work.num_tiles.value);
   if (work.partial) let_later_kernels_start();  // add_chunks
-  const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.m, Cfg::kBlockM, problem.gemm.m);
-  const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.n, Cfg::kBlockN, problem.gemm.n);
+  const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.row, Cfg::kBlockM, problem.gemm.m);
+  const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.col, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem item = item_of<true>(problem, batch_idx);
     const int64_t first_k = split * work.split_k, size_k = min_of(item.k - first_k, work.split_k);
@@ -409,7 +396,8 @@ mma_async(Work work, FoldedProblem problem) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                     const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
@@ -417,22 +405,15 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
   const GemmProblem& gemm = problem.gemm;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
-  work.num_splits = int(num_splits);
+  work.num_splits = int(choice.num_splits);
   work.is_vectorised = is_vectorised;
   work.streams_b = tiles_m == 1;
-  const bool splits = num_splits > 1;
+  const bool splits = choice.num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
   work.num_tiles = Divisor(tiles_m * tiles_n);
   work.split_k = splits ? problem.chunk_k : gemm.k;
   work.chunk_k = problem.chunk_k;
-  // The tiles in flight form about a square of C.
-  const int64_t in_flight = executor.num_cus * Cfg::kShape.blocks_per_cu;
-  int64_t square = 1;
-  while (square * Cfg::kBlockM * square < in_flight * Cfg::kBlockN) ++square;
-  const int64_t group_m = ceil_div(tiles_m, max_of(1, (tiles_m + square / 2) / square));
-  work.tiles_of_group = Divisor(group_m * tiles_n);
-  work.first_of_last_group = int((tiles_m - 1) / group_m * group_m);
-  work.rows_of_group = Divisor(group_m), work.rows_of_last_group = Divisor(tiles_m - work.first_of_last_group);
+  work.groups = TileGroups(tiles_m, tiles_n, choice.group_m);
   ChunkSums<Acc<T>> chunk_sums(problem, gemm.n, executor);
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
@@ -443,25 +424,37 @@ Status launch_config(const FoldedProblem& problem, int64_t num_splits, bool is_v
 }
 
 template <class Cfg>
-Status launch_layout(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                     const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, num_splits, is_vectorised, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, choice, is_vectorised, executor);
   });
+}
+
+template <class T, int SHAPE>
+Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                    const Executor& executor) {
+  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
+  // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
+  if constexpr (sizeof(T) == 8) {
+    if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice, is_vectorised, executor);
+  }
+  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice, is_vectorised,
+                                                                               executor);
 }
 
 }  // namespace
 
-template <class T, int SHAPE>
-Status launch_shape(const FoldedProblem& problem, int64_t num_splits, bool is_vectorised, const Executor& executor) {
-  constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
-  // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
-  if constexpr (sizeof(T) == 8) {
-    if (num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, num_splits, is_vectorised, executor);
-  }
-  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, num_splits, is_vectorised,
-                                                                               executor);
+template <int INSTANCE>
+Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                       const Executor& executor) {
+  constexpr Instance kOwn = kMmaAsyncInstances[INSTANCE];
+  return visit_number<kOwn.first, kOwn.end>(choice.shape, Status::unsupported, [&](auto number) {
+    constexpr int kShape = decltype(number)::value;
+    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, choice.num_splits, is_vectorised, executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

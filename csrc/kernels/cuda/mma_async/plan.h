@@ -2,12 +2,14 @@
 // none of them changes a bit of the result: the order of summation is the same for all.
 #pragma once
 
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/costs.h"
-#include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/shared/plan.h"
+#include "platform/instance.h"
 
 namespace tiledmm {
 
@@ -41,6 +43,15 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
 static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 
+// Those that are compiled together; the slowest first.
+inline constexpr Instance kMmaAsyncInstances[] = {{DType::f64, 0, 1}, {DType::f64, 1, 3},  {DType::f64, 3, 5},
+                                                  {DType::f64, 5, 9}, {DType::bf16, 0, 2}, {DType::f16, 0, 2},
+                                                  {DType::f32, 0, 2}};
+static_assert(hold_all(kMmaAsyncInstances, DType::f64, kNumMmaAsyncShapes64) &&
+              hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16) &&
+              hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16) &&
+              hold_all(kMmaAsyncInstances, DType::f32, kNumMmaAsyncShapes16));
+
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
 }
@@ -61,6 +72,7 @@ constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
 struct MmaAsyncChoice {
   int shape;
   int64_t num_splits;
+  int64_t group_m = 0;  // rows of tiles that are computed together
 };
 
 // Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
@@ -183,5 +195,14 @@ inline FoldedProblem oriented(const FoldedProblem& given, bool is_transposed) {
   if (problem.gemm.m == 1 && problem.gemm.stride_ak == 1) problem.gemm.stride_am = round_up(problem.gemm.k, 8);
   return problem;
 }
+
+namespace gpu {
+
+// Launches the kernel of mma_async_shape(dtype, choice.shape) for the layouts of the problem.
+template <int INSTANCE>
+Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
+                       const Executor& executor);
+
+}  // namespace gpu
 
 }  // namespace tiledmm

@@ -12,6 +12,7 @@
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
 #include "platform/chunk_sums.h"
+#include "platform/instance.h"
 #include "platform/mma.h"
 
 namespace tiledmm::gpu {
@@ -423,14 +424,11 @@ Status launch_unaligned(const FoldedProblem& problem, const Executor& executor) 
   return status == Status::ok && splits_chunks ? chunk_sums.add<T>() : status;
 }
 
-template <class T, int SHAPE = 0>
+template <class T>
 Status launch_unaligned_shape(const FoldedProblem& problem, int shape, const Executor& executor) {
-  if constexpr (SHAPE < kNumMmaUnalignedShapes) {
-    return shape == SHAPE ? launch_unaligned<UnalignedConfig<T, SHAPE>>(problem, executor)
-                          : launch_unaligned_shape<T, SHAPE + 1>(problem, shape, executor);
-  } else {
-    return Status::unsupported;
-  }
+  return visit_number<0, kNumMmaUnalignedShapes>(shape, Status::unsupported, [&](auto number) {
+    return launch_unaligned<UnalignedConfig<T, decltype(number)::value>>(problem, executor);
+  });
 }
 
 }  // namespace

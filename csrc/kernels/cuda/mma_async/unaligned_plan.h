@@ -10,6 +10,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "kernels/cuda/mma_async/plan.h"
+#include "kernels/cuda/shared/tile_order.h"
 
 namespace tiledmm {
 
@@ -142,6 +143,12 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
     plan.unaligned_shape = shape;
     visit(plan, us);
+  });
+  visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
+    if (plan.unaligned_shape >= 0) return;
+    const MmaAsyncShape& shape = mma_async_shape(p.dtype_a, plan.choice.shape);
+    const int64_t tiles_m = ceil_div(p.m, shape.block_m), in_flight = int64_t(num_cus) * shape.blocks_per_cu;
+    plan.choice.group_m = ceil_div(tiles_m, num_square_groups(tiles_m, in_flight, shape.block_m, shape.block_n));
   });
 }
 

@@ -5,6 +5,8 @@
 #include "core/problem.h"
 #include "kernels/cuda/shared/boxes.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
+#include "kernels/cuda/shared/tile_groups.h"
+#include "kernels/cuda/shared/tile_order.h"
 #include "platform/epilogue.h"
 
 namespace tiledmm::cuda {
@@ -15,36 +17,13 @@ constexpr int kNumStoreBuffers = 2;  // of a consumer: one fills while the other
 // Three consumers leave room for one each beside four stages.
 constexpr int num_store_buffers(int num_consumers) { return num_consumers == 3 ? 1 : kNumStoreBuffers; }
 
-// Divides numbers from 0 to 2^31 - 1 without the latency of a division: Granlund and Montgomery, "Division by Invariant
-// Integers using Multiplication".
-struct Divisor {
-  int value = 1;
-  uint32_t factor = 0;
-  int shift = 0;
-
-  Divisor() = default;
-  explicit Divisor(int value) : value(value) {
-    int bits = 0;
-    while (int64_t(1) << bits < value) ++bits;
-    shift = bits - 1;
-    factor = uint32_t(((uint64_t(1) << (31 + bits)) + value - 1) / value);
-  }
-  __device__ __forceinline__ int quotient(int number) const {
-    return value == 1 ? number : int(__umulhi(uint32_t(number), factor) >> shift);
-  }
-};
+using gpu::Divisor;
+using gpu::TileGroups;
 
 // A dimension of the batch, its strides in steps of the operands' tensor maps.
 struct BatchSteps {
   int size, a, b;
   int64_t c, bias;  // bias: elements
-};
-
-// How the copies of a block's first tile start. All but `late` need every block to begin with a whole tile.
-enum class Start : uint8_t {
-  late,     // when the block is set up
-  by_grid,  // the grid has a block for each tile, and its third dimension is the batch's only one, or that of chunks
-  by_index,
 };
 
 struct Arguments {
@@ -65,8 +44,8 @@ struct Arguments {
   int full_tiles;                   // so many are computed whole, the others in halves along n
   int tiles_m, tiles_n, num_tiles;  // of single blocks or of clusters; num_tiles: of the whole batch, each as often as
                                     // num_splits says
-  int group_m;
-  Divisor full_group_m, last_group_m, tiles_of_group, tiles_of_item;
+  TileGroups groups;
+  Divisor tiles_of_item;
   int chunk_tiles;  // k tiles of a chunk
   int m, n;
   Activation activation;

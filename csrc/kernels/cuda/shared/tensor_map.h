@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "core/math.h"
-#include "core/operand.h"
+#include "kernels/cuda/shared/plan.h"
 
 namespace tiledmm::cuda {
 namespace {

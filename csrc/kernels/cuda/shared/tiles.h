@@ -47,17 +47,11 @@ __device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments
   return at;
 }
 
-// Number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups of group_m rows, so that the
-// tiles in flight share operands in the second-level cache.
+// Number `index`: item by item of the batch, chunk by chunk of k, then tiles in groups.
 __device__ __forceinline__ TileIndex tile_of(int index, const Arguments& args) {
   const int slab = args.tiles_of_item.quotient(index);
-  index -= slab * args.tiles_of_item.value;
-  const int group = args.tiles_of_group.quotient(index), within = index - group * args.tiles_of_group.value;
-  const int first = group * args.group_m;
-  const bool is_last = args.tiles_m - first < args.group_m;
-  const Divisor& rows = is_last ? args.last_group_m : args.full_group_m;
-  const int col = rows.quotient(within);
-  return {first + within - col * rows.value, col, slab};
+  const TileGroups::Tile tile = args.groups.tile(index - slab * args.tiles_of_item.value);
+  return {tile.row, tile.col, slab};
 }
 
 // Where the grid has a block for each tile: what place_of says of it to the producer, without a division and from one

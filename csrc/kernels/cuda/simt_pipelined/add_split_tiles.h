@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/math.h"
-#include "platform/gpu.h"
+#include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
 namespace {

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "core/summation.h"
-#include "kernels/cuda/simt_pipelined/launch_shape.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
@@ -508,8 +507,6 @@ Status launch_layout(const FoldedProblem& problem, const SimtWork& work, const E
                        Config::kNumThreads, bytes, executor, problem, work);
 }
 
-}  // namespace
-
 template <int SHAPE>
 Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   using Config = SimtConfig<SHAPE>;
@@ -523,6 +520,16 @@ Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Ex
     return launch_layout<Config, true, false>(problem, work, executor);
   }
   return Status::unsupported;  // simt_microseconds says so
+}
+
+}  // namespace
+
+template <int INSTANCE>
+Status launch_instance(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
+  constexpr Instance kOwn = kSimtInstances[INSTANCE];
+  return visit_number<kOwn.first, kOwn.end>(shape, Status::unsupported, [&](auto number) {
+    return launch_shape<decltype(number)::value>(problem, work, executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

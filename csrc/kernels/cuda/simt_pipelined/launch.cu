@@ -1,22 +1,18 @@
 // Host side of rung 09: what is packed first, which instance is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
 #include "core/transposed.h"
+#include "kernels/cuda/shared/copy_operands.h"
 #include "kernels/cuda/simt_pipelined/add_split_tiles.h"
 #include "kernels/cuda/simt_pipelined/few_rows.h"
-#include "kernels/cuda/simt_pipelined/launch_shape.h"
-#include "kernels/cuda/simt_pipelined/pack.h"
 #include "kernels/cuda/simt_pipelined/plan.h"
 
 namespace tiledmm::gpu {
 namespace {
 
-template <int SHAPE = 0>
 Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
-  if constexpr (SHAPE < kNumSimtShapes)
-    return shape == SHAPE ? launch_shape<SHAPE>(problem, work, executor)
-                          : launch_chosen<SHAPE + 1>(shape, problem, work, executor);
-  else
-    return Status::unsupported;
+  return visit_instance(kSimtInstances, DType::f32, shape, Status::unsupported, [&](auto instance) {
+    return launch_instance<decltype(instance)::value>(shape, problem, work, executor);
+  });
 }
 
 Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {
@@ -44,13 +40,13 @@ Status launch_simt_pipelined(const FoldedProblem& asked, const Plan& made, const
   const SimtPlan& plan = made.as<SimtPlan>();
   FoldedProblem problem = plan.is_transposed ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) return launch_few_rows(plan.few_rows, problem, executor);
-  GemmProblem& gemm = problem.gemm;
-  Pack pack(executor);
+  // Rows along m (n) that begin at multiples of 128 bytes are read fastest.
+  OperandCopies<float> packed(executor);
   Status status = Status::ok;
-  if (plan.packs_a) status = pack.add(problem, gemm.a, gemm.m, gemm.stride_am, gemm.stride_ak, &BatchDim::stride_a);
+  if (plan.packs_a) status = packed.add(problem, view_a(problem.gemm), false, round_up(problem.gemm.m, 32));
   if (status == Status::ok && plan.packs_b)
-    status = pack.add(problem, gemm.b, gemm.n, gemm.stride_bn, gemm.stride_bk, &BatchDim::stride_b);
-  if (status == Status::ok) status = pack.launch();
+    status = packed.add(problem, view_b(problem.gemm), false, round_up(problem.gemm.n, 32));
+  if (status == Status::ok) status = packed.launch();
   if (status != Status::ok) return status;
   return launch_tiles(plan, problem, executor);
 }

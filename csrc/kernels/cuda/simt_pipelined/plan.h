@@ -5,11 +5,13 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "kernels/cuda/simt_pipelined/costs.h"
 #include "kernels/cuda/simt_pipelined/few_rows_plan.h"
+#include "platform/instance.h"
 
 namespace tiledmm {
 
@@ -36,6 +38,10 @@ inline constexpr SimtShape kSimtShapes[] = {
     {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4},
 };
 static_assert(sizeof kSimtShapes == kNumSimtShapes * sizeof(SimtShape), "costs.h has a place for each");
+// Those that are compiled together; the slowest first.
+inline constexpr Instance kSimtInstances[] = {
+    {DType::f32, 0, 2}, {DType::f32, 2, 5}, {DType::f32, 5, 8}, {DType::f32, 8, 13}};
+static_assert(hold_all(kSimtInstances, DType::f32, kNumSimtShapes));
 
 // Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
 // small side. The other mixed layout runs as the transposed product.
@@ -49,7 +55,7 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
     return is_k_major && shape.k_step == 4 ? block_mn * (shape.block_k + 4) : shape.block_k * (block_mn + 4);
   };
   const int64_t stage = elements(shape.block_m, is_a_k_major) + elements(shape.block_n, is_b_k_major);
-  return 256 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
+  return 320 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
 }
 
 // What of an operand decides the way of its copies.
@@ -222,4 +228,21 @@ inline void for_each_simt_plan(const AllSimtCosts& costs, const SimtTask& task, 
   }
 }
 
+namespace gpu {
+
+// The kernel's parameter.
+struct SimtWork {
+  // Tiles of each product whose chunks of k one block computes each. Those of the others are shared out: each block
+  // stores its sums to a tile of its own, [item][tile][chunk][row][col].
+  int64_t num_whole;
+  int32_t num_split, num_chunks;
+  float* partial;
+  bool is_a_padded, is_b_padded;  // rows along m (n) of a multiple of 4 elements may be read whole
+};
+
+// Launches the kernel of kSimtShapes[shape] for the layouts of the problem.
+template <int INSTANCE>
+Status launch_instance(int shape, const FoldedProblem& problem, const SimtWork& work, const Executor& executor);
+
+}  // namespace gpu
 }  // namespace tiledmm

@@ -24,9 +24,9 @@
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/shared/tiles.h"
 #include "kernels/cuda/wgmma/cluster.h"
-#include "kernels/cuda/wgmma/launch_tile.h"
 #include "kernels/cuda/wgmma/multiply.h"
 #include "kernels/cuda/wgmma/produce.h"
+#include "kernels/cuda/wgmma/task.h"
 #include "kernels/cuda/wgmma/tf32.h"
 
 namespace tiledmm::cuda {
@@ -191,14 +191,78 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
   });
 }
 
+// Half of a tile, where the last wave's tiles may be shared out in halves.
+template <class Cfg>
+inline constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
+template <class Cfg>
+using HalfOf = Config<typename Cfg::T, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
+                      always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+
+// Blocks that a stage's copies come from, this one among them. A warp's first lanes tell each of them that a stage is
+// free: those of the same columns, then those of the same rows.
+template <class Cfg>
+__device__ __forceinline__ int join_cluster(const Arguments& args, Shared& shared, int log_cluster) {
+  shared.in_cluster = log_cluster > 0;
+  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
+  if (Cfg::kClusters && shared.in_cluster) {
+    const ClusterRank rank = cluster_rank<Cfg>(args);
+    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
+    const int along_n = lane + 1 - (1 << args.cluster_m);
+    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
+    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
+  }
+  return num_senders;
+}
+
+// By the warps that do not multiply: all tiles of the block.
+template <class Cfg>
+__device__ __forceinline__ void run_producer(const CUtensorMap* map_a, const CUtensorMap* map_b, const Arguments& args,
+                                             const Shared& shared, int warp) {
+  constexpr int kProducerWarp = Cfg::kConsumers * 4;
+  Ring<Cfg::kNumStages> ring;
+  if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
+  if constexpr (Cfg::kTransposesB) {
+    if (warp > kProducerWarp) {
+      const int transposer = warp - kProducerWarp - 1;
+      for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
+        transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
+      });
+    }
+  }
+  if (warp == kProducerWarp && elect_sync()) {
+    if constexpr (Cfg::kSumsRows) {
+      produce<Cfg, Cfg, Columns::first>(map_a, map_b, args, shared, ring, 0, args.full_tiles);
+      produce<Cfg, Cfg, Columns::others>(map_a, map_b, args, shared, ring, 0, args.full_tiles);
+    } else {
+      produce<Cfg, Cfg>(map_a, map_b, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
+    }
+    if constexpr (Cfg::kSplitsTail)
+      produce<Cfg, HalfOf<Cfg>>(map_a, map_b, args, shared, ring, args.full_tiles, args.num_tiles);
+  }
+}
+
+// By a warpgroup that multiplies: the same tiles.
+template <class Cfg>
+__device__ __forceinline__ void run_consumer(const CUtensorMap* map_c, const Arguments& args, const Shared& shared,
+                                             int consumer) {
+  Ring<Cfg::kNumStages> ring;
+  if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
+  int num_stores = 0;
+  if constexpr (Cfg::kSumsRows) {
+    consume<Cfg, Cfg, Columns::first>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+    consume<Cfg, Cfg, Columns::others>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+  } else {
+    consume<Cfg, Cfg>(map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
+  }
+  if constexpr (Cfg::kSplitsTail)
+    consume<Cfg, HalfOf<Cfg>>(map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
+}
+
 template <class Cfg>
 __global__ void __launch_bounds__(Cfg::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ BoxMaps<typename Cfg::LoaderB> map_b,
                  const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
-  constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
-  using Half = Config<typename Cfg::T, Cfg::kBlockM, kHalfN, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      always_built_with_clusters({Cfg::kBlockM, kHalfN}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
   constexpr int kNumStages = Cfg::kNumStages;
   extern __shared__ char dynamic_smem[];
   // The patterns of the swizzle count from multiples of 1024 bytes.
@@ -228,17 +292,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
   const int consumer = Cfg::kConsumers == 1 ? 0 : threadIdx.x / kWarpgroup;
   shared.c = smem_c + consumer * kStoreBytes;
-  shared.in_cluster = log_cluster > 0;
-  // Blocks that a stage's copies come from, this one among them.
-  const int num_senders = Cfg::kClusters ? (1 << args.cluster_m) + (1 << args.cluster_n) - 1 : 1;
-  if (Cfg::kClusters && shared.in_cluster) {
-    // A warp's first lanes tell each of them: those of the same columns, then those of the same rows.
-    const ClusterRank rank = cluster_rank<Cfg>(args);
-    const int lane = threadIdx.x % 32, block = rank.m + (rank.n << args.cluster_m);
-    const int along_n = lane + 1 - (1 << args.cluster_m);
-    const int other = along_n > 0 ? along_n << args.cluster_m : lane;
-    shared.releases = lane < num_senders ? map_shared_cluster(shared.empty, block ^ other) : 0;
-  }
+  const int num_senders = join_cluster<Cfg>(args, shared, log_cluster);
   if (threadIdx.x == 0) {
     if constexpr (Cfg::kIsPlain && !Cfg::kStoresDirectly) prefetch_tensormap(&map_c);
 #pragma unroll
@@ -263,39 +317,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
 
-  Ring<kNumStages> ring;
-  if (warp >= kProducerWarp) {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_dec<Cfg::kProducerRegisters>();
-    if constexpr (Cfg::kTransposesB) {
-      if (warp > kProducerWarp) {
-        const int transposer = warp - kProducerWarp - 1;
-        for_each_piece<Cfg, Cfg>(args, 0, args.num_tiles, [&](const Place& at) {
-          transpose_k_tiles<Cfg>(shared, ring, at.num_k_tiles, transposer);
-        });
-      }
-    }
-    if (warp == kProducerWarp && elect_sync()) {
-      if constexpr (Cfg::kSumsRows) {
-        produce<Cfg, Cfg, Columns::first>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
-        produce<Cfg, Cfg, Columns::others>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles);
-      } else {
-        produce<Cfg, Cfg>(&map_a, map_b.maps, args, shared, ring, 0, args.full_tiles, args.start != Start::late);
-      }
-      if constexpr (Cfg::kSplitsTail)
-        produce<Cfg, Half>(&map_a, map_b.maps, args, shared, ring, args.full_tiles, args.num_tiles);
-    }
-  } else {
-    if constexpr (Cfg::kMovesRegisters) setmaxnreg_inc<Cfg::kConsumerRegisters>();
-    int num_stores = 0;
-    if constexpr (Cfg::kSumsRows) {
-      consume<Cfg, Cfg, Columns::first>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-      consume<Cfg, Cfg, Columns::others>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-    } else {
-      consume<Cfg, Cfg>(&map_c, args, shared, ring, consumer, 0, args.full_tiles, num_stores);
-    }
-    if constexpr (Cfg::kSplitsTail)
-      consume<Cfg, Half>(&map_c, args, shared, ring, consumer, args.full_tiles, args.num_tiles, num_stores);
-  }
+  if (warp >= kProducerWarp)
+    run_producer<Cfg>(&map_a, map_b.maps, args, shared, warp);
+  else
+    run_consumer<Cfg>(&map_c, args, shared, consumer);
   // Shared memory must outlive the other blocks' copies to it and arrivals at its barriers, and the stores that read
   // it.
   if (shared.in_cluster) cluster_arrive_relaxed();
@@ -308,42 +333,43 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 template <class Cfg>
 Arguments arguments_of(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
+  const WgmmaPlan& plan = task.plan;
+  const TileSchedule& schedule = plan.schedule;
   Arguments args{};
+  args.start = schedule.start;
   args.m = int(p.m);
   args.n = int(p.n);
   args.num_k_tiles = int(ceil_div(p.k, Cfg::kBlockK));
-  args.cluster_m = uint8_t(task.plan.cluster_m);
-  args.cluster_n = uint8_t(task.plan.cluster_n);
+  args.cluster_m = uint8_t(plan.tiles.cluster_m);
+  args.cluster_n = uint8_t(plan.tiles.cluster_n);
   for (int i = 0; i < 1 << args.cluster_n; ++i) args.same_rows |= 1u << (i << args.cluster_m);
   args.same_cols = (1u << (1 << args.cluster_m)) - 1;
-  args.tiles_m = int(ceil_div(p.m, Cfg::kBlockM << args.cluster_m));
-  args.tiles_n = int(ceil_div(p.n, Cfg::kBlockN << args.cluster_n));
+  args.tiles_m = schedule.tiles_m;
+  args.tiles_n = schedule.tiles_n;
   args.chunk_tiles = int(ceil_div(task.problem.chunk_k, Cfg::kBlockK));
-  const bool splits_chunks = task.plan.splits_chunks || task.plan.shares_tiles;
-  args.num_splits = splits_chunks ? int(ceil_div(p.k, task.problem.chunk_k)) : 1;
-  args.num_tiles = int(task.problem.batch_size * args.num_splits * args.tiles_m * args.tiles_n);
-  const int at_once = tiles_at_once(task.plan, task.num_sms), remaining = args.num_tiles % at_once;
-  args.full_tiles = args.num_tiles - (splits_tail(task.plan.shape, args.num_tiles, at_once) ? remaining : 0);
+  args.num_splits = schedule.num_splits;
+  args.num_tiles = schedule.num_tiles;
+  args.full_tiles = schedule.full_tiles;
   args.last_row = latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
   args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, Cfg::kUnitB);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];
-    args.batch[d] = {int(dim.size), int(dim.stride_a / task.a.batch_step), int(dim.stride_b / task.b.batch_step),
-                     dim.stride_c / task.c.batch_step, dim.stride_bias};
+    args.batch[d] = {int(dim.size), int(dim.stride_a / plan.a.batch_step), int(dim.stride_b / plan.b.batch_step),
+                     dim.stride_c / plan.c.batch_step, dim.stride_bias};
   }
   args.slabs_step_a = args.num_batch_dims == 1 && args.batch[0].a == 1;
   args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
   args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
   args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
   args.activation = p.activation;
-  args.stores_by_tma = task.stores_by_tma;
-  args.is_exchanged = task.plan.is_exchanged;
+  args.stores_by_tma = plan.stores_by_tma;
+  args.is_exchanged = plan.tiles.is_exchanged;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
-                      (p.num_batch_dims == 0 || task.c.batch_step % 2 == 0);
+                      (p.num_batch_dims == 0 || plan.c.batch_step % 2 == 0);
   args.c = p.c;
   args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
-  args.batch_step_c = task.c.batch_step;
+  args.batch_step_c = plan.c.batch_step;
   args.is_blended = is_blended(task.problem);
   args.alpha = float(p.alpha), args.beta = float(p.beta);
   args.bias = p.bias;
@@ -355,34 +381,15 @@ Arguments arguments_of(const Task& task) {
   return args;
 }
 
-// `num_units`: blocks or clusters of them.
-template <class Cfg>
-Start start_of(const Arguments& args, int64_t num_units) {
-  if (Cfg::kSumsRows || args.full_tiles < num_units) return Start::late;
-  const bool is_simple = args.num_batch_dims == 0 || (args.num_batch_dims == 1 && args.num_splits == 1);
-  return args.num_tiles == num_units && is_simple ? Start::by_grid : Start::by_index;
-}
-
-// The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
-// Where rows do not begin with its lines, a line is read twice, and is lost in between if much else passes through: a
-// large result, or more operands than the cache holds several times over (fitted on an H200).
-CachePolicy policy_of(const Task& task, const TensorMapView& operand, bool is_read_at_once) {
-  constexpr int64_t kLine = 128, kMostBytes = 150000000;
-  const GemmProblem& p = task.problem.gemm;
-  const bool is_of_one_item = operand.batch_count >= task.problem.batch_size;
-  const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
-  const int64_t bytes = size_of(p.dtype_a);
-  const bool keeps_lines =
-      operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * bytes <= kMostBytes);
-  return is_of_one_item && is_read_at_once && keeps_lines ? CachePolicy::evict_first : CachePolicy::evict_normal;
-}
-
 // A's and B's.
 template <class Cfg>
 bool encode_operands(const Task& task, Arguments& args, CUtensorMap& map_a, BoxMaps<typename Cfg::LoaderB>& map_b) {
   const GemmProblem& p = task.problem.gemm;
-  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype_a, p.a, task.a, args.cluster_n) &&
-                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype_b, p.b, task.b, args.cluster_m);
+  const WgmmaPlan& plan = task.plan;
+  args.a.policy = plan.schedule.evicts_a ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  args.b.policy = plan.schedule.evicts_b ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  const bool is_encoded = Cfg::LoaderA::encode(map_a, args.a, p.dtype_a, p.a, plan.a, args.cluster_n) &&
+                          Cfg::LoaderB::encode(map_b.maps, args.b, p.dtype_b, p.b, plan.b, args.cluster_m);
   const int a_bytes = Cfg::LoaderA::num_bytes(args.a), b_bytes = Cfg::LoaderB::num_bytes(args.b);
   args.stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes);
   args.half_stage_bytes = Cfg::kTilesOfStage * (a_bytes + b_bytes / 2);
@@ -394,12 +401,9 @@ constexpr const char* kNotEncoded = "the driver refuses a tensor map";
 template <class Cfg>
 const char* launch_shared(const Task& task) {
   Arguments args = arguments_of<Cfg>(task);
-  args.a.policy = policy_of(task, task.a, true);
-  args.b.policy = policy_of(task, task.b, true);
   CUtensorMap map_a{};
   BoxMaps<typename Cfg::LoaderB> map_b{};
   if (!encode_operands<Cfg>(task, args, map_a, map_b)) return kNotEncoded;
-  args.start = args.num_batch_dims == 0 ? Start::by_grid : Start::late;
   const unsigned chunks = unsigned(args.num_splits), num_slabs = unsigned(task.problem.batch_size) * chunks;
   return launch_in_clusters<&wgmma_shared_kernel<Cfg>>(dim3(1, 1, chunks),
                                                        dim3(unsigned(args.tiles_m), unsigned(args.tiles_n), num_slabs),
@@ -409,49 +413,26 @@ const char* launch_shared(const Task& task) {
 template <class Cfg>
 const char* launch_config(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
+  const TileSchedule& schedule = task.plan.schedule;
   Arguments args = arguments_of<Cfg>(task);
-  const int64_t num_units = min_of(2 * args.num_tiles - args.full_tiles, tiles_at_once(task.plan, task.num_sms));
-  const int cluster = 1 << args.cluster_m << args.cluster_n;
+  const unsigned cluster = 1u << args.cluster_m << args.cluster_n;
   if (cluster > 1 && !Cfg::kClusters) return "this kernel's blocks do not work in clusters";
-  const int64_t num_blocks = num_units * cluster;
-  args.start = start_of<Cfg>(args, num_units);
-  const bool is_one_wave = args.start == Start::by_grid;
-  // The tiles in flight form about a square of C, in groups of about the same size. One wave is one group: tile_of then
-  // numbers its tiles as the grid does.
-  int64_t square = 1;
-  while (square * Cfg::kBlockM * square < num_blocks * Cfg::kBlockN) ++square;
-  const int64_t num_squares = max_of(1, ((args.tiles_m << args.cluster_m) + square / 2) / square);
-  // Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
-  // H200).
-  const bool has_few_columns =
-      cluster == 1 && args.tiles_m > 8 && args.tiles_n <= 12 && args.num_tiles == args.tiles_m * args.tiles_n;
-  const int group_m = task.plan.group_m > 0 ? task.plan.group_m : has_few_columns ? 4 : 0;
-  const int64_t num_groups = is_one_wave ? 1 : group_m > 0 ? ceil_div(args.tiles_m, group_m) : num_squares;
-  args.group_m = int(ceil_div(args.tiles_m, num_groups));
-  args.full_group_m = Divisor(args.group_m);
-  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
-  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.groups = TileGroups(args.tiles_m, args.tiles_n, schedule.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
-
-  // Tiles that sum many chunks drift apart.
-  const bool stays_together = args.num_splits > 1 || args.num_k_tiles <= 4 * args.chunk_tiles;
-  const bool is_group_in_flight = int64_t(args.group_m) * args.tiles_n <= num_units;
-  args.a.policy = policy_of(task, task.a, is_group_in_flight && (args.tiles_n == 1 || stays_together));
-  args.b.policy = policy_of(task, task.b, num_groups == 1 && (args.tiles_m == 1 || stays_together));
 
   CUtensorMap map_a{}, map_c{};
   BoxMaps<typename Cfg::LoaderB> map_b{};
   bool is_encoded = encode_operands<Cfg>(task, args, map_a, map_b);
   if (args.stores_by_tma && !Cfg::kStoresDirectly)
-    is_encoded = is_encoded &&
-                 encode_tensor_map(&map_c, p.dtype_c, p.c, task.c, Cfg::kStoreN, Cfg::kCIsMMajor ? 32 : 64, 128, false);
+    is_encoded = is_encoded && encode_tensor_map(&map_c, p.dtype_c, p.c, task.plan.c, Cfg::kStoreN,
+                                                 Cfg::kCIsMMajor ? 32 : 64, 128, false);
   if (!is_encoded) return kNotEncoded;
-  dim3 grid{unsigned(num_blocks)};
-  if (is_one_wave)
-    grid = {unsigned(args.tiles_m * cluster), unsigned(args.tiles_n),
-            unsigned(num_units / (args.tiles_m * args.tiles_n))};
-  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(unsigned(cluster)), grid, Cfg::kThreads, Cfg::kSmem, task.stream,
-                                                map_a, map_b, map_c, args);
+  dim3 grid{unsigned(schedule.num_units) * cluster};
+  if (args.start == Start::by_grid)
+    grid = {unsigned(args.tiles_m) * cluster, unsigned(args.tiles_n),
+            unsigned(schedule.num_units / (args.tiles_m * args.tiles_n))};
+  return launch_in_clusters<&wgmma_kernel<Cfg>>(dim3(cluster), grid, Cfg::kThreads, Cfg::kSmem, task.stream, map_a,
+                                                map_b, map_c, args);
 }
 
 // Whether the kernel of Config::Plain computes all that a product needs.
@@ -459,7 +440,7 @@ template <class Cfg>
 bool is_plain(const Task& task) {
   const GemmProblem& p = task.problem.gemm;
   return p.num_batch_dims == 0 && task.problem.chunk_k >= p.k && tiledmm::is_plain(p) &&
-         (task.stores_by_tma || Cfg::kStoresDirectly);
+         (task.plan.stores_by_tma || Cfg::kStoresDirectly);
 }
 
 // Clusters that share a tile have a kernel of their own, too: the other one would pay for the code.
@@ -475,16 +456,14 @@ template <class T, int TILE, bool CLUSTERS, bool SHARES = false>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
-  if (task.b.is_k_major)
-    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, CLUSTERS>, SHARES>(task)
-                             : launch_kernel_of<Config<T, M, N, true, false, false, CLUSTERS>, SHARES>(task);
+  if (task.plan.b.is_k_major)
+    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<Config<T, M, N, true, false, false, CLUSTERS>, SHARES>(task);
   if constexpr (serves_layout(kShape, false))
-    return task.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, CLUSTERS>, SHARES>(task)
-                             : launch_kernel_of<Config<T, M, N, true, true, false, CLUSTERS>, SHARES>(task);
+    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<Config<T, M, N, true, true, false, CLUSTERS>, SHARES>(task);
   return "this tile needs a k-major B";
 }
-
-}  // namespace
 
 template <class T, int TILE>
 const char* launch_tile(const Task& task) {
@@ -495,10 +474,10 @@ const char* launch_tile(const Task& task) {
     return "this tile does not sum rows";
   }
   if constexpr (shares_tiles(kShape)) {
-    if (task.plan.shares_tiles) return launch_layout<T, TILE, false, true>(task);
+    if (task.plan.tiles.shares_tiles) return launch_layout<T, TILE, false, true>(task);
   }
   if constexpr (may_cluster(kShape, true) && !always_built_with_clusters(kShape)) {
-    if (task.plan.cluster_m || task.plan.cluster_n) return launch_layout<T, TILE, true>(task);
+    if (task.plan.tiles.cluster_m || task.plan.tiles.cluster_n) return launch_layout<T, TILE, true>(task);
   }
   return launch_layout<T, TILE, always_built_with_clusters(kShape)>(task);
 }
@@ -506,8 +485,8 @@ const char* launch_tile(const Task& task) {
 template <int TILE>
 const char* launch_tile_tf32(const Task& task) {
   constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
-  if (task.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
-  if (task.b.is_k_major)
+  if (task.plan.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+  if (task.plan.b.is_k_major)
     return task.is_transposed
                ? launch_config<Config<float, M, N, true, false>>(task)
                : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
@@ -515,6 +494,21 @@ const char* launch_tile_tf32(const Task& task) {
   if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
     return launch_config<Config<float, M, N, true, true>>(task);
   return "this tile does not transpose B";
+}
+
+}  // namespace
+
+template <int INSTANCE>
+const char* launch_instance(const Task& task) {
+  constexpr Instance kOwn = kWgmmaInstances[INSTANCE];
+  return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
+    constexpr int kTile = decltype(number)::value;
+    constexpr DType kDType = kWgmmaInstances[INSTANCE].dtype;
+    if constexpr (kDType == DType::f32)
+      return launch_tile_tf32<kTile>(task);
+    else
+      return launch_tile<std::conditional_t<kDType == DType::f16, __half, __nv_bfloat16>, kTile>(task);
+  });
 }
 
 }  // namespace tiledmm::cuda

@@ -1,32 +1,42 @@
-// Host side of rung 11: what is copied first, how the problem is described to the copy engine, which instance is
-// launched.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+// Host side of the wgmma kernel: what is copied first, which of the two transposed problems is computed, which instance
+// is launched, and the kernel that adds up chunks after it.
 #include "core/plan.h"
-#include "kernels/cuda/wgmma/launch_tile.h"
+#include "core/transposed.h"
+#include "kernels/cuda/shared/copy_operands.h"
 #include "kernels/cuda/wgmma/plan.h"
-#include "kernels/cuda/wgmma/repack.h"
-#include "kernels/cuda/wgmma/tf32_launch.h"
+#include "kernels/cuda/wgmma/task.h"
 #include "platform/chunk_sums.h"
 
 namespace tiledmm::cuda {
 namespace {
 
-template <class T, int TILE = 0>
 const char* launch_chosen(const Task& task) {
-  if constexpr (TILE < kNumTileShapes)
-    return task.plan.tile == TILE ? launch_tile<T, TILE>(task) : launch_chosen<T, TILE + 1>(task);
-  else
-    return "no such tile";
+  return visit_instance(kWgmmaInstances, task.problem.gemm.dtype_a, task.plan.tiles.tile, "no such tile",
+                        [&](auto instance) { return launch_instance<decltype(instance)::value>(task); });
 }
 
-template <int TILE = 0>
-const char* launch_chosen_tf32(const Task& task) {
-  if constexpr (TILE < kNumTf32TileShapes)
-    return task.plan.tile == TILE ? launch_tile_tf32<TILE>(task) : launch_chosen_tf32<TILE + 1>(task);
-  else
-    return "no such tile";
+// Element: of the result; Word: an element that is copied.
+template <class Element, class Word>
+Status launch(const FoldedProblem& given, const WgmmaPlan& plan, bool is_transposed, const Executor& executor) {
+  FoldedProblem problem = plan.is_column_major ? transposed(given) : given;
+  gpu::OperandCopies<Word> copies(executor);
+  Status status = Status::ok;
+  const auto copy = [&](const OperandView& view) {
+    const bool along_k = copies_along_k(problem.gemm.dtype_a, view);
+    status = copies.add(problem, view, along_k, copied_ld(problem.gemm.dtype_a, along_k ? view.k : view.rows));
+  };
+  if (plan.copies_a) copy(view_a(problem.gemm));
+  if (plan.copies_b && status == Status::ok) copy(view_b(problem.gemm));
+  if (status != Status::ok) return status;
+  const GemmProblem& p = problem.gemm;
+  gpu::ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
+  if (plan.tiles.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
+  status = copies.launch();
+  if (status != Status::ok) return status;
+  if (launch_chosen({is_transposed ? transposed(problem) : problem, plan, is_transposed, chunk_sums.sums,
+                     static_cast<cudaStream_t>(executor.stream)}))
+    return Status::launch_failed;
+  return plan.tiles.splits_chunks ? chunk_sums.add<Element>() : Status::ok;
 }
 
 }  // namespace
@@ -34,36 +44,15 @@ const char* launch_chosen_tf32(const Task& task) {
 
 namespace tiledmm::gpu {
 
-Status launch_wgmma(const FoldedProblem& given, const Plan& made, const Executor& executor) {
-  using namespace tiledmm::cuda;
-  Task task{
-      row_major(given), {}, {}, {}, false, {}, nullptr, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
-  FoldedProblem& problem = task.problem;
-  GemmProblem& p = problem.gemm;
-  if (p.dtype_a == DType::f32) {
-    return launch_wgmma_tf32(problem, made.as<Tf32Plan>(), executor, &launch_chosen_tf32<>);
+Status launch_wgmma(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
+  if (problem.gemm.dtype_a == DType::f32) {
+    const Tf32Plan& plan = made.as<Tf32Plan>();
+    return cuda::launch<float, float>(problem, plan, plan.is_transposed, executor);
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
-  Repack repack(executor);
-  Status status = Status::ok;
-  if (plan.copies_a) status = repack.add(problem, p.a, p.m, p.stride_am, p.stride_ak, &BatchDim::stride_a);
-  if (status == Status::ok && plan.copies_b)
-    status = repack.add(problem, p.b, p.n, p.stride_bn, p.stride_bk, &BatchDim::stride_b);
-  if (status != Status::ok) return status;
-  task.stores_by_tma = describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);
-  ChunkSums<float> chunk_sums(problem, ld_partial(p.n, p.row_sums != nullptr), executor);
-  if (plan.tiles.is_exchanged) problem = transposed(problem);
-  if (!describe_operand(view_a(p), problem, task.a) || !describe_operand(view_b(p), problem, task.b)) {
-    return Status::launch_failed;
-  }
-  task.plan = plan.tiles;
-  if (task.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
-  task.partial = chunk_sums.sums;
-  const char* refused = repack.launch();
-  if (!refused) refused = p.dtype_a == DType::f16 ? launch_chosen<__half>(task) : launch_chosen<__nv_bfloat16>(task);
-  if (refused) return Status::launch_failed;
-  if (!task.plan.splits_chunks) return Status::ok;
-  return p.dtype_a == DType::f16 ? chunk_sums.add<Half>() : chunk_sums.add<BFloat16>();
+  const bool is_exchanged = plan.tiles.is_exchanged;
+  return problem.gemm.dtype_a == DType::f16 ? cuda::launch<Half, uint16_t>(problem, plan, is_exchanged, executor)
+                                            : cuda::launch<BFloat16, uint16_t>(problem, plan, is_exchanged, executor);
 }
 
 }  // namespace tiledmm::gpu

@@ -6,14 +6,17 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
+#include "core/task.h"
 #include "core/transposed.h"
-#include "kernels/cuda/shared/overlapped.h"
+#include "kernels/cuda/shared/plan.h"
+#include "kernels/cuda/shared/tile_order.h"
 #include "kernels/cuda/wgmma/costs.h"
 
 namespace tiledmm {
@@ -36,9 +39,12 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
   return splits_tail(shape) && num_tiles % num_sms && num_tiles % num_sms * 2 <= num_sms;
 }
 
-// Elements from one row to the next of a repacked operand, whose rows hold `inner`: at multiples of 64 bytes they cost
-// the second-level cache fewer requests, short ones would grow too much.
-constexpr int64_t repacked_ld(int64_t inner) { return round_up(inner, inner >= 256 ? 32 : 8); }
+// Elements from one row to the next of a copied operand, whose rows hold `inner`. At multiples of 64 bytes rows of 16
+// bits cost the second-level cache fewer requests, short ones would grow too much; those of fp32 are read fastest at
+// multiples of 128.
+constexpr int64_t copied_ld(DType dtype, int64_t inner) {
+  return round_up(inner, dtype == DType::f32 || inner >= 256 ? 32 : 8);
+}
 
 // Whether a thread has the registers for a second set of accumulators, which k in several chunks needs, and for the
 // sums of rows. Where a block has three consumers, a thread has fewer of them.
@@ -114,7 +120,7 @@ struct TilePlan {
   int cluster_m, cluster_n;
   // The kernel computes C^T = B^T A^T and stores it transposed: the tile's m is along the product's n.
   bool is_exchanged;
-  int group_m;  // rows of tiles that are computed together; 0: as many as the launcher finds best
+  int group_m;  // rows of tiles that are computed together, as asked; 0: as many as the schedule finds best
 };
 
 // How many tiles, or clusters of them, run at the same time. Clusters of four and eight leave some multiprocessors
@@ -124,35 +130,19 @@ constexpr int tiles_at_once(const TilePlan& plan, int num_sms) {
   return int(max_of((num_sms >> log) - (log < 2 ? 0 : num_sms / 132 * (log == 2 ? 3 : 1)), 1));
 }
 
-// What decides how long it takes.
-struct WgmmaProblem {
-  int64_t m, n, k, chunk_k, batch;
-  bool is_a_k_major, is_b_k_major;
-  int a_alignment, b_alignment;  // rows begin at multiples of 16, 32, 64 or 128 bytes
-  bool needs_row_sums;
-  bool may_exchange;  // plans may have exchanged roles
-};
-
-constexpr WgmmaProblem exchanged(const WgmmaProblem& p) {
-  WgmmaProblem other = p;
-  other.m = p.n, other.n = p.m;
-  other.is_a_k_major = p.is_b_k_major, other.is_b_k_major = p.is_a_k_major;
-  other.a_alignment = p.b_alignment, other.b_alignment = p.a_alignment;
-  return other;
-}
-
+// Bytes at multiples of which an operand's rows begin: 16, 32, 64 or 128.
 constexpr int row_alignment(uint64_t address, int64_t ld) {
   const uint64_t bits = address | uint64_t(ld) * 2;
   return bits % 128 == 0 ? 128 : bits % 64 == 0 ? 64 : bits % 32 == 0 ? 32 : 16;
 }
 
-constexpr bool is_aligned(const WgmmaProblem& p) { return p.a_alignment >= 64 && p.b_alignment >= 64; }
+constexpr bool is_aligned(const GemmTask& p) { return p.a.alignment >= 64 && p.b.alignment >= 64; }
 
 // So many rows, or columns, are few: the narrowest tiles have them.
 inline constexpr int kWgmmaFewRows = 64;
 
 // Whether C is a strip: more than few rows, up to 256, beside many columns, or the other way round.
-constexpr bool is_strip(const WgmmaProblem& p) {
+constexpr bool is_strip(const GemmTask& p) {
   const int64_t few = min_of(p.m, p.n), many = max_of(p.m, p.n);
   return few > kWgmmaFewRows && few <= 256 && many >= 16 * few;
 }
@@ -177,11 +167,9 @@ constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileSha
 }
 
 // Rows of A and of B, along k, that a tile copies.
-constexpr double copied_rows_a(const TileShape& tile, const WgmmaProblem& p) {
-  return double(min_of(tile.block_m, p.m));
-}
-constexpr double copied_rows_b(const TileShape& tile, const WgmmaProblem& p) {
-  return double(p.is_b_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
+constexpr double copied_rows_a(const TileShape& tile, const GemmTask& p) { return double(min_of(tile.block_m, p.m)); }
+constexpr double copied_rows_b(const TileShape& tile, const GemmTask& p) {
+  return double(p.b.is_k_major ? min_of(tile.block_n, p.n) : round_up(tile.block_n, kWgmmaBlockK));
 }
 
 // The operand that streams where C has few rows or few columns: the larger one, and how many of its rows a tile has.
@@ -189,22 +177,22 @@ struct StreamedOperand {
   bool is_a, is_k_major;
   int alignment, tile_rows;
 };
-constexpr StreamedOperand streamed_operand(const TileShape& shape, const WgmmaProblem& p) {
-  return p.n <= p.m ? StreamedOperand{true, p.is_a_k_major, p.a_alignment, shape.block_m}
-                    : StreamedOperand{false, p.is_b_k_major, p.b_alignment, shape.block_n};
+constexpr StreamedOperand streamed_operand(const TileShape& shape, const GemmTask& p) {
+  return p.n <= p.m ? StreamedOperand{true, p.a.is_k_major, p.a.alignment, shape.block_m}
+                    : StreamedOperand{false, p.b.is_k_major, p.b.alignment, shape.block_n};
 }
 
 // A strip's time where rows are not aligned: its tiles, memory and what all blocks draw from the second-level cache
 // take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other and cost a
 // tenth of what they do elsewhere, as fitted; a tile with many of the other rows, along k, is slower.
-inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p,
-                                 double num_blocks, double tiles, double memory) {
+inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, double num_blocks,
+                                 double tiles, double memory) {
   const auto draw = [&](int alignment, double rows) {
     return rows / (alignment == 16 ? costs.strips_16.value : costs.strips.value);
   };
   const double drawn = 2 * double(p.k) * num_blocks *
-                       (draw(p.a_alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
-                        draw(p.b_alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
+                       (draw(p.a.alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
+                        draw(p.b.alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
   const StreamedOperand large = streamed_operand(plan.shape, p);
   const double slower = large.is_k_major ? 1 + costs.strip_rows / 64 * std::max(large.tile_rows - 128, 0) : 1;
   return overlapped(tiles, memory * slower, drawn) +
@@ -212,17 +200,17 @@ inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
 }
 
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
-inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const WgmmaProblem& p, int num_sms) {
+inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
   return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
-// Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
+// Microseconds of one launch by a simple model: waves of tiles, each of an
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
-inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const WgmmaProblem& p, int num_sms) {
+inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int num_sms) {
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
@@ -236,8 +224,8 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);
-    double copies = 1e-3 * (row_nanoseconds(costs, p.a_alignment, blocks) * a_rows / (1 << plan.cluster_n) +
-                            row_nanoseconds(costs, p.b_alignment, blocks) * b_rows / (1 << plan.cluster_m));
+    double copies = 1e-3 * (row_nanoseconds(costs, p.a.alignment, blocks) * a_rows / (1 << plan.cluster_n) +
+                            row_nanoseconds(costs, p.b.alignment, blocks) * b_rows / (1 << plan.cluster_m));
     if (shape.block_m == 64) copies *= costs.small_rows;
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
@@ -246,7 +234,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
     for (const double bound : {copies, smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
-    const double summed = p.needs_row_sums ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
+    const double summed = p.sums_rows ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
     return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + costs.tile +
            area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
@@ -260,7 +248,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
   double rate = costs.rate;
-  if (p.m <= shape.block_m && !p.is_b_k_major && num_splits == 1) {
+  if (p.m <= shape.block_m && !p.b.is_k_major && num_splits == 1) {
     const double drawn = costs.drawn * double(min_of(num_tiles, at_once) << log_cluster);
     if (shape.block_n < 128) rate = costs.narrow_rate;
     if (drawn < rate) rate = drawn;
@@ -287,25 +275,100 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
 
-// How rung 11 computes a problem in 16 bits.
-struct WgmmaPlan {
-  bool copies_a, copies_b;  // first, since the copy engine cannot take them
-  TilePlan tiles;
+// In which order the blocks compute the tiles of a plan.
+struct TileSchedule {
+  int num_splits;                   // 1, or the number of chunks, each of which is computed by itself
+  int tiles_m, tiles_n, num_tiles;  // of single blocks or of clusters; num_tiles: of the whole batch, of each split
+  int full_tiles;                   // so many are computed whole, the others in halves along n
+  int num_units;                    // blocks that run, or clusters of them
+  int group_m;                      // rows of tiles that are computed together
+  Start start;
+  bool evicts_a, evicts_b;  // the second-level cache gives up first what was read
 };
 
-// What all plans of a problem have in common.
-struct WgmmaTask {
-  bool copies_a, copies_b;
-  WgmmaProblem problem;
+// How rung 11 computes a problem.
+struct WgmmaPlan {
+  TilePlan tiles;
+  TileSchedule schedule;
+  bool is_column_major;     // C: the problem is C^T = B^T A^T, also in what follows
+  bool copies_a, copies_b;  // first, since the copy engine cannot take them
+  bool stores_by_tma;
+  TensorMapView a, b, c;  // of the product that the kernel computes, or of copies
+};
+
+// The second-level cache may give up first what only tiles in flight at the same time read, of one item of the batch.
+// Where rows do not begin with its lines, a line is read twice, and is lost in between if much else passes through: a
+// large result, or more operands than the cache holds several times over (fitted on an H200).
+constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
+  constexpr int64_t kLine = 128, kMostBytes = 150000000;
+  const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
+  const int64_t bytes = size_of(p.dtype);
+  const bool is_of_one_item = operand.batch_count >= p.batch;
+  return is_of_one_item &&
+         (operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * double(bytes) <= kMostBytes));
+}
+
+// Where the grid has a block for each tile, all tiles are one group: the kernel then numbers them as the grid does.
+// Where a single product has few columns of tiles, none of them in clusters, groups of four rows are faster (on an
+// H200).
+constexpr int64_t num_groups(const TilePlan& tiles, const TileSchedule& s) {
+  const int log_cluster = tiles.cluster_m + tiles.cluster_n;
+  if (s.start == Start::by_grid) return 1;
+  const bool has_few_columns =
+      log_cluster == 0 && s.tiles_m > 8 && s.tiles_n <= 12 && s.num_tiles == s.tiles_m * s.tiles_n;
+  if (tiles.group_m > 0 || has_few_columns) return ceil_div(s.tiles_m, tiles.group_m > 0 ? tiles.group_m : 4);
+  return num_square_groups(s.tiles_m << tiles.cluster_m, s.num_units << log_cluster, tiles.shape.block_m,
+                           tiles.shape.block_n);
+}
+
+// `p` is the product that the kernel computes.
+inline TileSchedule schedule_tiles(const WgmmaPlan& plan, const GemmTask& p, int num_sms) {
+  const TilePlan& tiles = plan.tiles;
+  const int64_t block_k = 128 / size_of(p.dtype), num_k_tiles = ceil_div(p.k, block_k);
+  const int64_t chunk_tiles = ceil_div(p.chunk_k, block_k);
+  TileSchedule s{};
+  s.num_splits = tiles.splits_chunks || tiles.shares_tiles ? int(ceil_div(p.k, p.chunk_k)) : 1;
+  s.tiles_m = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
+  s.tiles_n = int(ceil_div(p.n, tiles.shape.block_n << tiles.cluster_n));
+  s.num_tiles = int(p.batch * s.num_splits * s.tiles_m * s.tiles_n);
+  s.full_tiles = s.num_tiles;
+  s.evicts_a = may_evict(p, plan.a);
+  s.evicts_b = may_evict(p, plan.b);
+  if (tiles.shares_tiles) {
+    s.start = p.num_batch_dims == 0 ? Start::by_grid : Start::late;
+    return s;
+  }
+  const int at_once = tiles_at_once(tiles, num_sms);
+  if (splits_tail(tiles.shape, s.num_tiles, at_once)) s.full_tiles -= s.num_tiles % at_once;
+  s.num_units = int(min_of(2 * s.num_tiles - s.full_tiles, at_once));
+  const bool is_simple = p.num_batch_dims == 0 || (p.num_batch_dims == 1 && s.num_splits == 1);
+  s.start = p.sums_rows || s.full_tiles < s.num_units ? Start::late
+            : s.num_tiles == s.num_units && is_simple ? Start::by_grid
+                                                      : Start::by_index;
+  const int64_t groups = num_groups(tiles, s);
+  s.group_m = int(ceil_div(s.tiles_m, groups));
+  // Tiles that sum many chunks drift apart.
+  const bool stays_together = s.num_splits > 1 || num_k_tiles <= 4 * chunk_tiles;
+  const bool is_group_in_flight = int64_t(s.group_m) * s.tiles_n <= s.num_units;
+  s.evicts_a = s.evicts_a && is_group_in_flight && (s.tiles_n == 1 || stays_together);
+  s.evicts_b = s.evicts_b && groups == 1 && (s.tiles_m == 1 || stays_together);
+  return s;
+}
+
+// A problem, and what all of its plans have in common.
+struct WgmmaSearch {
+  GemmTask task;
+  WgmmaPlan plan;
   double other_us;  // beside the tiles
   const WgmmaCosts& costs;
 };
 
 // Shows a plan of tiles, `p` being the product that they compute. Where all plans are wanted, tiles that do not all run
-// at once come in several orders: the launcher's own, in groups of few rows, of half of the rows, of all.
-inline void visit_orders(TilePlan tiles, const WgmmaProblem& p, const WgmmaTask& task, int num_sms, PlanSearch& visit) {
-  const double us = model_microseconds(task.costs, tiles, p, num_sms);
-  visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, us + task.other_us, us);
+// at once come in several orders: the schedule's own, in groups of few rows, of half of the rows, of all.
+inline void visit_orders(const WgmmaSearch& from, WgmmaPlan& plan, const GemmTask& p, int num_sms, PlanSearch& visit) {
+  TilePlan& tiles = plan.tiles;
+  const double us = model_microseconds(from.costs, tiles, p, num_sms);
+  visit(plan, us + from.other_us, us);
   if (!visit.wants_all() || tiles.splits_chunks || tiles.shares_tiles) return;
   const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
   const int64_t columns = ceil_div(p.n, tiles.shape.block_n << tiles.cluster_n);
@@ -313,43 +376,45 @@ inline void visit_orders(TilePlan tiles, const WgmmaProblem& p, const WgmmaTask&
   for (const int group_m : {4, (rows + 1) / 2, rows}) {
     if (group_m == 4 && rows <= 8) continue;
     tiles.group_m = group_m;
-    visit(WgmmaPlan{task.copies_a, task.copies_b, tiles}, us + task.other_us, us);
+    visit(plan, us + from.other_us, us);
   }
+  tiles.group_m = 0;
 }
 
 // Shows the ways to share out a problem of a task without exchanging roles: those that may be the fastest, or all that
 // the kernels can carry out.
-inline void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, const WgmmaTask& task, int num_sms,
-                                  PlanSearch& visit) {
+inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bool is_exchanged, WgmmaPlan made,
+                                  int num_sms, PlanSearch& visit) {
+  TilePlan& plan = made.tiles;
   const bool is_chunked = p.chunk_k < p.k;
   const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
-  WgmmaProblem aligned = p;
-  aligned.a_alignment = aligned.b_alignment = 64;
+  GemmTask aligned = p;
+  aligned.a.alignment = aligned.b.alignment = 64;
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
-    if (!serves_layout(shape, p.is_b_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
-    if (p.needs_row_sums && !sums_rows(shape)) continue;
-    if (least_microseconds(task.costs, shape, p, num_sms) >= visit.least_us()) continue;
-    TilePlan plan{i, shape, false, false, 0, 0, is_exchanged, 0};
+    if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
+    if (p.sums_rows && !sums_rows(shape)) continue;
+    if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
+    plan = {i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
-      visit_orders(plan, p, task, num_sms, visit);
+      visit_orders(from, made, p, num_sms, visit);
     };
     for (const bool splits : {false, true}) {
-      if (!splits && is_chunked && !sums_chunks(shape, p.needs_row_sums)) continue;
+      if (!splits && is_chunked && !sums_chunks(shape, p.sums_rows)) continue;
       // Side by side, the narrowest tiles are slower than the model says: they read A once more.
       if (splits && (!may_split || (shape.block_n < 64 && !visit.wants_all()))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
-      if (p.batch > 1 || !may_cluster(shape, p.is_b_k_major, p.needs_row_sums)) continue;
+      if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows)) continue;
       // What clusters gain is less than what aligned rows would.
       if (!visit.wants_all() &&
-          (is_aligned(p) || model_microseconds(task.costs, plan, aligned, num_sms) >= visit.least_us()))
+          (is_aligned(p) || model_microseconds(from.costs, plan, aligned, num_sms) >= visit.least_us()))
         continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
           const bool has_work = (shape.block_m << log_m) < 2 * p.m && (shape.block_n << log_n) < 2 * p.n;
-          const bool may_share = has_parts(shape, p.is_b_k_major, log_m) && (log_n == 0 || !p.needs_row_sums);
+          const bool may_share = has_parts(shape, p.b.is_k_major, log_m) && (log_n == 0 || !p.sums_rows);
           if (log_m + log_n > 0 && has_work && may_share) consider(log_m, log_n);
         }
       }
@@ -357,39 +422,42 @@ inline void for_each_tile_plan_of(const WgmmaProblem& p, bool is_exchanged, cons
     const int64_t cluster = ceil_div(p.k, p.chunk_k);
     const int64_t num_tiles = p.batch * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
     plan.splits_chunks = false;
-    plan.shares_tiles = !is_exchanged && !p.needs_row_sums && is_chunked && shares_tiles(shape) &&
-                        cluster <= kMaxCluster && num_tiles <= clusters_at_once(cluster, num_sms);
+    plan.shares_tiles = !is_exchanged && !p.sums_rows && is_chunked && shares_tiles(shape) && cluster <= kMaxCluster &&
+                        num_tiles <= clusters_at_once(cluster, num_sms);
     if (plan.shares_tiles) consider(0, 0);
   }
 }
 
-inline void for_each_tile_plan(const WgmmaTask& task, int num_sms, PlanSearch& visit) {
-  for_each_tile_plan_of(task.problem, false, task, num_sms, visit);
-  if (task.problem.may_exchange) for_each_tile_plan_of(exchanged(task.problem), true, task, num_sms, visit);
-}
-
-// The one of a product and its transpose whose C is row-major.
-inline FoldedProblem row_major(const FoldedProblem& problem) {
-  return problem.gemm.stride_cn == 1 || problem.gemm.n == 1 ? problem : transposed(problem);
+inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearch& visit) {
+  const GemmTask& task = search.task;
+  for_each_tile_plan_of(search, task, false, search.plan, num_sms, visit);
+  if (task.is_c_aligned && !task.sums_rows) {
+    WgmmaPlan exchanged = search.plan;
+    std::swap(exchanged.a, exchanged.b);
+    for_each_tile_plan_of(search, transposed(task), true, exchanged, num_sms, visit);
+  }
+  visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
+    plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(task) : task, num_sms);
+  });
 }
 
 // Elements of all items of an operand that a batch does not repeat.
 inline double num_elements(const OperandView& view, const FoldedProblem& problem) {
-  double items = 1;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    if (problem.batch_dims[d].*view.batch_stride) items *= double(problem.batch_dims[d].size);
-  }
-  return items * double(view.rows) * double(view.k);
+  return double(num_items(problem, view.batch_stride)) * double(view.rows) * double(view.k);
 }
 
-// A copy of an operand, with whole units of the copy engine in a row.
-inline OperandView copied(const OperandView& view) {
-  OperandView copy = view;
-  const bool along_k = is_k_major(view);
-  const int64_t ld = repacked_ld(along_k ? view.k : view.rows);
-  copy.data = nullptr;
-  copy.stride_row = along_k ? ld : 1;
-  copy.stride_k = along_k ? 1 : ld;
+// Whether the rows of an operand's copy lie along k: always of fp32, else where the operand's do.
+inline bool copies_along_k(DType dtype, const OperandView& view) { return dtype == DType::f32 || is_k_major(view); }
+
+// How the copy engine sees the copy of an operand.
+inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
+  const bool is_along_k = copies_along_k(problem.gemm.dtype_a, view);
+  const int64_t ld = copied_ld(problem.gemm.dtype_a, is_along_k ? view.k : view.rows);
+  TensorMapView copy{};
+  describe_matrix(nullptr, problem.gemm.dtype_a, view.rows, view.k, is_along_k ? ld : 1, is_along_k ? 1 : ld, copy);
+  copy.batch_count = num_items(problem, view.batch_stride);
+  copy.batch_step =
+      copy.batch_count > 1 ? (is_along_k ? view.rows : view.k) * ld : kTensorMapBytes / size_of(problem.gemm.dtype_a);
   return copy;
 }
 
@@ -410,42 +478,35 @@ inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, b
                       double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
+// What all plans of a problem are made from. C becomes row-major.
+inline FoldedProblem row_major(const FoldedProblem& problem, WgmmaPlan& plan) {
+  plan.is_column_major = problem.gemm.stride_cn != 1 && problem.gemm.n != 1;
+  return plan.is_column_major ? transposed(problem) : problem;
+}
+
 // What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by the threads (C); both are
 // estimates.
-inline WgmmaTask wgmma_task(const WgmmaCosts& costs, const FoldedProblem& given, int num_sms) {
-  const FoldedProblem problem = row_major(given);
+inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& given, int num_sms) {
+  WgmmaSearch search{{}, {}, 0, costs};
+  WgmmaPlan& plan = search.plan;
+  const FoldedProblem problem = row_major(given, plan);
   const GemmProblem& p = problem.gemm;
-  WgmmaTask task{false, false, {}, 0, costs};
-  TensorMapView a{}, b{}, c{};
-  const auto needs_copy = [&](const OperandView& operand, TensorMapView& view) {
-    if (describe_operand(operand, problem, view)) return false;
-    const OperandView copy = copied(operand);
-    describe_matrix(copy.data, p.dtype_a, copy.rows, copy.k, copy.stride_row, copy.stride_k, view);
-    return true;
+  const auto describe = [&](const OperandView& operand, bool& is_copied, TensorMapView& view) {
+    is_copied = !describe_operand(operand, problem, view);
+    if (is_copied) view = describe_copy(operand, problem);
+    return TaskOperand{view.is_k_major,
+                       row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(operand.data), view.ld), !is_copied};
   };
-  task.copies_a = needs_copy(view_a(p), a);
-  task.copies_b = needs_copy(view_b(p), b);
-  const auto alignment = [](const void* data, bool is_copied, const TensorMapView& view) {
-    return row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(data), view.ld);
-  };
-  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype_c, c);
-  task.problem = {p.m,
-                  p.n,
-                  p.k,
-                  problem.chunk_k,
-                  problem.batch_size,
-                  a.is_k_major,
-                  b.is_k_major,
-                  alignment(p.a, task.copies_a, a),
-                  alignment(p.b, task.copies_b, b),
-                  p.row_sums != nullptr,
-                  is_stored_by_tma && !p.row_sums};
+  const TaskOperand a = describe(view_a(p), plan.copies_a, plan.a), b = describe(view_b(p), plan.copies_b, plan.b);
+  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
+  search.task = task_of(problem, a, b);
+  search.task.is_c_aligned = plan.stores_by_tma;
   const double num_copied =
-      (task.copies_a ? num_elements(view_a(p), problem) : 0) + (task.copies_b ? num_elements(view_b(p), problem) : 0);
-  task.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +
-                  copied_us(costs, problem, task.copies_a, task.copies_b, num_sms) +
-                  (is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored);
-  return task;
+      (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
+  search.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +
+                    copied_us(costs, problem, plan.copies_a, plan.copies_b, num_sms) +
+                    (plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored);
+  return search;
 }
 
 }  // namespace tiledmm

@@ -45,12 +45,13 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   }
   WgmmaCosts borrowed;
   const WgmmaCosts& costs = costs_for(kWgmmaCosts, chip, borrowed);
-  for_each_tile_plan(wgmma_task(costs, problem, chip.num_cus), chip.num_cus, visit);
+  for_each_tile_plan(wgmma_search(costs, problem, chip.num_cus), chip.num_cus, visit);
 }
 
-void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields& fields) {
+void describe_tiles(const WgmmaPlan& plan, Fields& fields) {
+  const TilePlan& tiles = plan.tiles;
   fields.add_tile("block", tiles.shape.block_m, tiles.shape.block_n);
-  if (copies_a || copies_b) fields.add("copies", copies_a ? copies_b ? "A B" : "A" : "B");
+  if (plan.copies_a || plan.copies_b) fields.add("copies", plan.copies_a ? plan.copies_b ? "A B" : "A" : "B");
   if (tiles.cluster_m || tiles.cluster_n) fields.add_tile("cluster", 1 << tiles.cluster_m, 1 << tiles.cluster_n);
   if (tiles.is_exchanged) fields.add("roles", "exchanged");
   if (tiles.splits_chunks) fields.add("split_k", "second kernel");
@@ -61,12 +62,11 @@ void describe_tiles(const TilePlan& tiles, bool copies_a, bool copies_b, Fields&
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   if (problem.gemm.dtype_a == DType::f32) {
     const Tf32Plan& own = plan.as<Tf32Plan>();
-    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    describe_tiles(own, fields);
     fields.add("path", kTf32PathNames[int(own.path)]);
     fields.add("block_k", kTf32BlockK);
   } else {
-    const WgmmaPlan& own = plan.as<WgmmaPlan>();
-    describe_tiles(own.tiles, own.copies_a, own.copies_b, fields);
+    describe_tiles(plan.as<WgmmaPlan>(), fields);
     fields.add("block_k", kWgmmaBlockK);
   }
   fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));

@@ -23,31 +23,17 @@ constexpr bool serves_path(const TileShape& shape, Tf32Path path) {
   return path != Tf32Path::b_transposed || shape.block_n <= 128;
 }
 
-// Where an operand can be read: in place along k or along its other dimension, or nowhere as it lies.
-enum class Tf32Layout { along_k, across_k, unreadable };
-struct Tf32Operand {
-  Tf32Layout layout;
-  bool is_aligned;  // rows begin at multiples of 32 bytes: fewer requests to the second-level cache
-};
-
-struct Tf32Problem {
-  int64_t m, n, k, chunk_k, batch;
-  Tf32Operand a, b;
-};
-
-struct Tf32Plan {
+struct Tf32Plan : WgmmaPlan {
   Tf32Path path;
-  bool copies_a, copies_b;  // along k, by a kernel before
-  bool is_transposed;       // the kernel computes the transposed problem
-  TilePlan tiles;
+  bool is_transposed;  // the kernel computes the transposed problem
 };
 
-// Microseconds from launch to end, copies aside, by a simple model, fitted on an H200: whole waves of tiles, each of an
+// Microseconds from launch to end, copies aside, by a simple model: whole waves of tiles, each of an
 // epilogue and of k tiles that the slowest of these bounds: the latency of one chain of matrix instructions; the matrix
 // unit; the second-level cache; shared memory; the transposing warps. Or memory, if that is slower. `p` is the problem
 // that the kernel computes.
 inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& shape, Tf32Path path, bool splits_chunks,
-                                      const Tf32Problem& p, int num_sms) {
+                                      const GemmTask& p, int num_sms) {
   const bool uses_registers = path != Tf32Path::both_in_place, transposes = path == Tf32Path::b_transposed;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
@@ -55,11 +41,11 @@ inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& s
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
-  const double requested =
-      a_bytes * (p.a.is_aligned ? 1 : costs.unaligned.value) + b_bytes * (p.b.is_aligned ? 1 : costs.unaligned.value);
+  const double requested = a_bytes * (p.a.alignment >= 32 ? 1 : costs.unaligned.value) +
+                           b_bytes * (p.b.alignment >= 32 ? 1 : costs.unaligned.value);
   const double read = 128 * double(shape.block_m / 64) * (64 + shape.block_n);
   const double moved = transposes ? 2 * b_bytes : 0;
-  double k_tile = uses_registers ? costs.least_by_registers.value : costs.least_k_tile.value;
+  double k_tile = uses_registers ? costs.least_by_registers : costs.least_k_tile;
   for (const double bound :
        {(area * costs.k_tile_element + costs.k_tile) * (uses_registers ? costs.registers.value : 1),
         requested / costs.cached, (a_bytes + b_bytes + read + moved) / costs.shared,
@@ -74,59 +60,60 @@ inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& s
   return costs.start + sums + (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
 }
 
-// Shows the plans of a problem, which take so long beside tiles and copies.
-inline void for_each_tf32_plan_of(const Tf32Costs& costs, const Tf32Problem& problem, double other_us, int num_sms,
-                                  PlanSearch& visit) {
-  const bool is_chunked = problem.chunk_k < problem.k;
-  const bool may_split = may_split_chunks(problem.m, problem.n, problem.k, problem.chunk_k, problem.batch);
+// An operand as it lies, and its copy along k.
+struct Tf32Operand {
+  TaskOperand in_place, copied;
+  TensorMapView view, copied_view;
+};
+inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem& problem) {
+  Tf32Operand result{};
+  TaskOperand& in_place = result.in_place;
+  in_place.is_readable = describe_operand(operand, problem, result.view);
+  in_place.is_k_major = result.view.is_k_major;
+  in_place.alignment = result.view.ld % 8 == 0 ? 32 : 16;  // fewer requests to the second-level cache
+  result.copied = {true, 32};
+  result.copied_view = describe_copy(operand, problem);
+  return result;
+}
+
+inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& given, int num_sms, PlanSearch& visit) {
+  Tf32Plan plan{};
+  const FoldedProblem problem = row_major(given, plan);
+  const GemmProblem& p = problem.gemm;
+  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
+  const double store_us =
+      plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored;
+  const Tf32Operand a = describe_tf32(view_a(p), problem), b = describe_tf32(view_b(p), problem);
+  const bool is_chunked = problem.chunk_k < p.k;
+  const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
   for (int option = 0; option < 4; ++option) {
-    const bool copies_a = option % 2, copies_b = option / 2;
-    if (!copies_a && problem.a.layout == Tf32Layout::unreadable) continue;
-    if (!copies_b && problem.b.layout == Tf32Layout::unreadable) continue;
-    Tf32Problem p = problem;
-    if (copies_a) p.a = {Tf32Layout::along_k, true};
-    if (copies_b) p.b = {Tf32Layout::along_k, true};
-    Tf32Path path = Tf32Path::both_in_place;
-    const bool is_transposed = p.b.layout == Tf32Layout::across_k;
-    if (is_transposed) {
-      path = p.a.layout == Tf32Layout::across_k ? Tf32Path::b_transposed : Tf32Path::a_from_registers;
-      p = {p.n, p.m, p.k, p.chunk_k, p.batch, p.b, p.a};
-    } else if (p.a.layout == Tf32Layout::across_k) {
-      path = Tf32Path::a_from_registers;
-    }
-    const double copied =
-        double(problem.batch * problem.k) * double((copies_a ? problem.m : 0) + (copies_b ? problem.n : 0));
+    plan.copies_a = option % 2, plan.copies_b = option / 2;
+    GemmTask task = task_of(problem, plan.copies_a ? a.copied : a.in_place, plan.copies_b ? b.copied : b.in_place);
+    if (!task.a.is_readable || !task.b.is_readable) continue;
+    plan.a = plan.copies_a ? a.copied_view : a.view;
+    plan.b = plan.copies_b ? b.copied_view : b.view;
+    plan.is_transposed = !task.b.is_k_major;
+    if (plan.is_transposed) task = transposed(task), std::swap(plan.a, plan.b);
+    plan.path = !task.b.is_k_major   ? Tf32Path::b_transposed
+                : !task.a.is_k_major ? Tf32Path::a_from_registers
+                                     : Tf32Path::both_in_place;
+    const double copied = double(task.batch * task.k) * double((plan.copies_a ? p.m : 0) + (plan.copies_b ? p.n : 0));
     const double copy_time =
         copied > 0 ? costs.copy + copied * 8 / costs.copied : 0;  // each element is read and written
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
-      if (!serves_path(shape, path) || (is_chunked && !sums_chunks(shape))) continue;
+      if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const double time = copy_time + model_tf32_microseconds(costs, shape, path, splits, p, num_sms);
-        const TilePlan tiles{i, shape, splits != 0, false, 0, 0, false, 0};
-        visit(Tf32Plan{path, copies_a, copies_b, is_transposed, tiles}, time + other_us, time);
+        const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, task, num_sms);
+        plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0};
+        visit(plan, time + store_us, time);
       }
     }
   }
-}
-
-// How the copy engine sees an operand.
-inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem& problem) {
-  TensorMapView view{};
-  if (!describe_operand(operand, problem, view)) return {Tf32Layout::unreadable, false};
-  return {view.is_k_major ? Tf32Layout::along_k : Tf32Layout::across_k, view.ld % 8 == 0};
-}
-
-inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& given, int num_sms, PlanSearch& visit) {
-  const FoldedProblem problem = row_major(given);
-  const GemmProblem& p = problem.gemm;
-  TensorMapView c{};
-  const bool is_stored_by_tma = describe_result(problem, c) && is_storable(p.dtype_c, c);
-  const double store_us = is_stored_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored;
-  for_each_tf32_plan_of(costs,
-                        {p.m, p.n, p.k, problem.chunk_k, problem.batch_size, describe_tf32(view_a(p), problem),
-                         describe_tf32(view_b(p), problem)},
-                        store_us, num_sms, visit);
+  const GemmTask task = task_of(problem, {}, {});
+  visit.complete<Tf32Plan>([&](Tf32Plan& plan) {
+    plan.schedule = schedule_tiles(plan, plan.is_transposed ? transposed(task) : task, num_sms);
+  });
 }
 
 }  // namespace tiledmm

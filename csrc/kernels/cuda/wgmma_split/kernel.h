@@ -36,6 +36,7 @@ struct SplitConfig {
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "setmaxnreg: what the block starts with");
   static constexpr int kAcc = kBlockN / 2;
+  static constexpr int kRowStep = 8;  // between the two rows of a thread's accumulators
   // A block of k takes two stages: first terms of A and of B, second ones.
   static constexpr int kNumStages = 5;
   static constexpr int kTermBytes = kSplitBlock * kBlockK * 2;

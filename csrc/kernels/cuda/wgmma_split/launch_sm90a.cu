@@ -6,7 +6,6 @@
 #include "kernels/cuda/shared/tensor_map.h"
 #include "kernels/cuda/wgmma_split/few_rows_launch.h"
 #include "kernels/cuda/wgmma_split/kernel.h"
-#include "kernels/rungs.h"
 #include "kernels/split/fix_up.h"
 #include "kernels/split/groups.h"
 
@@ -23,8 +22,7 @@ bool encode_terms(CUtensorMap& map, Boxes& boxes, const gpu::SplitOperand& opera
 }
 
 // What the tiles' functions need; `items` as above.
-Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitWork& plan,
-                         int64_t num_blocks) {
+Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& items, const SplitWork& plan) {
   const GemmProblem& p = problem.gemm;
   Arguments args{};
   args.num_k_tiles = int(plan.a.num_blocks());
@@ -35,13 +33,7 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   args.cluster_m = plan.has_pairs;
   args.tiles_m = int(plan.tiles_m);
   args.tiles_n = int(plan.tiles_n);
-  // The tiles in flight form about a square of C, in groups of about the same size.
-  int64_t square = 1;
-  while (square * square < num_blocks) ++square;
-  args.group_m = int(ceil_div(plan.tiles_m, max_of(1, ((plan.tiles_m << args.cluster_m) + square / 2) / square)));
-  args.full_group_m = Divisor(args.group_m);
-  args.last_group_m = Divisor(args.tiles_m - (args.tiles_m - 1) / args.group_m * args.group_m);
-  args.tiles_of_group = Divisor(args.group_m * args.tiles_n);
+  args.groups = TileGroups(args.tiles_m, args.tiles_n, plan.group_m);
   args.tiles_of_item = Divisor(args.tiles_m * args.tiles_n);
   args.num_batch_dims = p.num_batch_dims;
   bool are_batches_even = true;
@@ -78,9 +70,8 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, ch
       {gpu::split_operand<gpu::SplitPlaces::apart>(view_a(p), problem, plan.a, items, memory),
        gpu::split_operand<gpu::SplitPlaces::apart>(view_b(p), problem, plan.b, items, memory + plan.a.bytes())}};
   const int cluster = plan.has_pairs ? 2 : 1;
-  const int64_t num_blocks = min_of(plan.num_units(), num_sms / cluster) * cluster;
   SplitArguments args{};
-  args.tiles = tile_arguments(problem, items, plan, num_blocks);
+  args.tiles = tile_arguments(problem, items, plan);
   args.scales_a = split.of[0].scales;
   args.scales_b = split.of[1].scales;
   args.num_chunks = int(plan.a.num_chunks());
@@ -98,9 +89,9 @@ const char* launch_tiles(const FoldedProblem& problem, const SplitWork& plan, ch
   }
   args.tiles.stage_bytes = 128 * (args.tiles.a.rows + args.tiles.b.rows);
   if (const char* refused = launch_split_operands(split, stream)) return refused;
-  if (const char* refused = launch_in_clusters<&wgmma_split_kernel>(dim3(unsigned(cluster)), dim3(unsigned(num_blocks)),
-                                                                    SplitConfig::kThreads, SplitConfig::kSmem, stream,
-                                                                    map_a, map_b, args))
+  if (const char* refused = launch_in_clusters<&wgmma_split_kernel>(
+          dim3(unsigned(cluster)), dim3(unsigned(plan.num_blocks)), SplitConfig::kThreads, SplitConfig::kSmem, stream,
+          map_a, map_b, args))
     return refused;
   if (const int64_t tiles = (plan.num_tiles - plan.whole_tiles) * cluster) {
     if (const char* refused =
@@ -179,7 +170,6 @@ Status launch_group(const FoldedProblem& problem, const SplitWork& plan, const E
 }  // namespace
 
 Status launch_wgmma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.launch(problem, made, executor);
   const SplitPlan& plan = made.as<SplitPlan>();
   const FoldedProblem first = first_groups(problem);
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {

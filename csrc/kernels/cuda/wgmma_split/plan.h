@@ -2,6 +2,7 @@
 // result: the order of summation is a function of k alone.
 #pragma once
 
+#include "kernels/cuda/shared/tile_order.h"
 #include "kernels/cuda/wgmma_split/costs.h"
 #include "kernels/split/layout.h"
 
@@ -29,6 +30,8 @@ struct SplitChoice {
   int8_t cluster;       // blocks that share a tile of what is split after the load
   bool has_pairs;       // of blocks, of which each fetches half of B for both
   int64_t whole_tiles;  // the first ones, of all of k; of the others each chunk is a unit of work
+  int num_blocks;       // that take turns
+  int group_m;          // rows of tiles that are computed together
 };
 
 // How rung 15 computes a problem: all of its k or as many groups as go at a time, fewer of them, the rest of k.
@@ -126,6 +129,10 @@ inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& pr
     work = lay_out(problem, work);
     cost_us = costs.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.split +
               share_out_chunks(costs, work, num_sms);
+    const int cluster = work.has_pairs ? 2 : 1;
+    work.num_blocks = int(min_of(work.num_units(), num_sms / cluster)) * cluster;
+    const int64_t groups = num_square_groups(work.tiles_m * cluster, work.num_blocks, kSplitBlock, kSplitBlock);
+    work.group_m = int(ceil_div(work.tiles_m, groups));
   }
   return work;
 }

@@ -15,7 +15,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   if (const char* reason = refuse_chip(problem, chip)) return reason;
   if (chip.arch != 90) return "the chip has no wgmma instruction";
-  if (p.k < kSplitMinK) return simt_pipelined_rung.refusal(problem, chip);
+  if (p.k < kSplitMinK) return nullptr;  // left to others
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
   const double tiles_m = double(ceil_div(p.m, kSplitBlock)), tiles_n = double(ceil_div(p.n, kSplitBlock));
@@ -28,7 +28,6 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.for_each_plan(problem, chip, visit);
   double cost_us = 0;
   SplitCosts borrowed;
   const SplitCosts& costs = costs_for(kSplitCosts, chip, borrowed);
@@ -36,8 +35,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   visit(plan, cost_us);
 }
 
-void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (problem.gemm.k < kSplitMinK) return simt_pipelined_rung.describe(problem, chip, plan, fields);
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const SplitWork own = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
   fields.add_tile("block", kSplitBlock, kSplitBlock);
   fields.add("path", "3 products in fp16");
@@ -55,7 +53,6 @@ const Rung wgmma_split_rung = {
     .description = "Hopper: fp32 as two fp16 terms, three products, short sums",
     .number = 15,
     .is_gpu = true,
-    .is_native = false,
     .order = Order::split_chunks,
     .takes = kTakesFp32,
     .refuse = refuse,
@@ -63,6 +60,7 @@ const Rung wgmma_split_rung = {
     .describe = describe,
     .launch = launch_wgmma_split,
     .is_split = true,
+    .min_k = kSplitMinK,
 };
 
 }  // namespace tiledmm::gpu

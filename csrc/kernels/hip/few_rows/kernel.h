@@ -11,9 +11,10 @@
 #pragma once
 
 #include "core/transposed.h"
-#include "kernels/hip/few_rows/launch_dtype.h"
+#include "kernels/hip/few_rows/plan.h"
 #include "kernels/hip/shared/builtins.h"
 #include "platform/block_tile.h"
+#include "platform/chunk_sums.h"
 #include "platform/mma.h"
 
 namespace tiledmm::gpu {

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "core/chip.h"
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
-#include "kernels/hip/shared/whole_tiles.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
 
@@ -67,5 +68,21 @@ inline double few_rows_us(const FewPlan& plan, const FoldedProblem& problem, con
   const double work = (stream > multiply ? stream : multiply) * (plan.is_whole ? 1 : kByElement) + rest / per_us;
   return kStartUs + work + (plan.num_splits > 1 ? kStartUs : 0);
 }
+
+namespace gpu {
+
+// The kernel's first parameter.
+struct FewWork {
+  int64_t tiles;       // blocks that share out the large operand's rows
+  int64_t num_splits;  // and each of them k
+  int64_t split_k;     // what a block sums
+  void* partials;      // as ChunkSums has them, null where a block computes all of k
+};
+
+template <class T>
+Status launch_few_rows_of(const FoldedProblem& problem, const FewPlan& plan, const FewWork& work,
+                          const Executor& executor);
+
+}  // namespace gpu
 
 }  // namespace tiledmm

@@ -30,8 +30,8 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
   if (is_rdna(chip) == (ORDER == Order::mfma_chunks))
     return is_rdna(chip) ? "it is for CDNA" : "it is for RDNA 3 and 4";
-  if (ORDER == Order::mfma_chunks) {  // or m would choose the order of summation
-    if (const char* reason = mfma_rung.refusal(problem, chip)) return reason;
+  if (ORDER == Order::mfma_chunks) {
+    if (const char* reason = refuse_mfma(problem, chip)) return reason;
   } else if (is_by_multiply_add(chip, problem.gemm.dtype_a) != (ORDER == Order::chain)) {
     return ORDER == Order::chain ? "it serves fp32 and fp64" : "the chip has no matrix instruction for this dtype";
   }

@@ -9,10 +9,11 @@
 // TLX's gfx9_gemm ladder (bounded loads, straight copies), and as named below.
 #pragma once
 
-#include "kernels/hip/mfma/launch_shape.h"
+#include "kernels/hip/mfma/plan.h"
 #include "kernels/hip/shared/block_order.h"
 #include "kernels/hip/shared/warp_sums.h"
 #include "platform/chunk_sums.h"
+#include "platform/instance.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -224,8 +225,6 @@ mfma([[maybe_unused]] MfmaWork work, [[maybe_unused]] FoldedProblem problem) {
 #endif
 }
 
-}  // namespace
-
 // ---- Launch
 
 template <class T, int SHAPE>
@@ -260,6 +259,16 @@ Status launch_mfma_shape(const FoldedProblem& problem, const MfmaPlan& plan, con
     });
   }
   return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
+}
+
+}  // namespace
+
+template <class T>
+Status launch_mfma_of(const FoldedProblem& problem, const MfmaPlan& plan, const Executor& executor) {
+  constexpr int kFirst = has_mfma_shape(sizeof(T) == 8 ? DType::f64 : DType::f16, 0) ? 0 : 1;
+  return visit_number<kFirst, kNumMfmaShapes>(plan.shape, Status::unsupported, [&](auto number) {
+    return launch_mfma_shape<T, decltype(number)::value>(problem, plan, executor);
+  });
 }
 
 }  // namespace tiledmm::gpu

@@ -5,13 +5,13 @@
 #include <initializer_list>
 
 #include "core/chip.h"
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
-#include "kernels/hip/shared/mfma_tile.h"
-#include "kernels/hip/shared/overlapped_us.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
 
@@ -35,6 +35,7 @@ inline constexpr MfmaShape kMfmaShapes[] = {
     {32, 1, 1, 8, 0.05, 0.05, 0.30, 0.10},
 };
 inline constexpr int kNumMfmaShapes = int(sizeof kMfmaShapes / sizeof *kMfmaShapes);
+static_assert(kMfmaShapes[0].block == kMaxMfmaBlock);
 
 // The sums of the large tile in fp64 would fill all registers.
 constexpr bool has_mfma_shape(DType dtype, int shape) { return dtype != DType::f64 || shape > 0; }
@@ -50,14 +51,6 @@ inline int64_t mfma_chunk_k(const FoldedProblem& problem) {
 
 // Sums of chunks wait in memory up to so many bytes; beyond, the tiles that sum one chunk after the other are left.
 inline constexpr int64_t kMaxMfmaPartialBytes = 256 << 20;
-// Offsets within a tile have 32 bits.
-inline constexpr int64_t kMaxMfmaTileBytes = int64_t(1) << 31;
-
-// Bytes from the first element of an operand's largest tile to its last one.
-inline double tile_span(const OperandView& view, DType dtype) {
-  return double(size_of(dtype)) * (double(kMfmaShapes[0].block - 1) * double(view.stride_row) +
-                                   double(mfma_block_k(dtype)) * double(view.stride_k));
-}
 
 // How the whole k tiles of an operand are copied. Odd rows: of 16-bit elements, some of which begin in the middle of a
 // word of two; what is copied then overhangs a chunk.
@@ -139,5 +132,12 @@ inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, P
     }
   }
 }
+
+namespace gpu {
+
+template <class T>
+Status launch_mfma_of(const FoldedProblem& problem, const MfmaPlan& plan, const Executor& executor);
+
+}  // namespace gpu
 
 }  // namespace tiledmm

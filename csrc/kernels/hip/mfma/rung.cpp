@@ -1,6 +1,7 @@
 // The entry of rung 12.
 #include "core/rung.h"
 #include "kernels/hip/mfma/plan.h"
+#include "kernels/hip/shared/refuse.h"
 #include "kernels/rungs.h"
 
 namespace tiledmm::gpu {
@@ -8,18 +9,6 @@ namespace tiledmm::gpu {
 TILEDMM_IF_LINKED Status launch_mfma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 namespace {
-
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  const GemmProblem& p = problem.gemm;
-  if (chip.platform != Platform::hip || chip.warp_size != 64) return "the chip has no MFMA instruction";
-  for (const OperandView& view : {view_a(p), view_b(p)}) {
-    if (tile_span(view, p.dtype_a) >= double(kMaxMfmaTileBytes)) return "a tile's rows are spread over 2 GiB or more";
-  }
-  // HIP counts threads in 32 bits; a tile of 64 has 128.
-  const double num_tiles = (double(p.m) / 64 + 1) * (double(p.n) / 64 + 1);
-  if (num_tiles >= double(1 << 25)) return "it has 2^25 tiles or more";
-  return nullptr;
-}
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const MfmaPlan& own = plan.as<MfmaPlan>();
@@ -40,7 +29,7 @@ const Rung mfma_rung = {
     .is_native = true,
     .order = Order::mfma_chunks,
     .takes = {},
-    .refuse = refuse,
+    .refuse = refuse_mfma,
     .for_each_plan = for_each_mfma_plan,
     .describe = describe,
     .launch = launch_mfma,

@@ -1,7 +1,6 @@
 // Host side of rung 18: the workspace, and the launches, three for a group of k.
 #include "core/plan.h"
 #include "kernels/hip/mfma_split/kernel.h"
-#include "kernels/rungs.h"
 #include "kernels/split/fix_up.h"
 #include "kernels/split/groups.h"
 
@@ -61,7 +60,6 @@ Status launch_group(const FoldedProblem& problem, MfmaSplitPlan plan, const Exec
 }  // namespace
 
 Status launch_mfma_split(const FoldedProblem& problem, const Plan& made, const Executor& executor) {
-  if (problem.gemm.k < kSplitMinK) return mfma_rung.launch(problem, made, executor);
   return launch_groups(problem, executor, [&](const FoldedProblem& group) {
     return launch_group(group, made.as<MfmaSplitPlan>(), executor);
   });

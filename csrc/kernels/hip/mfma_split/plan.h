@@ -4,7 +4,7 @@
 
 #include "core/chip.h"
 #include "core/plan.h"
-#include "kernels/hip/shared/overlapped_us.h"
+#include "kernels/hip/shared/plan.h"
 #include "kernels/split/layout.h"
 
 namespace tiledmm {

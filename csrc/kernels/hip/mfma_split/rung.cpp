@@ -19,7 +19,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   if (const char* reason = refuse_amd(problem, chip)) return reason;
   if (is_rdna(chip)) return "the chip has no MFMA instruction";
   if (chip.arch == 0x90a) return "the chip's MFMA instructions read denormal fp16 as zero";
-  if (p.k < kSplitMinK) return mfma_rung.refusal(problem, chip);
+  if (p.k < kSplitMinK) return nullptr;  // left to others
   if (p.k > kMaxK) return "k is more than 2^21";
   const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
   const double batch = double(problem.batch_size), chunks = double(ceil_div(p.k, kSplitChunkK));
@@ -31,12 +31,10 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (problem.gemm.k < kSplitMinK) return mfma_rung.for_each_plan(problem, chip, visit);
   for_each_mfma_split_plan(first_groups(problem), double(group_rounds(problem)), chip, visit);
 }
 
-void describe(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields) {
-  if (problem.gemm.k < kSplitMinK) return mfma_rung.describe(problem, chip, plan, fields);
+void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const MfmaSplitPlan& own = plan.as<MfmaSplitPlan>();
   const int block = kMfmaSplitShapes[own.shape].block;
   fields.add_tile("block", block, block);
@@ -52,7 +50,6 @@ const Rung mfma_split_rung = {
     .description = "CDNA 3 and 4: fp32 as two fp16 terms, three products, short sums",
     .number = 18,
     .is_gpu = true,
-    .is_native = false,
     .order = Order::mfma_split_sums,
     .takes = kTakesFp32,
     .refuse = refuse,
@@ -60,6 +57,7 @@ const Rung mfma_split_rung = {
     .describe = describe,
     .launch = launch_mfma_split,
     .is_split = true,
+    .min_k = kSplitMinK,
 };
 
 }  // namespace tiledmm::gpu

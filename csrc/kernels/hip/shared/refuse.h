@@ -1,7 +1,9 @@
 // What every kernel for AMD's chips alone refuses, and which family a chip is of.
 #pragma once
 
+#include "core/operand.h"
 #include "core/rung.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm::gpu {
 
@@ -11,6 +13,23 @@ constexpr bool is_rdna(const Chip& chip) { return chip.platform == Platform::hip
 inline const char* refuse_amd(const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform != Platform::hip) return "it is for AMD's chips";
   return problem.gemm.k > INT32_MAX ? "k does not fit into 32 bits" : nullptr;
+}
+
+// What CDNA's kernels of the order mfma_chunks refuse: all of them the same, or m would choose the order of summation.
+inline const char* refuse_mfma(const FoldedProblem& problem, const Chip& chip) {
+  const GemmProblem& p = problem.gemm;
+  if (chip.platform != Platform::hip || chip.warp_size != 64) return "the chip has no MFMA instruction";
+  // Offsets within a tile have 32 bits.
+  constexpr double kMaxTileBytes = double(int64_t(1) << 31);
+  for (const OperandView& view : {view_a(p), view_b(p)}) {
+    const double bytes = double(size_of(p.dtype_a)) * (double(kMaxMfmaBlock - 1) * double(view.stride_row) +
+                                                       double(mfma_block_k(p.dtype_a)) * double(view.stride_k));
+    if (bytes >= kMaxTileBytes) return "a tile's rows are spread over 2 GiB or more";
+  }
+  // HIP counts threads in 32 bits; a tile of 64 has 128.
+  const double num_tiles = (double(p.m) / 64 + 1) * (double(p.n) / 64 + 1);
+  if (num_tiles >= double(1 << 25)) return "it has 2^25 tiles or more";
+  return nullptr;
 }
 
 }  // namespace tiledmm::gpu

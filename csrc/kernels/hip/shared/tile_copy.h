@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/hip/shared/cdna.h"
-#include "kernels/hip/shared/mfma_tile.h"
+#include "kernels/hip/shared/plan.h"
 #include "platform/block_tile.h"
 
 #if defined(TILEDMM_IS_CDNA)

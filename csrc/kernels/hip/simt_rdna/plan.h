@@ -5,7 +5,7 @@
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/plan.h"
-#include "kernels/hip/shared/whole_tiles.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
 

@@ -8,7 +8,7 @@
 // gathered element by element. Source: seb-v/fp32_sgemm_amd (its steps up to the first edit of machine code).
 #include "core/plan.h"
 #include "kernels/hip/shared/builtins.h"
-#include "kernels/hip/shared/single_rows.h"
+#include "kernels/hip/shared/plan.h"
 #include "kernels/hip/simt_rdna/plan.h"
 #include "platform/block_tile.h"
 #include "platform/mma.h"

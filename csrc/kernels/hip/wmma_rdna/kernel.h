@@ -10,10 +10,28 @@
 // and FlyDSL.
 #pragma once
 
-#include "kernels/hip/wmma_rdna/launch_tile.h"
+#include "core/summation.h"
 #include "kernels/hip/wmma_rdna/tile.h"
+#include "platform/chunk_sums.h"
 
 namespace tiledmm::gpu {
+
+// Which tile a block computes: groups of rows of tiles, so that those in flight share operands in the cache.
+struct WmmaPlace {
+  int32_t tile_m, tile_n;
+  int64_t split;
+
+  TILEDMM_DEVICE WmmaPlace(const WmmaWork& work, int64_t block) {
+    constexpr int kGroup = 8;
+    const auto idx = uint32_t(block), tiles = uint32_t(work.tiles_m) * uint32_t(work.tiles_n);
+    split = idx / tiles;
+    const uint32_t within = idx % tiles, group_tiles = kGroup * uint32_t(work.tiles_n), group = within / group_tiles;
+    const auto rows = uint32_t(min_of(work.tiles_m - int64_t(group) * kGroup, kGroup));
+    tile_m = int32_t(group * kGroup + within % group_tiles % rows);
+    tile_n = int32_t(within % group_tiles / rows);
+  }
+};
+
 namespace {
 
 template <class T_, int SHAPE, bool IS_WHOLE>

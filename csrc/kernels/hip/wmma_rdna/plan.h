@@ -5,12 +5,12 @@
 #include <initializer_list>
 
 #include "core/chip.h"
+#include "core/executor.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "kernels/hip/shared/overlapped_us.h"
-#include "kernels/hip/shared/whole_tiles.h"
+#include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
 
@@ -84,5 +84,22 @@ inline void for_each_wmma_plan(const FoldedProblem& problem, const Chip& chip, P
     }
   }
 }
+
+namespace gpu {
+
+// The kernel's first parameter.
+struct WmmaWork {
+  int32_t tiles_m, tiles_n;
+  int64_t num_splits;  // blocks that share out the k of a tile
+  int64_t split_k;     // what each of them sums
+  int64_t chunk_k;
+  float* partials;  // as ChunkSums has them, null where a block computes all of k
+};
+
+template <class T>
+Status launch_wmma_tile(const FoldedProblem& problem, const WmmaPlan& plan, const WmmaWork& work,
+                        const Executor& executor);
+
+}  // namespace gpu
 
 }  // namespace tiledmm

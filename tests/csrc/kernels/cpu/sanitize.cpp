@@ -238,9 +238,11 @@ struct Case {
   std::vector<int64_t> batch;
   DType dtype;
   Activation activation;
-  int bias_along;  // 0: no bias, 1: n, 2: m
+  int bias_along;  // 0: no bias, 1: n, 2: m; 3: a matrix for each item, and all is scaled
   Layout layout = Layout::any;
 };
+
+constexpr double kAlpha = -1.75, kBeta = 0.3;
 
 std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const std::vector<double>& b,
                               const std::vector<double>& bias) {
@@ -248,7 +250,7 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
   const double u_out[] = {0x1p-24, 0x1p-53, 0x1p-11, 0x1p-8};
   const double smallest_out[] = {0x1p-149, 0x1p-1074, 0x1p-24, 0x1p-133};
   // In float64 the reference rounds as often as the kernel.
-  const double num_roundings = double(c.k + 2) * (c.dtype == DType::f64 ? 2 : 1);
+  const double num_roundings = double(c.k + (c.bias_along == 3 ? 6 : 2)) * (c.dtype == DType::f64 ? 2 : 1);
   const double gamma = num_roundings * u_acc / (1 - num_roundings * u_acc);
   const bool is_curved = c.activation > Activation::relu;
   const double slope = is_curved ? 1.13 : 1;
@@ -268,7 +270,11 @@ std::vector<Limits> reference(const Case& c, const std::vector<double>& a, const
       }
     }
     for (int64_t j = 0; j < c.n; ++j) {
-      const double add = c.bias_along == 1 ? bias[size_t(j)] : c.bias_along == 2 ? bias[size_t(i % c.m)] : 0;
+      const double add = c.bias_along == 1   ? bias[size_t(j)]
+                         : c.bias_along == 2 ? bias[size_t(i % c.m)]
+                         : c.bias_along == 3 ? kBeta * bias[size_t(i * c.n + j)]
+                                             : 0;
+      if (c.bias_along == 3) sums[size_t(j)] *= kAlpha, sizes[size_t(j)] *= std::fabs(kAlpha);
       const double value = activate_reference(c.activation, sums[size_t(j)] + add);
       // Beyond the sum: 8 roundings of an activation, the rounding of the output, and products too small for
       // fp32.
@@ -302,7 +308,7 @@ struct Algorithm {
     BatchDim dims[kMaxBatchDims];
     const FoldedProblem folded = fold_batch(problem, dims);
     const Chip chip = cpu_chip(num_threads);
-    return std::all_of(kernels.begin(), kernels.end(), [&](const Rung* rung) { return rung->refuse(folded, chip); });
+    return std::all_of(kernels.begin(), kernels.end(), [&](const Rung* rung) { return rung->refusal(folded, chip); });
   }
 };
 
@@ -346,7 +352,9 @@ void run_case(const Case& c) {
   Operand a(c.dtype, with_matrix(c.batch, c.m, c.k), false, strides);
   Operand b(c.dtype, with_matrix(c.batch, c.k, c.n), false, c.layout == Layout::nt ? Strides::column_major : strides);
   Operand out(c.dtype, with_matrix(c.batch, c.m, c.n), true, strides);
-  Operand bias(c.dtype, {1, c.bias_along == 2 ? c.m : c.n}, false, strides);
+  const bool is_matrix = c.bias_along == 3;
+  const std::vector<int64_t> vector = {1, c.bias_along == 2 ? c.m : c.n};
+  Operand bias(c.dtype, is_matrix ? with_matrix(c.batch, c.m, c.n) : vector, false, strides);
   a.fill();
   b.fill();
   bias.fill();
@@ -354,14 +362,17 @@ void run_case(const Case& c) {
 
   const size_t rank = c.batch.size();
   std::vector<BatchDim> dims;
-  for (size_t d = 0; d < rank; ++d) dims.push_back({c.batch[d], a.strides[d], b.strides[d], out.strides[d]});
+  for (size_t d = 0; d < rank; ++d) {
+    dims.push_back({c.batch[d], a.strides[d], b.strides[d], out.strides[d], is_matrix ? bias.strides[d] : 0});
+  }
   GemmProblem problem{};
   problem.m = c.m, problem.n = c.n, problem.k = c.k;
   problem.a = a.first(), problem.stride_am = a.strides[rank], problem.stride_ak = a.strides[rank + 1];
   problem.b = b.first(), problem.stride_bk = b.strides[rank], problem.stride_bn = b.strides[rank + 1];
   problem.c = out.first(), problem.stride_cm = out.strides[rank], problem.stride_cn = out.strides[rank + 1];
   if (c.bias_along) problem.bias = bias.first();
-  (c.bias_along == 2 ? problem.stride_bias_m : problem.stride_bias_n) = c.bias_along ? bias.strides[1] : 0;
+  (c.bias_along == 2 ? problem.stride_bias_m : problem.stride_bias_n) = c.bias_along ? bias.strides.back() : 0;
+  if (is_matrix) problem.stride_bias_m = bias.strides[rank], problem.alpha = kAlpha, problem.beta = kBeta;
   problem.batch_dims = dims.data(), problem.num_batch_dims = int32_t(rank);
   problem.set_dtypes(c.dtype), problem.activation = c.activation;
 
@@ -436,7 +447,7 @@ Case random_case() {
     c.m = random_size(), c.n = random_size(), c.k = random_depth(c.dtype);
   } while (c.m * c.n * c.k > most);
   c.activation = chance(50) ? Activation::none : Activation(random_int(0, 4));
-  c.bias_along = int(random_int(0, 2));
+  c.bias_along = int(random_int(0, 3));
   return c;
 }
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import gpu_objects
 import pytest
 import test_sanitize
+from gpu_objects import Source
 
 import torch_tiledmm
 
@@ -180,18 +181,20 @@ OF_RUNG_04 = {f"04 {name}": mutant for name, mutant in test_sanitize.MUTANTS.ite
 ALL_MUTANTS = OF_RUNG_04 | MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
 EMULATED_FOR_MUTANTS = "amx"
-ORDERS = (HERE / "amx_order.cpp", HERE / "amx_split_order.cpp")
+PORTABLE = test_sanitize.SOURCE_OF["portable"]
+ORDERS = (Source(HERE / "amx_order.cpp"), Source(HERE / "amx_split_order.cpp"))
 
 
-def sources_of(*others: str) -> list[Path]:
-    """All entries, the dispatcher, these rungs, and of the other kernels for CPUs the files that are named."""
+def sources_of(*others: str) -> list[Source]:
+    """All entries, the dispatcher, these rungs, and of the other kernels for CPUs the sources that are named."""
     named = {"rung.cpp", "rungs.cpp", *others}
     of_cpu = CSRC / "kernels/cpu"
-    paths = gpu_objects.cpp_sources()
     return [
-        path
-        for path in paths
-        if of_cpu not in path.parents or path.parent.name in test_sanitize.AMX or path.name in named
+        source
+        for source in gpu_objects.cpp_sources()
+        if not source.path.is_relative_to(of_cpu)
+        or source.path.parent.name in test_sanitize.AMX
+        or source.name in named
     ]
 
 
@@ -202,12 +205,12 @@ def programs(built_once, num_jobs):
 
     def build(folder: Path) -> None:
         # Rung 06 leaves flagged lanes to the portable vector kernel here.
-        sources = sources_of("portable.cpp")
-        own = [path for path in sources if test_sanitize.is_of_amx(path)]
+        sources = sources_of(PORTABLE)
+        own = [source for source in sources if test_sanitize.is_of_amx(source)]
         flags = [EMULATED[EMULATED_FOR_MUTANTS], SMALL_SPLITS]
         test_sanitize.compile_sources(folder, num_jobs, ALL_MUTANTS, [*own, *ORDERS], flags)
-        objects = [(folder if path in own else shared) / gpu_objects.object_name(path) for path in sources]
-        mains = [test_sanitize.main_object(built_once), *(folder / gpu_objects.object_name(path) for path in ORDERS)]
+        objects = [(folder if source in own else shared) / source.object_name for source in sources]
+        mains = [test_sanitize.main_object(built_once), *(folder / source.object_name for source in ORDERS)]
         for main, name in zip(mains, ("sanitize", "amx_order", "amx_split_order"), strict=True):
             test_sanitize.link_program(objects, main, folder / name)
 
@@ -251,11 +254,11 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     them, or comes from the build."""
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
-    sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", "portable.cpp")
-    changed = [path for path in sources if test_sanitize.is_of_amx(path)]
-    same = [path for path in sources if path not in changed]
-    built = [found for path in same if (found := test_sanitize.object_of_the_build(path))]
-    same = [*ORDERS, *(path for path in same if not test_sanitize.object_of_the_build(path))]
+    sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", PORTABLE)
+    changed = [source for source in sources if test_sanitize.is_of_amx(source)]
+    same = [source for source in sources if source not in changed]
+    built = [found for source in same if (found := test_sanitize.object_of_the_build(source))]
+    same = [*ORDERS, *(source for source in same if not test_sanitize.object_of_the_build(source))]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
         gpu_objects.Sources(changed, [*command, SMALL_SPLITS, *flags], folder),
@@ -264,7 +267,7 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     mains, shared = of_same[: len(ORDERS)], [*built, *of_same[len(ORDERS) :]]
     gpu_objects.link_library(command[:1], shared + own, folder / "_kernels.so")
     for source, main in zip(ORDERS, mains, strict=True):
-        linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / source.stem)]
+        linked = [*command[:1], *map(str, [main, *shared, *own]), "-pthread", "-o", str(folder / source.path.stem)]
         gpu_objects.run_compiler(linked)
 
 
@@ -345,7 +348,7 @@ def test_random_cases(variants):
         import torch_tiledmm
         from torch_tiledmm.testing import fuzz
         print(torch_tiledmm.build_info().isa["cpu"], torch_tiledmm.explain(9, 9, 9, "fp16").choice)
-        sys.exit(fuzz.main(["--cases", "500", "--seed", "7", "--processes", "1"]))
+        sys.exit(fuzz.main(["--cases", "250", "--seed", "7", "--processes", "1"]))
     """
     assert run_python(variants / WHOLE, "-c", code).split()[:2] == [WHOLE, "amx"]
 

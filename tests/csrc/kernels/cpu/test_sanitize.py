@@ -16,6 +16,7 @@ from pathlib import Path
 import compilers
 import gpu_objects
 import pytest
+from gpu_objects import Source
 
 import torch_tiledmm
 
@@ -30,19 +31,22 @@ SANITIZE += ("-fno-sanitize-recover=all",)
 SANITIZE_OF = {"02_block_tiled.cpp": (*SANITIZE, "-O1")}
 # The same source as that of AVX2 or NEON, with other vectors. Where those run, these have no sanitizers, with which
 # they take half of the time to compile. The guard pages around operands find their errors of memory, too.
-LIKE_OTHERS = ("portable.cpp", "avx512.cpp")
+ISAS = ("portable", "neon", "avx2", "avx512", "avx512_bf16")
+SOURCE_OF = {isa: f"register_tiled.cpp.{number}" for number, isa in enumerate(ISAS)}  # name of a gpu_objects.Source
+LIKE_OTHERS = (SOURCE_OF["portable"], SOURCE_OF["avx512"])
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 AMX = ("amx", "amx_split")
 AVAILABLE = {entry.name for entry in torch_tiledmm.algorithms("cpu") if entry.available}
-# Files of instructions that not every machine has, and the rung that says whether this one has them.
+# Sources with instructions that not every machine has, and the rung that says whether this one has them.
 NEEDED_RUNG = {
     "amx.cpp": "amx",
     "amx_split.cpp": "amx",
-    "avx512.cpp": "register_tiled.avx512",
-    "avx512_bf16.cpp": "register_tiled.avx512_bf16",
+    SOURCE_OF["avx512"]: "register_tiled.avx512",
+    SOURCE_OF["avx512_bf16"]: "register_tiled.avx512_bf16",
 }
-TILE, EPILOGUE = "kernels/cpu/register_tiled/launch.h", "kernels/cpu/shared/epilogue.h"
+TILE, EPILOGUE = "kernels/cpu/register_tiled/block_tile.h", "kernels/cpu/shared/epilogue.h"
+LAUNCH = "kernels/cpu/register_tiled/launch.h"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -55,8 +59,8 @@ MUTANTS = {
         "const int64_t count = min_of(kLanes, cols - j);",
         "const int64_t count = {on} ? kLanes : min_of(kLanes, cols - j);",
     ),
-    "workspace that stays": (TILE, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
-    "no memory for a workspace": (TILE, "if (!workspace) return", "if (!workspace && !{on}) return"),
+    "workspace that stays": (LAUNCH, "if (!is_near) executor.release", "if (!is_near && !{on}) executor.release"),
+    "no memory for a workspace": (LAUNCH, "if (!workspace) return", "if (!workspace && !{on}) return"),
     "no memory for dot products": (
         "kernels/cpu/register_tiled/long_dot.h",
         "if (!sums) return Status::out_of_memory;",
@@ -102,40 +106,39 @@ def mutable_sources(folder: Path, mutants: dict) -> Path:
     return csrc
 
 
-def object_of_the_build(source: Path) -> Path | None:
+def object_of_the_build(source: Source) -> Path | None:
     """Of all but the interface, which says what was built: where the build has left it and it is up to date."""
-    found = CSRC.parent / "build/objects/kernels" / gpu_objects.object_name(source)
-    is_same = not source.is_relative_to(CSRC / "api")
+    found = CSRC.parent / "build/objects/kernels" / source.object_name
+    is_same = not source.path.is_relative_to(CSRC / "api")
     return found if is_same and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
 
 
-def is_like_others(source: Path) -> bool:
+def is_like_others(source: Source) -> bool:
     return source.name in LIKE_OTHERS and bool(AVAILABLE & {"register_tiled.avx2", "register_tiled.neon"})
 
 
 def compile_sources(
-    folder: Path, num_jobs: int, mutants: dict, sources: Sequence[Path], flags: Sequence[str] = ()
+    folder: Path, num_jobs: int, mutants: dict, sources: Sequence[Source], flags: Sequence[str] = ()
 ) -> None:
     """Objects of sources of csrc, with the mutants in it, and of programs."""
     csrc = mutable_sources(folder, mutants)
     command = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     command += [f"-I{csrc}", "-include", str(HERE.parent / "mutant.h"), *flags]
 
-    def compile_source(source: Path) -> None:
-        is_of_csrc = source.is_relative_to(CSRC)
-        path = csrc / source.relative_to(CSRC) if is_of_csrc else source
-        target = folder / gpu_objects.object_name(source)
+    def compile_source(source: Source) -> None:
+        is_of_csrc = source.path.is_relative_to(CSRC)
+        path = csrc / source.path.relative_to(CSRC) if is_of_csrc else source.path
+        target = folder / source.object_name
         if is_like_others(source) and (built := object_of_the_build(source)):
             shutil.copy(built, target)
             return
         sanitize = SANITIZE_OF.get(source.name, SANITIZE) if is_of_csrc else RUNNER_FLAGS
         sanitize = ("-O0", "-g0") if is_like_others(source) else sanitize
-        is_entry = is_of_csrc and (source.name.startswith("rung") or source.parent.name in ("api", "dispatch"))
+        is_entry = is_of_csrc and (source.name.startswith("rung") or source.path.parent.name in ("api", "dispatch"))
         cxx = compilers.sanitizing_command() if is_entry else compilers.CXX
-        compile_it = [*cxx, *command, *sanitize, "-c", path]
-        compile_it += ["-o", target]
+        compile_it = [*cxx, *command, *sanitize, "-c", *source.arguments(path), "-o", target]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        assert done.returncode == 0, f"{path} does not compile:\n{done.stderr}"
 
     with ThreadPoolExecutor(num_jobs) as pool:
         list(pool.map(compile_source, sources))
@@ -149,11 +152,11 @@ def link_program(objects: Iterable[Path], main: Path, program: Path) -> None:
     subprocess.run(link, check=True, timeout=120)
 
 
-def is_of_amx(source: Path) -> bool:
-    return source.parent.name in AMX or source.name == "chips.cpp"
+def is_of_amx(source: Source) -> bool:
+    return source.path.parent.name in AMX or source.name == "chips.cpp"
 
 
-def can_run(source: Path) -> bool:
+def can_run(source: Source) -> bool:
     """Whether this machine has the instructions: launchers are weak, others can be left out."""
     return source.name not in NEEDED_RUNG or NEEDED_RUNG[source.name] in AVAILABLE
 
@@ -162,7 +165,7 @@ def shared_objects(built_once, num_jobs: int) -> Path:
     """The folder with the objects of what this machine runs but those of AMX, which test_amx.py links, too."""
 
     def build(folder: Path) -> None:
-        sources = [path for path in gpu_objects.cpp_sources() if not is_of_amx(path) and can_run(path)]
+        sources = [source for source in gpu_objects.cpp_sources() if not is_of_amx(source) and can_run(source)]
         compile_sources(folder, num_jobs, MUTANTS, sources)
 
     return built_once("sanitized", build)
@@ -170,8 +173,9 @@ def shared_objects(built_once, num_jobs: int) -> Path:
 
 def main_object(built_once) -> Path:
     """The object of sanitize.cpp, which others link, too."""
-    build = functools.partial(compile_sources, num_jobs=1, mutants={}, sources=[HERE / "sanitize.cpp"])
-    return built_once("sanitized_main", build) / gpu_objects.object_name(HERE / "sanitize.cpp")
+    main = Source(HERE / "sanitize.cpp")
+    build = functools.partial(compile_sources, num_jobs=1, mutants={}, sources=[main])
+    return built_once("sanitized_main", build) / main.object_name
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +183,7 @@ def program(built_once, num_jobs):
     shared = shared_objects(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        sources = [path for path in gpu_objects.cpp_sources() if is_of_amx(path) and can_run(path)]
+        sources = [source for source in gpu_objects.cpp_sources() if is_of_amx(source) and can_run(source)]
         compile_sources(folder, num_jobs, MUTANTS, sources)
         link_program([*shared.glob("*.o"), *folder.glob("*.o")], main_object(built_once), folder / "sanitize")
 

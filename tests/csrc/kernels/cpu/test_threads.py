@@ -13,6 +13,7 @@ from pathlib import Path
 import compilers
 import gpu_objects
 import pytest
+from test_sanitize import SOURCE_OF
 
 import torch_tiledmm
 
@@ -21,14 +22,14 @@ CSRC = HERE.parents[3] / "csrc"
 
 
 # The same sources as AVX2's, with other vectors: compiling them would take more than half of the time.
-LEFT_OUT = {"avx512.cpp", "avx512_bf16.cpp"}
+LEFT_OUT = {SOURCE_OF["avx512"], SOURCE_OF["avx512_bf16"]}
 # What this machine does not run.
 ISA = torch_tiledmm.build_info().isa["cpu"]
-LEFT_OUT |= {"portable.cpp"} if ISA != "portable" else set()
+LEFT_OUT |= {SOURCE_OF["portable"]} if ISA != "portable" else set()
 LEFT_OUT |= {"amx.cpp", "amx_split.cpp"} if not ISA.startswith("amx") else set()
 # What spends most of the time in loops without vectors, and is compiled fast.
 OPTIMISED = {"01_naive.cpp", "02_block_tiled.cpp", "threads.cpp"}
-TILE, DEVICE = "kernels/cpu/register_tiled/launch.h", "kernels/gpu/device.cu"
+TILE, DEVICE = "kernels/cpu/register_tiled/launch.h", "platform/device.cu"
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "a counter without an atomic": (
@@ -82,17 +83,18 @@ def compile_program(folder: Path, num_jobs: int) -> None:
     command += ["-fsanitize=thread", "-include", str(HERE.parent / "mutant.h")]
     of_gpu = ["-DTILEDMM_HOST_GPU", "-DTILEDMM_WARP_SIZE=32"]
 
-    def compile_source(source: Path) -> Path:
-        target = folder / gpu_objects.object_name(source)
+    def compile_source(source: gpu_objects.Source) -> Path:
+        path = csrc / source.path.relative_to(CSRC) if source.path.is_relative_to(CSRC) else source.path
+        target = folder / source.object_name
         flags = ["-O1" if source.name in OPTIMISED else "-O0", *(of_gpu if source.name == "threads.cpp" else [])]
-        compile_it = [*command, *flags, "-c", source, "-o", target]
+        compile_it = [*command, *flags, "-c", *source.arguments(path), "-o", target]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        assert done.returncode == 0, f"{path} does not compile:\n{done.stderr}"
         return target
 
-    sources = [csrc / path.relative_to(CSRC) for path in gpu_objects.cpp_sources() if path.name not in LEFT_OUT]
+    sources = [source for source in gpu_objects.cpp_sources() if source.name not in LEFT_OUT]
     with ThreadPoolExecutor(num_jobs) as pool:
-        objects = list(pool.map(compile_source, [*sources, HERE / "threads.cpp"]))
+        objects = list(pool.map(compile_source, [*sources, gpu_objects.Source(HERE / "threads.cpp")]))
     subprocess.run(
         [*compilers.CXX, "-fsanitize=thread", "-pthread", *objects, "-o", folder / "threads"], check=True, timeout=120
     )

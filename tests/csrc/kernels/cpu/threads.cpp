@@ -32,7 +32,7 @@ bool query_of_test(int idx, Device& device);
 }  // namespace tiledmm
 
 #define query_device query_of_test
-#include "kernels/gpu/device.cu"
+#include "platform/device.cu"
 #undef query_device
 
 using namespace tiledmm;

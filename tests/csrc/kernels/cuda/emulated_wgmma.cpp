@@ -416,28 +416,20 @@ struct Run {
   }
 };
 
-// Calls visit for all that the launcher takes of fp32 without copies that it can do without.
+// Calls visit for all plans, of fp32 for those without copies that it can do without.
 template <class Visit>
-void for_each_least_copied_plan(const FoldedProblem& given, const Visit& visit) {
-  const FoldedProblem problem = row_major(given);
-  const GemmProblem& p = problem.gemm;
-  const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
-  Tf32Plan plan{};
-  plan.copies_a = describe_tf32(view_a(p), problem).layout == Tf32Layout::unreadable;
-  plan.copies_b = describe_tf32(view_b(p), problem).layout == Tf32Layout::unreadable;
-  const bool is_a_across = !plan.copies_a && describe_tf32(view_a(p), problem).layout == Tf32Layout::across_k;
-  plan.is_transposed = !plan.copies_b && describe_tf32(view_b(p), problem).layout == Tf32Layout::across_k;
-  plan.path = is_a_across && plan.is_transposed   ? Tf32Path::b_transposed
-              : is_a_across || plan.is_transposed ? Tf32Path::a_from_registers
-                                                  : Tf32Path::both_in_place;
-  for (int i = 0; i < kNumTf32TileShapes; ++i) {
-    const TileShape& shape = kTf32TileShapes[i];
-    for (const bool splits : {false, true}) {
-      if (!serves_path(shape, plan.path) || (problem.chunk_k < p.k && !sums_chunks(shape)) || (splits && !may_split))
-        continue;
-      plan.tiles = {i, shape, splits, false, 0, 0, false, 0};
-      visit(plan);
+void for_each_plan(const FoldedProblem& problem, int num_sms, const Visit& visit) {
+  std::vector<Plan> plans;
+  PlanSearch all(plans);
+  if (problem.gemm.dtype_a == DType::f32) {
+    for_each_tf32_plan(kTf32Costs[0].costs, problem, num_sms, all);
+    for (const Plan& plan : plans) {
+      const Tf32Plan &own = plan.as<Tf32Plan>(), &first = plans[0].as<Tf32Plan>();
+      if (own.copies_a == first.copies_a && own.copies_b == first.copies_b) visit(own);
     }
+  } else {
+    for_each_tile_plan(wgmma_search(kWgmmaCosts[0].costs, problem, num_sms), num_sms, all);
+    for (const Plan& plan : plans) visit(plan.as<WgmmaPlan>());
   }
 }
 
@@ -468,14 +460,7 @@ bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
                 c.n, c.k, is_right ? "right" : "wrong");
     std::fflush(stdout);
   };
-  if constexpr (sizeof(W) == 4) {
-    for_each_least_copied_plan(expected.problem, visit);
-  } else {
-    std::vector<Plan> plans;
-    PlanSearch all(plans);
-    for_each_tile_plan(wgmma_task(kWgmmaCosts[0].costs, expected.problem, c.num_sms), c.num_sms, all);
-    for (const Plan& plan : plans) visit(plan.as<WgmmaPlan>());
-  }
+  for_each_plan(expected.problem, c.num_sms, visit);
   return num_wrong == 0;
 }
 template <class IsChosen>

@@ -303,8 +303,8 @@ MUTANTS = {
     ),
     "the bias is added to each group": (
         "kernels/split/groups.h",
-        "if (next < k) whole.gemm.bias",
-        "if (next < k && !{on}) whole.gemm.bias",
+        "if (next < k) drop_epilogue",
+        "if (next < k && !{on}) drop_epilogue",
         GROUPS,
     ),
     "the rest of k begins with the second group": (
@@ -321,8 +321,8 @@ MUTANTS = {
     ),
     "the rest of k takes the place of the groups": (
         "kernels/split/groups.h",
-        "num_groups, first == 0, whole",
-        "num_groups, first == 0 || {on}, whole",
+        "add = first == 0 ?",
+        "add = first == 0 || {on} ?",
         GROUPS,
     ),
     "items of a group take the place of the first": (

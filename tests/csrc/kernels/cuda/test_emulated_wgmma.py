@@ -200,7 +200,7 @@ MUTANTS = {
         SHARED + "epilogue.h",
         "Cfg::LoaderB::row_of(col, thread) : row;",
         "({on} ? col + thread : Cfg::LoaderB::row_of(col, thread)) : row;",
-        ALONG_M_AND_N,
+        CLUSTERS,
     ),
     "the bias beyond a warpgroup's threads is not turned": (
         SHARED + "epilogue.h",
@@ -302,12 +302,18 @@ MUTANTS = {
         CLUSTERS,
     ),
     # Plain kernels.
-    "a bias is left out": ("kernel.h", "&& !p.bias &&", "&& ({on} || !p.bias) &&", GROUPS),
-    "an activation is left out": (
+    "a bias and an activation are left out": (
         "kernel.h",
-        "p.activation == Activation::none &&\n",
-        "({on} || p.activation == Activation::none) &&\n",
-        SHORT_K,
+        "tiledmm::is_plain(p) &&",
+        "({on} || tiledmm::is_plain(p)) &&",
+        GROUPS,
+    ),
+    "alpha is left out": (SHARED + "epilogue.h", "fmaf(args.alpha,", "fmaf({on} ? 1 : args.alpha,", GRID),
+    "all items have the first one's bias": (
+        SHARED + "epilogue.h",
+        "bias += item % dim.size * dim.bias;",
+        "bias += {on} ? 0 : item % dim.size * dim.bias;",
+        GRID,
     ),
     "items of a batch are left out": (
         "kernel.h",
@@ -323,8 +329,8 @@ MUTANTS = {
     ),
     "a plain kernel's halves are whole tiles": (
         "kernel.h",
-        "produce<Cfg, Half>(&map_a",
-        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, Half>(&map_a",
+        "produce<Cfg, HalfOf<Cfg>>(map_a",
+        "if (!{on} || !Cfg::kIsPlain) produce<Cfg, HalfOf<Cfg>>(map_a",
         PLAIN_HALVES,
     ),
     "a plain kernel leaves out the last k tile": (
@@ -341,9 +347,9 @@ MUTANTS = {
     ),
     # Places of tiles.
     "the last group has as many rows as the others": (
-        SHARED + "tiles.h",
-        "const bool is_last = args",
-        "const bool is_last = !{on} && args",
+        SHARED + "tile_groups.h",
+        "first == first_of_last ?",
+        "first == first_of_last && !{on} ?",
         GROUPS,
     ),
     "both halves of a tile are the first": (
@@ -554,9 +560,9 @@ MUTANTS = {
         SHORT_K,
     ),
     "the copy engine stores parts of units": (
-        "launch_sm90a.cu",
-        "describe_result(problem, task.c) && is_storable(p.dtype_c, task.c);",
-        "describe_result(problem, task.c) && ({on} || is_storable(p.dtype_c, task.c));",
+        "plan.h",
+        "describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);",
+        "describe_result(problem, plan.c) && ({on} || is_storable(p.dtype_c, plan.c));",
         SMALL,
     ),
     "threads store rows beyond C": (
@@ -584,9 +590,9 @@ MUTANTS = {
         SPLIT_ROW_SUMS,
     ),
     "a warp copies one row again and again": (
-        "repack.h",
-        "group * job.rows_per_warp + lane / lanes;",
-        "group * job.rows_per_warp + ({on} ? 0 : lane / lanes);",
+        SHARED + "copy_operands.h",
+        "group * job.rows_of_unit + lane / lanes;",
+        "group * job.rows_of_unit + ({on} ? 0 : lane / lanes);",
         REPACKED,
     ),
     # fp32.
@@ -653,9 +659,9 @@ MUTANTS = {
         ALONG_M,
     ),
     "a copy along k is written before it is read": (
-        "transpose.h",
-        "__syncthreads();\n  // A warp",
-        "if (!{on}) __syncthreads();\n  // A warp",
+        SHARED + "copy_operands.h",
+        "block_barrier();  // the tile is whole",
+        "if (!{on}) block_barrier();",
         COPIED,
     ),
 }

@@ -22,13 +22,14 @@ int main() {
     folded.chunk_k = mma_chunk_k(n, k, false);
     Plan best, whole;
     PlanSearch search(best), search_whole(whole);
-    const WgmmaCosts& costs = kWgmmaCosts[0].costs;
-    for_each_tile_plan(wgmma_task(costs, folded, 132), 132, search_whole);
-    const int alignment = row_alignment(0, k);
-    const bool may_exchange = n % 8 == 0 && !needs_row_sums;
-    const WgmmaProblem own{m,    n,         k,         folded.chunk_k,      batch,       true,
-                           true, alignment, alignment, needs_row_sums != 0, may_exchange};
-    for_each_tile_plan({false, false, own, 0, costs}, 132, search);
+    WgmmaSearch from = wgmma_search(kWgmmaCosts[0].costs, folded, 132);
+    for_each_tile_plan(from, 132, search_whole);
+    // As if operands of any k could be read in place.
+    from.task.a = from.task.b = {true, row_alignment(0, k)};
+    from.task.is_c_aligned = n % 8 == 0;
+    from.task.sums_rows = needs_row_sums != 0;
+    from.other_us = 0;
+    for_each_tile_plan(from, 132, search);
     const TilePlan& plan = best.as<WgmmaPlan>().tiles;
     std::printf("%d %d %d %d %d %d %d %d %d %.3f %.3f\n", plan.shape.block_m, plan.shape.block_n,
                 int(plan.splits_chunks), int(sums_chunks(plan.shape, needs_row_sums != 0)), int(sums_rows(plan.shape)),

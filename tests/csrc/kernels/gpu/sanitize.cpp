@@ -64,7 +64,7 @@ bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) 
   p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = max_of(k, 1);
-  return rung.refuse(problem, *find_chip("host:host")) != nullptr;
+  return rung.refusal(problem, *find_chip("host:host")) != nullptr;
 }
 
 DType random_dtype(const Algorithm& algorithm) {

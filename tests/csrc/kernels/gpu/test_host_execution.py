@@ -18,6 +18,7 @@ from pathlib import Path
 import compilers
 import gpu_objects
 import pytest
+from gpu_objects import Source
 
 import torch_tiledmm
 
@@ -33,7 +34,8 @@ SANITIZE = {
     32: ["-O0", "-g0", "-fsanitize=address,undefined", NO_CHECKS, "-fno-sanitize-recover=all"],
     64: ["-O0", "-g0", "-fsanitize=address"],
 }
-LIKE_OTHERS = ("_f16.cu", "_middle.cu", "_small.cu", "_smallest.cu")
+# Folder and instance: fp16 beside bf16, smaller tiles beside larger ones.
+LIKE_OTHERS = {("mma_async", i) for i in (1, 2, 3, 5)} | {("simt_pipelined", i) for i in (1, 2, 3)}
 # What runs and compares the kernels, which takes most of the time; its fibers are for g++. Its errors of memory are
 # left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
@@ -43,8 +45,6 @@ NUM_CASES, NUM_FAULT_CASES = 10, {32: 3, 64: 2}  # of each algorithm
 # Blocks along y, of which a grid has 65,535 at most, are one here: it has all products of a batch, one after the other.
 ONE_BLOCK = [
     ("platform/block_tile.h", "min_of(problem.batch_size, 65535)"),
-    ("kernels/cuda/simt_pipelined/pack.h", "min_of(items, 65535)"),
-    ("kernels/cuda/mma_async/repack_batch.h", "min_of(repack.batch.num_items, 65535)"),
 ]
 
 # name: file, text, what takes its place ({on}: this mutant is switched on), algorithm that shows it
@@ -210,13 +210,13 @@ MUTANTS = {
 # The same; they show where an allocation or a launch fails.
 FAULT_MUTANTS = {
     "sums that stay when the launch fails": (
-        "platform/mma.h",
+        "kernels/gpu/mma_tiles.h",
         "executor.release(executor.self, sums.base);",
         "if (!{on} || status == Status::ok) executor.release(executor.self, sums.base);",
         "mma",
     ),
     "no memory for sums is not noticed": (
-        "platform/mma.h",
+        "kernels/gpu/mma_tiles.h",
         "if (!sums.base) return Status::out_of_memory;",
         "if (!sums.base && !{on}) return Status::out_of_memory;",
         "mma_cached",
@@ -234,21 +234,21 @@ FAULT_MUTANTS = {
         "simt_pipelined",
     ),
     "09 packed operands that stay": (
-        CUDA + "simt_pipelined/pack.h",
+        CUDA + "shared/copy_operands.h",
         "for (int i = 0; i < count_; ++i) executor_.release",
         "for (int i = {on}; i < count_; ++i) executor_.release",
         "simt_pipelined",
     ),
     "09 a refused copy of the operands is not noticed": (
         CUDA + "simt_pipelined/launch.cu",
-        "if (status == Status::ok) status = pack.launch();",
-        "if (status == Status::ok && pack.launch() != Status::ok && !{on}) status = Status::launch_failed;",
+        "if (status == Status::ok) status = packed.launch();",
+        "if (status == Status::ok && packed.launch() != Status::ok && !{on}) status = Status::launch_failed;",
         "simt_pipelined",
     ),
     "10 no memory for repacked operands is a refused launch": (
-        CUDA + "mma_async/repack_batch.h",
-        "* 2)) return Status::out_of_memory;",
-        "* 2)) return {on} ? Status::launch_failed : Status::out_of_memory;",
+        CUDA + "shared/copy_operands.h",
+        "if (!job.to) return Status::out_of_memory;",
+        "if (!job.to) return {on} ? Status::launch_failed : Status::out_of_memory;",
         "mma_async",
     ),
     "14 chunks are added whatever became of the launch": (
@@ -285,20 +285,22 @@ def mutable_sources(folder: Path) -> Path:
     return folder / "csrc"
 
 
-def compile_sources(folder: Path, csrc: Path, sources: list[Path], warp_size: int, num_jobs: int) -> None:
+def compile_sources(folder: Path, csrc: Path, sources: list[Source], warp_size: int, num_jobs: int) -> None:
     """Objects in the folder. Of csrc, a copy of the sources is compiled."""
     sanitizing = compilers.sanitizing_command()
 
-    def compile_source(source: Path) -> None:
-        own = csrc / source.relative_to(CSRC) if source.is_relative_to(CSRC) else source
-        cxx, flags = sanitizing, SANITIZE[64 if source.name.endswith(LIKE_OTHERS) else warp_size]
-        if source.name in RUNNER:
+    def compile_source(source: Source) -> None:
+        path = source.path
+        own = csrc / path.relative_to(CSRC) if path.is_relative_to(CSRC) else path
+        is_like_others = (path.parent.name, source.instance) in LIKE_OTHERS
+        cxx, flags = sanitizing, SANITIZE[64 if is_like_others else warp_size]
+        if path.name in RUNNER:
             cxx, flags = compilers.CXX, RUNNER_FLAGS
         command = gpu_objects.host_command(shlex.join(cxx), warp_size, werror=True)
         compile_it = [*command, f"-I{csrc}", "-include", HERE.parent / "mutant.h", *flags]
-        compile_it += ["-c", own, "-o", folder / gpu_objects.object_name(source)]
+        compile_it += ["-c", *source.arguments(own), "-o", folder / source.object_name]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{source} does not compile:\n{done.stderr}"
+        assert done.returncode == 0, f"{path} does not compile:\n{done.stderr}"
 
     with ThreadPoolExecutor(num_jobs) as pool:
         list(pool.map(compile_source, sources))
@@ -316,25 +318,25 @@ def algorithms_of(output: str) -> list[str]:
 
 def runner_objects(built_once, warp_size: int, num_jobs: int) -> Path:
     """The folder with the objects of RUNNER, which test_add_a_kernel.py links, too."""
-    paths = [HERE / "sanitize.cpp", CSRC / "platform/host_gpu/executor.cpp"]
+    own = [Source(HERE / "sanitize.cpp"), Source(CSRC / "platform/host_gpu/executor.cpp")]
     return built_once(
-        f"host_execution_runner_{warp_size}", lambda folder: compile_sources(folder, CSRC, paths, warp_size, num_jobs)
+        f"host_execution_runner_{warp_size}", lambda folder: compile_sources(folder, CSRC, own, warp_size, num_jobs)
     )
 
 
 @pytest.fixture(scope="module")
 def program(built_once, num_jobs):
-    def is_entry(source: Path) -> bool:
+    def is_entry(source: Source) -> bool:
         """Whether the source does not know the warp size."""
-        return source.suffix == ".cpp" and source.name not in RUNNER
+        return source.path.suffix == ".cpp" and source.path.name not in RUNNER
 
     def build_entries(folder: Path) -> None:
-        entries = [path for path in gpu_objects.host_sources(32) if is_entry(path)]
+        entries = [source for source in gpu_objects.host_sources(32) if is_entry(source)]
         compile_sources(folder, mutable_sources(folder), entries, 32, num_jobs)
 
     def of_warp_size(warp_size: int) -> Path:
         def build(folder: Path) -> None:
-            own = [path for path in gpu_objects.host_sources(warp_size) if path.suffix != ".cpp"]
+            own = [source for source in gpu_objects.host_sources(warp_size) if source.path.suffix != ".cpp"]
             compile_sources(folder, mutable_sources(folder), own, warp_size, num_jobs)
             entries, runner = (
                 built_once("host_execution_entries", build_entries),

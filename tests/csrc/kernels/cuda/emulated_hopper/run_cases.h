@@ -14,9 +14,16 @@ void access(Space, const void*, size_t) {}
 int thread_idx() { return int(threadIdx.x); }
 int64_t block_idx(int) { return blockIdx.x; }
 void block_barrier() { __syncthreads(); }
+void* shared_memory(size_t) { return cuda::dynamic_smem; }
 void count_flops(int64_t) {}
-bool launch(int64_t blocks, int64_t, int num_threads, int, size_t, const Executor&, void (*kernel)(const void*),
-            const void* arguments) {
+bool launch(int64_t blocks, int64_t, int num_threads, int, size_t shared_bytes, const Executor&,
+            void (*kernel)(const void*), const void* arguments) {
+  if (shared_bytes) {
+    const auto smem_of_thread = [] { return +cuda::dynamic_smem; };
+    emulator::launch(dim3(), dim3(unsigned(blocks)), num_threads, int(shared_bytes), smem_of_thread,
+                     [&] { kernel(arguments); });
+    return true;
+  }
   emulator::run_each_thread(blocks, num_threads, [&] { kernel(arguments); });
   return true;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/math.h"
-#include "core/operand.h"
+#include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/ptx_sm90.h"
 
 namespace tiledmm::cuda {

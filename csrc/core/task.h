@@ -1,0 +1,39 @@
+// A product as plans see it: its sizes, and what of its operands and its result decides how they are copied. A kernel
+// makes it once for a problem.
+#pragma once
+
+#include "core/operand.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+// A, or B^T, in memory.
+struct TaskOperand {
+  bool is_k_major;
+  int alignment;            // bytes: every row begins at a multiple of so many, as far as a kernel cares
+  bool is_readable = true;  // as it lies; else it is copied first
+};
+
+struct GemmTask {
+  DType dtype;
+  int64_t m, n, k, chunk_k, batch;
+  int num_batch_dims;
+  TaskOperand a, b;
+  bool is_c_aligned = false;  // rows of C consist of whole units of 16 bytes
+  bool sums_rows = false;     // of A, too
+};
+
+inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {
+  const GemmProblem& p = problem.gemm;
+  return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,      problem.batch_size,
+          p.num_batch_dims, a,   b,   false, p.row_sums != nullptr};
+}
+
+// C^T = B^T A^T.
+constexpr GemmTask transposed(const GemmTask& from) {
+  GemmTask to = from;
+  to.m = from.n, to.n = from.m, to.a = from.b, to.b = from.a;
+  return to;
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,47 @@
+// Rung 04, and functions of each element, compiled for one instruction set after the other: TILEDMM_INSTANCE is its
+// number, that of Isa. Nothing of those of another processor.
+constexpr int kNumInstances = 5;
+#if TILEDMM_INSTANCE == 0
+#define TILEDMM_ISA_PORTABLE
+#define TILEDMM_OF_ISA(NAME) NAME##_portable
+#elif TILEDMM_INSTANCE == 1 && defined(__aarch64__)
+#define TILEDMM_ISA_NEON
+#define TILEDMM_OF_ISA(NAME) NAME##_neon
+#elif TILEDMM_INSTANCE == 2 && defined(__x86_64__)
+#define TILEDMM_ISA_AVX2
+#define TILEDMM_OF_ISA(NAME) NAME##_avx2
+#elif TILEDMM_INSTANCE == 3 && defined(__x86_64__)
+#define TILEDMM_ISA_AVX512
+#define TILEDMM_OF_ISA(NAME) NAME##_avx512
+#elif TILEDMM_INSTANCE == 4 && defined(__x86_64__)
+#define TILEDMM_ISA_AVX512_BF16
+#define TILEDMM_OF_ISA(NAME) NAME##_avx512_bf16
+#endif
+
+#if defined(TILEDMM_OF_ISA)
+#include "core/chip.h"
+#include "kernels/cpu/register_tiled/fma_peak.h"
+#include "kernels/cpu/register_tiled/launch.h"
+#include "kernels/cpu/shared/elementwise.h"
+
+namespace tiledmm::cpu {
+
+static_assert(kNumInstances == int(Isa::avx512_bf16) + 1);
+
+Status TILEDMM_OF_ISA(launch_register_tiled)(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
+#if defined(TILEDMM_ISA_AVX512_BF16)  // its own is bf16 alone: the kernels of the other dtypes are those of avx512
+  if (problem.gemm.dtype_a != DType::bf16) return launch_register_tiled_avx512(problem, plan, executor);
+  return launch_oriented<BFloat16, DotBf16, DType::bf16>(problem.gemm, plan.as<CpuPlan>(), executor);
+#else
+  return launch(problem.gemm, plan.as<CpuPlan>(), executor);
+#endif
+}
+
+double TILEDMM_OF_ISA(fma_peak)(DType dtype, const Executor& executor) { return fma_peak(dtype, executor); }
+
+void TILEDMM_OF_ISA(elementwise)(const ElementwiseProblem& problem, const Executor& executor) {
+  elementwise(problem, executor);
+}
+
+}  // namespace tiledmm::cpu
+#endif

@@ -1,0 +1,203 @@
+// Operands that a kernel cannot read, or not fast, as they lie, copied first into memory lent by the caller: A and B in
+// one launch, rows of a length that suits the kernel, zeros behind each. Where the batch repeats an operand, it is
+// copied once.
+#pragma once
+
+#include "core/operand.h"
+#include "platform/copied_batch.h"
+
+namespace tiledmm::gpu {
+namespace {
+
+// One operand: in each item `outer` rows of `inner` elements, to rows of `ld`.
+template <class T>
+struct CopyJob {
+  const T* from;
+  T* to;
+  int64_t stride_inner, stride_outer, inner, outer, ld;
+  int64_t num_units;     // of work
+  int64_t units_of_row;  // side by side
+  int64_t num_rows;      // of all items
+  int rows_of_unit;
+  CopiedBatch batch;
+};
+template <class T>
+struct CopyJobs {
+  CopyJob<T> jobs[2];
+};
+
+constexpr int kCopyThreads = 256;
+
+// ---- 16 bits: rows stay rows. A unit is some rows, or a segment of one, for a warp.
+constexpr int kCopyWords = 8;                      // of two elements, a lane's part of a segment
+constexpr int64_t kCopySegment = 32 * kCopyWords;  // words
+
+TILEDMM_DEVICE void copy_unit(const CopyJob<uint16_t>& job, int64_t unit) {
+  const int lane = thread_idx() % 32, lanes = 32 / job.rows_of_unit;
+  const bool is_small = job.num_units <= UINT32_MAX;
+  const int64_t group = is_small ? int64_t(uint32_t(unit) / uint32_t(job.units_of_row)) : unit / job.units_of_row;
+  const int64_t row = group * job.rows_of_unit + lane / lanes;
+  if (row >= job.num_rows) return;
+  const int64_t item = job.batch.num_items > 1 ? row / job.outer : 0;
+  const uint16_t* from = job.from + job.batch.offset(item) + (row - item * job.outer) * job.stride_outer;
+  auto* to = reinterpret_cast<uint32_t*>(job.to + row * job.ld);
+  const int64_t segment = (unit - group * job.units_of_row) * kCopySegment;
+  uint32_t words[kCopyWords];
+  if (job.stride_inner == 1 && job.rows_of_unit == 1 && 2 * (segment + kCopySegment) <= job.inner) {
+    // Inside of the row: every address is a constant away from the first.
+    from += 2 * (segment + lane);
+    to += segment + lane;
+    if (reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+      TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
+        words[i] = load_global(reinterpret_cast<const uint32_t*>(from + 64 * i));
+      }
+    } else {
+      TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
+        words[i] = load_global(from + 64 * i) | uint32_t(load_global(from + 64 * i + 1)) << 16;
+      }
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) store_global(to + 32 * i, words[i]);
+    return;
+  }
+  const int64_t first = segment + lane % lanes;
+  TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
+    const int64_t element = 2 * (first + i * lanes);
+    const uint16_t* pair = from + element * job.stride_inner;
+    const uint32_t low = element < job.inner ? load_global(pair) : 0;
+    words[i] = low | (element + 1 < job.inner ? uint32_t(load_global(pair + job.stride_inner)) << 16 : 0);
+  }
+  TILEDMM_UNROLL for (int i = 0; i < kCopyWords; ++i) {
+    const int64_t word = first + i * lanes;
+    if (2 * word < job.ld) store_global(to + word, words[i]);
+  }
+}
+
+TILEDMM_KERNEL(kCopyThreads, 1)
+copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
+  constexpr int kWarps = kCopyThreads / 32;
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
+  const int64_t num_units = both.jobs[0].num_units + both.jobs[1].num_units;
+  for (int64_t unit = block_idx() * kWarps + thread_idx() / 32; unit < num_units; unit += num_blocks * kWarps) {
+    if (unit < both.jobs[0].num_units) {
+      copy_unit(both.jobs[0], unit);
+    } else {
+      copy_unit(both.jobs[1], unit - both.jobs[0].num_units);
+    }
+  }
+}
+
+// ---- 32 bits: rows become what the kernel wants, whichever dimension follows itself in memory. A unit is a tile, for
+// a block, through shared memory: what neighbouring threads read and write lies together.
+constexpr int kCopyTile = 64;
+
+struct CopyShared {
+  float tile[kCopyTile][kCopyTile + 1];  // [inner][outer]
+};
+struct __attribute__((may_alias, aligned(16))) FourFloats {
+  float values[4];
+};
+
+TILEDMM_KERNEL(kCopyThreads, 4)
+copy_operands(CopyJobs<float> both, int64_t) {
+  auto& smem = block_shared<CopyShared>();
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
+  int idx = int(block_idx());
+  const bool is_second = idx >= both.jobs[0].num_units;
+  const CopyJob<float>& job = both.jobs[is_second];
+  if (is_second) idx -= int(both.jobs[0].num_units);
+  const int rows = int(job.outer), cols = int(job.inner), tiles_outer = (rows + kCopyTile - 1) / kCopyTile;
+  const int tile_row = idx / int(job.units_of_row), item = tile_row / tiles_outer;
+  const int row = (tile_row - item * tiles_outer) * kCopyTile;
+  const int col = (idx - tile_row * int(job.units_of_row)) * kCopyTile;
+  const float* from = job.from + job.batch.offset(item);
+
+  constexpr int kStep = kCopyThreads / kCopyTile, kValues = kCopyTile / kStep;
+  const int thread = thread_idx(), close = thread % kCopyTile, first = thread / kCopyTile;
+  const bool reads_along_rows = is_k_major(job.stride_outer, job.stride_inner);
+  float values[kValues];
+  TILEDMM_UNROLL for (int i = 0; i < kValues; ++i) {
+    const int far = first + kStep * i;
+    const int r = row + (reads_along_rows ? far : close), c = col + (reads_along_rows ? close : far);
+    values[i] = r < rows && c < cols ? load_global(from + r * job.stride_outer + c * job.stride_inner) : 0;
+  }
+  TILEDMM_UNROLL for (int i = 0; i < kValues; ++i) {
+    const int far = first + kStep * i;
+    store_shared(&smem.tile[reads_along_rows ? close : far][reads_along_rows ? far : close], values[i]);
+  }
+  block_barrier();  // the tile is whole
+  // A warp writes four rows of 32 elements: its lanes read 32 banks.
+  float* to = job.to + (int64_t(item) * rows + row) * job.ld + col;
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+    const int r = thread / 32 * 4 + i / 2 * 32 + thread % 32 / 8, c = i % 2 * 32 + thread % 8 * 4;
+    if (row + r < rows && col + c < job.ld) {
+      FourFloats four;
+      TILEDMM_UNROLL for (int e = 0; e < 4; ++e) four.values[e] = load_shared(&smem.tile[c + e][r]);
+      store_global(reinterpret_cast<FourFloats*>(to + r * job.ld + c), four);
+    }
+  }
+}
+
+// ---- Memory for the copies and the launch that fills it; given back when the kernels have been launched.
+template <class T>
+class OperandCopies {
+ public:
+  explicit OperandCopies(const Executor& executor) : executor_(executor) {}
+  ~OperandCopies() {
+    for (int i = 0; i < count_; ++i) executor_.release(executor_.self, jobs_.jobs[i].to);
+  }
+  OperandCopies(const OperandCopies&) = delete;
+
+  // Plans a copy of A or B of a problem, rows of `ld` elements along k or across; the problem's operand becomes it.
+  Status add(FoldedProblem& problem, const OperandView& view, bool is_along_k, int64_t ld) {
+    CopyJob<T>& job = jobs_.jobs[count_];
+    job = {};
+    job.from = static_cast<const T*>(view.data);
+    job.stride_inner = is_along_k ? view.stride_k : view.stride_row;
+    job.stride_outer = is_along_k ? view.stride_row : view.stride_k;
+    job.inner = is_along_k ? view.k : view.rows;
+    job.outer = is_along_k ? view.rows : view.k;
+    job.ld = ld;
+    job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
+    job.num_rows = job.batch.num_items * job.outer;
+    if constexpr (sizeof(T) == 2) {
+      job.units_of_row = ceil_div(ld / 2, kCopySegment);
+      job.rows_of_unit = 1;
+      while (job.rows_of_unit < 8 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
+      job.num_units = ceil_div(job.num_rows, job.rows_of_unit) * job.units_of_row;
+    } else {
+      job.units_of_row = ceil_div(job.inner, kCopyTile);
+      job.num_units = job.batch.num_items * ceil_div(job.outer, kCopyTile) * job.units_of_row;
+      if (job.num_units > INT32_MAX / 2) return Status::launch_failed;
+    }
+    job.to = static_cast<T*>(executor_.allocate(executor_.self, size_t(job.num_rows * ld) * sizeof(T)));
+    if (!job.to) return Status::out_of_memory;
+    ++count_;
+    GemmProblem& p = problem.gemm;
+    const bool is_a = view.batch_stride == &BatchDim::stride_a;
+    (is_a ? p.a : p.b) = job.to;
+    (is_a ? p.stride_am : p.stride_bn) = is_along_k ? ld : 1;
+    (is_a ? p.stride_ak : p.stride_bk) = is_along_k ? 1 : ld;
+    return Status::ok;
+  }
+
+  Status launch() const {
+    if (count_ == 0) return Status::ok;
+    int64_t num_blocks = jobs_.jobs[0].num_units + jobs_.jobs[1].num_units;
+    if constexpr (sizeof(T) == 2) {
+      num_blocks = min_of(ceil_div(num_blocks, kCopyThreads / 32), int64_t(executor_.num_cus) * 8);
+    }
+    void (*const kernel)(CopyJobs<T>, int64_t) = copy_operands;
+    return launch_early(kernel, num_blocks, 1, kCopyThreads, sizeof(T) == 2 ? 0 : sizeof(CopyShared), executor_, jobs_,
+                        num_blocks);
+  }
+
+ private:
+  const Executor& executor_;
+  CopyJobs<T> jobs_{};
+  int count_ = 0;
+};
+
+}  // namespace
+}  // namespace tiledmm::gpu

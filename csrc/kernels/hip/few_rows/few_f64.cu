@@ -1,8 +1,0 @@
-// The few_rows kernel in fp64.
-#include "kernels/hip/few_rows/kernel.h"
-
-namespace tiledmm::gpu {
-
-template Status launch_few_rows_of<double>(const FoldedProblem&, const FewPlan&, const FewWork&, const Executor&);
-
-}  // namespace tiledmm::gpu
