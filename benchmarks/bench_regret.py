@@ -2,36 +2,45 @@
 different cures.
 
     python benchmarks/bench_regret.py --family layers_base --random 100 --seed 1 --json regret.json
+    python benchmarks/bench_regret.py --family any --random 200 --json benchmarks/results/nvidia_h100/regret.json
     python benchmarks/bench_regret.py --rows 6304x768x768:NT 3072x768x2048:TN --precision bf16
 
 For each product it asks `explain` for the plans (tiles, ways to split k, pairs of blocks, orders of the tiles) of each
 kernel whose order of summation is that of the choice, and times them all but those that are predicted to take twice as
 long as another, then the fastest ones, the choice and the vendor's library once more, with more samples. Regret is the
 time of what `auto` chose over that of the fastest plan. The families are bench_gpu.py's: a seed that was tuned on is
-none to publish results of.
+none to publish results of; `any` is products of every precision and kind, to which fit_costs.py fits the cost models.
 """
 
 import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 
 import torch
-from bench_gpu import VENDOR, described, make_gpu_operands
+from bench_gpu import MOST_RANDOM_FLOPS, VENDOR, described, make_gpu_operands
 
 import torch_tiledmm
 from torch_tiledmm.dispatch import Candidate
 from torch_tiledmm.testing.bench import OURS, geomean, output_file
 from torch_tiledmm.testing.families import FAMILIES, family_products
 from torch_tiledmm.testing.origin import GpuClocks
-from torch_tiledmm.testing.shapes import Shape, parse_shape
+from torch_tiledmm.testing.shapes import Shape, parse_shape, random_shapes
 from torch_tiledmm.testing.timing import PRECISIONS, gpu_name, matmul_precision, time_on_gpu
 
 FINALISTS = 4  # plans that are timed once more
 LEFT_OUT = 2.0  # plans that are predicted to take so many times as long as another one
+
+
+def any_products(seed: int) -> Iterator[tuple[str, Shape]]:
+    """Random ones of all precisions in turn, without end."""
+    shapes = {precision: random_shapes(seed, most) for precision, most in MOST_RANDOM_FLOPS.items()}
+    while True:
+        for precision, own in shapes.items():
+            yield precision, next(own)
 
 
 def plans_of(shape: Shape, dtype: torch.dtype) -> list[Candidate]:
@@ -163,7 +172,7 @@ def summarize(name: str, rows: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description="times every plan of products on a GPU")
     shapes = parser.add_mutually_exclusive_group(required=True)
-    shapes.add_argument("--family", nargs="+", choices=(*FAMILIES, "all"))
+    shapes.add_argument("--family", nargs="+", choices=(*FAMILIES, "any", "all"))
     shapes.add_argument("--rows", nargs="+", metavar="MxNxK:NT")
     parser.add_argument("--random", type=int, default=100, metavar="COUNT", help="products of each family")
     parser.add_argument("--seed", type=int, default=1, help="of the families")
@@ -177,15 +186,19 @@ def main() -> None:
         sources["given"] = [(args.precision, parse_shape(text)) for text in args.rows]
     else:
         for name in FAMILIES if "all" in args.family else dict.fromkeys(args.family):
-            sources[name] = islice(family_products(name, args.seed), args.random)
-    results = described(parser, "regret") | {"seed": args.seed, "summary": [], "rows": []}
+            products = any_products(args.seed) if name == "any" else family_products(name, args.seed)
+            sources[name] = islice(products, args.random)
+    chip = torch_tiledmm.explain(1, 1, 1, "fp32", device=gpu_name()).device
+    results = described(parser, "regret") | {"chip": chip, "seed": args.seed, "summary": [], "rows": []}
     with GpuClocks(torch.cuda.get_device_properties().uuid) as clocks:
         for name, products in sources.items():
             rows = []
             for precision, shape in products:
                 rows.append(row := measure_plans(shape, precision))
                 print(name, *row_line(row), sep="  ", flush=True)
-            results["rows"] += [{"family": name, **row} for row in rows]
+            # Of the plans the times alone: their tiles and predictions follow from the commit.
+            times = [{plan["algorithm"]: plan["us"] for plan in row["plans"]} for row in rows]
+            results["rows"] += [{"family": name, **row, "plans": own} for row, own in zip(rows, times, strict=True)]
             results["summary"].append(summarize(name, rows))
             results["clocks"] = clocks.to_dict()
             if args.json:

@@ -97,6 +97,7 @@ class Explanation:
     problem: dict[str, object]
     device: str
     isa: str
+    modelled_after: str  # a GPU whose constants serve, scaled by the rates of both, where nobody has fitted this one's
     num_threads: int
     candidates: tuple[Candidate, ...]
     choice: str
@@ -109,6 +110,8 @@ class Explanation:
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
         problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"
+        if self.modelled_after:
+            head += f"\ncosts are modelled after {self.modelled_after}: nobody has fitted them to this chip"
         rows: list[tuple[str, ...]] = [("", "algorithm", "legal", "cost us", "order", "config", "reason")]
         for c in self.candidates:
             mark = "->" if c.algorithm == self.choice else ""

@@ -171,18 +171,6 @@ std::string chips_text() {
   return "[" + list.text + "]";
 }
 
-// No kernel takes less: the operands and C pass memory once, and products come at the chip's peak. Models fitted to one
-// chip answer for its relatives, too, which may be slower.
-double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
-  if (chip.platform == Platform::cpu) return 0;
-  const GemmProblem& p = problem.gemm;
-  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const int dtype = int(rung.is_split ? DType::f16 : p.dtype_a);  // split: at least one product of 16 bits
-  const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
-  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(p.dtype_a));
-  return std::max(2 * m * n * k * batch / (peak * 1e6), bytes / (chip.tbytes_per_second * 1e6));
-}
-
 std::string candidate_text(const std::string& name, const Candidate& candidate, const FoldedProblem& problem,
                            const Chip& chip) {
   Fields config;
@@ -192,8 +180,7 @@ std::string candidate_text(const std::string& name, const Candidate& candidate, 
   Joined fields;
   fields.add(field("algorithm", quoted(name)));
   fields.add(field("legal", candidate.reason ? "false" : "true"));
-  const double cost_us = std::max(candidate.plan.cost_us, least_us(*candidate.rung, problem, chip));
-  fields.add(field("cost_us", candidate.reason ? "null" : number(cost_us)));
+  fields.add(field("cost_us", candidate.reason ? "null" : number(candidate.plan.cost_us)));
   fields.add(field("order", quoted(kOrderNames[int(candidate.rung->order)])));
   fields.add(field("reason", quoted(candidate.reason ? candidate.reason : "")));
   fields.add(field("config", "{" + entries.text + "}"));
@@ -301,6 +288,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));
   explained.add(field("isa", quoted(chip.name)));
+  explained.add(field("modelled_after", quoted(chip.modelled_after ? chip.modelled_after->product : "")));
   explained.add(field("num_threads", std::to_string(num_threads)));
   explained.add(field("candidates",
                       plans_of ? plans_text(find_algorithm(plans_of), folded, chip) : candidates_text(folded, chip)));

@@ -134,6 +134,18 @@ bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip,
   return search.has_found();
 }
 
+// No kernel takes less: the operands and C pass memory once, and products come at the chip's peak. A model may say less
+// where its parts overlap more than they can; nobody is shown that.
+double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
+  if (chip.platform == Platform::cpu) return 0;
+  const GemmProblem& p = problem.gemm;
+  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
+  const int dtype = int(rung.is_split ? DType::f16 : p.dtype_a);  // split: at least one product of 16 bits
+  const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
+  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(p.dtype_a));
+  return std::max(2 * m * n * k * batch / (peak * 1e6), bytes / (chip.tbytes_per_second * 1e6));
+}
+
 Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   Choice choice;
   for_each_kernel(legal, [&](int i) {
@@ -221,6 +233,7 @@ std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, con
   if (is_empty(problem)) return {Plan{}};
   PlanSearch all(plans);
   rung.for_each_plan(problem, chip, all);
+  for (Plan& plan : plans) plan.cost_us = std::max(plan.cost_us, least_us(rung, problem, chip));
   return plans;
 }
 
@@ -231,6 +244,7 @@ std::vector<Candidate> list_candidates(const FoldedProblem& problem, const Chip&
     Candidate& candidate = candidates.emplace_back(Candidate{&rung, refuse(rung, problem, chip), {}});
     if (!candidate.reason && leaves(rung, problem)) candidate.reason = kLeft;
     if (!candidate.reason && !find_plan(rung, problem, chip, candidate.plan)) candidate.reason = kNoPlan;
+    candidate.plan.cost_us = std::max(candidate.plan.cost_us, least_us(rung, problem, chip));
   });
   return candidates;
 }

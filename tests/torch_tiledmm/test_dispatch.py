@@ -1,9 +1,10 @@
 """What can compute a product, what auto picks, and the plans of a kernel.
 
-Planted bugs that the tests of plans caught: the number of a plan one off, taken where it is too large; plans that the
-kernel's own choice is not among.
+Planted bugs that the tests caught: an A100 with the costs of an H200, not scaled; of plans the number one off, taken
+where it is too large; plans that the kernel's own choice is not among.
 """
 
+import collections
 import ctypes
 import functools
 import itertools
@@ -317,20 +318,36 @@ def test_a_plan_is_an_algorithm_by_its_number():
         torch_tiledmm.explain(3, 4, 5, "fp32", plans_of="nobody")
 
 
-def test_no_predicted_time_beats_the_chip():
-    """Of any legal candidate, of random sizes and those that models of other chips answered too fast for."""
-    rng = random.Random(0)
-    chips = build_info().chips
-    for name, chip in chips.items():
-        sizes = [(4096, 4096, 4096), (1, 16384, 16384), (16384, 1, 16384)]
-        sizes += [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(40)]
-        for (m, n, k), dtype in itertools.product(sizes, DTYPES):
-            bytes_ = (m * k + k * n + m * n) * DTYPES[dtype].itemsize
-            for candidate in torch_tiledmm.explain(m, n, k, dtype, device=f"{chip['device']}:{name}").candidates:
-                if candidate.legal and "split" not in candidate.order:
-                    peak = max(chip["simt_tflops"][dtype], chip["mma_tflops"][dtype])
-                    least = max(2 * m * n * k / (peak * 1e6), bytes_ / (chip["tbytes_per_second"] * 1e6))
-                    assert candidate.cost_us >= 0.999 * least, (name, dtype, m, n, k, candidate)
+@pytest.mark.parametrize("name", build_info().chips)
+def test_no_predicted_time_beats_the_chip(name):
+    """Nor does a model say so, but for one product of a thousand: a time that had to be raised is the least possible
+    one to the last digit."""
+    rng, chip = random.Random(name), build_info().chips[name]
+    sizes = [(4096, 4096, 4096), (1, 16384, 16384), (16384, 1, 16384)]
+    sizes += [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(2000)]
+    counts, raised = collections.Counter(), collections.Counter()
+    for dtype, (m, n, k) in itertools.product(DTYPES, sizes):
+        layout = rng.choice(("NT", "NN", "TN", "TT"))
+        answer = torch.ops.tiledmm._explain(m, n, k, DTYPES[dtype], layout, f"{chip['device']}:{name}", 1)
+        bytes_ = (m * k + k * n + m * n) * DTYPES[dtype].itemsize
+        for candidate in json.loads(answer)["candidates"]:
+            if candidate["legal"]:
+                of = "fp16" if "split" in candidate["order"] else dtype
+                peak = max(chip["simt_tflops"][of], chip["mma_tflops"][of])
+                least = max(2 * m * n * k / (peak * 1e6), bytes_ / (chip["tbytes_per_second"] * 1e6))
+                assert candidate["cost_us"] > least - 0.001, (dtype, m, n, k, layout, candidate)
+                counts[candidate["algorithm"]] += 1
+                raised[candidate["algorithm"]] += candidate["cost_us"] < least + 0.001
+    for kernel, count in counts.items():
+        assert raised[kernel] <= 0.001 * count, (kernel, raised[kernel], count)
+
+
+def test_a_chip_that_borrows_costs_says_of_which_one():
+    for device, other in (("cuda:sm_80", "NVIDIA H200"), ("cuda:sm_120", "NVIDIA H200"), ("cuda:sm_90", "")):
+        explained = torch_tiledmm.explain(512, 512, 512, "bf16", device=device)
+        assert explained.modelled_after == other
+        assert str(explained).count("modelled after NVIDIA H200") == bool(other)
+    assert not torch_tiledmm.explain(512, 512, 512, "bf16").modelled_after
 
 
 @pytest.mark.parametrize("name", ("auto", "native"))

@@ -7,6 +7,7 @@
 #include "core/operand.h"
 #include "core/problem.h"
 #include "core/transposed.h"
+#include "kernels/cuda/mma_async/costs.h"
 #include "kernels/cuda/shared/plan.h"
 #include "platform/instance.h"
 
@@ -19,33 +20,28 @@ struct MmaAsyncShape {
   int block_m, block_n, block_k;
   int warps_m, warps_n, num_stages, blocks_per_cu;
   ChunkTotal total;
-  // Measured on an H200: microseconds of a step of 8 words along k, of a block that has a multiprocessor for itself,
-  // and of each block where blocks_per_cu of them share it; and how much longer it takes with copies of single
-  // elements.
-  double alone_us, busy_us, narrow;
-  // In fp64: before the first step, with code that is in no cache; and of each round of blocks.
-  double start_us = 0, round_us = 0;
 };
 
 // The tiles for 8-byte elements, and those for 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is
 // one element, or two of 16 bits.
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
-    {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c, 0.525, 0.525, 1.11, 7.1, 1.6},
-    {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers, 0.270, 0.270, 1.10, 5.8, 2.2},
-    {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c, 0.225, 0.133, 1.07, 7.4, 0.0},
-    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers, 0.153, 0.153, 1.18, 5.3, 1.7},
-    {32, 64, 16, 2, 2, 4, 3, ChunkTotal::in_registers, 0.132, 0.075, 1.18, 6.0, 0.5},
-    {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.101, 0.076, 1.45, 6.0, 1.2},
-    {32, 32, 32, 2, 2, 5, 2, ChunkTotal::in_registers, 0.065, 0.052, 1.23, 5.1, 1.2},
-    {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers, 0.052, 0.043, 1.45, 4.7, 1.3},
+    {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c},
+    {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers},
+    {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c},
+    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers},
+    {32, 64, 16, 2, 2, 4, 3, ChunkTotal::in_registers},
+    {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
+    {32, 32, 32, 2, 2, 5, 2, ChunkTotal::in_registers},
+    {16, 32, 32, 1, 4, 7, 2, ChunkTotal::in_registers},
     // As the one before, for one row of tiles that have a multiprocessor each: half as many bytes again on their way.
-    {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers, 0.052, 0.052, 1.45, 4.7, 1.3},
+    {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, 0.337, 0.337, 1.45},
-    {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, 0.101, 0.073, 1.45},
+    {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none},
+    {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
 };
-inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2;
+static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
+static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kMmaAsyncInstances[] = {{DType::f64, 0, 1}, {DType::f64, 1, 3},  {DType::f64, 3, 5},
@@ -92,74 +88,78 @@ constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) 
   return stride_k == 1 && stride_mn * size_of(dtype) % 32 != 0;
 }
 
-// Microseconds in fp64 on an H200, fitted to 15000 measurements: multiprocessors take blocks_per_cu blocks at a time,
-// in rounds; memory and the second-level cache are busy beside them.
-inline double mma_async_f64_us(const MmaAsyncShape& shape, int64_t splits, const MmaAsyncCopies& copies, int64_t m,
-                               int64_t n, int64_t k, int64_t batch, int64_t chunk_k, int num_cus) {
+// Microseconds in fp64: multiprocessors take blocks_per_cu blocks at a time, in rounds; memory and the second-level
+// cache are busy beside them.
+inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choice, DType dtype,
+                           const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch,
+                           int64_t chunk_k, int num_cus) {
+  const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
+  const double alone = c.alone[choice.shape];
+  const int64_t splits = choice.num_splits;
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
   const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
-  const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? 1.05 : 1;
+  const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? c.total.value : 1;
   const double part_k = double(ceil_div(k, splits));
-  const double steps = total * part_k / 8 * (copies.is_vectorised ? 1 : shape.narrow);
-  const double more = most > 1 ? (most * shape.busy_us - shape.alone_us) / (most - 1) : 0;  // for another block
-  const double visit = shape.total == ChunkTotal::in_c ? 4.5e-4 : 1e-4;
+  const double steps = total * part_k / 8 * (copies.is_vectorised ? 1 : c.narrow[choice.shape].value);
+  const double more = most > 1 ? (most * c.busy[choice.shape] - alone) / (most - 1) : 0;  // for another block
+  const double visit = shape.total == ChunkTotal::in_c ? c.visit_in_c.value : c.visit.value;
   const auto round_us = [&](double blocks_per_cu) {
-    return steps * (shape.alone_us + (blocks_per_cu - 1) * more) + shape.round_us +
-           (3.5e-4 + visit * visits) * area * blocks_per_cu;
+    return steps * (alone + (blocks_per_cu - 1) * more) + c.round[choice.shape] +
+           (c.element + visit * visits) * area * blocks_per_cu;
   };
   double multiply = double(rounds) * round_us(most);
   if (left > 0) {
     // Multiprocessors that are done first take more than their share.
     const double share = double(ceil_div(left, num_cus));
-    multiply += round_us(rounds > 0 ? share + 0.08 * (most - share) : share);
+    multiply += round_us(rounds > 0 ? share + c.uneven * (most - share) : share);
   }
   const double output = 8 * double(m * n) * double(splits) * double(batch);  // bytes
-  const double move = (8 * double(batch) * double(m + n) * double(k) + output) / 3.25e6;
-  const double split_sector = shape.block_k > 16 ? 1.76 : 2.52;
+  const double move = (8 * double(batch) * double(m + n) * double(k) + output) / c.rate;
+  const double split_sector = shape.block_k > 16 ? c.long_sectors.value : c.sectors.value;
   const double cached = 8 * double(blocks) * part_k *
                         (double(min_of(m, shape.block_m)) * (copies.splits_sectors_a ? split_sector : 1) +
                          double(min_of(n, shape.block_n)) * (copies.splits_sectors_b ? split_sector : 1)) /
-                        12.1e6;
-  return shape.start_us + overlapped(multiply, move, cached) + (splits > 1 ? 4.8 + output / 2e6 : 0);
+                        c.cached;
+  return c.start[choice.shape] + overlapped(multiply, move, cached) + (splits > 1 ? c.addition + output / c.added : 0);
 }
 
-// Microseconds on an H200 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest one
-// decides. Operands arrive while others are multiplied, but for those of the first stages; results leave behind the
+// Microseconds in 16 bits and tf32 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest
+// one decides. Operands arrive while others are multiplied, but for those of the first stages; results leave behind the
 // last.
-inline double mma_async_us(const MmaAsyncChoice& choice, DType dtype, const MmaAsyncCopies& copies, int64_t m,
-                           int64_t n, int64_t k, int64_t batch, int64_t chunk_k, int num_cus) {
+inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice, DType dtype,
+                           const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t,
+                           int num_cus) {
+  const double alone = c.alone[choice.shape], rate = c.rate;
   const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
   const int64_t splits = choice.num_splits;
-  if (dtype == DType::f64) return mma_async_f64_us(shape, splits, copies, m, n, k, batch, chunk_k, num_cus);
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t per_cu = ceil_div(blocks, num_cus), rounds = per_cu / shape.blocks_per_cu;
-  const double full = shape.blocks_per_cu * shape.busy_us;  // of a step with as many blocks as there may be
+  const double full = shape.blocks_per_cu * c.busy[choice.shape];  // of a step with as many blocks as there may be
   double step = double(rounds) * full;
   if (const int64_t left = per_cu - rounds * shape.blocks_per_cu; left > 0) {
-    step += shape.alone_us;
-    if (left > 1) step += double(left - 1) * (full - shape.alone_us) / (shape.blocks_per_cu - 1);
+    step += alone;
+    if (left > 1) step += double(left - 1) * (full - alone) / (shape.blocks_per_cu - 1);
   }
   const double bytes = double(size_of(dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
   const double multiply =
-      words / 8 * step * (dtype == DType::f32 ? 1.1 : 1) * (copies.is_vectorised ? 1 : shape.narrow);
-  const double load = double((m + n) * k * batch) * bytes / 3.9e6,
-               store = double(m * n * batch * splits) * bytes / 3.9e6;
+      words / 8 * step * (dtype == DType::f32 ? c.tf32.value : 1) * (copies.is_vectorised ? 1 : c.narrow.value);
+  const double load = double((m + n) * k * batch) * bytes / rate, store = double(m * n * batch * splits) * bytes / rate;
   const double first = shape.num_stages * shape.block_k * 0.5;  // words of the first stages
-  double us = 6.4 + (multiply > load ? multiply : load);
+  double us = c.start + (multiply > load ? multiply : load);
   us +=
       ((words > first ? load * first / words : load) + store) / (rounds > 0 ? double(per_cu) / shape.blocks_per_cu : 1);
-  us += 1.1e-4 * shape.block_m * shape.block_n * double(min_of(per_cu, shape.blocks_per_cu));
-  us += 2.2 * double(ceil_div(per_cu, shape.blocks_per_cu) - 1);
-  if (splits > 1) us += 6.5 + double(splits * m * n * batch) * 4 / 2.3e6;
+  us += c.element * shape.block_m * shape.block_n * double(min_of(per_cu, shape.blocks_per_cu));
+  us += c.round * double(ceil_div(per_cu, shape.blocks_per_cu) - 1);
+  if (splits > 1) us += c.addition + double(splits * m * n * batch) * 4 / c.added;
   return us;
 }
 
-// Calls visit(choice, microseconds) for each of the shapes that fit into shared memory.
-template <class Visit>
-void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch,
-                        int64_t chunk_k, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
+// Calls visit(choice, microseconds) for each of the shapes that fit into shared c.
+template <class Costs, class Visit>
+void for_each_mma_async(const Costs& costs, DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k,
+                        int64_t batch, int64_t chunk_k, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
   const int64_t chunks = ceil_div(k, chunk_k);
   const bool do_partials_fit = chunks * m * n * batch * (dtype == DType::f64 ? 8 : 4) <= kMaxPartialBytes;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
@@ -170,7 +170,7 @@ void for_each_mma_async(DType dtype, const MmaAsyncCopies& copies, int64_t m, in
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
       if (splits && can_sum_chunks && dtype != DType::f64) continue;
       const MmaAsyncChoice choice{i, splits ? chunks : 1};
-      visit(choice, mma_async_us(choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
+      visit(choice, mma_async_us(costs, choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
     }
   }
 }

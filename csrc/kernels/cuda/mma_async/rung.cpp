@@ -17,7 +17,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  for_each_mma_async_plan(problem, chip.num_cus, chip.max_shared_bytes, visit);
+  for_each_mma_async_plan(problem, chip, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

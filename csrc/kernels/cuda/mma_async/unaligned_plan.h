@@ -16,20 +16,9 @@ namespace tiledmm {
 
 struct MmaUnalignedShape {
   int block_m, block_n, block_k, warps_m, warps_n, num_stages, blocks_per_cu;
-  // Fitted to 800 random products on an H200 (mostly within 15 %): microseconds of a call, of a step of 16 along k of a
-  // block that has a multiprocessor for itself, and of all blocks where blocks_per_cu of them share it; beside that, of
-  // a full round of blocks, and of each block of one that is not full; of the sum of chunks.
-  double start_us, alone_us, busy_us, round_us, block_us, sum_us;
-  // How much longer a step takes with rows that begin in the middle of a word, for each operand that is aligned to 16
-  // bytes, and for each whose rows are not along k.
-  double odd, aligned, not_k_major;
 };
-inline constexpr MmaUnalignedShape kMmaUnalignedShapes[] = {
-    {16, 16, 128, 1, 1, 6, 3, 5.92, 0.0347, 0.0641, 2.67, 0.59, 7.9, 1.90, 0.94, 1.20},
-    {32, 32, 128, 2, 2, 5, 2, 5.85, 0.0579, 0.1052, 2.77, 0.90, 3.7, 1.57, 0.86, 1.06},
-    {64, 64, 64, 2, 2, 4, 2, 5.57, 0.1100, 0.1893, 3.24, 1.45, 3.0, 1.62, 0.89, 1.03},
-};
-inline constexpr int kNumMmaUnalignedShapes = int(sizeof(kMmaUnalignedShapes) / sizeof(MmaUnalignedShape));
+inline constexpr MmaUnalignedShape kMmaUnalignedShapes[kNumMmaUnalignedShapes] = {
+    {16, 16, 128, 1, 1, 6, 3}, {32, 32, 128, 2, 2, 5, 2}, {64, 64, 64, 2, 2, 4, 2}};
 
 // Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaUnalignedShape& shape) {
@@ -72,32 +61,34 @@ inline MmaUnalignedProblem describe_unaligned(const FoldedProblem& problem) {
           describe_unaligned(view_b(p), problem)};
 }
 
-inline double mma_unaligned_us(const MmaUnalignedShape& shape, const MmaUnalignedProblem& p, int num_cus) {
+inline double mma_unaligned_us(const MmaUnalignedCosts& c, int idx, const MmaUnalignedProblem& p, int num_cus) {
+  const double alone = c.alone[idx], busy = c.busy[idx];
+  const MmaUnalignedShape& shape = kMmaUnalignedShapes[idx];
   const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
   const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
   const int64_t at_once = int64_t(num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
   double steps = double(ceil_div(min_of(p.k, p.chunk_k), 16));
-  if (p.a.is_odd || p.b.is_odd) steps *= shape.odd;
+  if (p.a.is_odd || p.b.is_odd) steps *= c.odd[idx];
   for (const UnalignedOperand& operand : {p.a, p.b}) {
-    if (operand.is_aligned) steps *= shape.aligned;
-    if (!operand.is_k_major) steps *= shape.not_k_major;
+    if (operand.is_aligned) steps *= c.aligned[idx];
+    if (!operand.is_k_major) steps *= c.not_k_major[idx];
   }
-  double multiply = double(rounds) * (steps * shape.busy_us + shape.round_us);
+  double multiply = double(rounds) * (steps * busy + c.round[idx]);
   if (const auto left = double(ceil_div(blocks - rounds * at_once, num_cus)); left > 0) {
-    const double more = (shape.busy_us - shape.alone_us) / (shape.blocks_per_cu - 1);  // for another block
-    multiply += steps * (shape.alone_us + (left - 1) * more) + left * shape.block_us;
+    const double more = (busy - alone) / (shape.blocks_per_cu - 1);  // for another block
+    multiply += steps * (alone + (left - 1) * more) + left * c.block[idx];
   }
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const double move = 2 * batch * (m * k + k * n + m * n) / 3.3e6;
-  const double us = shape.start_us + std::sqrt(std::hypot(multiply * multiply, move * move));
-  return splits > 1 ? us + shape.sum_us + 4 * double(splits) * batch * m * n / 2.3e6 : us;
+  const double move = 2 * batch * (m * k + k * n + m * n) / c.rate;
+  const double us = c.start[idx] + std::sqrt(std::hypot(multiply * multiply, move * move));
+  return splits > 1 ? us + c.addition[idx] + 4 * double(splits) * batch * m * n / c.added : us;
 }
 
 // Calls visit(shape, microseconds) for those that fit into shared memory; none where no operand is unaligned, or one
 // has no rows.
 template <class Visit>
-void for_each_mma_unaligned_shape(const MmaUnalignedProblem& p, int num_cus, int64_t max_shared_bytes,
-                                  const Visit& visit) {
+void for_each_mma_unaligned_shape(const MmaUnalignedCosts& costs, const MmaUnalignedProblem& p, int num_cus,
+                                  int64_t max_shared_bytes, const Visit& visit) {
   if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return;
   const double splits = p.chunk_k < p.k ? double(ceil_div(p.k, p.chunk_k)) : 1;
   if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return;
@@ -105,21 +96,22 @@ void for_each_mma_unaligned_shape(const MmaUnalignedProblem& p, int num_cus, int
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[i];
     const double tiles = std::ceil(double(p.m) / shape.block_m) * std::ceil(double(p.n) / shape.block_n);
     if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > max_shared_bytes) continue;
-    visit(i, mma_unaligned_us(shape, p, num_cus));
+    visit(i, mma_unaligned_us(costs, i, p, num_cus));
   }
 }
 
 // What it costs to copy unaligned operands first, and to store C element by element then, unless its rows are aligned.
-inline double copies_us(const MmaUnalignedProblem& p, bool is_c_aligned) {
+inline double copies_us(const MmaAsyncCosts& c, const MmaUnalignedProblem& p, bool is_c_aligned) {
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const auto copy = [&](const UnalignedOperand& operand, double elements) {
-    return operand.is_aligned ? 0 : 3.8 + elements / 0.75e6;
+    return operand.is_aligned ? 0 : c.copy + elements / c.copied;
   };
-  return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * 3e-6);
+  return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * c.stored);
 }
 
-inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int64_t max_shared_bytes,
-                                    PlanSearch& visit) {
+inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
+  const int num_cus = chip.num_cus;
+  const int64_t max_shared_bytes = chip.max_shared_bytes;
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
@@ -128,14 +120,27 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, int num_cus, int
   plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
   const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
-  const MmaUnalignedProblem unaligned = is_16_bit ? describe_unaligned(problem) : MmaUnalignedProblem{};
-  const double other_us = is_16_bit ? copies_us(unaligned, p.stride_cm % 8 == 0) : 0;
-  for_each_mma_async(p.dtype_a, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus, max_shared_bytes,
-                     [&](const MmaAsyncChoice& choice, double us) {
-                       plan.choice = choice;
-                       visit(plan, us + other_us);
-                     });
-  for_each_mma_unaligned_shape(unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
+  double other_us = 0;
+  const auto visit_tiles = [&](const auto& costs) {
+    for_each_mma_async(costs, p.dtype_a, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus,
+                       max_shared_bytes, [&](const MmaAsyncChoice& choice, double us) {
+                         plan.choice = choice;
+                         visit(plan, us + other_us);
+                       });
+  };
+  if (p.dtype_a == DType::f64) {
+    MmaAsyncF64Costs borrowed;
+    return visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed));
+  }
+  MmaAsyncCosts borrowed;
+  const MmaAsyncCosts& costs = costs_for(kMmaAsyncCosts, chip, borrowed);
+  if (!is_16_bit) return visit_tiles(costs);
+  const MmaUnalignedProblem unaligned = describe_unaligned(problem);
+  other_us = copies_us(costs, unaligned, p.stride_cm % 8 == 0);
+  visit_tiles(costs);
+  MmaUnalignedCosts borrowed_unaligned;
+  const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
+  for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
     plan.unaligned_shape = shape;
     visit(plan, us);
   });

@@ -2,7 +2,10 @@
 // result: the order of summation is the same for all.
 #pragma once
 
+#include <algorithm>
+
 #include "core/math.h"
+#include "kernels/cuda/simt_pipelined/costs.h"
 
 namespace tiledmm {
 
@@ -96,34 +99,32 @@ void for_each_few_rows_plan(const FewRowsTask& task, const Visit& visit) {
   if (task.chunk_k < task.k && 4 * sums <= kMaxSums) visit(plan_split_few_rows(task));
 }
 
-// Microseconds, fitted on an H200.
-inline double few_rows_microseconds(const FewRowsTask& task, const FewRowsPlan& plan) {
-  constexpr double kFixed = 5.2, kCyclesPerUs = 1980, kLatency = 1;
-  constexpr double kAddition = 2.7, kAddedBytesPerUs = 4.5e6;  // of the chunks' sums
-  constexpr double kLoad = 1.15, kStart = 8;                   // cycles for each k
+// Microseconds by a simple model.
+inline double few_rows_microseconds(const FewRowsCosts& c, const FewRowsTask& task, const FewRowsPlan& plan) {
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
   const int64_t blocks = ceil_div(task.n, plan.cols) * task.batch * plan.num_splits;
   const int64_t per_cu = min_of(fitting_blocks(task, plan), ceil_div(blocks, task.num_cus));
   const int64_t chunks_of_warp = ceil_div(num_chunks, plan.num_warps * plan.num_splits);
   const int64_t rounds = ceil_div(blocks, task.num_cus * per_cu) * chunks_of_warp;
-  const double loads = kLoad * double(per_cu * plan.num_warps) * (1 + plan.rows);
-  const double chain = kStart + 5 * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
+  const double loads = c.load * double(per_cu * plan.num_warps) * (1 + plan.rows);
+  const double chain = c.lone + c.step * double(ceil_div(plan.rows, kFewCols / plan.width));  // of a lone warp
   const double work =
-      kLatency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / kCyclesPerUs;
+      c.latency + double(rounds * min_of(task.chunk_k, task.k)) * (loads > chain ? loads : chain) / c.cycles_per_us;
   // What memory gives, less where a tile's rows along n are short, and what a multiprocessor draws from it.
   const bool has_short_rows = plan.width == kFewColsNarrow && !task.is_b_k_major;
-  const double given = 4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? 1.4e6 : 3.7e6);
+  const double given =
+      4 * double(task.n) * double(task.k) * double(task.batch) / (has_short_rows ? c.short_rows : c.rate);
   // Many short blocks even out, of the others the multiprocessor with most decides.
   const double blocks_of_cu = plan.num_splits > 1 ? double(max_of(blocks, task.num_cus)) / task.num_cus
                                                   : double(ceil_div(blocks, task.num_cus));
-  const double drawn = 4 * blocks_of_cu * plan.cols * double(task.k) / plan.num_splits / 30e3;
+  const double drawn = 4 * blocks_of_cu * plan.cols * double(task.k) / plan.num_splits / c.drawn;
   const double memory = given > drawn ? given : drawn;
   // Stages that are not full.
   const double unused = task.is_b_k_major ? double(plan.width - plan.cols) : 0;
-  const double partial = unused * (4e-5 * double(min_of(task.k, 5000)) + 0.008 * memory);
+  const double partial = unused * (c.unused * std::min<double>(double(task.k), c.most_k) + c.unused_memory * memory);
   const double sums = double(num_chunks * task.m) * double(task.n) * double(task.batch);
-  const double addition = plan.num_splits > 1 ? kAddition + 8 * sums / kAddedBytesPerUs : 0;
-  return kFixed + (work > memory ? work + 0.1 * memory : memory + 0.1 * work) + partial + addition;
+  const double addition = plan.num_splits > 1 ? c.addition + 8 * sums / c.added : 0;
+  return c.start + (work > memory ? work + c.overlap * memory : memory + c.overlap * work) + partial + addition;
 }
 
 }  // namespace tiledmm

@@ -9,6 +9,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
+#include "kernels/cuda/simt_pipelined/costs.h"
 #include "kernels/cuda/simt_pipelined/few_rows_plan.h"
 #include "platform/instance.h"
 
@@ -19,26 +20,24 @@ struct SimtShape {
   int thread_m, thread_n;
   int warps_m, warps_n;
   int num_stages;
-  int blocks_per_cu;      // that registers and shared memory admit
-  int k_step;             // elements of k that a fragment holds
-  int num_fragments;      // one that is multiplied, the others on their way
-  double alone, crowded;  // cycles for each k: of a block alone on its SM, and for each block where there are several
+  int blocks_per_cu;  // that registers and shared memory admit
+  int k_step;         // elements of k that a fragment holds
+  int num_fragments;  // one that is multiplied, the others on their way
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n; }
   constexpr int64_t area() const { return int64_t(block_m) * block_n; }
 };
 
-// Cycles measured on an H200.
 inline constexpr SimtShape kSimtShapes[] = {
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2, 318, 318}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2, 149, 125.2},
-    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2, 90.7, 81.4}, {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2, 74.3, 63},
-    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, 53, 43.9},   {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2, 73.9, 64},
-    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2, 47.8, 39.8}, {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2, 31.8, 27.1},
-    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4, 31.4, 25.8}, {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4, 22.5, 17.3},
-    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, 14, 11.7},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4, 12.5, 11},
-    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4, 11.1, 8.4},
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2},   {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4},   {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2},   {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4},   {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4},
+    {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4},
 };
-inline constexpr int kNumSimtShapes = int(sizeof(kSimtShapes) / sizeof(SimtShape));
+static_assert(sizeof kSimtShapes == kNumSimtShapes * sizeof(SimtShape), "costs.h has a place for each");
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kSimtInstances[] = {
     {DType::f32, 0, 2}, {DType::f32, 2, 5}, {DType::f32, 5, 8}, {DType::f32, 8, 13}};
@@ -97,29 +96,28 @@ constexpr FewRowsTask few_rows_task(const SimtTask& task) {
   return {task.m, task.n, task.k, task.batch, task.chunk_k, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
 }
 
-inline constexpr double kSimtFixed = 5.2, kSimtCyclesPerUs = 1980;
+// What the models read.
+struct AllSimtCosts {
+  const SimtCosts& tiles;
+  const FewRowsCosts& few_rows;
+};
 
-// Microseconds by a simple model, fitted on an H200: rounds of the blocks that an SM holds at one time, of which the
-// last one is not full; or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
-inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
-  constexpr double kRound = 1.3, kTile = 1.4e-5, kStaged = 9.4e-5, kAddition = 2.7, kPack = 4.3;
+// Microseconds by a simple model: rounds of the blocks that an SM holds at one time, of which the last one is not full;
+// or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
+inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked, const SimtPlan& plan) {
   constexpr double kMaxPackedBytes = 1 << 30;
-  constexpr double kAddedBytesPerUs = 4.5e6, kPackedBytesPerUs = 3.8e6;
-  constexpr double kReadBytesPerUs = 2.8e6, kStoredBytesPerUs = 1.75e6;  // caches full of dirty lines, as a rule
-  constexpr double kTransposed = 0.071;  // cycles for each k and element of a tile copied by 4 bytes
-  constexpr double kUnaligned = 0.18;
-  constexpr double kFold = 0.07;   // cycles for each element of a tile between chunks
-  constexpr double kLoop = 3.5;    // cycles for each multiply-add of the main loop: its instructions come from memory
-  constexpr double kEdge = 0.038;  // microseconds for each element that a thread copies where k ends within a tile
+  const SimtCosts& c = costs.tiles;
   const SimtShape& shape = kSimtShapes[plan.shape];
   SimtTask task = plan.is_exchanged ? transposed(asked) : asked;
-  if (plan.few_rows.rows > 0) return few_rows_microseconds(few_rows_task(task), plan.few_rows);
+  if (plan.few_rows.rows > 0) {
+    return few_rows_microseconds(costs.few_rows, few_rows_task(task), plan.few_rows);
+  }
   const double elements_c = double(task.m) * double(task.n) * double(task.batch);
-  double packed = 0, fixed = kSimtFixed;
+  double packed = 0, fixed = c.start;
   if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
   if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
   if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
-  if (packed > 0) fixed += kPack + 8 * packed / kPackedBytesPerUs;
+  if (packed > 0) fixed += c.pack + 8 * packed / c.packed;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
@@ -132,15 +130,16 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   for (const bool is_a : {true, false}) {
     const SimtOperand& operand = is_a ? task.a : task.b;
     if (shape.k_step == 1 && operand.is_k_major) {
-      copies += kTransposed * (is_a ? shape.block_m : shape.block_n);
+      copies += c.transposed * (is_a ? shape.block_m : shape.block_n);
     } else if (!operand.is_aligned) {
-      slower = 1 + kUnaligned;
+      slower = 1 + c.unaligned;
     }
   }
   const int64_t num_chunks = max_of(1, ceil_div(task.k, task.chunk_k));
-  if (is_folding) copies += kFold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
-  const double alone = slower * (shape.alone + copies), crowded = slower * (shape.crowded + copies);
-  const double loop = kLoop * double(shape.thread_m * shape.thread_n * shape.block_k);
+  if (is_folding) copies += c.fold * double(shape.area()) * double(num_chunks - 1) / double(task.k);
+  const double alone = slower * (c.alone[plan.shape] + copies);
+  const double crowded = slower * (c.crowded[plan.shape] + copies);
+  const double loop = c.loop * double(shape.thread_m * shape.thread_n * shape.block_k);
   const auto longer = [](double a, double b) { return a > b ? a : b; };
   // Adds the time of `blocks` blocks, of which per_cu share a multiprocessor.
   double cycles = 0, num_rounds = 0, most_blocks = 0;
@@ -172,14 +171,14 @@ inline double simt_microseconds(const SimtTask& asked, const SimtPlan& plan) {
   const int thread_close = plan.is_exchanged && plan.num_whole > 0 ? shape.thread_m : shape.thread_n;
   const bool is_staged = shape.k_step == 4 || thread_close % 4 != 0 || (asked.n % 4 != 0 && plan.num_whole > 0);
   const double copied_by_thread = double((shape.block_m + shape.block_n) * shape.block_k / shape.num_threads());
-  const double store = (is_staged ? kStaged : kTile) * double(shape.area());
-  const double edge = task.k % shape.block_k != 0 ? kEdge * copied_by_thread : 0;
-  const double work = cycles / kSimtCyclesPerUs + (store + edge) * most_blocks + kRound * num_rounds;
+  const double store = (is_staged ? c.staged : c.element) * double(shape.area());
+  const double edge = task.k % shape.block_k != 0 ? c.edge * copied_by_thread : 0;
+  const double work = cycles / c.cycles_per_us + (store + edge) * most_blocks + c.round * num_rounds;
   const double read = double(task.m + task.n) * double(task.k) * double(task.batch);
-  const double memory = 4 * read / kReadBytesPerUs + 4 * elements_c / kStoredBytesPerUs;
+  const double memory = 4 * read / c.read + 4 * elements_c / c.stored;
   const double partial = double(num_split * num_chunks * shape.area()) * double(task.batch);
-  const double addition = num_split > 0 ? kAddition + 8 * partial / kAddedBytesPerUs : 0;
-  return fixed + longer(work, memory) + 0.1 * (work + memory - longer(work, memory)) + addition;
+  const double addition = num_split > 0 ? c.addition + 8 * partial / c.added : 0;
+  return fixed + longer(work, memory) + c.overlap * (work + memory - longer(work, memory)) + addition;
 }
 
 // A problem as the model sees it, on a chip.
@@ -197,13 +196,13 @@ inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max
           max_shared_bytes};
 }
 
-inline void for_each_simt_plan(const SimtTask& task, PlanSearch& visit) {
+inline void for_each_simt_plan(const AllSimtCosts& costs, const SimtTask& task, PlanSearch& visit) {
   constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const bool is_chunked = task.chunk_k < task.k;
   const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
   const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
-  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(task, plan)); };
+  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(costs, task, plan)); };
   for (const bool is_exchanged : {false, true}) {
     const SimtTask oriented = is_exchanged ? transposed(task) : task;
     for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {

@@ -14,7 +14,10 @@ namespace {
 const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_chip(problem, chip); }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  for_each_simt_plan(simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
+  SimtCosts borrowed;
+  FewRowsCosts borrowed_few;
+  const AllSimtCosts costs{costs_for(kSimtCosts, chip, borrowed), costs_for(kFewRowsCosts, chip, borrowed_few)};
+  for_each_simt_plan(costs, simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

@@ -4,12 +4,15 @@
 // m is the few rows, n x k the operand that streams (the kernel's launcher may have exchanged the caller's m and n).
 #pragma once
 
+#include <algorithm>
+
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
 #include "core/transposed.h"
+#include "kernels/cuda/skinny/costs.h"
 
 namespace tiledmm {
 
@@ -66,9 +69,11 @@ struct SkinnyProblem {
 };
 
 // What the items of a batch take besides, by ten random batches in 16 bits.
-inline double items_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
+template <class Costs>
+double items_microseconds(const Costs& costs, const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
   const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
-  return problem.batch == 1 ? 0 : num_rounds > 1 ? 6 * double(num_rounds) : 2;
+  if (problem.batch == 1) return 0;
+  return num_rounds > 1 ? costs.items_of_round * double(num_rounds) : costs.items.value;
 }
 
 // Rounds of units, each as long as one unit takes, or as the memory takes for all of them.
@@ -78,41 +83,46 @@ inline double rounds_microseconds(const SkinnyPlan& plan, int num_sms, double un
   return double(plan.num_units / num_sms) * round(num_sms) + (rest ? round(double(rest)) : 0);
 }
 
-// Microseconds in fp64, by 64 random products on an H200: rounds of units, each as long as a warp's chain or as the
-// memory takes. A tenth more than measured, as mma_async's model expects for few rows, so that the two compare.
-inline double model_microseconds_f64(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
-                                     int copy_width) {
-  const double unit = 0.9 + plan.num_k_tiles * (0.55 + 0.11 * plan.groups) * (copy_width == 16 ? 1 : 1.5);
+// Microseconds in fp64: rounds of units, each as long as a warp's chain or as the memory takes.
+inline double model_microseconds(const SkinnyF64Costs& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
+                                 int num_sms, int copy_width) {
+  const double k_tile = (c.k_tile + c.group * plan.groups) * (copy_width == 16 ? 1 : c.narrow.value);
+  const double unit = c.unit + plan.num_k_tiles * k_tile;
   const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / 3.55e6;
-  return 7.5 + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(problem, plan, num_sms) +
-         (plan.splits_chunks ? 3.1 : 0);
+  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / c.rate;
+  return c.start + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(c, problem, plan, num_sms) +
+         (plan.splits_chunks ? c.split.value : 0);
 }
 
-// Microseconds by a model fitted on an H200 (cold second-level cache, which has to write back what it holds): rounds of
-// units, each round as long as the slowest of one multiprocessor's chain of k tiles, its copies, and the memory's.
-// Copies of less than 16 bytes take each thread longer, the more it has of the few rows; so do other products of a
-// batch.
-inline double model_microseconds(const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms,
-                                 int copy_width = 16) {
-  if (problem.dtype == DType::f64) return model_microseconds_f64(problem, plan, num_sms, copy_width);
+// Microseconds in 16 bits: rounds of units, each round as long as the slowest of one multiprocessor's chain of k tiles,
+// its copies, and the memory's. Copies of less than 16 bytes take each thread longer, the more it has of the few rows;
+// so do other products of a batch.
+inline double model_microseconds(const SkinnyCosts& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
+                                 int num_sms, int copy_width) {
   const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(problem.dtype, block_m);
   const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
   const double bytes_a = 2 * k * double(problem.m);
   const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
-  const double narrow = copy_width == 16 ? 0 : copy_width == 8 ? 0.30 : copy_width == 4 ? 0.37 : 0.67;
+  const double narrow = copy_width == 16  ? 0
+                        : copy_width == 8 ? c.copy_8.value
+                        : copy_width == 4 ? c.copy_4.value
+                                          : c.copy_2.value;
   const double copies_a = double(block_m * block_k) / (8 * 256) * (plan.splits_chunks ? 2 : 1);  // of a thread
-  const double chain = plan.num_k_tiles * ((block_k == 256 ? 0.45 : 0.3) + narrow * copies_a),
-               copies = (bytes_a + bytes_b) / 46e3;
-  const double unit = 0.3 + (problem.batch > 1 && copy_width < 16 ? 1.4 : 0) + (chain > copies ? chain : copies);
+  const double chain =
+                   plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256.value : c.k_tile_128.value) + narrow * copies_a),
+               copies = (bytes_a + bytes_b) / c.copied;
+  const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
+  const double unit = c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
+                      std::max(std::max(chain, copies), products);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
-  const double busy = plan.num_units < num_sms ? 0.85 + 0.15 * double(plan.num_units) / num_sms : 1;
+  const double busy = plan.num_units < num_sms ? c.idle + (1 - c.idle) * double(plan.num_units) / num_sms : 1;
   // Memory takes longer for short runs along n.
-  const double runs = problem.is_b_k_major ? 1 : 1 + 12.8 / double(max_of(plan.cols, 32));
-  const double shared = (bytes_b * runs / 3.3e6 + bytes_a / 4.5e6) / busy;
+  const double runs = problem.is_b_k_major ? 1 : 1 + c.short_runs / std::max<double>(plan.cols, c.least_run);
+  const double shared = (bytes_b * runs / c.rate_b + bytes_a / c.rate_a) / busy;
   // The items' time is part of `unit` where copies are narrow.
-  return 7.2 + rounds_microseconds(plan, num_sms, unit, shared) +
-         (copy_width < 16 ? 0 : items_microseconds(problem, plan, num_sms)) + (plan.splits_chunks ? 3.5 : 0);
+  return c.start + rounds_microseconds(plan, num_sms, unit, shared) +
+         (copy_width < 16 ? 0 : items_microseconds(c, problem, plan, num_sms)) +
+         (plan.splits_chunks ? c.split.value : 0);
 }
 
 // Calls visit(plan) for each way to share out a problem.
@@ -165,8 +175,9 @@ struct SkinnyLaunch {
 };
 
 // Ways to share out are compared by their time with copies of 16 bytes.
-inline void for_each_skinny_launch(const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
-                                   PlanSearch& visit) {
+template <class Costs>
+void for_each_skinny_launch(const Costs& costs, const FoldedProblem& given, int num_sms, int64_t max_shared_bytes,
+                            PlanSearch& visit) {
   SkinnyLaunch launch{exchanges_operands(given.gemm.dtype_a, given.gemm.m, given.gemm.n), 0, 0, {}};
   const FoldedProblem problem = launch.is_exchanged ? transposed(given) : given;
   const GemmProblem& p = problem.gemm;
@@ -177,10 +188,10 @@ inline void for_each_skinny_launch(const FoldedProblem& given, int num_sms, int6
   const SkinnyProblem shape{p.dtype_a,          p.m,           p.n,          p.k, problem.chunk_k,
                             problem.batch_size, is_k_major(a), is_k_major(b)};
   for_each_skinny_plan(shape, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
-    const double own_us = model_microseconds(shape, plan, num_sms);
+    const double own_us = model_microseconds(costs, shape, plan, num_sms, 16);
     if (own_us >= visit.least_us()) return;
     launch.plan = plan;
-    visit(launch, model_microseconds(shape, plan, num_sms, copy_width), own_us);
+    visit(launch, model_microseconds(costs, shape, plan, num_sms, copy_width), own_us);
   });
 }
 

@@ -19,7 +19,11 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  for_each_skinny_launch(problem, chip.num_cus, chip.max_shared_bytes, visit);
+  const auto show = [&](const auto& rows, auto borrowed) {
+    const auto& costs = costs_for(rows, chip, borrowed);
+    for_each_skinny_launch(costs, problem, chip.num_cus, chip.max_shared_bytes, visit);
+  };
+  problem.gemm.dtype_a == DType::f64 ? show(kSkinnyF64Costs, SkinnyF64Costs{}) : show(kSkinnyCosts, SkinnyCosts{});
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

@@ -17,6 +17,7 @@
 #include "core/transposed.h"
 #include "kernels/cuda/shared/plan.h"
 #include "kernels/cuda/shared/tile_order.h"
+#include "kernels/cuda/wgmma/costs.h"
 
 namespace tiledmm {
 
@@ -149,18 +150,20 @@ constexpr bool is_strip(const GemmTask& p) {
 // Nanoseconds that the copy of a row of 128 bytes takes a block while so many copy: the second-level cache sends
 // sectors of 32 bytes, of which a row that begins within one touches five, and only once what several blocks ask for at
 // a time if rows are aligned.
-constexpr double row_nanoseconds(int alignment, double blocks) {
-  return alignment == 16 ? 1.36 + 0.0078 * blocks : alignment == 32 ? 0.95 + 0.008 * blocks : 0.91 + 0.0045 * blocks;
+constexpr double row_nanoseconds(const WgmmaCosts& costs, int alignment, double blocks) {
+  if (alignment == 16) return costs.row_16 + costs.row_16_of_block * blocks;
+  return alignment == 32 ? costs.row_32 + costs.row_32_of_block * blocks
+                         : costs.row_64 + costs.row_64_of_block * blocks;
 }
 
 // What clusters take beside their copies, as fitted.
-constexpr double cluster_microseconds(int log_m, int log_n) {
-  return log_m + log_n > 0 ? 0.6 + 0.8 * log_m + 0.3 * log_n : 0;
+constexpr double cluster_microseconds(const WgmmaCosts& costs, int log_m, int log_n) {
+  return log_m + log_n > 0 ? costs.cluster + costs.cluster_m * log_m + costs.cluster_n * log_n : 0;
 }
 
 // What the matrix unit takes for a k tile of a tile.
-constexpr double matrix_unit_microseconds(const TileShape& tile) {
-  return std::max(0.105, 19.8e-6 * tile.block_m * tile.block_n);
+constexpr double matrix_unit_microseconds(const WgmmaCosts& costs, const TileShape& tile) {
+  return std::max<double>(costs.least_k_tile, costs.k_tile * tile.block_m * tile.block_n);
 }
 
 // Rows of A and of B, along k, that a tile copies.
@@ -182,29 +185,32 @@ constexpr StreamedOperand streamed_operand(const TileShape& shape, const GemmTas
 // A strip's time where rows are not aligned: its tiles, memory and what all blocks draw from the second-level cache
 // take about as long, and each waits for the others. Blocks of a cluster fetch the few rows for each other and cost a
 // tenth of what they do elsewhere, as fitted; a tile with many of the other rows, along k, is slower.
-inline double strip_microseconds(const TilePlan& plan, const GemmTask& p, double num_blocks, double tiles,
-                                 double memory) {
-  const auto draw = [](int alignment, double rows) { return rows / (alignment == 16 ? 6e6 : 8e6); };
+inline double strip_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, double num_blocks,
+                                 double tiles, double memory) {
+  const auto draw = [&](int alignment, double rows) {
+    return rows / (alignment == 16 ? costs.strips_16.value : costs.strips.value);
+  };
   const double drawn = 2 * double(p.k) * num_blocks *
                        (draw(p.a.alignment, copied_rows_a(plan.shape, p) / (1 << plan.cluster_n)) +
                         draw(p.b.alignment, copied_rows_b(plan.shape, p) / (1 << plan.cluster_m)));
   const StreamedOperand large = streamed_operand(plan.shape, p);
-  const double slower = large.is_k_major ? 1 + 0.06 / 64 * std::max(large.tile_rows - 128, 0) : 1;
-  return overlapped(tiles, memory * slower, drawn) + 0.1 * cluster_microseconds(plan.cluster_m, plan.cluster_n);
+  const double slower = large.is_k_major ? 1 + costs.strip_rows / 64 * std::max(large.tile_rows - 128, 0) : 1;
+  return overlapped(tiles, memory * slower, drawn) +
+         costs.strip_cluster * cluster_microseconds(costs, plan.cluster_m, plan.cluster_n);
 }
 
 // Less than any plan of a tile takes: if all multiprocessors were busy all the time.
-inline double least_microseconds(const TileShape& shape, const GemmTask& p, int num_sms) {
+inline double least_microseconds(const WgmmaCosts& costs, const TileShape& shape, const GemmTask& p, int num_sms) {
   const double k_tiles = double(p.k) / kWgmmaBlockK, area = double(shape.block_m) * shape.block_n;
   const double share = double(p.batch) * double(p.m) * double(p.n) / (area * num_sms);
-  return 5 + k_tiles * matrix_unit_microseconds(shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
+  return costs.start + k_tiles * matrix_unit_microseconds(costs, shape) * std::max(share, p.chunk_k < p.k ? 0.0 : 1.0);
 }
 
-// Microseconds of one launch by a simple model, fitted on an H200 (mostly within 15 %): waves of tiles, each of an
+// Microseconds of one launch by a simple model: waves of tiles, each of an
 // epilogue and of k tiles that take as long as the slowest of four: waiting; the matrix unit; the second-level cache,
 // where rows are not aligned; shared memory, which takes A and B in and where each consumer reads its rows of A and
 // all of B. Or as long as memory takes, which needs some time to get up to speed.
-inline double model_microseconds(const TilePlan& plan, const GemmTask& p, int num_sms) {
+inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, const GemmTask& p, int num_sms) {
   const TileShape& shape = plan.shape;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k);
   const int64_t num_splits = plan.splits_chunks || plan.shares_tiles ? num_chunks : 1;
@@ -218,55 +224,55 @@ inline double model_microseconds(const TilePlan& plan, const GemmTask& p, int nu
   const auto wave = [&](const TileShape& tile, int64_t count) {
     const double area = double(tile.block_m) * tile.block_n, blocks = double(count << log_cluster);
     const double a_rows = copied_rows_a(tile, p), b_rows = copied_rows_b(tile, p);
-    double copies = 1e-3 * (row_nanoseconds(p.a.alignment, blocks) * a_rows / (1 << plan.cluster_n) +
-                            row_nanoseconds(p.b.alignment, blocks) * b_rows / (1 << plan.cluster_m));
-    if (shape.block_m == 64) copies *= 1.07;
+    double copies = 1e-3 * (row_nanoseconds(costs, p.a.alignment, blocks) * a_rows / (1 << plan.cluster_n) +
+                            row_nanoseconds(costs, p.b.alignment, blocks) * b_rows / (1 << plan.cluster_m));
+    if (shape.block_m == 64) copies *= costs.small_rows;
     if (is_aligned(p)) copies = 0;
     const double consumers = tile.block_m / 64, smem_rows = a_rows + tile.block_n + consumers * (64 + tile.block_n);
-    const auto smem = [](double rows) { return 2 * kWgmmaBlockK * rows / 250e3; };
-    double k_tile = matrix_unit_microseconds(tile);
+    const auto smem = [&](double rows) { return 2 * kWgmmaBlockK * rows / costs.shared; };
+    double k_tile = matrix_unit_microseconds(costs, tile);
     for (const double bound : {copies, smem(smem_rows)})
       if (bound > k_tile) k_tile = bound;
     // Tiles of the first column read A once more, and ones; the first blocks take them.
     const double summed = p.sums_rows ? std::max(smem(smem_rows + consumers * (64 + 8)) - k_tile, 0.0) : 0;
-    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + 0.8 +
-           area * 3.2e-5 + (num_splits > 1 ? 0 : double(num_chunks - 1) * 0.4);
+    return num_k_tiles * (k_tile + summed * double(ceil_div(tiles_m * num_splits, at_once)) / num_waves) + costs.tile +
+           area * costs.element + (num_splits > 1 ? 0 : double(num_chunks - 1) * costs.chunk);
   };
   const int64_t rest = num_tiles % at_once;
   double tiles = num_tiles < at_once ? 0 : double(num_tiles / at_once) * wave(shape, at_once);
   if (splits_tail(shape, num_tiles, at_once))
-    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + 0.4;
+    tiles += wave({shape.block_m, shape.block_n / 2}, 2 * rest) + costs.tail;
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
   const double bytes = 2 * batch * (m * k + k * n + m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
-  double rate = 3.8e6;
+  double rate = costs.rate;
   if (p.m <= shape.block_m && !p.b.is_k_major && num_splits == 1) {
-    const double drawn = 70e3 * double(min_of(num_tiles, at_once) << log_cluster), narrow = 3.3e6;
-    rate = shape.block_n < 128 ? narrow : rate;
+    const double drawn = costs.drawn * double(min_of(num_tiles, at_once) << log_cluster);
+    if (shape.block_n < 128) rate = costs.narrow_rate;
     if (drawn < rate) rate = drawn;
   }
   // Few rows or columns beside a large operand whose rows lie along k: memory is slower the more of these a tile has.
   const StreamedOperand large = streamed_operand(shape, p);
   if (num_splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major) {
-    const double slower = large.alignment == 128 ? 0.035 : 0.09;
+    const double slower = large.alignment == 128 ? costs.few_128.value : costs.few.value;
     rate /= 1 + slower * (large.tile_rows - (large.is_a ? 64 : 32)) / 64;
   }
-  const double memory = bytes / rate + (bytes < 20e6 ? bytes / 10e6 : 2);
-  const double sums = plan.shares_tiles    ? 2.3
-                      : plan.splits_chunks ? 2.5 + 4e-6 * double(num_chunks) * batch * m * n
+  const double memory = bytes / rate + std::min<double>(bytes / costs.ramp_rate, costs.ramp);
+  const double sums = plan.shares_tiles    ? costs.shared_tile.value
+                      : plan.splits_chunks ? costs.split + double(num_chunks) * batch * m * n / costs.sums
                                            : 0;
   // Fewer rows of tiles than columns are faster where all else is the same, as it is if two plans differ in their roles
   // alone (192 x 96 on 3072 x 768 outputs: up to 10 %).
-  const double order = tiles_m > tiles_n ? 0.01 : 0;
+  const double order = tiles_m > tiles_n ? costs.order.value : 0;
   const double work = num_splits == 1 && is_strip(p) && !is_aligned(p)
-                          ? strip_microseconds(plan, p, double(num_tiles << log_cluster), tiles, memory)
-                          : cluster_microseconds(plan.cluster_m, plan.cluster_n) +
-                                (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
-  const double all = 5 + sums + order + work;
+                          ? strip_microseconds(costs, plan, p, double(num_tiles << log_cluster), tiles, memory)
+                          : cluster_microseconds(costs, plan.cluster_m, plan.cluster_n) +
+                                (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
+  const double all = costs.start + sums + order + work;
   // Where all k is in flight at the same time, clusters gain more.
-  return plan.splits_chunks ? (1 - 0.03 * log_cluster) * all : all;
+  return plan.splits_chunks ? (1 - costs.split_cluster * log_cluster) * all : all;
 }
 
 // In which order the blocks compute the tiles of a plan.
@@ -354,14 +360,15 @@ struct WgmmaSearch {
   GemmTask task;
   WgmmaPlan plan;
   double other_us;  // beside the tiles
+  const WgmmaCosts& costs;
 };
 
 // Shows a plan of tiles, `p` being the product that they compute. Where all plans are wanted, tiles that do not all run
 // at once come in several orders: the schedule's own, in groups of few rows, of half of the rows, of all.
-inline void visit_orders(WgmmaPlan& plan, const GemmTask& p, double other_us, int num_sms, PlanSearch& visit) {
+inline void visit_orders(const WgmmaSearch& from, WgmmaPlan& plan, const GemmTask& p, int num_sms, PlanSearch& visit) {
   TilePlan& tiles = plan.tiles;
-  const double us = model_microseconds(tiles, p, num_sms);
-  visit(plan, us + other_us, us);
+  const double us = model_microseconds(from.costs, tiles, p, num_sms);
+  visit(plan, us + from.other_us, us);
   if (!visit.wants_all() || tiles.splits_chunks || tiles.shares_tiles) return;
   const int rows = int(ceil_div(p.m, tiles.shape.block_m << tiles.cluster_m));
   const int64_t columns = ceil_div(p.n, tiles.shape.block_n << tiles.cluster_n);
@@ -369,15 +376,15 @@ inline void visit_orders(WgmmaPlan& plan, const GemmTask& p, double other_us, in
   for (const int group_m : {4, (rows + 1) / 2, rows}) {
     if (group_m == 4 && rows <= 8) continue;
     tiles.group_m = group_m;
-    visit(plan, us + other_us, us);
+    visit(plan, us + from.other_us, us);
   }
   tiles.group_m = 0;
 }
 
 // Shows the ways to share out a problem of a task without exchanging roles: those that may be the fastest, or all that
 // the kernels can carry out.
-inline void for_each_tile_plan_of(const GemmTask& p, bool is_exchanged, WgmmaPlan made, double other_us, int num_sms,
-                                  PlanSearch& visit) {
+inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bool is_exchanged, WgmmaPlan made,
+                                  int num_sms, PlanSearch& visit) {
   TilePlan& plan = made.tiles;
   const bool is_chunked = p.chunk_k < p.k;
   const bool may_split = !is_exchanged && may_split_chunks(p.m, p.n, p.k, p.chunk_k, p.batch);
@@ -387,11 +394,11 @@ inline void for_each_tile_plan_of(const GemmTask& p, bool is_exchanged, WgmmaPla
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
     if (p.sums_rows && !sums_rows(shape)) continue;
-    if (least_microseconds(shape, p, num_sms) >= visit.least_us()) continue;
+    if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
       plan.cluster_m = log_m, plan.cluster_n = log_n;
-      visit_orders(made, p, other_us, num_sms, visit);
+      visit_orders(from, made, p, num_sms, visit);
     };
     for (const bool splits : {false, true}) {
       if (!splits && is_chunked && !sums_chunks(shape, p.sums_rows)) continue;
@@ -401,7 +408,8 @@ inline void for_each_tile_plan_of(const GemmTask& p, bool is_exchanged, WgmmaPla
       consider(0, 0);
       if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows)) continue;
       // What clusters gain is less than what aligned rows would.
-      if (!visit.wants_all() && (is_aligned(p) || model_microseconds(plan, aligned, num_sms) >= visit.least_us()))
+      if (!visit.wants_all() &&
+          (is_aligned(p) || model_microseconds(from.costs, plan, aligned, num_sms) >= visit.least_us()))
         continue;
       for (int log_m = 0; log_m <= kMaxLogSide; ++log_m) {
         for (int log_n = 0; log_n <= kMaxLogSide && log_m + log_n <= kMaxLogCluster; ++log_n) {
@@ -422,11 +430,11 @@ inline void for_each_tile_plan_of(const GemmTask& p, bool is_exchanged, WgmmaPla
 
 inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearch& visit) {
   const GemmTask& task = search.task;
-  for_each_tile_plan_of(task, false, search.plan, search.other_us, num_sms, visit);
+  for_each_tile_plan_of(search, task, false, search.plan, num_sms, visit);
   if (task.is_c_aligned && !task.sums_rows) {
     WgmmaPlan exchanged = search.plan;
     std::swap(exchanged.a, exchanged.b);
-    for_each_tile_plan_of(transposed(task), true, exchanged, search.other_us, num_sms, visit);
+    for_each_tile_plan_of(search, transposed(task), true, exchanged, num_sms, visit);
   }
   visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
     plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(task) : task, num_sms);
@@ -456,16 +464,18 @@ inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem&
 // What wgmma takes longer than its model says where it copies 16-bit operands first: with chunks of k, and where up
 // to 8 rows or columns lie close to each other. A k tile is then 64 rows of 16 bytes, which all multiprocessors fetch
 // at the same time.
-inline double copied_us(const FoldedProblem& problem, bool copies_a, bool copies_b, int num_sms) {
+inline double copied_us(const WgmmaCosts& costs, const FoldedProblem& problem, bool copies_a, bool copies_b,
+                        int num_sms) {
   if (!copies_a && !copies_b) return 0;
   const GemmProblem& p = problem.gemm;
-  const double chunks = problem.chunk_k < p.k ? 2.5 : 0;
+  const double chunks = problem.chunk_k < p.k ? costs.repacked_chunks.value : 0;
   const auto is_slow = [](const OperandView& view, bool is_copied) {
     return is_copied && !is_k_major(view) && view.rows <= 8;
   };
   if (!is_slow(view_a(p), copies_a) && !is_slow(view_b(p), copies_b)) return chunks;
-  const double readers = double(max_of(p.m, p.n)) / (32.0 * num_sms);
-  return chunks + 0.3 * (readers < 1 ? readers : 1) * double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
+  const double readers = double(max_of(p.m, p.n)) / (costs.readers * num_sms);
+  return chunks + costs.repacked_k_tile * (readers < 1 ? readers : 1) *
+                      double(ceil_div(min_of(p.k, problem.chunk_k), kWgmmaBlockK));
 }
 
 // What all plans of a problem are made from. C becomes row-major.
@@ -476,8 +486,8 @@ inline FoldedProblem row_major(const FoldedProblem& problem, WgmmaPlan& plan) {
 
 // What the copy engine cannot take costs a launch and memory traffic (A, B) or stores by the threads (C); both are
 // estimates.
-inline WgmmaSearch wgmma_search(const FoldedProblem& given, int num_sms) {
-  WgmmaSearch search{};
+inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& given, int num_sms) {
+  WgmmaSearch search{{}, {}, 0, costs};
   WgmmaPlan& plan = search.plan;
   const FoldedProblem problem = row_major(given, plan);
   const GemmProblem& p = problem.gemm;
@@ -493,9 +503,9 @@ inline WgmmaSearch wgmma_search(const FoldedProblem& given, int num_sms) {
   search.task.is_c_aligned = plan.stores_by_tma;
   const double num_copied =
       (plan.copies_a ? num_elements(view_a(p), problem) : 0) + (plan.copies_b ? num_elements(view_b(p), problem) : 0);
-  search.other_us = (num_copied > 0 ? 2.5 + 4 * num_copied / 3e6 : 0) +
-                    copied_us(problem, plan.copies_a, plan.copies_b, num_sms) +
-                    (plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 3e-7);
+  search.other_us = (num_copied > 0 ? costs.repack + 4 * num_copied / costs.repacked : 0) +
+                    copied_us(costs, problem, plan.copies_a, plan.copies_b, num_sms) +
+                    (plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored);
   return search;
 }
 

@@ -38,8 +38,14 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  if (problem.gemm.dtype_a == DType::f32) return for_each_tf32_plan(problem, chip.num_cus, visit);
-  for_each_tile_plan(wgmma_search(problem, chip.num_cus), chip.num_cus, visit);
+  if (problem.gemm.dtype_a == DType::f32) {
+    Tf32Costs borrowed;
+    const Tf32Costs& costs = costs_for(kTf32Costs, chip, borrowed);
+    return for_each_tf32_plan(costs, problem, chip.num_cus, visit);
+  }
+  WgmmaCosts borrowed;
+  const WgmmaCosts& costs = costs_for(kWgmmaCosts, chip, borrowed);
+  for_each_tile_plan(wgmma_search(costs, problem, chip.num_cus), chip.num_cus, visit);
 }
 
 void describe_tiles(const WgmmaPlan& plan, bool is_exchanged, int64_t chunks, Fields& fields) {

@@ -28,34 +28,36 @@ struct Tf32Plan : WgmmaPlan {
   bool is_exchanged;  // the kernel computes the transposed problem
 };
 
-// Microseconds from launch to end, copies aside, by a simple model, fitted on an H200: whole waves of tiles, each of an
+// Microseconds from launch to end, copies aside, by a simple model: whole waves of tiles, each of an
 // epilogue and of k tiles that the slowest of these bounds: the latency of one chain of matrix instructions; the matrix
 // unit; the second-level cache; shared memory; the transposing warps. Or memory, if that is slower. `p` is the problem
 // that the kernel computes.
-inline double model_tf32_microseconds(const TileShape& shape, Tf32Path path, bool splits_chunks, const GemmTask& p,
-                                      int num_sms) {
+inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& shape, Tf32Path path, bool splits_chunks,
+                                      const GemmTask& p, int num_sms) {
   const bool uses_registers = path != Tf32Path::both_in_place, transposes = path == Tf32Path::b_transposed;
   const int64_t num_chunks = ceil_div(p.k, p.chunk_k), splits = splits_chunks ? num_chunks : 1;
   const int64_t num_tiles = p.batch * splits * ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n);
-  const double tail = splits_tail(shape, num_tiles, num_sms) ? 0.66 : num_tiles % num_sms ? 1 : 0;
+  const double tail = splits_tail(shape, num_tiles, num_sms) ? costs.halved.value : num_tiles % num_sms ? 1 : 0;
   const double waves = double(num_tiles / num_sms) + tail;
   const double area = double(shape.block_m) * shape.block_n;
   const double a_bytes = 128 * double(min_of(shape.block_m, p.m)), b_bytes = 128.0 * shape.block_n;
-  const double requested = a_bytes * (p.a.alignment >= 32 ? 1 : 3) + b_bytes * (p.b.alignment >= 32 ? 1 : 3);
+  const double requested = a_bytes * (p.a.alignment >= 32 ? 1 : costs.unaligned.value) +
+                           b_bytes * (p.b.alignment >= 32 ? 1 : costs.unaligned.value);
   const double read = 128 * double(shape.block_m / 64) * (64 + shape.block_n);
   const double moved = transposes ? 2 * b_bytes : 0;
-  double k_tile = uses_registers ? 0.19 : 0.16;
+  double k_tile = uses_registers ? costs.least_by_registers : costs.least_k_tile;
   for (const double bound :
-       {(area * 20e-6 + 0.01) * (uses_registers ? 1.06 : 1), requested / 120e3,
-        (a_bytes + b_bytes + read + moved) / 220e3, transposes ? 0.22 + 0.07 * shape.block_n / 32 : 0})
+       {(area * costs.k_tile_element + costs.k_tile) * (uses_registers ? costs.registers.value : 1),
+        requested / costs.cached, (a_bytes + b_bytes + read + moved) / costs.shared,
+        transposes ? costs.transpose + costs.transpose_32 * shape.block_n / 32 : 0})
     if (bound > k_tile) k_tile = bound;
   const double num_k_tiles = double(ceil_div(splits_chunks ? p.chunk_k : p.k, kTf32BlockK));
-  const double tiles = waves * (num_k_tiles * k_tile + 0.3 + area * 1e-5);
+  const double tiles = waves * (num_k_tiles * k_tile + costs.tile + area * costs.element);
   const double results = double(p.batch) * double(p.m) * double(p.n);
   const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
-  const double memory = 4 * elements / 3.3e6;
-  const double sums = splits_chunks ? 2 + double(num_chunks) * (0.02 + 5e-6 * results) : 0;
-  return 5.5 + sums + (tiles > memory ? tiles + 0.1 * memory : memory + 0.1 * tiles);
+  const double memory = 4 * elements / costs.rate;
+  const double sums = splits_chunks ? costs.split + double(num_chunks) * (costs.chunk + results / costs.sums) : 0;
+  return costs.start + sums + (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
 }
 
 // An operand as it lies, and its copy along k.
@@ -74,12 +76,13 @@ inline Tf32Operand describe_tf32(const OperandView& operand, const FoldedProblem
   return result;
 }
 
-inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSearch& visit) {
+inline void for_each_tf32_plan(const Tf32Costs& costs, const FoldedProblem& given, int num_sms, PlanSearch& visit) {
   Tf32Plan plan{};
   const FoldedProblem problem = row_major(given, plan);
   const GemmProblem& p = problem.gemm;
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
-  const double store_us = plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * 6e-7;
+  const double store_us =
+      plan.stores_by_tma ? 0 : double(problem.batch_size) * double(p.m) * double(p.n) * costs.stored;
   const Tf32Operand a = describe_tf32(view_a(p), problem), b = describe_tf32(view_b(p), problem);
   const bool is_chunked = problem.chunk_k < p.k;
   const bool may_split = may_split_chunks(p.m, p.n, p.k, problem.chunk_k, problem.batch_size);
@@ -95,12 +98,13 @@ inline void for_each_tf32_plan(const FoldedProblem& given, int num_sms, PlanSear
                 : !task.a.is_k_major ? Tf32Path::a_from_registers
                                      : Tf32Path::both_in_place;
     const double copied = double(task.batch * task.k) * double((plan.copies_a ? p.m : 0) + (plan.copies_b ? p.n : 0));
-    const double copy_time = copied > 0 ? 1.5 + copied * 8 / 4e6 : 0;  // each element is read and written
+    const double copy_time =
+        copied > 0 ? costs.copy + copied * 8 / costs.copied : 0;  // each element is read and written
     for (int i = 0; i < kNumTf32TileShapes; ++i) {
       const TileShape& shape = kTf32TileShapes[i];
       if (!serves_path(shape, plan.path) || (is_chunked && !sums_chunks(shape))) continue;
       for (int splits = 0; splits <= int(may_split); ++splits) {
-        const double time = copy_time + model_tf32_microseconds(shape, plan.path, splits, task, num_sms);
+        const double time = copy_time + model_tf32_microseconds(costs, shape, plan.path, splits, task, num_sms);
         plan.tiles = {i, shape, splits != 0, false, 0, 0, false, 0};
         visit(plan, time + store_us, time);
       }

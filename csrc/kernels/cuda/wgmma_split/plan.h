@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/shared/tile_order.h"
+#include "kernels/cuda/wgmma_split/costs.h"
 #include "kernels/split/layout.h"
 
 namespace tiledmm {
@@ -65,14 +66,15 @@ constexpr SplitLate split_late(const GemmProblem& p) {
 }
 
 // Chunks of one tile side by side fill multiprocessors that whole tiles would leave without work: all tiles where there
-// are few, else those of the last round. Returns the microseconds of all tiles by a model fitted on an H200.
-inline double share_out_chunks(SplitWork& plan, int num_sms) {
+// are few, else those of the last round. Returns the microseconds of all tiles.
+inline double share_out_chunks(const SplitCosts& costs, SplitWork& plan, int num_sms) {
   const int64_t places = num_sms / (plan.has_pairs ? 2 : 1);
   const auto blocks_k = double(plan.a.num_blocks());
   // `units` units of so many blocks of k; a multiprocessor is faster where not all of them have work.
   const auto rounds_us = [&](int64_t units, double blocks) {
     const double fill = double(units % places) / double(places);
-    return double(units / places) * (2 + 1.3 * blocks) + (fill > 0 ? 2 + (0.85 + 0.45 * fill) * blocks : 0);
+    return double(units / places) * (costs.unit + costs.full * blocks) +
+           (fill > 0 ? costs.unit + (costs.least + costs.fuller * fill) * blocks : 0);
   };
   plan.whole_tiles = plan.num_tiles;
   double best = rounds_us(plan.num_tiles, blocks_k);
@@ -83,7 +85,7 @@ inline double share_out_chunks(SplitWork& plan, int num_sms) {
   // A launch, and sums that stay in the second-level cache.
   const double us = rounds_us(other.whole_tiles, blocks_k) +
                     rounds_us(other.num_units() - other.whole_tiles, blocks_k / double(plan.a.num_chunks())) +
-                    double(other.sum_bytes()) * 2 / 8e6 + 3;
+                    double(other.sum_bytes()) * 2 / costs.sums + costs.addition;
   if (us < best) best = us, plan = other;
   return best;
 }
@@ -110,7 +112,7 @@ inline SplitWork lay_out(const FoldedProblem& problem, const SplitChoice& choice
 
 // The choice for a product and the microseconds of a whole call: memory traffic of the split, tiles of three products,
 // or what is split late read once, launches. An estimate.
-inline SplitChoice choose_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+inline SplitChoice choose_split(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
   const GemmProblem& p = problem.gemm;
   SplitWork work = lay_out(problem, {});
   if (work.late != SplitLate::none) {
@@ -118,14 +120,15 @@ inline SplitChoice choose_split(const FoldedProblem& problem, int num_sms, doubl
     const int64_t tiles = problem.batch_size * ceil_div(large.rows, kFewTile);
     work.cluster = few_cluster(min_of(p.m, p.n), tiles, large.num_chunks(), num_sms);
     const double blocks_k = double(ceil_div(large.num_blocks(), work.cluster));
-    const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / 4e6;
-    cost_us = 8 + max_of(copies, blocks_k * 0.6);
+    const double copies = double(problem.batch_size) * double(large.rows) * double(large.k) * 4 / costs.few;
+    cost_us = costs.few_start + max_of(copies, blocks_k * costs.few_block);
   } else {
     const int64_t pairs = ceil_div(work.tiles_m, 2) * work.tiles_n * problem.batch_size;
     const int64_t rounds = ceil_div(work.num_tiles, num_sms);
     work.has_pairs = work.tiles_m > 1 && num_sms > 1 && ceil_div(pairs, num_sms / 2) <= rounds;
     work = lay_out(problem, work);
-    cost_us = 14 + double(work.a.bytes() + work.b.bytes()) * 2 / 3.5e6 + share_out_chunks(work, num_sms);
+    cost_us = costs.start + double(work.a.bytes() + work.b.bytes()) * 2 / costs.split +
+              share_out_chunks(costs, work, num_sms);
     const int cluster = work.has_pairs ? 2 : 1;
     work.num_blocks = int(min_of(work.num_units(), num_sms / cluster)) * cluster;
     const int64_t groups = num_square_groups(work.tiles_m * cluster, work.num_blocks, kSplitBlock, kSplitBlock);
@@ -135,14 +138,14 @@ inline SplitChoice choose_split(const FoldedProblem& problem, int num_sms, doubl
 }
 
 // The plan of a problem and its microseconds.
-inline SplitPlan plan_split(const FoldedProblem& problem, int num_sms, double& cost_us) {
+inline SplitPlan plan_split(const SplitCosts& costs, const FoldedProblem& problem, int num_sms, double& cost_us) {
   const int64_t k = problem.gemm.k, fewer = k / kSplitGroupK % groups_at_once(problem), rest = k % kSplitGroupK;
-  SplitPlan plan{choose_split(first_groups(problem), num_sms, cost_us), {}, {}};
+  SplitPlan plan{choose_split(costs, first_groups(problem), num_sms, cost_us), {}, {}};
   cost_us *= double(group_rounds(problem));
   if (k <= kSplitGroupK) return plan;
   double us;
-  if (fewer) plan.fewer = choose_split(groups_of(problem, 0, kSplitGroupK, fewer), num_sms, us);
-  if (rest) plan.rest = choose_split(groups_of(problem, 0, rest, 1), num_sms, us);
+  if (fewer) plan.fewer = choose_split(costs, groups_of(problem, 0, kSplitGroupK, fewer), num_sms, us);
+  if (rest) plan.rest = choose_split(costs, groups_of(problem, 0, rest, 1), num_sms, us);
   return plan;
 }
 

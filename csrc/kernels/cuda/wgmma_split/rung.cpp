@@ -29,7 +29,9 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   double cost_us = 0;
-  const SplitPlan plan = plan_split(problem, chip.num_cus, cost_us);
+  SplitCosts borrowed;
+  const SplitCosts& costs = costs_for(kSplitCosts, chip, borrowed);
+  const SplitPlan plan = plan_split(costs, problem, chip.num_cus, cost_us);
   visit(plan, cost_us);
 }
 

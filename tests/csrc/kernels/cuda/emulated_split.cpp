@@ -243,7 +243,7 @@ bool run(const Case& c) {
   problem.batch_dims[0] = {c.batch, a.stride_item(), b.stride_item(), int64_t(c.m) * ldc,
                            is_matrix ? int64_t(c.m) * c.n : 0};
   Plan plan;
-  plan.as<SplitPlan>() = plan_split(problem, c.num_sms, plan.cost_us);
+  plan.as<SplitPlan>() = plan_split(kSplitCosts[0].costs, problem, c.num_sms, plan.cost_us);
   // The caller's large operand, for which the kernel that splits few rows has waited.
   const SplitWork first = lay_out(first_groups(problem), plan.as<SplitPlan>().first);
   emulator::may_copy_early = first.late != SplitLate::none && first.workspace_bytes() > 0;

@@ -445,13 +445,13 @@ void for_each_plan(const FoldedProblem& problem, int num_sms, const Visit& visit
   std::vector<Plan> plans;
   PlanSearch all(plans);
   if (problem.gemm.dtype_a == DType::f32) {
-    for_each_tf32_plan(problem, num_sms, all);
+    for_each_tf32_plan(kTf32Costs[0].costs, problem, num_sms, all);
     for (const Plan& plan : plans) {
       const Tf32Plan &own = plan.as<Tf32Plan>(), &first = plans[0].as<Tf32Plan>();
       if (own.copies_a == first.copies_a && own.copies_b == first.copies_b) visit(own);
     }
   } else {
-    for_each_tile_plan(wgmma_search(problem, num_sms), num_sms, all);
+    for_each_tile_plan(wgmma_search(kWgmmaCosts[0].costs, problem, num_sms), num_sms, all);
     for (const Plan& plan : plans) visit(plan.as<WgmmaPlan>());
   }
 }

@@ -21,8 +21,10 @@ int main() {
                                   is_k_major};
       Plan best;
       PlanSearch search(best);
-      for_each_skinny_plan(problem, 132, shared,
-                           [&](const SkinnyPlan& plan) { search(plan, model_microseconds(problem, plan, 132, 16)); });
+      for_each_skinny_plan(problem, 132, shared, [&](const SkinnyPlan& plan) {
+        search(plan, is_f64 ? model_microseconds(kSkinnyF64Costs[0].costs, problem, plan, 132, 16)
+                            : model_microseconds(kSkinnyCosts[0].costs, problem, plan, 132, 16));
+      });
       const SkinnyPlan& plan = best.as<SkinnyPlan>();
       std::printf("%d %d %d %ld %ld %ld %d %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes,
                   long(plan.num_units), long(plan.blocks_n), long(plan.num_chunks), plan.cols, best.cost_us);

@@ -22,7 +22,7 @@ int main() {
     folded.chunk_k = mma_chunk_k(n, k, false);
     Plan best, whole;
     PlanSearch search(best), search_whole(whole);
-    WgmmaSearch from = wgmma_search(folded, 132);
+    WgmmaSearch from = wgmma_search(kWgmmaCosts[0].costs, folded, 132);
     for_each_tile_plan(from, 132, search_whole);
     // As if operands of any k could be read in place.
     from.task.a = from.task.b = {true, row_alignment(0, k)};

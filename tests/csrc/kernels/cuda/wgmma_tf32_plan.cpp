@@ -23,7 +23,7 @@ int main() {
     folded.chunk_k = mma_chunk_k(n, k, true);
     Plan best;
     PlanSearch search(best);
-    for_each_tf32_plan(folded, 132, search);
+    for_each_tf32_plan(kTf32Costs[0].costs, folded, 132, search);
     const Tf32Plan& plan = best.as<Tf32Plan>();
     std::printf("%d %d %d %d %d %d %d %d %.3f\n", int(plan.path), int(plan.copies_a), int(plan.copies_b),
                 plan.tiles.shape.block_m, plan.tiles.shape.block_n, int(plan.tiles.splits_chunks),

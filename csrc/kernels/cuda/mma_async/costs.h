@@ -1,0 +1,53 @@
+// The constants of the mma_async kernel's cost models. H200: 15000 measurements in fp64, 800 random products of
+// operands that are not aligned (mostly within 15 %). What has an index is of a tile.
+#pragma once
+
+#include "kernels/cuda/shared/costs.h"
+
+namespace tiledmm {
+
+inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2, kNumMmaUnalignedShapes = 3;
+
+struct MmaAsyncCosts {  // in 16 bits and tf32
+  // Of a step of 8 words along k: of a block that has a multiprocessor for itself, of each block where several share
+  // it.
+  Mma16Time alone[kNumMmaAsyncShapes16] = {0.337, 0.101}, busy[kNumMmaAsyncShapes16] = {0.337, 0.073};
+  MemoryRate rate = 3.9e6, added = 2.3e6;                            // of the kernel that adds chunks
+  Fixed start = 6.4, round = 2.2, element = 1.1e-4, addition = 6.5;  // of a call, a further round, an element of C
+  Fixed tf32 = 1.1, narrow = 1.45;    // how many times longer: in tf32; with copies of single elements
+  Fixed copy = 3.8, copied = 0.75e6;  // of operands that are copied first: a call; elements per us
+  Fixed stored = 3e-6;                // of each element of C then
+};
+inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncCosts[] = {{90, {}}};
+
+struct MmaAsyncF64Costs {
+  Mma64Time alone[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.225, 0.153, 0.132, 0.101, 0.065, 0.052, 0.052};
+  Mma64Time busy[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.133, 0.153, 0.075, 0.076, 0.052, 0.043, 0.052};
+  MemoryRate rate = 3.25e6, cached = 12.1e6, added = 2e6;  // of the second-level cache; of the kernel that adds chunks
+  Fixed narrow[kNumMmaAsyncShapes64] = {1.11, 1.10, 1.07, 1.18, 1.18, 1.45, 1.23, 1.45, 1.45};
+  Fixed start[kNumMmaAsyncShapes64] = {7.1, 5.8, 7.4, 5.3, 6.0, 6.0, 5.1, 4.7, 4.7};  // with code that is in no cache
+  Fixed round[kNumMmaAsyncShapes64] = {1.6, 2.2, 0.0, 1.7, 0.5, 1.2, 1.2, 1.3, 1.3};
+  Fixed element = 3.5e-4, visit = 1e-4, visit_in_c = 4.5e-4;  // of C; when a chunk is added to a total; to one in C
+  Fixed total = 1.05;                                         // how many times longer with a total in registers
+  Fixed uneven = 0.08;                        // share of a full round's rest that the last one takes as well
+  Fixed sectors = 2.52, long_sectors = 1.76;  // how many times more is read of rows that split sectors
+  Fixed addition = 4.8;
+};
+inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
+
+struct MmaUnalignedCosts {
+  // Of a step of 16 along k: of a block that has a multiprocessor for itself, and of all where several share it.
+  Mma16Time alone[kNumMmaUnalignedShapes] = {0.0347, 0.0579, 0.1100};
+  Mma16Time busy[kNumMmaUnalignedShapes] = {0.0641, 0.1052, 0.1893};
+  MemoryRate rate = 3.3e6, added = 2.3e6;
+  Fixed start[kNumMmaUnalignedShapes] = {5.92, 5.85, 5.57}, addition[kNumMmaUnalignedShapes] = {7.9, 3.7, 3.0};
+  Fixed round[kNumMmaUnalignedShapes] = {2.67, 2.77, 3.24};  // of a full round; of each block of one that is not
+  Fixed block[kNumMmaUnalignedShapes] = {0.59, 0.90, 1.45};
+  // How much longer a step takes with rows that begin in the middle of a word, for each operand that is aligned to 16
+  // bytes, and for each whose rows are not along k.
+  Fixed odd[kNumMmaUnalignedShapes] = {1.90, 1.57, 1.62}, aligned[kNumMmaUnalignedShapes] = {0.94, 0.86, 0.89};
+  Fixed not_k_major[kNumMmaUnalignedShapes] = {1.20, 1.06, 1.03};
+};
+inline constexpr CostRow<MmaUnalignedCosts> kMmaUnalignedCosts[] = {{90, {}}};
+
+}  // namespace tiledmm

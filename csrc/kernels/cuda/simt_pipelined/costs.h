@@ -1,0 +1,36 @@
+// The constants of the simt_pipelined kernel's cost models. Cycles are the H200's.
+#pragma once
+
+#include "kernels/cuda/shared/costs.h"
+
+namespace tiledmm {
+
+inline constexpr int kNumSimtShapes = 13;
+
+struct SimtCosts {
+  // By tile: cycles for each k, of a block alone on its multiprocessor, and of each block where there are several.
+  FmaTime alone[kNumSimtShapes] = {318, 149, 90.7, 74.3, 53, 73.9, 47.8, 31.8, 31.4, 22.5, 14, 12.5, 11.1};
+  FmaTime crowded[kNumSimtShapes] = {318, 125.2, 81.4, 63, 43.9, 64, 39.8, 27.1, 25.8, 17.3, 11.7, 11, 8.4};
+  FmaTime transposed = 0.071;                // cycles for each k and element of a tile copied by 4 bytes
+  FmaTime fold = 0.07;                       // cycles for each element of a tile between chunks
+  FmaTime loop = 3.5;                        // cycles for each multiply-add of the loop: its code comes from memory
+  MemoryRate read = 2.8e6, stored = 1.75e6;  // caches full of dirty lines, as a rule
+  MemoryRate added = 4.5e6, packed = 3.8e6;  // of the kernels that add chunks and that copy operands
+  Fixed start = 5.2, cycles_per_us = 1980, round = 1.3, addition = 2.7, pack = 4.3;
+  Fixed element = 1.4e-5, staged = 9.4e-5;  // of an element of C, and of one that leaves by a stage
+  Fixed edge = 0.038;                       // of an element that a thread copies where k ends within a tile
+  Fixed unaligned = 0.18, overlap = 0.1;    // share that copies of 4 bytes take longer; of the shorter of two times
+};
+inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
+
+struct FewRowsCosts {
+  FmaTime load = 1.15, lone = 8, step = 5;  // cycles for each k: of a load; of a lone warp, and for each of its steps
+  MemoryRate rate = 3.7e6, short_rows = 1.4e6, added = 4.5e6;  // where rows along n are short; that adds chunks
+  Fixed start = 5.2, cycles_per_us = 1980, latency = 1, addition = 2.7, overlap = 0.1;
+  Fixed drawn = 30e3;  // bytes per us that one multiprocessor draws
+  // Of each column that a stage lacks: for each k, up to so many; share of memory's time.
+  Fixed unused = 4e-5, most_k = 5000, unused_memory = 0.008;
+};
+inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
+
+}  // namespace tiledmm

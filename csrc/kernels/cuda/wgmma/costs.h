@@ -1,0 +1,45 @@
+// The constants of the wgmma kernel's cost models. H200: mostly within 15 %.
+#pragma once
+
+#include "kernels/cuda/shared/costs.h"
+
+namespace tiledmm {
+
+struct WgmmaCosts {                                  // in 16 bits
+  Mma16Time least_k_tile = 0.105, k_tile = 19.8e-6;  // of a k tile: at least; for each element of the block tile
+  MemoryRate rate = 3.8e6, narrow_rate = 3.3e6;      // where strips of B along n are narrow
+  MemoryRate ramp_rate = 10e6;                       // until memory is up to speed,
+  Fixed ramp = 2;                                    // which takes so long at most
+  MemoryRate repacked = 3e6;                         // operands that are copied first
+  MemoryRate strips_16 = 6e6, strips = 8e6;          // rows along k for strips, aligned to 16 bytes; to more
+  MemoryRate sums = 0.25e6;                          // elements per us of the chunks' sums
+  Fixed start = 5, tile = 0.8, element = 3.2e-5;     // of a call, of a tile, of an element of it
+  Fixed chunk = 0.4, tail = 0.4;                     // of adding a chunk to a total; of halved tiles at the end
+  // Nanoseconds of the copy of a row of 128 bytes, and for each block that copies, by alignment; more for small tiles.
+  Fixed row_16 = 1.36, row_16_of_block = 0.0078, row_32 = 0.95, row_32_of_block = 0.008;
+  Fixed row_64 = 0.91, row_64_of_block = 0.0045, small_rows = 1.07;
+  Fixed shared = 250e3, drawn = 70e3;                     // bytes per us of shared memory; that a block draws
+  Fixed cluster = 0.6, cluster_m = 0.8, cluster_n = 0.3;  // of a cluster, and of each doubling of it
+  Fixed strip_cluster = 0.1, strip_rows = 0.06;  // share of that in strips; how a tile's rows slow memory there
+  Fixed few_128 = 0.035, few = 0.09;             // how they do with few rows of C, by alignment
+  Fixed shared_tile = 2.3, split = 2.5, split_cluster = 0.03;  // sums in a cluster, by a kernel; its clusters' gain
+  Fixed order = 0.01, overlap = 0.1;  // more rows of tiles than columns; of the shorter of two times
+  Fixed repack = 2.5, repacked_chunks = 2.5, repacked_k_tile = 0.3, readers = 32;  // operands that are copied first
+  Fixed stored = 3e-7;  // of each element of C that threads store
+};
+inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
+
+struct Tf32Costs {
+  Mma16Time least_k_tile = 0.16, least_by_registers = 0.19;  // of a k tile at least; where registers bring an operand
+  Mma16Time k_tile = 0.01, k_tile_element = 20e-6;           // of a k tile; and for each element of the block tile
+  Mma16Time transpose = 0.22, transpose_32 = 0.07;           // of one that is transposed; for each 32 of its columns
+  MemoryRate rate = 3.3e6, copied = 4e6, sums = 0.2e6;       // of the kernel that copies; elements per us of sums
+  Fixed start = 5.5, tile = 0.3, element = 1e-5;
+  Fixed halved = 0.66;                    // what a last round of halved tiles takes of a whole one
+  Fixed registers = 1.06, unaligned = 3;  // how many times longer: by registers; not at 32 bytes
+  Fixed cached = 120e3, shared = 220e3;   // bytes per us of one multiprocessor, by memory
+  Fixed split = 2, chunk = 0.02, overlap = 0.1, copy = 1.5, stored = 6e-7;
+};
+inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
+
+}  // namespace tiledmm
