@@ -500,7 +500,7 @@ const char* launch_tile_tf32(const Task& task) {
 template <int INSTANCE>
 const char* launch_instance(const Task& task) {
   constexpr Instance kOwn = kWgmmaInstances[INSTANCE];
-  return visit_number<kOwn.first, kOwn.end>(task.plan.tile, "no such tile", [&](auto number) {
+  return visit_number<kOwn.first, kOwn.end>(task.plan.tiles.tile, "no such tile", [&](auto number) {
     constexpr int kTile = decltype(number)::value;
     constexpr DType kDType = kWgmmaInstances[INSTANCE].dtype;
     if constexpr (kDType == DType::f32)
