@@ -128,22 +128,24 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
                          visit(plan, us + other_us);
                        });
   };
-  if (p.dtype_a == DType::f64) {
-    MmaAsyncF64Costs borrowed;
-    return visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed));
-  }
   MmaAsyncCosts borrowed;
   const MmaAsyncCosts& costs = costs_for(kMmaAsyncCosts, chip, borrowed);
-  if (!is_16_bit) return visit_tiles(costs);
-  const MmaUnalignedProblem unaligned = describe_unaligned(problem);
-  other_us = copies_us(costs, unaligned, p.stride_cm % 8 == 0);
-  visit_tiles(costs);
-  MmaUnalignedCosts borrowed_unaligned;
-  const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
-  for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
-    plan.unaligned_shape = shape;
-    visit(plan, us);
-  });
+  if (p.dtype_a == DType::f64) {
+    MmaAsyncF64Costs borrowed_f64;
+    visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed_f64));
+  } else if (!is_16_bit) {
+    visit_tiles(costs);
+  } else {
+    const MmaUnalignedProblem unaligned = describe_unaligned(problem);
+    other_us = copies_us(costs, unaligned, p.stride_cm % 8 == 0);
+    visit_tiles(costs);
+    MmaUnalignedCosts borrowed_unaligned;
+    const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
+    for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
+      plan.unaligned_shape = shape;
+      visit(plan, us);
+    });
+  }
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;
     const MmaAsyncShape& shape = mma_async_shape(p.dtype_a, plan.choice.shape);
