@@ -17,6 +17,9 @@ class FoldedProblem(ctypes.Structure):  # csrc/core/problem.h
         ("batch_dims", _BatchDim * 6),
     ]
 
+    def __init__(self, **fields: object) -> None:
+        super().__init__(gemm=_GemmProblem(), **fields)
+
 
 class Executor(ctypes.Structure):  # csrc/core/executor.h
     _fields_ = [

@@ -72,8 +72,7 @@ TILEDMM_DEVICE void copy_unit(const CopyJob<uint16_t>& job, int64_t unit) {
   }
 }
 
-TILEDMM_KERNEL(kCopyThreads, 1)
-copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
+[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 1) copy_operands(CopyJobs<uint16_t> both, int64_t num_blocks) {
   constexpr int kWarps = kCopyThreads / 32;
   let_later_kernels_start();
   wait_for_earlier_kernels();
@@ -98,8 +97,7 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   float values[4];
 };
 
-TILEDMM_KERNEL(kCopyThreads, 4)
-copy_operands(CopyJobs<float> both, int64_t) {
+[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 4) copy_operands(CopyJobs<float> both, int64_t) {
   auto& smem = block_shared<CopyShared>();
   let_later_kernels_start();
   wait_for_earlier_kernels();
