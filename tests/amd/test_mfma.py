@@ -353,13 +353,14 @@ def test_the_main_loop_is_short(arch, dtype, shape, layouts, most, blocks, busy,
     [*ALL, ("gfx942", "bf16"), ("gfx942", "fp32"), ("gfx950", "fp16"), *((arch, "fp16") for arch in ON_REQUEST)],
 )
 def test_registers_suffice(arch, dtype, code_of):
-    """With 20 to spare for other compilers; two warps on each SIMD."""
+    """With 20 to spare for other compilers; two warps on each SIMD. Scalars of the epilogue may go to lanes of a vector
+    register, none goes to memory."""
     kernels = [kernel for name, kernel in code_of(dtype, arch).kernels.items() if "4mfma" in name]
     few = STRAIGHT if arch == "gfx950" else FEW
     assert len(kernels) == ({"fp64": 12, "fp16": 28}[dtype] if (arch, dtype) in ALL else len(few))
     for kernel in kernels:
         found = resources(kernel, kernel.metadata[".max_flat_workgroup_size"])
-        assert found.spills == 0 and kernel.metadata[".sgpr_spill_count"] == 0, kernel.name
+        assert found.spills == 0 and kernel.metadata[".sgpr_spill_count"] <= 32, kernel.name
         assert found.registers <= 236 and found.waves_per_simd >= 2, (kernel.name, found)
 
 
@@ -649,7 +650,7 @@ def run_variant(launcher, tmp_path_factory):
     def run_cases(arch: str, file: str, text: str, mutant: str, cases: list[dict]):
         folder = tmp_path_factory.mktemp("variant")
         for path in OF_MFMA:
-            source = re.sub(r'#include "kernels/hip/(mfma/|shared/(?!plan))', '#include "', path.read_text())
+            source = re.sub(r'#include "kernels/hip/(mfma/|shared/(?!plan|cdna))', '#include "', path.read_text())
             if path.name == file:
                 assert source.count(text) == 1, f"the mutant needs a new place in {file}"
                 source = source.replace(text, mutant)

@@ -146,9 +146,9 @@ MUTANTS_OF_SPLIT_ORDER = {
     "runs of flagged lanes": (f"{SPLIT}/launch.h", "p.m = row - first;", "p.m = {on} ? 1 : row - first;"),
     "bias of flagged columns": (f"{SPLIT}/launch.h", "if (item.bias) p.bias", "if (item.bias && !{on}) p.bias"),
     "the caller's n": (
-        f"{SPLIT}/plan.h",
-        "problem.asked_n < kAmxSplitMinN",
-        "({on} ? problem.gemm.n : problem.asked_n) < kAmxSplitMinN",
+        "dispatch/select.cpp",
+        "problem.asked_n < rung.min_n",
+        "({on} ? problem.gemm.n : problem.asked_n) < rung.min_n",
     ),
     "chunks side by side": (f"{SPLIT}/launch.h", "add_chunks(sums, first == 0,", "add_chunks(sums, first == {on},"),
     "workspace after a failure": (

@@ -53,8 +53,7 @@ constexpr Case kCases[] = {
      .chunk_k = 256,
      .batch = 2,
      .repeats_of_b = 2,
-     .bias = 'x',
-     .activation = Activation::gelu},
+     .bias = 'n'},
     // Clusters of four by two, three consumers, chunks side by side.
     {.tile = {192, 96},
      .m = 400,
@@ -69,7 +68,15 @@ constexpr Case kCases[] = {
      .bias = 'n',
      .num_sms = 8},
     // A grid of tiles, of which the last begin early; an odd number of k tiles; a batch.
-    {.tile = {64, 32}, .m = 70, .n = 41, .k = 1048, .is_b_along_n = true, .batch = 3, .bias = 'x', .num_sms = 12},
+    {.tile = {64, 32},
+     .m = 70,
+     .n = 41,
+     .k = 1048,
+     .is_b_along_n = true,
+     .batch = 3,
+     .bias = 'x',
+     .activation = Activation::gelu,
+     .num_sms = 12},
     // Blocks of a cluster share a tile.
     {.tile = {64, 64},
      .m = 100,

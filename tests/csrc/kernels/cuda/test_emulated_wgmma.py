@@ -201,7 +201,7 @@ MUTANTS = {
         SHARED + "epilogue.h",
         "Cfg::LoaderB::row_of(col, thread) : row;",
         "({on} ? col + thread : Cfg::LoaderB::row_of(col, thread)) : row;",
-        CLUSTERS,
+        ALONG_M_AND_N,
     ),
     "the bias beyond a warpgroup's threads is not turned": (
         SHARED + "epilogue.h",

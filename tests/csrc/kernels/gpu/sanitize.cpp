@@ -109,7 +109,7 @@ struct Matrix {
 // Any tile of mma_async in fp64 that can serve, and either way to sum the chunks.
 MmaAsyncChoice random_choice(int64_t num_chunks) {
   const int shape = int(random_int(0, kNumMmaAsyncShapes64 - 1));
-  return {shape, random_int(0, 1) ? num_chunks : 1};
+  return {shape, random_int(0, 1) ? num_chunks : 1, random_int(1, 3)};
 }
 
 // mma_async with chunks so short that small products have several.
