@@ -230,7 +230,7 @@ void run_batch() {
   Matrix c(kRows, kBatch * kCols, false, 0, 1), plain(kRows, kBatch * kCols, false, 0, 1);
   fill(a, true, Kind::moderate);
   fill(b, false, Kind::moderate);
-  const BatchDim dim{kBatch, 0, kDepth * kCols, kRows * kCols};
+  const BatchDim dim{kBatch, 0, kDepth * kCols, kRows * kCols, 0};
   GemmProblem problem{};
   problem.m = kRows, problem.n = kCols, problem.k = kDepth, problem.set_dtypes(DType::f32);
   problem.a = a.data.data(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
