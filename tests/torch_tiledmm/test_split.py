@@ -107,8 +107,12 @@ def check_left_to(native, m, n, k, device, name):
     own, plain = (candidate(m, n, k, "fp32", device=device, name=one)[0] for one in (name, native))
     assert not own.legal and "native kernel" in own.reason and plain.legal
     for algorithm in ("split", name):
-        with torch.backends.cuda.matmul.flags(allow_tf32=True):
+        matmul, precision = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
+        try:
+            matmul.fp32_precision = "tf32"
             plans = torch_tiledmm.explain(m, n, k, "fp32", device=device, plans_of=algorithm).candidates
+        finally:
+            matmul.fp32_precision = precision
         assert plans and {plan.algorithm.split(":")[0] for plan in plans} == {native}
         assert (plain.config, plain.cost_us) in [(plan.config, plan.cost_us) for plan in plans]
 

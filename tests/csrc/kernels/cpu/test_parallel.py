@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[2] / "csrc"
+CSRC = HERE.parents[3] / "csrc"
 HEADER = "kernels/cpu/shared/parallel.h"
 IN_ONE_STEP = "const int64_t idx = share.next.fetch_add(1, std::memory_order_relaxed);"
 IN_TWO_STEPS = "const int64_t idx = share.next.load(std::memory_order_relaxed);\nshare.next.store(idx + 1);"
@@ -33,7 +33,7 @@ def test_each_task_runs_just_once(tmp_path):
 def test_a_task_that_two_workers_take_is_found(tmp_path):
     source = (CSRC / HEADER).read_text()
     assert source.count(IN_ONE_STEP) == 1, "the mutant needs a new place"
-    (tmp_path / HEADER).parent.mkdir()
+    (tmp_path / HEADER).parent.mkdir(parents=True)
     (tmp_path / HEADER).write_text(source.replace(IN_ONE_STEP, IN_TWO_STEPS))
     program = build(tmp_path)
     # Where all cores are busy with something else, two threads are seldom at the same place.

@@ -211,6 +211,8 @@ constexpr Case kCases[] = {
      .activation = Activation::silu,
      .is_c_along_m = true,
      .is_single = true},
+    // A batch of which nothing but the number of items is not plain.
+    {.tile = {64, 32}, .m = 70, .n = 41, .k = 200, .is_b_along_n = true, .batch = 2, .num_sms = 12},
 };
 
 // Whether the launcher takes a plain kernel.

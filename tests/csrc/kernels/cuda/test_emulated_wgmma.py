@@ -44,8 +44,8 @@ BY_THREADS, HALVES, ALONG_M_AND_N, CLUSTERS, GRID, SHARES, ROW_SUMS, SPLIT_ROW_S
 SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 15)
 REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
-SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW = range(25, 29)
-NUM_CASES = 29
+SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
+NUM_CASES = 30
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -320,7 +320,7 @@ MUTANTS = {
         "kernel.h",
         "return p.num_batch_dims == 0 &&",
         "return ({on} || p.num_batch_dims == 0) &&",
-        GRID,
+        PLAIN_BATCH,
     ),
     "chunks are one chain": (
         "kernel.h",
