@@ -65,8 +65,8 @@ EDITS_FOR_HOPPER = [
     *(
         (
             "kernels/cuda/wgmma/kernel.h",
-            f"task.a.is_k_major ? {WGMMA.format('false', is_b_n_major)}\n"
-            f"                             : {WGMMA.format('true', is_b_n_major)}",
+            f"task.plan.a.is_k_major ? {WGMMA.format('false', is_b_n_major)}\n"
+            f"                                  : {WGMMA.format('true', is_b_n_major)}",
             WGMMA.format(is_a_m_major, is_b_n_major),
         )
         for is_a_m_major, is_b_n_major in (("true", "false"), ("false", "true"))
