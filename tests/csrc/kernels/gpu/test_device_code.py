@@ -263,7 +263,7 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
-        spills = {"02": 16, "04": 128, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
+        spills = {"02": 24, "04": 128, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
         allowed = next((num_bytes for name, num_bytes in spills.items() if name_of(source).startswith(name)), 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
