@@ -378,9 +378,9 @@ def _matmul_flops(
 
 
 def _addmm_flops(
-    input_shape: Sequence[int] | None, a_shape: Sequence[int], *args: object, out_shape: Sequence[int], **kwargs: object
+    input_shape: Sequence[int] | None, *shapes: Sequence[int], out_shape: Sequence[int], **kwargs: object
 ) -> int:
-    return 2 * math.prod(out_shape) * a_shape[-1]
+    return _matmul_flops(*shapes, out_shape=out_shape)
 
 
 def _linear_weight_grads_flops(

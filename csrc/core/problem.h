@@ -79,7 +79,7 @@ struct GemmProblem {
   Grouping grouping;
   const int32_t* group_ends;
   int64_t num_groups;
-  // Of B's shape and strides: C = activation(A B) * (A gated_b). Null: none.
+  // A second B, of the same shape and strides: C = activation(A B) * (A gated_b). Null: none.
   const void* gated_b;
 
   void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
@@ -89,7 +89,7 @@ struct GemmProblem {
 constexpr bool is_plain(const GemmProblem& problem) {
   return problem.alpha == 1 && !problem.bias && problem.activation == Activation::none;
 }
-// The same problem without what follows the sums.
+// Takes from a problem what follows its sums: alpha, bias and activation.
 constexpr void drop_epilogue(GemmProblem& problem) {
   problem.alpha = 1, problem.bias = nullptr, problem.activation = Activation::none;
 }
@@ -118,7 +118,7 @@ struct FoldedProblem {
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
 
-// Likewise of a batch of a GPU, whose items may have a bias each.
+// The same question for a batch of a GPU, whose items may have a bias each.
 inline bool is_blended(const FoldedProblem& problem) {
   bool result = is_blended(problem.gemm);
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) result |= problem.batch_dims[d].stride_bias != 0;

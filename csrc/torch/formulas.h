@@ -55,6 +55,17 @@ struct Kept {
   Tensor first, second, result;
 };
 
+// The gradients of a product's two operands. SHARES_B: one b for the whole batch of a. product(left, right) multiplies.
+template <bool SHARES_B, class Product>
+void set_operand_grads(const Tensor& grad, const Kept& kept, const Needs& needs, const Product& product,
+                       variable_list& grads) {
+  if (needs[0]) grads[0] = product(grad, kept.second.mT());
+  // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
+  if (needs[1]) {
+    grads[1] = SHARES_B ? product(as_rows(kept.first).mT(), as_rows(grad)) : product(kept.first.mT(), grad);
+  }
+}
+
 // C = A B for a and b that are at least 2-D: with one b for the whole batch of a, or with equal batch dimensions. Which
 // of the two is fixed here, as backward may have nothing of b to ask.
 template <bool SHARES_B>
@@ -68,12 +79,10 @@ struct MatmulFormula : Formula {
   }
   static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view algorithm) {
     variable_list grads(2);
-    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second.mT(), algorithm);
-    // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
-    if (needs[1]) {
-      grads[1] = SHARES_B ? matmul_op().call(as_rows(kept.first).mT(), as_rows(grad), algorithm)
-                          : matmul_op().call(kept.first.mT(), grad, algorithm);
-    }
+    const auto product = [&](const Tensor& left, const Tensor& right) {
+      return matmul_op().call(left, right, algorithm);
+    };
+    set_operand_grads<SHARES_B>(grad, kept, needs, product, grads);
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor&,
@@ -122,11 +131,7 @@ struct AddmmFormula : Formula {
       return addmm_op().call(std::nullopt, left, right, 0, option.alpha, option.algorithm);
     };
     variable_list grads(3);
-    if (needs[0]) grads[0] = scaled_product(grad, kept.second.mT());
-    if (needs[1]) {
-      grads[1] =
-          SHARES_B ? scaled_product(as_rows(kept.first).mT(), as_rows(grad)) : scaled_product(kept.first.mT(), grad);
-    }
+    set_operand_grads<SHARES_B>(grad, kept, needs, scaled_product, grads);
     if (needs[2]) grads[2] = option.beta == 1 ? grad : grad * option.beta;
     return grads;
   }

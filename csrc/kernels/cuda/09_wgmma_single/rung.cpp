@@ -11,8 +11,8 @@ TILEDMM_IF_LINKED Status launch_wgmma_single(const FoldedProblem& problem, const
 namespace {
 
 constexpr int kBlockM = 128, kBlockN = 256;
-// Of a call; of a tile: until the first matrix instruction, and the way to C; the share of the peak in between.
-// Guesses.
+// A call takes kLaunchUs, a tile kTileUs before its first matrix instruction and behind its last one, and in between
+// the matrix unit has kEfficiency of its peak. All three are guesses.
 constexpr double kLaunchUs = 4, kTileUs = 4, kEfficiency = 0.65;
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {

@@ -9,8 +9,8 @@ namespace tiledmm {
 inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2, kNumMmaUnalignedShapes = 3;
 
 struct MmaAsyncCosts {  // in 16 bits and tf32
-  // Of a step of 8 words along k: of a block that has a multiprocessor for itself, of each block where several share
-  // it.
+  // `alone` is the time of a step of 8 words along k where a block has a multiprocessor for itself; `busy` is each
+  // block's where several share one.
   Mma16Time alone[kNumMmaAsyncShapes16] = {0.337, 0.101}, busy[kNumMmaAsyncShapes16] = {0.337, 0.073};
   MemoryRate rate = 3.9e6, added = 2.3e6;                            // of the kernel that adds chunks
   Fixed start = 6.4, round = 2.2, element = 1.1e-4, addition = 6.5;  // of a call, a further round, an element of C
@@ -36,7 +36,8 @@ struct MmaAsyncF64Costs {
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
 
 struct MmaUnalignedCosts {
-  // Of a step of 16 along k: of a block that has a multiprocessor for itself, and of all where several share it.
+  // `alone` is the time of a step of 16 along k where a block has a multiprocessor for itself; `busy` is that of all
+  // blocks that share one.
   Mma16Time alone[kNumMmaUnalignedShapes] = {0.0347, 0.0579, 0.1100};
   Mma16Time busy[kNumMmaUnalignedShapes] = {0.0641, 0.1052, 0.1893};
   MemoryRate rate = 3.3e6, added = 2.3e6;

@@ -64,6 +64,17 @@ struct Arguments {
   BatchSteps batch[kMaxGpuBatchDims];
 };
 
+// What follows the sums.
+inline void set_epilogue(Arguments& args, const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  args.activation = p.activation;
+  args.is_blended = is_blended(problem);
+  args.alpha = float(p.alpha), args.beta = float(p.beta);
+  args.bias = p.bias;
+  args.stride_bias_m = p.stride_bias_m;
+  args.stride_bias_n = p.stride_bias_n;
+}
+
 // Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.
 struct Place {
   int row, col;

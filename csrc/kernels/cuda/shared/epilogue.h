@@ -169,7 +169,7 @@ __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], co
   named_barrier_sync(barrier_id, kWarpgroup);  // others' slots are read before they are overwritten
 }
 
-// From sums to what is rounded, of 64 rows. `row`: the first of the thread's two.
+// Makes what is rounded of the sums of 64 rows. `row`: the first of the thread's two.
 template <class Cfg>
 __device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
                                                   const Arguments& args, char* buffers, int consumer, int item, int row,

@@ -28,7 +28,8 @@ struct FewRowsCosts {
   MemoryRate rate = 3.7e6, short_rows = 1.4e6, added = 4.5e6;  // where rows along n are short; that adds chunks
   Fixed start = 5.2, cycles_per_us = 1980, latency = 1, addition = 2.7, overlap = 0.1;
   Fixed drawn = 30e3;  // bytes per us that one multiprocessor draws
-  // Of each column that a stage lacks: for each k, up to so many; share of memory's time.
+  // A stage that lacks columns costs `unused` for each of them and each k, up to `most_k`, and the share
+  // `unused_memory` of memory's time for each of them.
   Fixed unused = 4e-5, most_k = 5000, unused_memory = 0.008;
 };
 inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};

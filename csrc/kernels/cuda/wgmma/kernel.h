@@ -361,7 +361,7 @@ Arguments arguments_of(const Task& task) {
   args.slabs_step_b = args.num_batch_dims == 1 && args.batch[0].b == 1;
   args.slabs_step_k = args.num_splits > 1 ? args.chunk_tiles : 0;
   args.most_k_tiles = args.num_splits > 1 ? args.chunk_tiles : args.num_k_tiles;
-  args.activation = p.activation;
+  set_epilogue(args, task.problem);
   args.stores_by_tma = plan.stores_by_tma;
   args.is_exchanged = plan.tiles.is_exchanged;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
@@ -369,11 +369,6 @@ Arguments arguments_of(const Task& task) {
   args.c = p.c;
   args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
   args.batch_step_c = plan.c.batch_step;
-  args.is_blended = is_blended(task.problem);
-  args.alpha = float(p.alpha), args.beta = float(p.beta);
-  args.bias = p.bias;
-  args.stride_bias_m = p.stride_bias_m;
-  args.stride_bias_n = p.stride_bias_n;
   args.row_sums = p.row_sums;
   args.partial = task.partial;
   args.ld_partial = ld_partial(Cfg::kCIsMMajor ? p.m : p.n, Cfg::kSumsRows);

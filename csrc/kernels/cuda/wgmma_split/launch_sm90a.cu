@@ -44,12 +44,7 @@ Arguments tile_arguments(const FoldedProblem& problem, const FoldedProblem& item
   }
   args.m = int(p.m);
   args.n = int(p.n);
-  args.activation = p.activation;
-  args.is_blended = is_blended(problem);
-  args.alpha = float(p.alpha), args.beta = float(p.beta);
-  args.bias = p.bias;
-  args.stride_bias_m = p.stride_bias_m;
-  args.stride_bias_n = p.stride_bias_n;
+  set_epilogue(args, problem);
   args.c = p.c;
   args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 8 == 0 && p.n % 2 == 0 && p.stride_cn == 1 &&
                       (p.stride_cm % 2 == 0 || p.m == 1) && are_batches_even;

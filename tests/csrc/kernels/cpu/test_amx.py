@@ -301,7 +301,7 @@ def test_instructions_and_emulation_give_the_same_bits(variants, num_jobs):
     if isa != WHOLE:
         compile_variant(variants / isa, num_jobs, [EMULATED[isa]])
     for source in ORDERS:
-        own, emulated = run(variants / "instructions" / source.stem), run(variants / isa / source.stem)
+        own, emulated = (run(variants / name / source.path.stem) for name in ("instructions", isa))
         assert own.returncode == 0, own.stdout + own.stderr
         assert own.stdout == emulated.stdout
 
