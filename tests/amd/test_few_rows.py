@@ -148,9 +148,7 @@ def test_multiply_adds_are_one_chain_in_the_order_of_k(arch, dtype, compiled):
 
 def test_the_bits_are_those_of_tiles(compiled, amd_object):
     """wmma_rdna's, with few rows and with few columns, chunks among them. In both the large operand keeps its role."""
-    tiles = functools.cache(
-        lambda arch, dtype: load(amd_object(arch, test_rdna.KERNELS, test_rdna.INSTANCE[dtype])[0])
-    )
+    tiles = functools.cache(lambda arch, dtype: load(amd_object(arch, test_rdna.KERNELS, test_rdna.INSTANCE[dtype])[0]))
     for m, n, k, chunk_k, how in ((16, 50, 330, 256, {}), (40, 8, 96, 0, dict(are_columns_few=True))):
         splits = ceil(k / chunk_k) if chunk_k else 1
         few = Product("fp16", m, n, k, chunk_k=chunk_k)
