@@ -44,6 +44,7 @@ __version__ = _load_libraries()
 
 from . import distributed  # noqa: E402, F401
 from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
+from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import addmm, linear, matmul  # noqa: E402
 
@@ -53,10 +54,15 @@ __all__ = [
     "addmm",
     "algorithms",
     "build_info",
+    "disable",
+    "enable",
+    "enabled",
     "explain",
+    "is_enabled",
     "linear",
     "matmul",
     "replace_linear",
+    "report",
     "restore_linear",
     "use_algorithm",
 ]

@@ -1,15 +1,18 @@
-"""Looks inside: ``python -m torch_tiledmm info | explain M N K | bench | ladder``."""
+"""Looks inside, measures, runs programs: ``python -m torch_tiledmm info | explain M N K | bench | ladder | run``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import runpy
 import signal
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from . import direct
+from . import direct, mode
 from .dispatch import DTYPES, LAYOUTS, build_info, explain, format_columns
 
 
@@ -48,7 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ladder_.add_arguments(ladder)
     ladder.set_defaults(run=ladder_.run)
 
+    run = commands.add_parser("run", help="runs a program whose products are computed by this package")
+    run.add_argument("--algorithm", default="auto", help="of each product that it serves (default: auto)")
+    run.add_argument("--devices", nargs="+", choices=mode.DEVICES, default=list(mode.DEVICES))
+    run.add_argument("--cover", nargs="+", choices=mode.COVER, default=list(mode.COVER), help="default: all of it")
+    run.add_argument("--report", action="store_true", help="prints at the end, to stderr, what was computed and by what")
+    run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as for python -m")
+    run.add_argument("program", help="a file of Python code")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+
     args = parser.parse_args(arguments)
+    if args.command == "run":
+        try:
+            mode.enable(args.algorithm, devices=args.devices, cover=args.cover)
+        except ValueError as error:
+            run.error(str(error))
+        _run(args)
+        return
     try:
         args.run(args)
     except ValueError as error:
@@ -101,6 +120,21 @@ def _bench(args: argparse.Namespace) -> None:
     results = run_matmul(args)
     if args.plot is not None:
         plot_matmul(results, args.plot)
+
+
+def _run(args: argparse.Namespace) -> None:
+    """Runs a program as Python itself would, while the mode is on."""
+    sys.argv = [args.program, *args.arguments]
+    try:
+        if args.is_module:
+            runpy.run_module(args.program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(args.program).resolve().parent))
+            runpy.run_path(args.program, run_name="__main__")
+    finally:
+        if args.report:
+            print(mode.report(), file=sys.stderr)
+        mode.disable()
 
 
 def _run_as_command() -> None:

@@ -54,4 +54,12 @@ TILEDMM_API int32_t tiledmm_host_elementwise(const ElementwiseProblem* problem, 
   return finish(status, session, nullptr, nullptr, reason, capacity);
 }
 
+// Sums along a dimension; seed, result and reason are those of tiledmm_host_gemm.
+TILEDMM_API int32_t tiledmm_host_reduce(const ReduceProblem* problem, uint64_t seed, char* reason, size_t capacity) {
+  host_gpu::Session session;
+  session.seed = seed;
+  const Status status = run_reduce_on_gpu(*problem, host_gpu::executor_of(session), reason, capacity);
+  return finish(status, session, nullptr, nullptr, reason, capacity);
+}
+
 }  // extern "C"

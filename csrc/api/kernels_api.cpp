@@ -235,6 +235,10 @@ Status tiledmm_elementwise_gpu(const ElementwiseProblem* problem, const Executor
   return run_elementwise_on_gpu(*problem, *executor, reason, capacity);
 }
 
+Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor, char* reason, size_t capacity) {
+  return run_reduce_on_gpu(*problem, *executor, reason, capacity);
+}
+
 bool tiledmm_gpu_serves_row_sums(const GemmProblem* problem, int32_t algorithm, int32_t device_idx) {
   return gpu_serves_row_sums(*problem, algorithm, device_idx);
 }

@@ -8,14 +8,15 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/problem.h"
+#include "core/reduce.h"
 
 #define TILEDMM_API __attribute__((visibility("default")))
 
 extern "C" {
 
-// Grows with every incompatible change of this header, of executor.h, problem.h or elementwise.h. Whoever loads the
-// library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 7;
+// Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h or reduce.h. Whoever
+// loads the library compares.
+inline constexpr int32_t TILEDMM_ABI_VERSION = 8;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
@@ -40,6 +41,10 @@ TILEDMM_API tiledmm::Status tiledmm_elementwise_cpu(const tiledmm::ElementwisePr
                                                     const tiledmm::Executor* executor, char* reason, size_t capacity);
 TILEDMM_API tiledmm::Status tiledmm_elementwise_gpu(const tiledmm::ElementwiseProblem* problem,
                                                     const tiledmm::Executor* executor, char* reason, size_t capacity);
+
+// Sums along a dimension on GPU executor->device_idx, asynchronously on executor->stream.
+TILEDMM_API tiledmm::Status tiledmm_reduce_gpu(const tiledmm::ReduceProblem* problem, const tiledmm::Executor* executor,
+                                               char* reason, size_t capacity);
 
 // GFLOP/s of this machine's best multiply-add instruction for a dtype, on executor->num_threads threads, measured now.
 TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executor* executor);

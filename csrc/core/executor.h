@@ -19,6 +19,7 @@ struct Executor {
   // may be released when the kernels that use it have been launched.
   void* (*allocate)(void* self, size_t num_bytes);
   void (*release)(void* self, void* memory);
+  const char** launched = nullptr;  // where to write the name of the kernel that is launched; null: nowhere
 };
 
 }  // namespace tiledmm

@@ -27,6 +27,7 @@ Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const 
   }
   if (is_empty(problem)) return Status::ok;
   if (choice.rung->is_gpu) problem.gemm.batch_dims = nullptr;  // they are the host's
+  if (executor.launched) *executor.launched = choice.rung->name;
   const Status status = choice.rung->launch(problem, choice.plan, executor);
   if (status == Status::out_of_memory) {
     std::snprintf(reason, capacity, "no memory for the workspace of algorithm '%s'", choice.rung->name);
@@ -93,17 +94,37 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
   return run(problem, algorithm, chip, executor, reason, capacity);
 }
 
-Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity) {
+namespace {
+
+// launch(), which is no product, on the executor's GPU; `name` says what it computes.
+template <class Launch>
+Status run_on_gpu(const char* name, bool is_empty, Executor& executor, char* reason, size_t capacity,
+                  const Launch& launch) {
   Chip chip;
   const Status status = find_device(executor, chip, reason, capacity);
-  if (status != Status::ok || problem.count == 0) return status;
-  const Status launched = gpu::launch_elementwise(problem, executor);
+  if (status != Status::ok || is_empty) return status;
+  const Status launched = launch();
   if (launched == Status::launch_failed) {
     const char* why = gpu::take_error();
-    std::snprintf(reason, capacity, "the launch of %s on %s failed: %s", kFunctionNames[int(problem.function) - 1],
-                  chip.name, why ? why : "no reason is known");
+    std::snprintf(reason, capacity, "the launch of %s on %s failed: %s", name, chip.name,
+                  why ? why : "no reason is known");
+  } else if (launched == Status::out_of_memory) {
+    std::snprintf(reason, capacity, "no memory for the workspace of %s", name);
   }
   return launched;
+}
+
+}  // namespace
+
+Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity) {
+  const char* name = kFunctionNames[int(problem.function) - 1];
+  return run_on_gpu(name, problem.count == 0, executor, reason, capacity,
+                    [&] { return gpu::launch_elementwise(problem, executor); });
+}
+
+Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity) {
+  return run_on_gpu("a sum along a dimension", problem.outer * problem.inner == 0, executor, reason, capacity,
+                    [&] { return gpu::launch_reduce(problem, executor); });
 }
 
 bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx) {

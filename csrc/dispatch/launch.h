@@ -4,6 +4,7 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/problem.h"
+#include "core/reduce.h"
 
 namespace tiledmm {
 
@@ -16,6 +17,9 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
 // A function of each element, on the CPU or on GPU executor.device_idx; failures as above.
 Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor& executor);
 Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor executor, char* reason, size_t capacity);
+
+// Sums along a dimension, on GPU executor.device_idx; failures as above.
+Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
 
 // Whether run_on_gpu serves a problem with row_sums.
 bool gpu_serves_row_sums(const GemmProblem& problem, int32_t algorithm, int32_t device_idx);

@@ -6,6 +6,7 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/plan.h"
+#include "core/reduce.h"
 
 namespace tiledmm::gpu {
 
@@ -20,7 +21,9 @@ struct Device {
 TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
 // A function of each element, on the executor's stream.
 TILEDMM_IF_LINKED Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor);
-// Why that, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
+// Sums along a dimension, on the executor's stream.
+TILEDMM_IF_LINKED Status launch_reduce(const ReduceProblem& problem, const Executor& executor);
+// Why these, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
 TILEDMM_IF_LINKED const char* take_error();
 
 }  // namespace tiledmm::gpu

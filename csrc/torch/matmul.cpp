@@ -3,182 +3,25 @@
 // dimensions with stride 0.
 #include "torch/matmul.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/SmallVector.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <algorithm>
 
 #include "api/kernels_api.h"
 #include "torch/cpu_executor.h"
 #include "torch/overlap.h"
+#include "torch/product.h"
 #include "torch/shapes.h"
 #include "torch/text.h"
-
-#include <dlfcn.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace tiledmm {
 namespace {
 
 using at::Tensor;
-
-// The stream that torch's user has made current on a GPU.
-void* current_stream(c10::Device device) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-#else
-  // In the CUDA part of torch, which is loaded by now; this library is not linked to it, since it serves builds
-  // without.
-  using GetStream = AOTITorchError (*)(int32_t, void**);
-  static const auto get_stream = []() -> GetStream {
-    for (const char* library : {"libtorch_cuda.so", "libtorch_hip.so"}) {
-      if (void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
-        return reinterpret_cast<GetStream>(dlsym(loaded, "aoti_torch_get_current_cuda_stream"));
-      }
-    }
-    return nullptr;
-  }();
-  void* stream = nullptr;
-  TORCH_CHECK(get_stream && get_stream(device.index(), &stream) == AOTI_TORCH_SUCCESS,
-              "tiledmm: torch does not say what its current stream on ", device, " is");
-  return stream;
-#endif
-}
-
-// What one call has borrowed on a GPU: tensors, since they come from the allocator that is in force, also where a user
-// has put another in the place of torch's own.
-struct GpuWorkspace {
-  c10::Device device;
-  c10::SmallVector<Tensor, 4> tensors;
-};
-
-// torch's stream and torch's memory, which its allocator keeps for this stream until the kernels have run.
-Executor torch_gpu_executor(GpuWorkspace& workspace) {
-  Executor executor{};
-  executor.self = &workspace;
-  executor.device_idx = workspace.device.index();
-  executor.stream = current_stream(workspace.device);
-  executor.allocate = [](void* self, size_t num_bytes) -> void* {
-    GpuWorkspace& workspace = *static_cast<GpuWorkspace*>(self);
-    try {
-      const auto options = at::TensorOptions().dtype(at::kByte).device(workspace.device);
-      workspace.tensors.push_back(at::empty({int64_t(num_bytes)}, options));
-      return workspace.tensors.back().mutable_data_ptr();
-    } catch (const c10::OutOfMemoryError&) {
-      return nullptr;
-    }
-  };
-  executor.release = [](void* self, void* memory) {
-    auto& tensors = static_cast<GpuWorkspace*>(self)->tensors;
-    tensors.erase(std::find_if(tensors.begin(), tensors.end(),
-                               [&](const Tensor& tensor) { return tensor.const_data_ptr() == memory; }));
-  };
-  return executor;
-}
-
-bool allows_tf32() {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-         at::Float32Precision::TF32;
-}
-
-Status compute(const GemmProblem& problem, int32_t algorithm, c10::Device device, char* reason, size_t capacity) {
-  if (device.is_cpu()) {
-    const Executor executor = cpu_executor();
-    return tiledmm_gemm_cpu(&problem, algorithm, &executor, reason, capacity);
-  }
-  const c10::DeviceGuard guard(device);
-  GpuWorkspace workspace{device, {}};
-  const Executor executor = torch_gpu_executor(workspace);
-  return tiledmm_gemm_gpu(&problem, algorithm, &executor, reason, capacity);
-}
-
-void raise(Status status, const char* reason) {
-  switch (status) {
-    case Status::ok:
-      return;
-    case Status::out_of_memory:
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "tiledmm: ", reason);
-    case Status::unsupported:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "tiledmm: ", reason);
-    case Status::unknown_algorithm:
-      TORCH_CHECK_VALUE(false, "tiledmm: ", reason);
-    case Status::launch_failed:
-      TORCH_CHECK(false, "tiledmm: ", reason);
-  }
-}
-
-void run(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32 = true) {
-  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && problem.dtype_a == DType::f32 && allows_tf32();
-  char reason[320] = "";
-  raise(compute(problem, algorithm, device, reason, sizeof reason), reason);
-}
-
-// A result beyond what the C library recycles is new memory, which comes page by page as it is written: huge pages make
-// that several times faster (numpy asks for them, too).
-Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
-  Tensor result = at::empty(sizes, options);
-#if defined(__linux__)
-  constexpr uintptr_t kPage = 4096;
-  constexpr size_t kLargeBytes = size_t(32) << 20;  // glibc's largest mmap threshold
-  if (result.is_cpu() && result.nbytes() >= kLargeBytes) {
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(result.mutable_data_ptr()) + result.nbytes();
-    madvise(reinterpret_cast<void*>(begin), end / kPage * kPage - begin, MADV_HUGEPAGE);  // a wish: failure is no error
-  }
-#endif
-  return result;
-}
-
-void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
-  problem.a = a.const_data_ptr();
-  problem.b = b.const_data_ptr();
-  problem.k = a.size(-1);
-  problem.stride_ak = a.stride(-1);
-  problem.m = a.dim() == 1 ? 1 : a.size(-2);
-  problem.stride_am = a.dim() == 1 ? 0 : a.stride(-2);
-  problem.n = b.dim() == 1 ? 1 : b.size(-1);
-  problem.stride_bn = b.dim() == 1 ? 0 : b.stride(-1);
-  problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
-}
-
-// out = alpha a b + beta added, all checked, out of the right shape; an `added` that is given has that shape, too.
-void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape, DType dtype,
-                 int32_t algorithm, bool may_use_tf32 = true, const Tensor& added = Tensor(), double beta = 1,
-                 double alpha = 1) {
-  GemmProblem problem{};
-  problem.set_dtypes(dtype);
-  problem.alpha = alpha, problem.beta = beta;
-  fill_operands(problem, a, b);
-  if (added.defined()) {
-    problem.bias = added.const_data_ptr();
-    problem.stride_bias_m = shape.a_is_vector ? 0 : added.stride(shape.b_is_vector ? -1 : -2);
-    problem.stride_bias_n = shape.b_is_vector ? 0 : added.stride(-1);
-  }
-  problem.c = out.mutable_data_ptr();
-  problem.stride_cm = shape.a_is_vector ? 0 : out.stride(shape.b_is_vector ? -1 : -2);
-  problem.stride_cn = shape.b_is_vector ? 1 : out.stride(-1);
-  BatchDim dims[kMaxBatchDims];
-  const auto stride = [&](const Tensor& tensor, int64_t d) -> int64_t {
-    const int64_t own = d - (shape.num_batch_dims - std::max<int64_t>(tensor.dim() - 2, 0));
-    return own < 0 || tensor.size(own) == 1 ? 0 : tensor.stride(own);
-  };
-  for (int64_t d = 0; d < shape.num_batch_dims; ++d) {
-    dims[d] = {shape.out[d], stride(a, d), stride(b, d), out.stride(d), added.defined() ? added.stride(d) : 0};
-  }
-  problem.batch_dims = dims;
-  problem.num_batch_dims = int32_t(shape.num_batch_dims);
-  run(problem, algorithm, out.device(), may_use_tf32);
-}
 
 Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
   check_operand("a", a);
@@ -319,16 +162,7 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
                                    own_x.const_data_ptr(),
                                    grad.defined() ? own_grad.const_data_ptr() : nullptr,
                                    y.mutable_data_ptr()};
-  char reason[320] = "";
-  if (x.is_cpu()) {
-    const Executor executor = cpu_executor();
-    raise(tiledmm_elementwise_cpu(&problem, &executor, reason, sizeof reason), reason);
-  } else {
-    const c10::DeviceGuard guard(x.device());
-    GpuWorkspace workspace{x.device(), {}};
-    const Executor executor = torch_gpu_executor(workspace);
-    raise(tiledmm_elementwise_gpu(&problem, &executor, reason, sizeof reason), reason);
-  }
+  run(problem, x.device());
   return y;
 }
 

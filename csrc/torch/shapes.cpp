@@ -9,8 +9,8 @@ namespace tiledmm {
 
 using at::Tensor;
 
-DType to_dtype(const char* name, const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kFloat:
       return DType::f32;
     case at::kDouble:
@@ -20,9 +20,15 @@ DType to_dtype(const char* name, const Tensor& tensor) {
     case at::kBFloat16:
       return DType::bf16;
     default:
-      TORCH_CHECK_TYPE(false, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
-                       "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
+      return std::nullopt;
   }
+}
+
+DType to_dtype(const char* name, const Tensor& tensor) {
+  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
+  TORCH_CHECK_TYPE(dtype, "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
+                   "; accepted are torch.float32, torch.float64, torch.float16 and torch.bfloat16");
+  return *dtype;
 }
 
 void check_operand(const char* name, const Tensor& tensor) {

@@ -17,6 +17,7 @@
 
 namespace tiledmm {
 
+std::optional<DType> dtype_of(at::ScalarType type);  // none: not one of ours
 DType to_dtype(const char* name, const at::Tensor& tensor);
 int32_t to_algorithm(std::string_view name);
 Activation to_activation(std::string_view name);

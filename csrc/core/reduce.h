@@ -1,0 +1,30 @@
+// Sums along one dimension of a tensor, as plain data.
+//
+//   y[o] = (sum over i < k of term(x[o][i] - shift[o])) / divisor           o < outer * inner
+//   y[o][i] = x[o][0] + ... + x[o][i]                                         is_running
+//
+// The order of summation is a function of k alone: a row's bits depend neither on the number of rows nor on strides.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace tiledmm {
+
+enum class Term : int32_t { value = 0, square = 1, magnitude = 2 };
+
+struct ReduceProblem {
+  DType dtype, dtype_y;  // alike where is_running
+  bool is_running;
+  Term term;
+  int64_t outer, inner, k;
+  const void* x;
+  int64_t stride_outer, stride_inner, stride_k;  // elements
+  const void* shift;                             // outer * inner numbers of the sums' type; null: none
+  double divisor;
+  void* y;  // is_running: strides of its own; else contiguous
+  int64_t y_stride_outer, y_stride_inner, y_stride_k;
+};
+
+}  // namespace tiledmm

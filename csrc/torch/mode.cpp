@@ -1,0 +1,189 @@
+// Switching the mode on and off, what torch's kernels are watched for, and the counts.
+#include "torch/mode.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+
+#include "torch/shapes.h"
+
+namespace tiledmm::mode {
+namespace {
+
+using c10::DispatchKey;
+
+// torch's kernels whose bits may depend on a row's place or on the size of its batch, or which multiply past the mode.
+struct Watched {
+  const char* name;
+  const char* reason;
+};
+constexpr const char* kVaries = "a row's bits may depend on the batch";
+constexpr const char* kNotCovered = "a product that the mode does not cover";
+constexpr Watched kWatched[] = {
+    {"_scaled_dot_product_flash_attention", kVaries},
+    {"_scaled_dot_product_cudnn_attention", kVaries},
+    {"_scaled_dot_product_flash_attention_for_cpu", kVaries},
+    {"_flash_attention_forward", kVaries},
+    {"_native_multi_head_attention", kVaries},
+    {"_transformer_encoder_layer_fwd", kVaries},
+    {"cudnn_convolution", kVaries},
+    {"miopen_convolution", kVaries},
+    {"mkldnn_convolution", kVaries},
+    {"_slow_conv2d_forward", kVaries},
+    {"_cudnn_rnn", kVaries},
+    {"mkldnn_rnn_layer", kVaries},
+    {"logcumsumexp", kVaries},
+    {"cumprod", kVaries},
+    {"prod.dim_int", kVaries},
+    {"_scaled_mm", kNotCovered},
+    {"_grouped_mm", kNotCovered},
+    {"_scaled_grouped_mm", kNotCovered},
+    {"_int_mm", kNotCovered},
+    {"_weight_int4pack_mm", kNotCovered},
+    {"_weight_int8pack_mm", kNotCovered},
+    {"_mixed_dtypes_linear", kNotCovered},
+    {"_cdist_forward", kNotCovered},
+};
+
+struct Watch : c10::OperatorKernel {
+  explicit Watch(Override& own) : own(own) {
+    for (const Watched& watched : kWatched) {
+      if (!std::strcmp(watched.name, own.row.name)) reason = watched.reason;
+    }
+  }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    own.left.count(reason);
+    own.call(*stack);
+  }
+
+  Override& own;
+  const char* reason = nullptr;
+};
+
+// The process's one mode. Its rows outlive it, as calls on other threads may.
+struct Mode {
+  std::mutex mutex;
+  std::atomic<int32_t> algorithm{0};
+  std::vector<std::unique_ptr<Override>> overrides;
+  std::vector<std::unique_ptr<torch::Library>> libraries;
+};
+Mode& the_mode() {
+  static Mode& mode = *new Mode();  // never destroyed: torch's own libraries may be gone by then
+  return mode;
+}
+
+struct Group {
+  const char* name;
+  const std::vector<Row>& (*rows)();
+  bool on_cpu, on_gpu;
+};
+constexpr Group kGroups[] = {
+    {"products", products, true, true},
+    {"functions", functions, true, false},
+    {"reductions", reductions, false, true},
+    {"watched", watched, true, true},
+};
+
+// torch warns once in a process that an operator is overridden, which is what the user has asked for.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+Override* find_or_none(DispatchKey key, const char* name) {
+  for (const auto& own : the_mode().overrides) {
+    if (own->key == key && !std::strcmp(own->row.name, name)) return own.get();
+  }
+  return nullptr;
+}
+
+// Puts our kernels into the dispatch table for one key.
+void add(DispatchKey key, const std::vector<std::string>& groups) {
+  Mode& mode = the_mode();
+  std::vector<Override*> added;
+  for (const Group& group : kGroups) {
+    const bool is_asked = std::find(groups.begin(), groups.end(), group.name) != groups.end();
+    if (!is_asked || !(key == DispatchKey::CPU ? group.on_cpu : group.on_gpu)) continue;
+    for (const Row& row : group.rows()) {
+      const std::string full = std::string("aten::") + row.name;
+      const size_t dot = full.find('.');
+      const auto op = c10::Dispatcher::singleton().findOp(
+          {full.substr(0, dot), dot == std::string::npos ? "" : full.substr(dot + 1)});
+      if (!op || !op->hasComputedKernelForDispatchKey(key)) continue;  // a torch that has it not
+      Override* own = find_or_none(key, row.name);
+      if (!own) own = mode.overrides.emplace_back(new Override{row, key}).get();
+      own->original.emplace(op->getComputedKernelForDispatchKey(key));
+      added.push_back(own);
+    }
+  }
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  for (Override* own : added) library->impl(own->row.name, own->row.kernel(*own));
+  mode.libraries.push_back(std::move(library));
+}
+
+void set(std::string_view algorithm, const std::vector<std::string>& devices, const std::vector<std::string>& groups) {
+  const int32_t idx = to_algorithm(algorithm);
+  Mode& mode = the_mode();
+  const std::lock_guard<std::mutex> lock(mode.mutex);
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  mode.libraries.clear();  // takes out what they hold
+  mode.algorithm = idx;
+  for (const std::string& device : devices) add(device == "cpu" ? DispatchKey::CPU : DispatchKey::CUDA, groups);
+}
+
+void clear() {
+  for (const auto& own : the_mode().overrides) own->served.clear(), own->left.clear();
+}
+
+// Lines of: device, operator, "served" or "left", by what or why, calls; with tabs between.
+std::string counts() {
+  std::ostringstream text;
+  for (const auto& own : the_mode().overrides) {
+    const auto write = [&](const char* kind, const Tally& tally) {
+      tally.for_each([&](const char* what, int64_t calls) {
+        text << (own->key == DispatchKey::CPU ? "cpu" : "cuda") << '\t' << own->row.name << '\t' << kind << '\t' << what
+             << '\t' << calls << '\n';
+      });
+    };
+    write("served", own->served);
+    write("left", own->left);
+  }
+  return text.str();
+}
+
+}  // namespace
+
+const std::vector<Row>& watched() {
+  static const std::vector<Row> rows = [] {
+    std::vector<Row> rows;
+    for (const Watched& own : kWatched) {
+      rows.push_back({own.name, [](Override& row) {
+                        return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Watch>(row));
+                      }});
+    }
+    return rows;
+  }();
+  return rows;
+}
+
+Override& find(DispatchKey key, const char* name) {
+  Override* own = find_or_none(key, name);
+  TORCH_INTERNAL_ASSERT(own, "tiledmm: the mode has no ", name);
+  return *own;
+}
+
+int32_t algorithm() { return the_mode().algorithm.load(std::memory_order_relaxed); }
+
+}  // namespace tiledmm::mode
+
+TORCH_LIBRARY_FRAGMENT(tiledmm, m) {
+  m.def("_set_mode(str algorithm, str[] devices, str[] groups) -> ()",
+        [](std::string_view algorithm, std::vector<std::string> devices, std::vector<std::string> groups) {
+          tiledmm::mode::set(algorithm, devices, groups);
+        });
+  m.def("_clear_mode_counts() -> ()", [] { tiledmm::mode::clear(); });
+  m.def("_mode_counts() -> str", [] { return tiledmm::mode::counts(); });
+}

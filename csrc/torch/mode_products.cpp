@@ -1,0 +1,283 @@
+// The mode's products: aten's operators as GemmProblems of the operands' own strides.
+#include <ATen/native/Resize.h>
+#include <ATen/ops/gelu.h>
+
+#include "torch/cpu_executor.h"
+#include "torch/mode.h"
+#include "torch/overlap.h"
+#include "torch/product.h"
+#include "torch/shapes.h"
+
+namespace tiledmm::mode {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using c10::DispatchKey;
+
+// out = activation(beta added + alpha a b).
+struct Product {
+  const Tensor &a, &b;
+  const Tensor* added = nullptr;
+  const Scalar *beta = nullptr, *alpha = nullptr;  // null: 1
+  Activation activation = Activation::none;
+  std::optional<at::ScalarType> dtype = std::nullopt;  // of the result; none: that of the operands
+};
+
+// Strides of a tensor along the dimensions of a result, 0 where it broadcasts; false where it does not fit.
+bool broadcast_strides(const Tensor& tensor, at::IntArrayRef shape, int64_t* strides) {
+  const int64_t missing = int64_t(shape.size()) - tensor.dim();
+  if (missing < 0) return false;
+  for (int64_t d = 0; d < int64_t(shape.size()); ++d) {
+    const int64_t size = d < missing ? 1 : tensor.size(d - missing);
+    if (size != 1 && size != shape[size_t(d)]) return false;
+    strides[d] = size == 1 ? 0 : tensor.stride(d - missing);
+  }
+  return true;
+}
+
+// Why a tensor is none of ours beside `a`; null if it is.
+const char* refuse_tensor(const Tensor& tensor, const Tensor& a) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested()) return "a layout other than strided";
+  if (tensor.scalar_type() != a.scalar_type()) return "operands of unlike dtypes";
+  if (tensor.device() != a.device()) return "operands on unlike devices";
+  return nullptr;
+}
+
+// Matrices of one batch, or a matrix or a vector by a vector.
+template <int DIMS_A, int DIMS_B>
+bool fit(const Tensor& a, const Tensor& b) {
+  if (a.dim() != DIMS_A || b.dim() != DIMS_B) return false;
+  return a.size(-1) == b.size(DIMS_B == 1 ? 0 : -2) && (DIMS_A != 3 || a.size(0) == b.size(0));
+}
+
+// Whether two tensors may have memory in common.
+bool may_overlap(const Tensor& out, const Tensor& operand) {
+  return out.is_alias_of(operand) && overlap(out, operand) != Answer::no;
+}
+
+// Writes the product into `out`, which is made if it is not defined. Null where it is done; else why torch's kernel is
+// to do it, and nothing has been written.
+template <int DIMS_A, int DIMS_B>
+const char* multiply(Override& own, const Product& product, Tensor& out, bool may_resize) {
+  const Tensor &a = product.a, &b = product.b;
+  const std::optional<DType> dtype = dtype_of(a.scalar_type());
+  if (!dtype) return "a dtype other than float32, float64, float16 and bfloat16";
+  if (product.dtype.value_or(a.scalar_type()) != a.scalar_type()) return "a result of another dtype";
+  if (const char* reason = refuse_tensor(a, a)) return reason;
+  if (const char* reason = refuse_tensor(b, a)) return reason;
+  if (!fit<DIMS_A, DIMS_B>(a, b)) return "shapes that do not fit";
+
+  constexpr int kDims = DIMS_A == 3 ? 3 : (DIMS_A == 2) + (DIMS_B == 2);
+  int64_t shape[3];
+  int dims = 0;
+  if (DIMS_A == 3) shape[dims++] = a.size(0);
+  if (DIMS_A >= 2) shape[dims++] = a.size(-2);
+  if (DIMS_B >= 2) shape[dims++] = b.size(-1);
+  const at::IntArrayRef sizes(shape, size_t(kDims));
+
+  GemmProblem problem{};
+  problem.set_dtypes(*dtype);
+  fill_operands(problem, a, b);
+  problem.activation = product.activation;
+  for (const Scalar* scalar : {product.beta, product.alpha}) {
+    if (scalar && (scalar->isComplex() || scalar->isSymbolic())) return "a scalar that is no real number";
+  }
+  if (product.beta) problem.beta = product.beta->toDouble();
+  if (product.alpha) problem.alpha = product.alpha->toDouble();
+  int64_t added[3] = {};
+  const bool is_adding = product.added && problem.beta != 0;
+  if (product.added) {
+    if (const char* reason = refuse_tensor(*product.added, a)) return reason;
+    if (!broadcast_strides(*product.added, sizes, added)) return "shapes that do not fit";
+  }
+
+  Tensor own_out = out;
+  if (out.defined()) {
+    if (const char* reason = refuse_tensor(out, a)) return reason;
+    if (out.sizes() != sizes) {
+      if (!may_resize) return "shapes that do not fit";
+      at::native::resize_output(out, sizes);
+    }
+    if (overlaps_itself(out) != Answer::no) return "a result whose elements share memory";
+    // What is added may be the result itself on a GPU, where each element is read before it is written. On the CPU
+    // partial sums may lie in the result.
+    const bool is_in_place = is_adding && out.is_cuda() && out.is_same(*product.added);
+    if (may_overlap(out, a) || may_overlap(out, b) || (is_adding && !is_in_place && may_overlap(out, *product.added))) {
+      own_out = new_result(sizes, a.options());
+    }
+  } else {
+    own_out = new_result(sizes, a.options());
+  }
+  if (is_adding) {
+    problem.bias = product.added->const_data_ptr();
+    problem.stride_bias_m = DIMS_A == 1 ? 0 : added[kDims - (DIMS_B >= 2) - 1];
+    problem.stride_bias_n = DIMS_B == 1 ? 0 : added[kDims - 1];
+  }
+  problem.c = own_out.mutable_data_ptr();
+  problem.stride_cm = DIMS_A == 1 ? 0 : own_out.stride(kDims - (DIMS_B >= 2) - 1);
+  problem.stride_cn = DIMS_B == 1 ? 1 : own_out.stride(-1);
+  BatchDim dim{};
+  if (DIMS_A == 3) {
+    dim = {shape[0], a.stride(0), b.stride(0), own_out.stride(0), added[0]};
+    problem.batch_dims = &dim;
+    problem.num_batch_dims = 1;
+  }
+  const int32_t asked = algorithm();
+  Outcome outcome = compute(problem, asked, a.device());
+  if (outcome.status == Status::unsupported && asked != 0) outcome = compute(problem, 0, a.device());
+  if (outcome.status == Status::unsupported) return "no kernel for it on this device";
+  outcome.raise();
+  own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
+  if (!out.defined()) {
+    out = own_out;
+  } else if (!own_out.is_same(out)) {
+    const TorchOnOneThreadInChild own_thread;
+    out.copy_(own_out);
+  }
+  return nullptr;
+}
+
+template <int DIMS_A, int DIMS_B>
+bool is_served(Override& own, const Product& product, Tensor& out, bool may_resize = true) {
+  const char* reason = multiply<DIMS_A, DIMS_B>(own, product, out, may_resize);
+  if (reason) own.left.count(reason);
+  return !reason;
+}
+
+// The three forms of an operator: with a new result, with one that is given, and with one that is the first argument.
+// `args` are those of torch's kernel.
+template <int DIMS_A, int DIMS_B, class... Args>
+Tensor make(Override& own, const Product& product, const Args&... args) {
+  Tensor out;
+  return is_served<DIMS_A, DIMS_B>(own, product, out) ? out : own.call_original(args...);
+}
+template <int DIMS_A, int DIMS_B, class... Args>
+Tensor& write(Override& own, const Product& product, Tensor& out, const Args&... args) {
+  if (!is_served<DIMS_A, DIMS_B>(own, product, out)) own.call_original(args..., out);
+  return out;
+}
+template <int DIMS_A, int DIMS_B, class... Args>
+Tensor& change(Override& own, const Product& product, Tensor& self, const Args&... args) {
+  if (!is_served<DIMS_A, DIMS_B>(own, product, self, false)) own.call_original(self, args...);
+  return self;
+}
+
+using Kernel = torch::CppFunction;
+
+template <int DIMS_A, int DIMS_B>
+Kernel plain(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b) { return make<DIMS_A, DIMS_B>(own, {a, b}, a, b); });
+}
+template <int DIMS_A, int DIMS_B>
+Kernel plain_out(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, Tensor& out) -> Tensor& {
+    return write<DIMS_A, DIMS_B>(own, {a, b}, out, a, b);
+  });
+}
+template <int DIMS>
+Kernel plain_dtype(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, at::ScalarType dtype) {
+    return make<DIMS, DIMS>(own, {.a = a, .b = b, .dtype = dtype}, a, b, dtype);
+  });
+}
+template <int DIMS>
+Kernel plain_dtype_out(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, at::ScalarType dtype, Tensor& out) -> Tensor& {
+    return write<DIMS, DIMS>(own, {.a = a, .b = b, .dtype = dtype}, out, a, b, dtype);
+  });
+}
+
+template <int DIMS_A, int DIMS_B>
+Kernel added(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return make<DIMS_A, DIMS_B>(own, {a, b, &self, &beta, &alpha}, self, a, b, beta, alpha);
+  });
+}
+template <int DIMS_A, int DIMS_B>
+Kernel added_out(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                       Tensor& out) -> Tensor& {
+    return write<DIMS_A, DIMS_B>(own, {a, b, &self, &beta, &alpha}, out, self, a, b, beta, alpha);
+  });
+}
+template <int DIMS_A, int DIMS_B>
+Kernel added_in_place(Override& own) {
+  return Kernel(
+      [&own](Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) -> Tensor& {
+        return change<DIMS_A, DIMS_B>(own, {a, b, &self, &beta, &alpha}, self, a, b, beta, alpha);
+      });
+}
+template <int DIMS>
+Kernel added_dtype(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype, const Scalar& beta,
+                       const Scalar& alpha) {
+    const Product product{a, b, &self, &beta, &alpha, Activation::none, dtype};
+    return make<DIMS, DIMS>(own, product, self, a, b, dtype, beta, alpha);
+  });
+}
+template <int DIMS>
+Kernel added_dtype_out(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype, const Scalar& beta,
+                       const Scalar& alpha, Tensor& out) -> Tensor& {
+    const Product product{a, b, &self, &beta, &alpha, Activation::none, dtype};
+    return write<DIMS, DIMS>(own, product, out, self, a, b, dtype, beta, alpha);
+  });
+}
+
+// aten's gelu in _addmm_activation is another one on each device.
+Activation activation_of(const Override& own, bool use_gelu) {
+  return !use_gelu ? Activation::relu : own.key == DispatchKey::CPU ? Activation::gelu : Activation::gelu_tanh;
+}
+Kernel activated(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                       bool use_gelu) {
+    const Product product{a, b, &self, &beta, &alpha, activation_of(own, use_gelu)};
+    return make<2, 2>(own, product, self, a, b, beta, alpha, use_gelu);
+  });
+}
+Kernel activated_out(Override& own) {
+  return Kernel([&own](const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                       bool use_gelu, Tensor& out) -> Tensor& {
+    const Product product{a, b, &self, &beta, &alpha, activation_of(own, use_gelu)};
+    return write<2, 2>(own, product, out, self, a, b, beta, alpha, use_gelu);
+  });
+}
+
+}  // namespace
+
+// aten's other operators of products, addbmm, dot.out and vdot.out among them, call these.
+const std::vector<Row>& products() {
+  static const std::vector<Row> rows = {
+      {"mm", plain<2, 2>},
+      {"mm.out", plain_out<2, 2>},
+      {"mm.dtype", plain_dtype<2>},
+      {"mm.dtype_out", plain_dtype_out<2>},
+      {"bmm", plain<3, 3>},
+      {"bmm.out", plain_out<3, 3>},
+      {"bmm.dtype", plain_dtype<3>},
+      {"bmm.dtype_out", plain_dtype_out<3>},
+      {"mv", plain<2, 1>},
+      {"mv.out", plain_out<2, 1>},
+      {"dot", plain<1, 1>},
+      {"vdot", plain<1, 1>},
+      {"addmm", added<2, 2>},
+      {"addmm.out", added_out<2, 2>},
+      {"addmm_", added_in_place<2, 2>},
+      {"addmm.dtype", added_dtype<2>},
+      {"addmm.dtype_out", added_dtype_out<2>},
+      {"baddbmm", added<3, 3>},
+      {"baddbmm.out", added_out<3, 3>},
+      {"baddbmm_", added_in_place<3, 3>},
+      {"baddbmm.dtype", added_dtype<3>},
+      {"baddbmm.dtype_out", added_dtype_out<3>},
+      {"addmv", added<2, 1>},
+      {"addmv.out", added_out<2, 1>},
+      {"addmv_", added_in_place<2, 1>},
+      {"_addmm_activation", activated},
+      {"_addmm_activation.out", activated_out},
+  };
+  return rows;
+}
+
+}  // namespace tiledmm::mode

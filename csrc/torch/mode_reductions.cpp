@@ -1,0 +1,308 @@
+// The mode's sums on GPUs: of any dimensions, in an order that the reduced sizes alone fix.
+#include <ATen/WrapDimUtils.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sqrt.h>
+
+#include <cmath>
+
+#include "core/reduce.h"
+#include "torch/mode.h"
+#include "torch/product.h"
+#include "torch/shapes.h"
+
+namespace tiledmm::mode {
+namespace {
+
+using at::OptionalIntArrayRef;
+using at::Scalar;
+using at::ScalarType;
+using at::Tensor;
+
+constexpr const char* kKernel = "reduce";
+constexpr const char* kOtherDtype = "a dtype other than float32, float64, float16 and bfloat16";
+
+// A dimension in memory.
+struct Dim {
+  int64_t size, stride;
+};
+
+// Dimensions as few as possible, outermost first.
+std::vector<Dim> merged(const Tensor& tensor, const std::vector<int64_t>& dims) {
+  std::vector<Dim> result;
+  for (const int64_t d : dims) {
+    const Dim own{tensor.size(d), tensor.stride(d)};
+    if (own.size == 1) continue;
+    if (!result.empty() && result.back().stride == own.size * own.stride) {
+      result.back() = {result.back().size * own.size, own.stride};
+    } else {
+      result.push_back(own);
+    }
+  }
+  return result;
+}
+
+// A reduction and its result, whose shape is that of x with the reduced dimensions of size 1.
+struct Reduced {
+  Tensor x;  // which may be a copy, of an order in memory that the kernel takes
+  ReduceProblem problem{};
+  std::vector<int64_t> shape, kept_shape;
+
+  Reduced(const Tensor& given, OptionalIntArrayRef dims) : x(given) {
+    const int64_t dim = given.dim();
+    std::vector<bool> is_reduced(size_t(dim), !dims || dims->empty());
+    if (dims) {
+      for (const int64_t d : *dims) is_reduced[size_t(at::maybe_wrap_dim(d, dim))] = true;
+    }
+    std::vector<int64_t> kept, reduced;
+    problem.k = 1;
+    for (int64_t d = 0; d < dim; ++d) {
+      const bool own = is_reduced[size_t(d)];
+      (own ? reduced : kept).push_back(d);
+      shape.push_back(own ? 1 : given.size(d));
+      if (own) problem.k *= given.size(d);
+      if (!own) kept_shape.push_back(given.size(d));
+    }
+    std::vector<Dim> rows = merged(x, kept), k = merged(x, reduced);
+    if (rows.size() > 2 || k.size() > 1) {
+      std::vector<int64_t> order = kept;
+      order.insert(order.end(), reduced.begin(), reduced.end());
+      x = given.permute(order).contiguous();
+      rows = {{problem.k == 0 ? 0 : x.numel() / problem.k, problem.k}};
+      k = {{problem.k, 1}};
+    }
+    const Dim one{1, 0};
+    const Dim inner = rows.empty() ? one : rows.back(), outer = rows.size() < 2 ? one : rows[0];
+    problem.dtype = *dtype_of(x.scalar_type());
+    problem.x = x.const_data_ptr();
+    problem.outer = outer.size, problem.stride_outer = outer.stride;
+    problem.inner = inner.size, problem.stride_inner = inner.stride;
+    problem.stride_k = k.empty() ? 1 : k[0].stride;
+    problem.divisor = 1;
+  }
+
+  // The result in memory of its own.
+  Tensor compute(ScalarType dtype, bool keepdim) {
+    const Tensor y = at::empty(shape, x.options().dtype(dtype));
+    problem.dtype_y = *dtype_of(dtype);
+    problem.y = y.mutable_data_ptr();
+    run(problem, x.device());
+    return keepdim ? y : y.view(kept_shape);
+  }
+};
+
+ScalarType type_of_sums(ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+// What sums the squares of differences from the mean, over their number less a correction; the mean itself.
+Tensor variance(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
+                Tensor& mean) {
+  Reduced reduced(x, dims);
+  reduced.problem.divisor = double(reduced.problem.k);
+  mean = reduced.compute(type_of_sums(x.scalar_type()), true);
+  reduced.problem.shift = mean.const_data_ptr();
+  reduced.problem.term = Term::square;
+  reduced.problem.divisor = std::max(0.0, double(reduced.problem.k) - (correction ? correction->toDouble() : 1));
+  const Tensor result = reduced.compute(type_of_sums(x.scalar_type()), keepdim);
+  if (!keepdim) mean = mean.view(reduced.kept_shape);
+  return result;
+}
+
+// The operand in the dtype in which it is to be summed; undefined, with the reason counted, where torch is to do it.
+Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype) {
+  const char* reason = !dtype_of(x.scalar_type()) || (dtype && !dtype_of(*dtype)) ? kOtherDtype
+                       : x.layout() != at::kStrided                               ? "a layout other than strided"
+                                                                                  : nullptr;
+  if (reason) {
+    own.left.count(reason);
+    return {};
+  }
+  own.served.count(kKernel);
+  // 16 bits are summed in 32, also where that is the result's dtype.
+  const bool is_converted = dtype && type_of_sums(*dtype) != type_of_sums(x.scalar_type());
+  return is_converted ? x.to(*dtype) : x;
+}
+
+void write(const Tensor& result, Tensor& out) {
+  at::native::resize_output(out, result.sizes());
+  out.copy_(result);
+}
+
+using Kernel = torch::CppFunction;
+
+template <bool IS_MEAN>
+Tensor summed(const Tensor& x, ScalarType dtype, OptionalIntArrayRef dims, bool keepdim) {
+  Reduced reduced(x, dims);
+  if (IS_MEAN) reduced.problem.divisor = double(reduced.problem.k);
+  return reduced.compute(dtype, keepdim);
+}
+template <bool IS_MEAN>
+Kernel sum(Override& own) {
+  return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype) {
+    const Tensor x = accepted(own, self, dtype);
+    return x.defined() ? summed<IS_MEAN>(x, dtype.value_or(self.scalar_type()), dims, keepdim)
+                       : own.call_original(self, dims, keepdim, dtype);
+  });
+}
+template <bool IS_MEAN>
+Kernel sum_out(Override& own) {
+  return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, bool keepdim, std::optional<ScalarType> dtype,
+                       Tensor& out) -> Tensor& {
+    const Tensor x = accepted(own, self, out.scalar_type());
+    if (x.defined()) {
+      write(summed<IS_MEAN>(x, out.scalar_type(), dims, keepdim), out);
+    } else {
+      own.call_original(self, dims, keepdim, dtype, out);
+    }
+    return out;
+  });
+}
+
+template <bool IS_ROOT>
+Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
+              Tensor& mean) {
+  const Tensor result = variance(x, dims, correction, keepdim, mean);
+  return (IS_ROOT ? result.sqrt() : result).to(x.scalar_type());
+}
+template <bool IS_ROOT>
+Kernel var(Override& own) {
+  return Kernel(
+      [&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim) {
+        Tensor mean;
+        const Tensor x = accepted(own, self, std::nullopt);
+        return x.defined() ? spread<IS_ROOT>(x, dims, correction, keepdim, mean)
+                           : own.call_original(self, dims, correction, keepdim);
+      });
+}
+template <bool IS_ROOT>
+Kernel var_out(Override& own) {
+  return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction,
+                       bool keepdim, Tensor& out) -> Tensor& {
+    Tensor mean;
+    const Tensor x = accepted(own, self, std::nullopt);
+    if (x.defined()) {
+      write(spread<IS_ROOT>(x, dims, correction, keepdim, mean), out);
+    } else {
+      own.call_original(self, dims, correction, keepdim, out);
+    }
+    return out;
+  });
+}
+template <bool IS_ROOT>
+Kernel var_mean(Override& own) {
+  return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction,
+                       bool keepdim) -> std::tuple<Tensor, Tensor> {
+    const Tensor x = accepted(own, self, std::nullopt);
+    if (!x.defined()) {
+      torch::jit::Stack stack;
+      torch::jit::push(stack, self, dims, correction, keepdim);
+      own.call(stack);
+      return {stack.at(0).toTensor(), stack.at(1).toTensor()};
+    }
+    Tensor mean;
+    const Tensor result = spread<IS_ROOT>(x, dims, correction, keepdim, mean);
+    return {result, mean.to(x.scalar_type())};
+  });
+}
+
+// The norms of order 1 and 2.
+Tensor norm_of(const Tensor& x, double order, ScalarType dtype, OptionalIntArrayRef dims, bool keepdim) {
+  Reduced reduced(x, dims);
+  reduced.problem.term = order == 2 ? Term::square : Term::magnitude;
+  const Tensor result = reduced.compute(type_of_sums(dtype), keepdim);
+  return (order == 2 ? result.sqrt() : result).to(dtype);
+}
+bool is_served_norm(Override& own, const Scalar& order) {
+  const bool result = !order.isComplex() && (order.toDouble() == 1 || order.toDouble() == 2);
+  if (!result) own.left.count("a norm of an order other than 1 and 2");
+  return result;
+}
+Kernel norm(Override& own) {
+  return Kernel([&own](const Tensor& self, const Scalar& order, OptionalIntArrayRef dims, bool keepdim,
+                       std::optional<ScalarType> dtype) {
+    const Tensor x = is_served_norm(own, order) ? accepted(own, self, dtype) : Tensor();
+    return x.defined() ? norm_of(x, order.toDouble(), dtype.value_or(self.scalar_type()), dims, keepdim)
+                       : own.call_original(self, order, dims, keepdim, dtype);
+  });
+}
+Kernel norm_out(Override& own) {
+  return Kernel([&own](const Tensor& self, const Scalar& order, OptionalIntArrayRef dims, bool keepdim,
+                       std::optional<ScalarType> dtype, Tensor& out) -> Tensor& {
+    const Tensor x = is_served_norm(own, order) ? accepted(own, self, dtype) : Tensor();
+    if (x.defined()) {
+      write(norm_of(x, order.toDouble(), out.scalar_type(), dims, keepdim), out);
+    } else {
+      own.call_original(self, order, dims, keepdim, dtype, out);
+    }
+    return out;
+  });
+}
+
+// Running sums along a dimension.
+Tensor running(const Tensor& given, int64_t dim, ScalarType dtype) {
+  const Tensor x = given.to(dtype);
+  if (x.dim() == 0) return x.clone();
+  Reduced reduced(x, at::IntArrayRef(dim));
+  ReduceProblem& p = reduced.problem;
+  // The kernel writes rows one after another; the result is what torch's is, contiguous in the order of x.
+  const Tensor rows = at::empty({p.outer * p.inner, p.k}, x.options());
+  p.is_running = true, p.dtype_y = p.dtype, p.y = rows.mutable_data_ptr();
+  p.y_stride_outer = p.inner * p.k, p.y_stride_inner = p.k, p.y_stride_k = 1;
+  if (x.numel() > 0) run(p, x.device());
+  std::vector<int64_t> shape = reduced.kept_shape;
+  shape.push_back(p.k);
+  return rows.view(shape).movedim(-1, dim).contiguous();
+}
+Kernel cumsum(Override& own) {
+  return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype) {
+    const Tensor x = accepted(own, self, dtype);
+    return x.defined() ? running(x, dim, dtype.value_or(self.scalar_type())) : own.call_original(self, dim, dtype);
+  });
+}
+Kernel cumsum_out(Override& own) {
+  return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype, Tensor& out) -> Tensor& {
+    const Tensor x = accepted(own, self, out.scalar_type());
+    if (x.defined()) {
+      write(running(x, dim, out.scalar_type()), out);
+    } else {
+      own.call_original(self, dim, dtype, out);
+    }
+    return out;
+  });
+}
+Kernel cumsum_in_place(Override& own) {
+  return Kernel([&own](Tensor& self, int64_t dim, std::optional<ScalarType> dtype) -> Tensor& {
+    const Tensor x = accepted(own, self, std::nullopt);
+    if (x.defined()) {
+      self.copy_(running(x, dim, dtype.value_or(self.scalar_type())));
+    } else {
+      own.call_original(self, dim, dtype);
+    }
+    return self;
+  });
+}
+
+}  // namespace
+
+// aten's other sums, of all elements and norms by other names, call these.
+const std::vector<Row>& reductions() {
+  static const std::vector<Row> rows = {
+      {"sum.dim_IntList", sum<false>},
+      {"sum.IntList_out", sum_out<false>},
+      {"mean.dim", sum<true>},
+      {"mean.out", sum_out<true>},
+      {"var.correction", var<false>},
+      {"var.correction_out", var_out<false>},
+      {"std.correction", var<true>},
+      {"std.correction_out", var_out<true>},
+      {"var_mean.correction", var_mean<false>},
+      {"std_mean.correction", var_mean<true>},
+      {"linalg_vector_norm", norm},
+      {"linalg_vector_norm.out", norm_out},
+      {"cumsum", cumsum},
+      {"cumsum.out", cumsum_out},
+      {"cumsum_", cumsum_in_place},
+  };
+  return rows;
+}
+
+}  // namespace tiledmm::mode

@@ -1,0 +1,46 @@
+// From tensors to a problem of the kernels and its call, on the CPU or on a GPU, with torch's memory, threads and
+// stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "core/elementwise.h"
+#include "core/problem.h"
+#include "core/reduce.h"
+#include "torch/shapes.h"
+
+namespace tiledmm {
+
+bool allows_tf32();
+
+// Memory for a result.
+at::Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options);
+
+// What became of a call.
+struct Outcome {
+  Status status;
+  const char* kernel = nullptr;  // that was launched, by name
+  char reason[320] = "";         // of a failure
+
+  void raise() const;  // unless it is ok
+};
+
+// Sets allow_tf32 by torch's setting, which holds for products alone: may_use_tf32.
+Outcome compute(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32 = true);
+inline void run(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32 = true) {
+  compute(problem, algorithm, device, may_use_tf32).raise();
+}
+void run(const ElementwiseProblem& problem, c10::Device device);
+void run(const ReduceProblem& problem, c10::Device device);  // of a GPU
+
+// The addresses and strides of two operands, but for their batch dimensions: a 1-D a is a row, a 1-D b a column.
+void fill_operands(GemmProblem& problem, const at::Tensor& a, const at::Tensor& b);
+
+// out = alpha a b + beta added, all checked, out of the right shape; an `added` that is given has that shape, too.
+void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, const MatmulShape<int64_t>& shape,
+                 DType dtype, int32_t algorithm, bool may_use_tf32 = true, const at::Tensor& added = at::Tensor(),
+                 double beta = 1, double alpha = 1);
+
+}  // namespace tiledmm

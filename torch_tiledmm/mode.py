@@ -1,0 +1,218 @@
+"""A mode for the whole process: every product of a program by the kernels of this package (docs/whole_programs.md).
+
+`replace_linear` reaches layers; the mode reaches what torch itself calls: functional code, attention, einsum, other
+people's modules, gradients, compiled graphs. csrc/torch/mode*.cpp puts the kernels into torch's dispatch table.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .dispatch import check_algorithm, format_columns
+
+DEVICES = ("cpu", "cuda")
+COVER = ("products", "reductions", "functions", "attention", "inductor")
+# Operators whose Inductor decompositions compute products past aten.
+_DECOMPOSED = ("mm", "addmm", "bmm", "mv", "dot", "vdot", "addmv")
+_INDUCTOR = {
+    "shape_padding": False,  # products padded by copies
+    "max_autotune": False,  # templates, and long k in parts
+    "max_autotune_gemm": False,
+    "cpp.weight_prepack": False,  # oneDNN's layers for frozen weights
+}
+
+
+@dataclass(frozen=True)
+class _Settings:
+    algorithm: str
+    devices: tuple[str, ...]
+    cover: tuple[str, ...]
+
+
+class _Process:
+    """What is on in this process, and how to take it back."""
+
+    settings: _Settings | None = None
+    undo: list[Any] = []
+
+
+def enable(
+    algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER
+) -> None:
+    """From here on torch's own functions compute products by the kernels of this package, in all threads:
+
+        torch_tiledmm.enable()
+        model(input)  # nn.Linear, matmul, einsum, attention, gradients, compiled code
+        print(torch_tiledmm.report())
+        torch_tiledmm.disable()
+
+    A call while the mode is on gives it other settings. Call it before other threads compute, and before
+    torch.compile compiles: code that is compiled already may hold products of its own.
+
+    Args:
+        algorithm: a name of `torch_tiledmm.algorithms(device)`, for each product that it serves; the others take
+            "auto". "split" multiplies float32 in parts of 16 bits, which is faster and not less exact.
+        devices: of "cpu" and "cuda", which is ROCm's name in torch, too.
+        cover: what of a program is covered, by default all of it.
+            "products": mm, addmm, bmm, baddbmm, mv, addmv, dot, vdot, _addmm_activation in all forms, and what calls
+            them, for float32, float64, float16 and bfloat16. The rest goes to torch's own kernels.
+            "reductions": on GPUs sums, means, variances, norms and running sums, in an order that the batch does not
+            change.
+            "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow and rsqrt with their gradients, whose
+            bits in torch depend on an element's place.
+            "attention": scaled_dot_product_attention leaves out the backends whose bits depend on the batch, unless
+            torch.nn.attention.sdpa_kernel asks for one.
+            "inductor": torch.compile leaves products to aten.
+
+    Raises:
+        ValueError: a word that is not accepted.
+    """
+    settings = _Settings(algorithm, tuple(devices), tuple(cover))
+    check_algorithm(algorithm)
+    for name, given, accepted in (("devices", settings.devices, DEVICES), ("cover", settings.cover, COVER)):
+        if unknown := [word for word in given if word not in accepted]:
+            raise ValueError(f"{name}: got {unknown[0]!r}, expected some of {', '.join(accepted)}")
+    if _Process.settings is None:
+        torch.ops.tiledmm._clear_mode_counts()
+    if _has_compiled():
+        warnings.warn(
+            "torch_tiledmm.enable: what torch.compile has compiled before may hold products of its own; "
+            "torch._dynamo.reset() has it compiled anew",
+            stacklevel=2,
+        )
+    _apply(settings)
+
+
+def disable() -> None:
+    """torch's own kernels compute again; nothing of the mode is left. The counts of `report` stay."""
+    _apply(None)
+
+
+def is_enabled() -> bool:
+    """Whether the mode is on."""
+    return _Process.settings is not None
+
+
+class enabled(ContextDecorator):
+    """Context manager and decorator: `enable` inside, and what was before afterwards. It holds for all threads."""
+
+    def __init__(
+        self, algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER
+    ) -> None:
+        self._arguments = (algorithm, tuple(devices), tuple(cover))
+        self._before: list[_Settings | None] = []
+
+    def __enter__(self) -> enabled:
+        before = _Process.settings
+        algorithm, devices, cover = self._arguments
+        enable(algorithm, devices=devices, cover=cover)
+        self._before.append(before)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _apply(self._before.pop())
+
+
+def _apply(settings: _Settings | None) -> None:
+    while _Process.undo:
+        _Process.undo.pop()()
+    torch.ops.tiledmm._set_mode("auto", [], [])
+    _Process.settings = None
+    if settings is None:
+        return
+    groups = [word for word in settings.cover if word in ("products", "reductions", "functions")]
+    torch.ops.tiledmm._set_mode(settings.algorithm, list(settings.devices), [*groups, "watched"])
+    _Process.settings = settings
+    if "attention" in settings.cover:
+        _choose_attention()
+    if "inductor" in settings.cover:
+        _keep_products_in_aten()
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"].get("ok"))
+
+
+def _choose_attention() -> None:
+    """Leaves the backends without flash and cuDNN: efficient attention and math."""
+    backends = torch.backends.cuda  # they hold for the CPU, too
+    for is_on, switch in (
+        (backends.flash_sdp_enabled, backends.enable_flash_sdp),
+        (backends.cudnn_sdp_enabled, backends.enable_cudnn_sdp),
+    ):
+        if is_on():
+            switch(False)
+            _Process.undo.append(lambda switch=switch: switch(True))
+
+
+def _keep_products_in_aten() -> None:
+    import torch._inductor.config as config
+    import torch._inductor.decomposition as inductor
+
+    patch = config.patch(_INDUCTOR)
+    patch.__enter__()
+    _Process.undo.append(lambda: patch.__exit__(None, None, None))
+    for table in (inductor.decompositions, inductor.fast_random_decomps()):
+        taken = {}
+        for name in _DECOMPOSED:
+            packet = getattr(torch.ops.aten, name)
+            for op in (getattr(packet, overload) for overload in packet.overloads()):
+                if op in table:
+                    taken[op] = table.pop(op)
+        _Process.undo.append(lambda table=table, taken=taken: table.update(taken))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of one operator of aten on one device."""
+
+    device: str
+    operator: str
+    by: str  # the kernel that computed them; where torch's did, the reason
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the mode did since it was switched on. ``str()`` is a table."""
+
+    served: tuple[Calls, ...]
+    left: tuple[Calls, ...]  # to torch's own kernels
+    may_vary: tuple[str, ...]  # what of this program may still give a row other bits in another batch
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("device", "operator", "calls", "by")]
+        rows += [(c.device, c.operator, str(c.count), c.by) for c in self.served]
+        rows += [(c.device, c.operator, str(c.count), f"torch: {c.by}") for c in self.left]
+        vary = [f"- {line}" for line in self.may_vary] or ["nothing that was seen"]
+        return "\n".join([format_columns(rows), "may vary with the batch:", *vary])
+
+
+_VARIES = "a row's bits may depend on the batch"  # as csrc/torch/mode.cpp says it
+
+
+def report() -> Report:
+    """What was computed since `enable`, by which kernel, what torch's own kernels computed and why, and what of this
+    program may still vary with the batch. A product that a CUDA graph replays is counted once, when it is captured.
+    """
+    served, left = [], []
+    for line in torch.ops.tiledmm._mode_counts().splitlines():
+        device, operator, kind, by, count = line.split("\t")
+        (served if kind == "served" else left).append(Calls(device, operator, by, int(count)))
+    may_vary = [f"{c.operator} on {c.device}, {c.count} calls: {c.by}" for c in left if not c.by.startswith("an empty")]
+    settings = _Process.settings
+    if settings:
+        may_vary += [f"{word}: not covered" for word in COVER if word not in settings.cover]
+    if _has_compiled():
+        may_vary.append("compiled code: its sums and functions of each element are Inductor's own")
+    return Report(tuple(served), tuple(left), tuple(may_vary))
+
