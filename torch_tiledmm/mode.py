@@ -139,7 +139,7 @@ def _apply(settings: _Settings | None) -> None:
 def _has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"].get("ok"))
+    return dynamo is not None and dynamo.counters["stats"].get("unique_graphs", 0) > 0
 
 
 def _choose_attention() -> None:

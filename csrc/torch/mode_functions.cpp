@@ -1,7 +1,6 @@
 // The mode's functions of each element, on the CPU. torch computes whole vectors by one code and what is left at the
 // end of each thread's part by another, so that an element's bits depend on its place. Here torch's own kernel is
 // called with whole vectors alone: an end that fills none is copied into one that is full.
-#include <ATen/Parallel.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -18,55 +17,74 @@ using at::Tensor;
 using torch::jit::Stack;
 
 constexpr int64_t kWhole = 128;     // elements: two vectors of any instruction set, which torch takes at a time
-constexpr int64_t kPart = 1 << 15;  // elements that repay another thread
+constexpr int64_t kPart = 1 << 14;  // elements: torch shares so few among no threads
 
-// Operands and the result as flat memory of one order.
-struct Flat {
-  std::vector<Tensor> tensors;  // the result is the last one
-
-  Stack slice(const Stack& arguments, int64_t begin, int64_t end) const {
-    Stack stack = arguments;
-    for (size_t i = 0; i + 1 < tensors.size(); ++i) stack[i] = tensors[i].slice(0, begin, end);
-    stack.emplace_back(tensors.back().slice(0, begin, end));
-    return stack;
-  }
+// One operator's operands and its result, each as flat memory of one order.
+struct Operands {
+  std::vector<size_t> places;   // of the operands among the arguments
+  std::vector<Tensor> tensors;  // the operands, then the result
 };
 
-Tensor flattened(const Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
+// A call of the kernel for some elements: arguments, and the result behind them.
+Stack call_of(const Stack& arguments, const Operands& flat, int64_t begin, int64_t end) {
+  Stack stack = arguments;
+  for (size_t i = 0; i < flat.places.size(); ++i) stack[flat.places[i]] = flat.tensors[i].slice(0, begin, end);
+  stack.emplace_back(flat.tensors.back().slice(0, begin, end));
+  return stack;
+}
 
-// Calls the kernel that writes its last argument for whole vectors only.
-void compute_whole(const Override& kernel, const Stack& arguments, const std::vector<Tensor>& tensors) {
-  const int64_t count = tensors.back().numel(), whole = count / kWhole * kWhole;
-  Flat flat;
-  for (const Tensor& tensor : tensors) flat.tensors.push_back(flattened(tensor));
-  // Threads of torch's pool know nothing of the caller's dispatch keys: all views are made here.
-  const int64_t num_parts = std::max<int64_t>(std::min<int64_t>(at::get_num_threads(), whole / kPart), 1);
-  const int64_t size = (whole / kWhole + num_parts - 1) / num_parts * kWhole;
+// Calls a kernel that writes its last argument, or one that makes its result.
+void call(const Override& kernel, Stack& stack) {
+  const bool makes_result = kernel.original->opHandle().schema().arguments().size() < stack.size();
+  const Tensor result = stack.back().toTensor();
+  if (makes_result) stack.pop_back();
+  kernel.call(stack);
+  if (makes_result) result.copy_(stack.at(0).toTensor());
+}
+
+// Computes whole vectors only.
+void compute_whole(const Override& kernel, const Stack& arguments, Operands flat) {
+  const int64_t count = flat.tensors.back().numel(), whole = count / kWhole * kWhole;
+  for (Tensor& tensor : flat.tensors) tensor = tensor.as_strided({count}, {1});
+  // In a part that a thread of torch's pool computes, torch does not share out the work again. Such a thread knows
+  // nothing of the caller's dispatch keys: all views are made here.
+  const Executor executor = cpu_executor();
+  const int64_t num_parts = std::min<int64_t>(executor.num_threads, (whole + kPart - 1) / kPart);
+  const int64_t size = num_parts > 0 ? (whole / kWhole + num_parts - 1) / num_parts * kWhole : 0;
   std::vector<Stack> parts;
   for (int64_t begin = 0; begin < whole; begin += size) {
-    parts.push_back(flat.slice(arguments, begin, std::min(begin + size, whole)));
+    parts.push_back(call_of(arguments, flat, begin, std::min(begin + size, whole)));
   }
-  at::parallel_for(0, int64_t(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernel.call(parts[size_t(i)]);
-  });
+  struct Work {
+    const Override& kernel;
+    std::vector<Stack>& parts;
+  } work{kernel, parts};
+  const auto task = [](void* work, int64_t idx) {
+    const Work& own = *static_cast<Work*>(work);
+    call(own.kernel, own.parts[size_t(idx)]);
+  };
+  if (!parts.empty()) executor.parallel_for(executor.self, int64_t(parts.size()), task, &work);
   if (whole == count) return;
-  Flat padded;
+  Operands padded{flat.places, {}};
   for (const Tensor& tensor : flat.tensors) {
     padded.tensors.push_back(at::zeros({kWhole}, tensor.options()));
     padded.tensors.back().slice(0, 0, count - whole).copy_(tensor.slice(0, whole, count));
   }
-  Stack stack = padded.slice(arguments, 0, kWhole);
-  kernel.call(stack);
+  Stack stack = call_of(arguments, padded, 0, kWhole);
+  call(kernel, stack);
   flat.tensors.back().slice(0, whole, count).copy_(padded.tensors.back().slice(0, 0, count - whole));
 }
 
 // Why torch's kernel is to compute this; null where we do, and the result is `out`, which is made if it is not defined.
 const char* compute(const Override& kernel, const Stack& arguments, Tensor& out, bool may_resize) {
-  std::vector<Tensor> tensors;
-  for (const c10::IValue& argument : arguments) {
-    if (argument.isTensor()) tensors.push_back(argument.toTensor());
+  Operands operands;
+  std::vector<Tensor>& tensors = operands.tensors;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensor()) continue;
+    operands.places.push_back(i);
+    tensors.push_back(arguments[i].toTensor());
   }
-  const Tensor& x = tensors[0];
+  const Tensor x = tensors[0];
   if (!dtype_of(x.scalar_type())) return "a dtype other than float32, float64, float16 and bfloat16";
   for (const Tensor& tensor : tensors) {
     if (tensor.layout() != at::kStrided) return "a layout other than strided";
@@ -93,7 +111,7 @@ const char* compute(const Override& kernel, const Stack& arguments, Tensor& out,
       if (tensor.strides() != result.strides()) tensor = at::empty_like(result).copy_(tensor);
     }
     tensors.push_back(result);
-    compute_whole(kernel, arguments, tensors);
+    compute_whole(kernel, arguments, operands);
   }
   if (!out.defined()) {
     out = result;
@@ -112,8 +130,8 @@ struct Elementwise : c10::OperatorKernel {
     const size_t num_arguments = op.schema().arguments().size();
     Stack arguments(stack->end() - int64_t(num_arguments), stack->end());
     Tensor out;
-    const bool is_given = &own == &kernel, is_in_place = op.schema().arguments()[0].is_out() == false &&
-                                                         op.schema().arguments()[0].alias_info() != nullptr;
+    const auto& last = op.schema().arguments().back();
+    const bool is_given = last.is_out(), is_in_place = op.schema().arguments()[0].alias_info() != nullptr;
     if (is_given) out = arguments.back().toTensor(), arguments.pop_back();
     if (is_in_place) out = arguments[0].toTensor();
     if (const char* reason = compute(kernel, arguments, out, is_given)) {
@@ -154,6 +172,7 @@ const std::vector<Row>& functions() {
              {"elu_backward.grad_input", "elu_backward", nullptr},
              {"sigmoid_backward.grad_input", "sigmoid_backward", nullptr},
              {"softplus_backward.grad_input", "softplus_backward", nullptr},
+             {"mish_backward", nullptr, nullptr},
          }) {
       for (const char* name : {out, make, change}) {
         if (name) rows.push_back({name, elementwise, out});

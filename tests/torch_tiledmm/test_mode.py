@@ -1,0 +1,590 @@
+"""The mode: every operator and form of aten that it stands for, everywhere torch computes; nothing of it stays behind.
+
+Planted bugs that these tests caught: each operator of the tables left out, one at a time; beta = 0 that reads what it
+does not add; an in-place product whose sums lie in what it adds; a result that overlaps an operand; a result that is
+not resized; an algorithm that refuses instead of auto; flags of attention and Inductor's decompositions that stay as
+they were set; a function's end that is computed by torch's other code; counts that survive enable().
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torch_tiledmm
+from torch_tiledmm import batch_invariant_ops, mode
+
+HAS_GPU = torch.cuda.is_available()
+DEVICES = ["cpu", *["cuda"] * HAS_GPU]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+ATEN = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def off_afterwards():
+    yield
+    torch_tiledmm.disable()
+
+
+def served() -> dict[str, int]:
+    return {calls.operator: calls.count for calls in torch_tiledmm.report().served}
+
+
+def left() -> dict[str, str]:
+    return {calls.operator: calls.by for calls in torch_tiledmm.report().left}
+
+
+def operands(dtype: torch.dtype, device: str = "cpu", batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    """(7, 33) and (33, 21) of odd strides."""
+    a = torch.randn(*batch, 33, 9).to(device, dtype).mT[..., 1:8, :]
+    b = torch.randn(*batch, 33, 43).to(device, dtype)[..., ::2][..., :21]
+    return a, b
+
+
+def expect(actual: Tensor, *terms: tuple[Tensor, Tensor, float], added: Tensor | float = 0.0) -> None:
+    """What the sum of products and something added is, within a bound for the sums and one rounding of each part."""
+    exact = added.double() if isinstance(added, Tensor) else torch.tensor(added, dtype=torch.float64)
+    magnitude = exact.abs()
+    k = 0
+    for a, b, alpha in terms:
+        exact = exact + alpha * (a.double() @ b.double())
+        magnitude = magnitude + abs(alpha) * (a.double().abs() @ b.double().abs())
+        k += a.shape[-1]
+    unit = 2.0**-53 if actual.dtype == torch.float64 else 2.0**-24
+    limit = (k + 4) * unit * magnitude + torch.finfo(actual.dtype).eps * exact.abs()
+    assert not actual.isnan().any() and ((actual.double() - exact).abs() <= limit).all()
+
+
+# Calls of every row of the products' tables, each with what it computes: (a, b, alpha), and what is added.
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_operator_and_form(dtype, device):
+    a, b = operands(dtype, device)
+    batch_a, batch_b = operands(dtype, device, (3,))
+    matrix, row, column = (torch.randn(*size).to(device, dtype) for size in ((7, 21), (21,), (7, 1)))
+    batch_matrix = torch.randn(3, 7, 21).to(device, dtype)
+    vector, other = b[:, 0], torch.randn(33).to(device, dtype)
+    rows = torch.randn(7).to(device, dtype)
+
+    def new(*size: int) -> Tensor:
+        return torch.full(size, torch.nan, dtype=dtype, device=device)
+
+    torch_tiledmm.enable()
+    expect(torch.mm(a, b), (a, b, 1))
+    expect(torch.mm(a, b, out=new(7, 21)), (a, b, 1))
+    expect(torch.bmm(batch_a, batch_b), (batch_a, batch_b, 1))
+    expect(torch.bmm(batch_a, batch_b, out=new(3, 7, 21)), (batch_a, batch_b, 1))
+    expect(torch.mv(a, vector), (a, vector, 1))
+    expect(torch.mv(a, vector, out=new(7)), (a, vector, 1))
+    expect(torch.dot(vector, other), (vector, other, 1))
+    expect(torch.dot(vector, other, out=new()), (vector, other, 1))
+    expect(torch.vdot(vector, other), (vector, other, 1))
+    for added in (matrix, row, column, matrix[:1, :1].reshape(())):
+        expect(torch.addmm(added, a, b, beta=0.5, alpha=2), (a, b, 2), added=0.5 * added)
+        expect(torch.addmm(added, a, b, beta=-1, out=new(7, 21)), (a, b, 1), added=-added)
+    expect(matrix.clone().addmm_(a, b, beta=3), (a, b, 1), added=3 * matrix.double())
+    expect(matrix.mT.clone().mT.addmm_(a, b), (a, b, 1), added=matrix)
+    for added in (batch_matrix, matrix, row):
+        expect(torch.baddbmm(added, batch_a, batch_b, alpha=-2), (batch_a, batch_b, -2), added=added)
+        expect(torch.baddbmm(added, batch_a, batch_b, out=new(3, 7, 21)), (batch_a, batch_b, 1), added=added)
+    expect(batch_matrix.clone().baddbmm_(batch_a, batch_b), (batch_a, batch_b, 1), added=batch_matrix)
+    expect(torch.addmv(rows, a, vector, beta=2, alpha=3), (a, vector, 3), added=2 * rows.double())
+    expect(torch.addmv(rows[0], a, vector, out=new(7)), (a, vector, 1), added=rows[0])
+    expect(rows.clone().addmv_(a, vector), (a, vector, 1), added=rows)
+    gelu = ATEN._addmm_activation(row, a, b, use_gelu=True)
+    exact = a.double() @ b.double() + row.double()
+    approximate = "none" if device == "cpu" else "tanh"
+    torch.testing.assert_close(gelu.double(), F.gelu(exact, approximate=approximate), rtol=2e-2, atol=2e-2)
+    relu = ATEN._addmm_activation.out(row, a, b, out=new(7, 21))
+    torch.testing.assert_close(relu.double(), exact.relu(), rtol=2e-2, atol=2e-2)
+    # Those that call others.
+    added = torch.addbmm(matrix, batch_a, batch_b)
+    torch.testing.assert_close(added.double(), (batch_a.double() @ batch_b.double()).sum(0) + matrix.double(),
+                               rtol=5e-2, atol=5e-1)  # fmt: skip
+    expect(F.linear(a, b.mT, row), (a, b, 1), added=row)
+    expect(torch.einsum("bij,bjk->bik", batch_a, batch_b), (batch_a, batch_b, 1))
+    expect(torch.tensordot(a, b, 1), (a, b, 1))
+    names = (
+        "mm mm.out bmm bmm.out mv mv.out dot vdot addmm addmm.out addmm_ baddbmm baddbmm.out baddbmm_ addmv addmv.out"
+    )
+    assert {*names.split(), "addmv_", "_addmm_activation", "_addmm_activation.out"} <= set(served())
+    assert left() == {}
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="aten has these for GPUs alone")
+def test_forms_with_a_dtype():
+    a, b = operands(torch.bfloat16, "cuda")
+    torch_tiledmm.enable()
+    expect(torch.mm(a, b, out_dtype=torch.bfloat16), (a, b, 1))
+    expect(torch.mm(a, b, out_dtype=torch.float32), (a, b, 1))
+    assert served()["mm.dtype"] == 1 and left()["mm.dtype"] == "a result of another dtype"
+
+
+SAMPLED = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "matmul", "einsum", "__rmatmul__",
+           "nn.functional.linear", "nn.functional.bilinear", "tensordot", "linalg.multi_dot", "inner", "outer",
+           "nn.functional.silu", "nn.functional.gelu", "sigmoid", "nn.functional.softplus", "nn.functional.mish",
+           "nn.functional.elu", "rsqrt", "pow", "sum", "mean", "var", "std", "var_mean", "std_mean", "cumsum",
+           "linalg.vector_norm", "norm")  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_torch_s_own_samples(name, device):
+    """Shapes, strides and arguments as torch's tests have them, in dtypes that are served and those that are not."""
+    pytest.importorskip("expecttest")  # torch's tests need it
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in (op for op in op_db if op.name == name):
+        supported = op.dtypes if device == "cpu" else op.dtypesIfCUDA
+        for dtype in {torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64} & set(supported):
+            for sample in op.sample_inputs(device, dtype):
+
+                def call(op=op, sample=sample):
+                    return op(sample.input, *sample.args, **sample.kwargs)
+
+                torch_tiledmm.disable()
+                expected = call()
+                torch_tiledmm.enable()
+                actual = call()
+                tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}.get(dtype, 2e-5)
+                torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_added_is_not_read(device):
+    a, b = operands(torch.float32, device)
+    nan = torch.full((7, 21), torch.nan, device=device)
+    torch_tiledmm.enable()
+    expect(torch.addmm(nan, a, b, beta=0), (a, b, 1))
+    expect(nan.clone().addmm_(a, b, beta=0), (a, b, 1))
+    zero = torch.addmm(nan.nan_to_num(2.0), a * torch.nan, b, alpha=0)
+    assert (zero == 2).all() or zero.isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("k", (5, 400, 5000))
+def test_results_that_share_memory(k, device):
+    """With what is added, in any way, and with an operand."""
+    memory = torch.randn(2 * 90 * 90, device=device)
+    a, b = torch.randn(80, k, device=device), torch.randn(k, 80, device=device)
+    torch_tiledmm.enable()
+    for strides, offset in (((90, 1), 0), ((1, 90), 0), ((90, 1), 1)):
+        own = memory.clone()
+        out, added = own.as_strided((80, 80), (90, 1), 0), own.as_strided((80, 80), strides, offset)
+        expected = torch.addmm(added, a, b)
+        assert torch.equal(torch.addmm(added, a, b, out=out), expected)
+    own = memory.clone()
+    square, out = own.as_strided((80, 80), (80, 1), 0), own.as_strided((80, 80), (80, 1), 40)
+    expected = square @ square
+    assert torch.equal(torch.mm(square, square, out=out), expected)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_result_is_resized():
+    a, b = operands(torch.float32)
+    torch_tiledmm.enable()
+    for out in (torch.empty(0), torch.empty(3, 4)):
+        expect(torch.mm(a, b, out=out), (a, b, 1))
+        assert out.shape == (7, 21)
+    with pytest.raises(RuntimeError):
+        torch.randn(3, 4).addmm_(a, b)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.mm(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 2, dtype=torch.int64)),
+        lambda: torch.mm(torch.ones(2, 3, dtype=torch.complex64), torch.ones(3, 2, dtype=torch.complex64)),
+        lambda: torch.mm(torch.ones(2, 3).to_sparse(), torch.ones(3, 2)),
+        lambda: torch.ones(2, 3).to_sparse_csr() @ torch.ones(3, 2),
+        lambda: torch.ones(2, 3, device="meta") @ torch.ones(3, 2, device="meta"),
+        lambda: torch.sigmoid(torch.arange(3)),
+    ],
+)
+def test_what_is_not_served_is_torch_s(call):
+    expected = call()
+    with torch_tiledmm.enabled():
+        actual = call()
+        assert actual.dtype == expected.dtype and actual.device == expected.device
+        if not expected.is_meta:
+            assert torch.equal(actual.to_dense(), expected.to_dense())
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: torch.mm(torch.randn(2, 3), torch.randn(4, 2)), lambda: torch.mm(torch.randn(2, 3), torch.randn(3)),
+             lambda: torch.mm(torch.randn(2, 3), torch.randn(3, 2).double()), lambda: torch.dot(torch.randn(2), torch.randn(3)),
+             lambda: torch.addmm(torch.randn(5), torch.randn(2, 3), torch.randn(3, 2))]
+)  # fmt: skip
+def test_torch_s_errors_stay(call):
+    with pytest.raises(RuntimeError) as expected:
+        call()
+    with torch_tiledmm.enabled(), pytest.raises(RuntimeError) as actual:
+        call()
+    assert str(actual.value) == str(expected.value)
+
+
+def test_algorithms():
+    """One that refuses a call leaves it to auto; one that nobody knows is refused at once."""
+    a, b = operands(torch.float32)
+    for algorithm, kernel in (("naive", "naive"), ("wgmma", None)):
+        torch_tiledmm.disable()
+        torch_tiledmm.enable(algorithm, devices=["cpu"])
+        expect(a @ b, (a, b, 1))
+        (calls,) = torch_tiledmm.report().served
+        assert kernel is None or calls.by.startswith(kernel)
+    for arguments in ({"algorithm": "fast"}, {"devices": ["gpu"]}, {"cover": ["all"]}):
+        with pytest.raises(ValueError, match="got"):
+            torch_tiledmm.enable(**arguments)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_derivatives(device):
+    a, b = (torch.randn(*size, dtype=torch.float64, device=device, requires_grad=True) for size in ((3, 4), (4, 5)))
+    c = torch.randn(5, dtype=torch.float64, device=device, requires_grad=True)
+
+    def product(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return F.silu(torch.addmm(c, a, b)).mean(-1)
+
+    with torch_tiledmm.enabled():
+        assert torch.autograd.gradcheck(product, (a, b, c), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(product, (a, b, c))
+        per_sample = torch.func.vmap(torch.func.grad(lambda row: (row @ b).pow(2).sum()))(a.detach())
+        torch.testing.assert_close(per_sample, (2 * a @ b @ b.mT).detach())
+        names = served()
+        assert names["mm"] and names["addmm"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_casts_as_ever(device):
+    a, b = torch.randn(5, 6, device=device), torch.randn(6, 7, device=device)
+    with torch_tiledmm.enabled(), torch.autocast(device, torch.bfloat16):
+        product = a @ b
+        assert product.dtype == torch.bfloat16
+    expect(product, (a.bfloat16(), b.bfloat16(), 1))
+
+
+def attention_model(device: str) -> nn.Module:
+    return nn.TransformerEncoderLayer(48, 4, 96, dropout=0, batch_first=True, activation="gelu", device=device).eval()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_model_do_not_depend_on_the_batch(device):
+    """Forward and the gradients of inputs, each item alone and with others; without the mode this fails."""
+    model = attention_model(device).requires_grad_(False)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_()
+        y = model(x)
+        return y.detach(), torch.autograd.grad(y.pow(2).mean((1, 2)).sum(), x)[0]
+
+    x = torch.randn(16, 37, 48, device=device)
+    with torch_tiledmm.enabled():
+        whole = run(x)
+        for rows in (1, 2, 5, 15):
+            for part, expected in zip(run(x[:rows]), whole, strict=True):
+                assert torch.equal(part, expected[:rows])
+
+
+FUNCTIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "softplus of parameters": lambda x: F.softplus(x, 2.0, 5.0),
+    "mish": F.mish,
+    "elu": lambda x: F.elu(x, 0.7),
+    "rsqrt": lambda x: x.abs().rsqrt(),
+    "pow": lambda x: x.abs().pow(0.7),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_each_element(name, dtype):
+    """An element's bits, and those of its gradient, wherever it lies, on any number of threads; torch's values."""
+    function = FUNCTIONS[name]
+    x = torch.randn(300, 333).to(dtype)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        y = function(x)
+        return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    expected = both(x)
+    with torch_tiledmm.enabled():
+        whole = both(x)
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for rows in (slice(0, 1), slice(7, 9), slice(1, 300)):
+                for part, own in zip(both(x[rows]), whole, strict=True):
+                    assert torch.equal(part, own[rows])
+        for part, own in zip(both(x[::3, ::2]), whole, strict=True):
+            assert torch.equal(part, own[::3, ::2])
+        for part, own in zip(both(x.mT), whole, strict=True):
+            assert torch.equal(part, own.mT) and part.stride() == own.mT.stride()
+        for part, own in zip(both(x[4, 5]), whole, strict=True):
+            assert torch.equal(part, own[4, 5])
+    for part, own in zip(whole, expected, strict=True):  # torch's code for ends of rsqrt rounds twice
+        torch.testing.assert_close(part, own, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_functions_in_place_and_into_results():
+    x = torch.randn(5, 77)
+    with torch_tiledmm.enabled():
+        expected = F.silu(x)
+        assert torch.equal(F.silu(x.clone(), inplace=True), expected)
+        assert torch.equal(ATEN.silu.out(x, out=torch.empty(0)), expected)
+        out = torch.full((5, 154), torch.nan)[:, ::2]
+        assert torch.equal(ATEN.silu.out(x, out=out), expected)
+        shifted = torch.randn(400)
+        x, out = shifted[:385].view(5, 77), shifted[1:386].view(5, 77)
+        expected = F.silu(x)
+        assert torch.equal(ATEN.silu.out(x, out=out), expected)
+        assert F.silu(torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_nothing_stays_behind():
+    """Bits, flags and tables are what they were, whatever happened inside."""
+    from torch._inductor import config, decomposition
+
+    a, b = torch.randn(64, 500), torch.randn(500, 70)
+    x = torch.randn(1001)
+    before = a @ b, F.silu(x)
+    tables = decomposition.decompositions, decomposition.fast_random_decomps()
+    sizes = [len(table) for table in tables]
+    flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled(), config.shape_padding
+    with contextlib.suppress(ZeroDivisionError), torch_tiledmm.enabled("naive"):
+        assert not torch.backends.cuda.flash_sdp_enabled() and not config.shape_padding
+        assert all(torch.ops.aten.mm.default not in table for table in tables)
+        assert not torch.equal(a @ b, before[0])
+        1 / 0  # noqa: B018
+    assert torch.equal(a @ b, before[0]) and torch.equal(F.silu(x), before[1])
+    assert [len(table) for table in tables] == sizes
+    assert flags == (
+        torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled(), config.shape_padding
+    )  # fmt: skip
+    count = served()["mm"]
+    a @ b
+    assert served()["mm"] == count
+
+
+def test_nesting_and_switching():
+    a, b = operands(torch.float32)
+
+    def kernel() -> str:
+        torch.ops.tiledmm._clear_mode_counts()
+        a @ b
+        found = torch_tiledmm.report().served
+        return found[0].by if found else "torch"
+
+    @torch_tiledmm.enabled("naive", devices=["cpu"])
+    def decorated() -> str:
+        return kernel()
+
+    assert kernel() == "torch" and decorated().startswith("naive") and kernel() == "torch"
+    with torch_tiledmm.enabled():
+        outer = kernel()
+        with torch_tiledmm.enabled("naive"):
+            assert kernel().startswith("naive")
+            torch_tiledmm.disable()
+            assert kernel() == "torch"
+        assert kernel() == outer != "torch" and torch_tiledmm.is_enabled()
+        with torch_tiledmm.enabled(cover=["functions"]):
+            assert kernel() == "torch"
+    assert not torch_tiledmm.is_enabled()
+    torch_tiledmm.enable(devices=[])
+    assert kernel() == "torch"
+
+
+def test_threads_share_the_mode():
+    a, b = operands(torch.float32)
+    results = []
+    with torch_tiledmm.enabled():
+        expected = a @ b
+        threads = [threading.Thread(target=lambda: results.append(a @ b)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert served()["mm"] == 5
+    assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_fork():
+    code = """
+import os, torch, torch_tiledmm
+torch_tiledmm.enable()
+a, b = torch.randn(65, 300), torch.randn(300, 70)
+x = torch.randn(40_001)
+expected = a @ b, torch.sigmoid(x)
+pid = os.fork()
+if pid == 0:
+    found = a @ b, torch.sigmoid(x)
+    same = all((own.numpy() == other.numpy()).all() for own, other in zip(found, expected))
+    os._exit(0 if same and torch_tiledmm.is_enabled() else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_compiled_code_is_eager():
+    """With one compilation for each number of dimensions that changes; also where a side is 1, which Inductor would
+    decompose; and enabled in the middle of what is compiled.
+    """
+    weight, bias = torch.randn(40, 24), torch.randn(24)
+
+    def function(x: Tensor) -> Tensor:
+        return (
+            torch.addmm(bias, x, weight) @ weight[:24, :1]
+            + (x[:1] @ weight[:, :1])
+            + torch.mv(x, weight[:, 0])[:, None]
+        )
+
+    torch._dynamo.reset()
+    with torch_tiledmm.enabled():
+        compiled = torch.compile(function, fullgraph=True, dynamic=True)
+        for rows in (3, 5, 17, 64):
+            x = torch.randn(rows, 40)
+            assert torch.equal(compiled(x), function(x))
+        assert {"mm.out", "addmm.out"} & set(served())
+        assert any("compiled code" in line for line in torch_tiledmm.report().may_vary)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="compiled before") if mode._has_compiled() else contextlib.nullcontext():
+        torch_tiledmm.enable()
+
+
+def test_export_and_fake_tensors():
+    class Product(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a @ b
+
+    a, b = operands(torch.float32)
+    with torch_tiledmm.enabled():
+        program = torch.export.export(Product(), (a, b))
+        assert torch.equal(program.module()(a, b), a @ b)
+        assert "aten.mm" in program.graph_module.code or "aten.matmul" in program.graph_module.code
+        with FakeTensorMode():
+            assert (torch.empty(3, 4) @ torch.empty(4, 5)).shape == (3, 5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention(device):
+    """By backends that do not vary, unless the user asks for one."""
+    query, key, value = (torch.randn(4, 4, 33, 64, device=device) for _ in range(3))
+    with torch_tiledmm.enabled():
+        whole = F.scaled_dot_product_attention(query, key, value)
+        for rows in (1, 2, 3):
+            part = F.scaled_dot_product_attention(query[:rows], key[:rows], value[:rows])
+            assert torch.equal(part, whole[:rows])
+        if device == "cpu":
+            assert served()["bmm"] >= 8
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            with contextlib.suppress(RuntimeError):  # a GPU's takes no float32
+                F.scaled_dot_product_attention(query, key, value)
+                assert any("flash" in line for line in torch_tiledmm.report().may_vary)
+    with torch_tiledmm.enabled(cover=["products"]):
+        assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_report():
+    a, b = operands(torch.float32)
+    with torch_tiledmm.enabled(cover=["products"]):
+        a @ b
+        torch.ones(2, 2, dtype=torch.int64) @ torch.ones(2, 2, dtype=torch.int64)
+        F.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+        report = torch_tiledmm.report()
+    text = str(report)
+    assert "torch: a dtype other than" in text and "attention: not covered" in text
+    assert any("convolution" in line or "conv2d" in line for line in report.may_vary)
+    assert "nothing that was seen" not in text
+
+
+def test_a_program_is_run(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch\nassert __name__ == '__main__' and sys.argv[1:] == ['--x', '3']\n"
+        "torch.randn(3, 4) @ torch.randn(4, 5)\nraise ValueError('its own')\n"
+    )
+    command = [sys.executable, "-m", "torch_tiledmm", "run", "--report", str(program), "--x", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "ValueError: its own" in done.stderr and "mm " in done.stderr
+    done = subprocess.run([*command[:4], "--algorithm", "fast", str(program)], capture_output=True, text=True)
+    assert done.returncode == 2 and "algorithm: got 'fast'" in done.stderr
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_names_of_batch_invariant_ops(device):
+    """As that package's own test: a product of one row and of many; and its functions."""
+    a, b = torch.linspace(-100, 100, 64 * 96, device=device).view(64, 96), torch.randn(96, 80, device=device)
+    with batch_invariant_ops.set_batch_invariant_mode():
+        assert batch_invariant_ops.is_batch_invariant_mode_enabled()
+        assert torch.equal(torch.mm(a[:1], b), torch.mm(a, b)[:1])
+        with batch_invariant_ops.set_batch_invariant_mode(False):
+            assert not torch_tiledmm.is_enabled()
+        assert torch_tiledmm.is_enabled()
+    assert not torch_tiledmm.is_enabled()
+    batch_invariant_ops.enable_batch_invariant_mode()
+    batch_invariant_ops.disable_batch_invariant_mode()
+    assert not torch_tiledmm.is_enabled()
+    expect(batch_invariant_ops.matmul_persistent(a, b, b[0]), (a, b, 1), added=b[0])
+    expect(batch_invariant_ops.mm_batch_invariant(a, b), (a, b, 1))
+    expect(batch_invariant_ops.addmm_batch_invariant(b[0], a, b), (a, b, 1), added=b[0])
+    assert torch.equal(batch_invariant_ops.log_softmax(a, -1), a.log_softmax(-1))
+    assert batch_invariant_ops.get_batch_invariant_attention_block_size() == (16, 16)
+    x = torch.randn(3, 4, 50, device=device)
+    for dim, keepdim in ((-1, False), ((0, 2), True), ([1], True), ((), False)):
+        mean = batch_invariant_ops.mean_dim(x, dim, keepdim)
+        torch.testing.assert_close(mean, x.mean(dim, keepdim))
+    whole = batch_invariant_ops.mean_dim(x, -1)
+    assert torch.equal(batch_invariant_ops.mean_dim(x[:1, :1], -1), whole[:1, :1])
+    wide = batch_invariant_ops.mean_dim(x.bfloat16(), -1, dtype=torch.float32)
+    torch.testing.assert_close(wide, x.bfloat16().float().mean(-1))
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_on_a_gpu(dtype):
+    """Rows alone and among others, along each dimension; values against float64."""
+    x = torch.randn(301, 7, 520, device="cuda").to(dtype)
+    calls = {
+        "sum": lambda x, d: x.sum(d), "mean": lambda x, d: x.mean(d), "var": lambda x, d: x.var(d),
+        "std": lambda x, d: x.std(d, keepdim=True), "var_mean": lambda x, d: torch.var_mean(x, d)[1],
+        "norm": lambda x, d: torch.linalg.vector_norm(x, dim=d), "norm 1": lambda x, d: x.norm(1, d),
+        "sum of two": lambda x, d: x.sum((1, 2)) if d == 2 else x.sum((d, 2)), "cumsum": lambda x, d: x.cumsum(d),
+        "wide": lambda x, d: x.sum(d, dtype=torch.float32),
+    }  # fmt: skip
+    with torch_tiledmm.enabled():
+        for name, call in calls.items():
+            for dim in (1, 2):
+                whole = call(x, dim)
+                tolerance = 1e-10 if dtype == torch.float64 else 2e-3 if dtype == torch.float32 else 5e-2
+                torch.testing.assert_close(whole.double(), call(x.double(), dim), rtol=tolerance, atol=tolerance)
+                for rows in (1, 2, 5, 13, 16, 300):
+                    assert torch.equal(call(x[:rows], dim), whole[:rows]), (name, dim, rows)
+            for columns in (1, 2, 300):
+                assert torch.equal(
+                    call(x.permute(1, 2, 0)[..., :columns], 1), call(x.permute(1, 2, 0), 1)[..., :columns]
+                )
+        assert not {"sum.dim_IntList", "mean.dim", "var.correction", "cumsum"} - set(served())
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+def test_in_a_cuda_graph():
+    a, b = torch.randn(64, 128, device="cuda"), torch.randn(128, 96, device="cuda")
+    with torch_tiledmm.enabled():
+        expected = (a @ b).mean(-1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = (a @ b).mean(-1)
+        result.zero_()
+        graph.replay()
+        assert torch.equal(result, expected)
