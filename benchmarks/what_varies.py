@@ -1,6 +1,6 @@
 """Which functions of torch give a row other bits when the batch has another size: a table for docs/whole_programs.md.
 
-    python benchmarks/what_varies.py [--device cuda] [--mode]
+    python benchmarks/what_varies.py [--device cuda] [--mode] [--lengths 257 4096]
 
 Each function is called with the first rows of one random tensor, with 1, 2, 3, 5, 8, 13 and 16 of them, and with all of
 them but the first; a row varies where its bits differ from those of the whole batch. --mode asks the same question
@@ -21,12 +21,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_grad(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The gradient of a function's sum of squares, as rows."""
+    """The gradient of a function of each element."""
 
     def gradient(x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
-        y = function(x)
-        return torch.autograd.grad(y, x, y.detach())[0]
+        return torch.autograd.grad(function(x), x, x.detach())[0]
 
     return gradient
 
@@ -80,9 +79,12 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def varies(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    whole = function(x)
-    return any(not torch.equal(function(x[:rows]), whole[:rows]) for rows in COUNTS) or not torch.equal(
-        function(x[1:]), whole[1:]
+    def bits(y: Tensor) -> Tensor:
+        return y.contiguous().view(torch.int32 if y.element_size() == 4 else torch.int16)
+
+    whole = bits(function(x))
+    return any(not torch.equal(bits(function(x[:rows])), whole[:rows]) for rows in COUNTS) or not torch.equal(
+        bits(function(x[1:])), whole[1:]
     )
 
 
@@ -90,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", action="store_true", help="under torch_tiledmm.enable()")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     args = parser.parse_args()
     if args.mode:
         import torch_tiledmm
@@ -102,7 +105,7 @@ def main() -> None:
         found = []
         for key, function in functions.items():
             lengths = []
-            for length in LENGTHS:
+            for length in args.lengths:
                 x = torch.randn(BATCH, length, generator=torch.Generator().manual_seed(length)).to(args.device, dtype)
                 for count in threads:
                     torch.set_num_threads(count)

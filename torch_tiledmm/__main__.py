@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("--algorithm", default="auto", help="of each product that it serves (default: auto)")
     run.add_argument("--devices", nargs="+", choices=mode.DEVICES, default=list(mode.DEVICES))
     run.add_argument("--cover", nargs="+", choices=mode.COVER, default=list(mode.COVER), help="default: all of it")
-    run.add_argument("--report", action="store_true", help="prints at the end, to stderr, what was computed and by what")
+    run.add_argument(
+        "--report", action="store_true", help="prints at the end, to stderr, what was computed and by what"
+    )
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as for python -m")
     run.add_argument("program", help="a file of Python code")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")

@@ -1,5 +1,5 @@
-"""The names and signatures of the package batch_invariant_ops (thinking-machines-lab/batch_invariant_ops), by the mode of
-this one, for programs that call that package:
+"""The names and signatures of batch_invariant_ops (thinking-machines-lab/batch_invariant_ops), by the mode of this
+package, for programs that call that one:
 
     import sys, torch_tiledmm.batch_invariant_ops
     sys.modules["batch_invariant_ops"] = torch_tiledmm.batch_invariant_ops

@@ -43,9 +43,7 @@ class _Process:
     undo: list[Any] = []
 
 
-def enable(
-    algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER
-) -> None:
+def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: Iterable[str] = COVER) -> None:
     """From here on torch's own functions compute products by the kernels of this package, in all threads:
 
         torch_tiledmm.enable()
@@ -204,7 +202,8 @@ def report() -> Report:
     """What was computed since `enable`, by which kernel, what torch's own kernels computed and why, and what of this
     program may still vary with the batch. A product that a CUDA graph replays is counted once, when it is captured.
     """
-    served, left = [], []
+    served: list[Calls] = []
+    left: list[Calls] = []
     for line in torch.ops.tiledmm._mode_counts().splitlines():
         device, operator, kind, by, count = line.split("\t")
         (served if kind == "served" else left).append(Calls(device, operator, by, int(count)))
@@ -215,4 +214,3 @@ def report() -> Report:
     if _has_compiled():
         may_vary.append("compiled code: its sums and functions of each element are Inductor's own")
     return Report(tuple(served), tuple(left), tuple(may_vary))
-

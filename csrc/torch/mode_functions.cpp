@@ -4,6 +4,11 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"
@@ -16,69 +21,96 @@ namespace {
 using at::Tensor;
 using torch::jit::Stack;
 
-constexpr int64_t kWhole = 128;     // elements: two vectors of any instruction set, which torch takes at a time
-constexpr int64_t kPart = 1 << 14;  // elements: torch shares so few among no threads
+constexpr int64_t kWholeBytes = 128;  // of a dtype: two vectors of any instruction set, which torch takes at a time
+constexpr int64_t kPart = 1 << 14;    // elements: torch shares so few among no threads
 
-// One operator's operands and its result, each as flat memory of one order.
+// One operator's operands and its result, all of one order in memory.
 struct Operands {
-  std::vector<size_t> places;   // of the operands among the arguments
-  std::vector<Tensor> tensors;  // the operands, then the result
+  c10::SmallVector<size_t, 2> places;   // of the operands among the arguments
+  c10::SmallVector<Tensor, 3> tensors;  // the operands, then the result
 };
 
-// A call of the kernel for some elements: arguments, and the result behind them.
-Stack call_of(const Stack& arguments, const Operands& flat, int64_t begin, int64_t end) {
-  Stack stack = arguments;
-  for (size_t i = 0; i < flat.places.size(); ++i) stack[flat.places[i]] = flat.tensors[i].slice(0, begin, end);
-  stack.emplace_back(flat.tensors.back().slice(0, begin, end));
-  return stack;
-}
-
 // Calls a kernel that writes its last argument, or one that makes its result.
-void call(const Override& kernel, Stack& stack) {
-  const bool makes_result = kernel.original->opHandle().schema().arguments().size() < stack.size();
-  const Tensor result = stack.back().toTensor();
-  if (makes_result) stack.pop_back();
+void call(const Override& kernel, Stack& stack, const Tensor& result) {
+  const bool makes_result = kernel.original->opHandle().schema().arguments().size() == stack.size();
+  if (!makes_result) stack.emplace_back(result);
   kernel.call(stack);
   if (makes_result) result.copy_(stack.at(0).toTensor());
 }
 
+// The arguments with views in the places of the operands: view(tensor).
+template <class View>
+Stack with_views(const Stack& arguments, const Operands& operands, const View& view) {
+  Stack stack = arguments;
+  for (size_t i = 0; i < operands.places.size(); ++i) stack[operands.places[i]] = view(operands.tensors[i]);
+  return stack;
+}
+
+// The last elements, which fill no vector: in tensors of a whole one.
+void compute_end(const Override& kernel, const Stack& arguments, const Operands& operands, int64_t begin, int64_t count,
+                 int64_t whole) {
+  const Tensor& result = operands.tensors.back();
+  const auto bytes = int64_t(result.element_size());
+  const auto num_operands = int64_t(operands.places.size());
+  const Tensor padded = at::zeros({num_operands + 1, whole}, result.options());
+  char* const memory = static_cast<char*>(padded.mutable_data_ptr());
+  int64_t row = 0;
+  Stack stack = with_views(arguments, operands, [&](const Tensor& tensor) {
+    std::memcpy(memory + row * whole * bytes, static_cast<const char*>(tensor.const_data_ptr()) + begin * bytes,
+                size_t(count * bytes));
+    return padded.select(0, row++);
+  });
+  call(kernel, stack, padded.select(0, num_operands));
+  std::memcpy(static_cast<char*>(result.mutable_data_ptr()) + begin * bytes, memory + num_operands * whole * bytes,
+              size_t(count * bytes));
+}
+
 // Computes whole vectors only.
-void compute_whole(const Override& kernel, const Stack& arguments, Operands flat) {
-  const int64_t count = flat.tensors.back().numel(), whole = count / kWhole * kWhole;
-  for (Tensor& tensor : flat.tensors) tensor = tensor.as_strided({count}, {1});
-  // In a part that a thread of torch's pool computes, torch does not share out the work again. Such a thread knows
-  // nothing of the caller's dispatch keys: all views are made here.
+void compute_whole(const Override& kernel, const Stack& arguments, const Operands& operands) {
+  const Tensor& result = operands.tensors.back();
+  const int64_t whole = kWholeBytes / int64_t(result.element_size());
+  const int64_t count = result.numel(), in_whole = count / whole * whole;
   const Executor executor = cpu_executor();
-  const int64_t num_parts = std::min<int64_t>(executor.num_threads, (whole + kPart - 1) / kPart);
-  const int64_t size = num_parts > 0 ? (whole / kWhole + num_parts - 1) / num_parts * kWhole : 0;
-  std::vector<Stack> parts;
-  for (int64_t begin = 0; begin < whole; begin += size) {
-    parts.push_back(call_of(arguments, flat, begin, std::min(begin + size, whole)));
+  // In a part that a thread of torch's pool computes, torch does not share out the work again.
+  const int64_t num_parts = std::min<int64_t>(executor.num_threads, (in_whole + kPart - 1) / kPart);
+  if (num_parts == 1 && in_whole == count) {
+    Stack stack = with_views(arguments, operands, [](const Tensor& tensor) { return tensor; });
+    call(kernel, stack, result);
+    return;
   }
+  struct Part {
+    Stack stack;
+    Tensor result;
+  };
   struct Work {
     const Override& kernel;
-    std::vector<Stack>& parts;
-  } work{kernel, parts};
-  const auto task = [](void* work, int64_t idx) {
-    const Work& own = *static_cast<Work*>(work);
-    call(own.kernel, own.parts[size_t(idx)]);
-  };
-  if (!parts.empty()) executor.parallel_for(executor.self, int64_t(parts.size()), task, &work);
-  if (whole == count) return;
-  Operands padded{flat.places, {}};
-  for (const Tensor& tensor : flat.tensors) {
-    padded.tensors.push_back(at::zeros({kWhole}, tensor.options()));
-    padded.tensors.back().slice(0, 0, count - whole).copy_(tensor.slice(0, whole, count));
+    std::vector<Part> parts;
+  } work{kernel, {}};
+  // Such a thread knows nothing of the caller's dispatch keys: all views are made here.
+  const int64_t size = num_parts > 0 ? (in_whole / whole + num_parts - 1) / num_parts * whole : 0;
+  for (int64_t begin = 0; begin < in_whole; begin += size) {
+    const auto view = [&](const Tensor& tensor) {
+      return tensor.as_strided({std::min(size, in_whole - begin)}, {1}, tensor.storage_offset() + begin);
+    };
+    work.parts.push_back({with_views(arguments, operands, view), view(result)});
   }
-  Stack stack = call_of(arguments, padded, 0, kWhole);
-  call(kernel, stack);
-  flat.tensors.back().slice(0, whole, count).copy_(padded.tensors.back().slice(0, 0, count - whole));
+  const auto task = [](void* opaque, int64_t idx) {
+    auto& work = *static_cast<Work*>(opaque);
+    Part& part = work.parts[size_t(idx)];
+    call(work.kernel, part.stack, part.result);
+  };
+  if (num_parts == 1) {
+    task(&work, 0);
+  } else if (num_parts > 1) {
+    executor.parallel_for(executor.self, int64_t(work.parts.size()), task, &work);
+  }
+  if (in_whole < count) compute_end(kernel, arguments, operands, in_whole, count - in_whole, whole);
 }
 
 // Why torch's kernel is to compute this; null where we do, and the result is `out`, which is made if it is not defined.
 const char* compute(const Override& kernel, const Stack& arguments, Tensor& out, bool may_resize) {
   Operands operands;
-  std::vector<Tensor>& tensors = operands.tensors;
+  auto& tensors = operands.tensors;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor()) continue;
     operands.places.push_back(i);

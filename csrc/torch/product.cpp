@@ -1,6 +1,7 @@
 #include "torch/product.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -153,7 +154,8 @@ void Outcome::raise() const {
 // A result beyond what the C library recycles is new memory, which comes page by page as it is written: huge pages make
 // that several times faster (numpy asks for them, too).
 Tensor new_result(c10::IntArrayRef sizes, const at::TensorOptions& options) {
-  Tensor result = at::empty(sizes, options);
+  // The dispatcher's way to an empty tensor takes a fifth of the time of the smallest products.
+  Tensor result = options.device().is_cpu() ? Tensor(at::detail::empty_cpu(sizes, options)) : at::empty(sizes, options);
 #if defined(__linux__)
   constexpr uintptr_t kPage = 4096;
   constexpr size_t kLargeBytes = size_t(32) << 20;  // glibc's largest mmap threshold

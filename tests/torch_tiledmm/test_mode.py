@@ -218,10 +218,15 @@ def test_what_is_not_served_is_torch_s(call):
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: torch.mm(torch.randn(2, 3), torch.randn(4, 2)), lambda: torch.mm(torch.randn(2, 3), torch.randn(3)),
-             lambda: torch.mm(torch.randn(2, 3), torch.randn(3, 2).double()), lambda: torch.dot(torch.randn(2), torch.randn(3)),
-             lambda: torch.addmm(torch.randn(5), torch.randn(2, 3), torch.randn(3, 2))]
-)  # fmt: skip
+    "call",
+    [
+        lambda: torch.mm(torch.randn(2, 3), torch.randn(4, 2)),
+        lambda: torch.mm(torch.randn(2, 3), torch.randn(3)),
+        lambda: torch.mm(torch.randn(2, 3), torch.randn(3, 2).double()),
+        lambda: torch.dot(torch.randn(2), torch.randn(3)),
+        lambda: torch.addmm(torch.randn(5), torch.randn(2, 3), torch.randn(3, 2)),
+    ],
+)
 def test_torch_s_errors_stay(call):
     with pytest.raises(RuntimeError) as expected:
         call()
