@@ -140,6 +140,37 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 #endif
 #endif
 
+// The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
+TILEDMM_DEVICE uint32_t lane_xor(uint32_t value, int mask) {
+#if defined(TILEDMM_HOST_GPU)
+  auto* const values = reinterpret_cast<uint32_t*>(host_gpu::warp_scratch());
+  const int lane = thread_idx() % kWarpSize;
+  values[lane] = value;
+  warp_barrier();
+  const uint32_t result = values[lane ^ mask];
+  warp_barrier();
+  return result;
+#elif defined(__HIP__)
+  return uint32_t(__builtin_amdgcn_ds_bpermute((thread_idx() % kWarpSize ^ mask) * 4, int(value)));
+#else
+  return __shfl_xor_sync(~0u, value, mask);
+#endif
+}
+TILEDMM_DEVICE float lane_xor(float value, int mask) {
+  uint32_t word;
+  __builtin_memcpy(&word, &value, 4);
+  word = lane_xor(word, mask);
+  __builtin_memcpy(&value, &word, 4);
+  return value;
+}
+TILEDMM_DEVICE double lane_xor(double value, int mask) {
+  uint32_t words[2];
+  __builtin_memcpy(words, &value, 8);
+  words[0] = lane_xor(words[0], mask), words[1] = lane_xor(words[1], mask);
+  __builtin_memcpy(&value, words, 8);
+  return value;
+}
+
 // block_barrier for warps that arrive at different places of the program; that one wants a single place for all.
 TILEDMM_DEVICE void block_barrier_of_roles([[maybe_unused]] int num_threads) {
 #if defined(__CUDA_ARCH__)

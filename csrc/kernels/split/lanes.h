@@ -1,4 +1,4 @@
-// What the lanes of a warp show each other, and pairs of fp16 in a word: the GPU's alone.
+// What the lanes of a warp say, and pairs of fp16 in a word: the GPU's alone.
 #pragma once
 
 #include "platform/gpu.h"
@@ -6,15 +6,6 @@
 
 namespace tiledmm::gpu {
 namespace {
-
-// The value of the lane whose number differs in the bits of `mask`. All lanes take part, here and below.
-TILEDMM_DEVICE uint32_t lane_xor(uint32_t value, int mask) {
-#if defined(__HIP__)
-  return uint32_t(__builtin_amdgcn_ds_bpermute((thread_idx() % kWarpSize ^ mask) * 4, int(value)));
-#else
-  return __shfl_xor_sync(~0u, value, mask);
-#endif
-}
 
 // Bit i: what lane i says.
 TILEDMM_DEVICE uint64_t warp_ballot(bool pred) {
