@@ -2,6 +2,7 @@
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
 #include "kernels/cpu/shared/cost.h"
+#include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
 
