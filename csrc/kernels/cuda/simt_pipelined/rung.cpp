@@ -17,7 +17,7 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
   const AllSimtCosts costs{costs_for(kSimtCosts, chip, borrowed), costs_for(kFewRowsCosts, chip, borrowed_few)};
-  for_each_simt_plan(costs, simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
+  for_each_simt_plan(costs, problem, chip, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
