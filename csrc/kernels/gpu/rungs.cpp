@@ -8,8 +8,6 @@
 namespace tiledmm::gpu {
 namespace {
 
-const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
-
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
   if (chip.mma_tflops[int(problem.gemm.dtype_a)] == 0) return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
@@ -82,7 +80,7 @@ constexpr Rung rung(const char* name, const char* description, bool is_native,
           .is_native = is_native,
           .order = IS_MMA ? Order::mma_chain : Order::chain,
           .takes = {.alpha = NUMBER != 3},  // the bias is its sums' first value
-          .refuse = IS_MMA ? refuse_mma : refuse,
+          .refuse = IS_MMA ? refuse_mma : nullptr,
           .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
           .describe = describe,
           .launch = launch};

@@ -11,8 +11,6 @@ TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, con
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_chip(problem, chip); }
-
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
@@ -48,7 +46,7 @@ const Rung simt_pipelined_rung = {
     .is_native = true,
     .order = Order::simt_chunks,
     .takes = kTakesFp32,
-    .refuse = refuse,
+    .refuse_chip = refuse_not_nvidia,
     .for_each_plan = for_each_plan,
     .describe = describe,
     .launch = launch_simt_pipelined,
