@@ -53,7 +53,7 @@ extern "C" __attribute__((visibility("default"))) void fit_times(const GemmProbl
     const FoldedProblem problem = fold_batch(problems[i], dims);
     plans.clear();
     PlanSearch all(plans);
-    if (!gpu::RUNG.refuse(problem, chip)) gpu::RUNG.for_each_plan(problem, chip, all);
+    if (!gpu::RUNG.refusal(problem, chip)) gpu::RUNG.for_each_plan(problem, chip, all);
     counts[i] = int64_t(plans.size());
     for (const Plan& plan : plans) {
       if (capacity-- > 0) *times++ = plan.cost_us;

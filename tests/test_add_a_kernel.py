@@ -37,7 +37,7 @@ TILEDMM_IF_LINKED Status launch_@NAME@(const FoldedProblem& problem, const Plan&
 
 namespace {
 
-const char* refuse(const FoldedProblem&, const Chip& chip) {
+const char* refuse_chip(const Chip& chip) {
   return chip.platform == Platform::hip ? "it is for NVIDIA's chips" : nullptr;
 }
 
@@ -56,7 +56,7 @@ const Rung @NAME@_rung = {
     .is_native = false,
     .order = Order::chain,
     .takes = kTakesFp32,
-    .refuse = refuse,
+    .refuse_chip = refuse_chip,
     .for_each_plan = for_each_plan,
     .describe = describe,
     .launch = launch_@NAME@,

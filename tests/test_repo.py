@@ -168,8 +168,6 @@ def test_the_package_asks_for_the_kernels(path):
 
 
 # ---- The choice is pure, and launchers take a plan and make none.
-# Rows that terms cannot stand for are known only when a kernel has looked at them.
-PLANS_LATER = ("kernels/cpu/amx_split/launch.h",)
 OF_THIS_MACHINE = re.compile(r"\b__builtin_cpu_(?:is|supports|init)\b|\b__get_cpuid\w*")
 MAKES_A_PLAN = re.compile(
     r"\b(?:plan|choose)_\w+\(|\bschedule_tiles\(|\bfor_each_\w*plan\w*\(|\bPlanSearch\b"
@@ -182,25 +180,19 @@ def test_plans_are_made_by_the_plan_of_a_kernel_for_a_chip(path):
     """What the processor is asked is asked where the chip is found, so that a plan is the same on every machine."""
     name = str(path.relative_to(CSRC))
     assert name == "dispatch/chips.cpp" or not OF_THIS_MACHINE.findall(code_of(path)), "it asks the machine that runs"
-    if (
-        name.startswith("kernels/")
-        and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name)
-        and name not in PLANS_LATER
-    ):
+    if name.startswith("kernels/") and not re.search(r"(?:plan|tile_order)\.h$|/rungs?\.cpp$", name):
         found = MAKES_A_PLAN.findall(code_of(path))
         assert not found, f"{name} makes a plan: {found}"
 
 
 # ---- A rung names no other one's entry: where another kernel has a product, the choice says so.
 ENTRIES = set(re.findall(r"TILEDMM_RUNG\(\w+, (\w+)\)", (CSRC / "kernels/rungs.def").read_text()))
-# Which rows its terms cannot stand for only the kernel knows.
-NAMES_ENTRIES = ("kernels/cpu/amx_split/plan.h",)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
 def test_a_rung_names_no_other_entry(path):
     name = str(path.relative_to(CSRC))
-    if name.startswith("kernels/") and name not in NAMES_ENTRIES:
+    if name.startswith("kernels/"):
         folder = "".join(file.read_text() for file in path.parent.glob("*rung*.cpp"))
         own = set(re.findall(r"const Rung (\w+)_rung\b", folder))
         others = set(re.findall(r"\b(\w+)_rung\b", code_of(path))) & ENTRIES - own

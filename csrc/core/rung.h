@@ -87,8 +87,10 @@ struct Rung {
   bool is_native = false;  // one of those that `native` admits
   Order order;
   Takes takes;
-  // Why it cannot serve a problem that it takes on a chip; null if it can. Others ask refusal().
-  const char* (*refuse)(const FoldedProblem& problem, const Chip& chip);
+  // Why it serves nothing on a chip, and why it cannot serve a problem that it takes on a chip that it is for; null if
+  // it can. Without such a function there is no reason against any. Others ask refusal().
+  const char* (*refuse_chip)(const Chip& chip) = nullptr;
+  const char* (*refuse)(const FoldedProblem& problem, const Chip& chip) = nullptr;
   // Shows the plans that its launcher takes for what it can serve and is not empty, each with its predicted time: at
   // least the one to take. One where there is nothing to choose.
   void (*for_each_plan)(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit);
@@ -100,6 +102,7 @@ struct Rung {
   // Products with less of k, or fewer of the caller's columns, such a kernel leaves to the chip's native ones.
   int64_t min_k = 0, min_n = 0;
 
+  bool is_for(const Chip& chip) const { return !refuse_chip || !refuse_chip(chip); }
   const char* refusal(const FoldedProblem& problem, const Chip& chip) const;
 };
 
@@ -131,8 +134,9 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
 }
 
 inline const char* Rung::refusal(const FoldedProblem& problem, const Chip& chip) const {
+  if (!is_for(chip)) return refuse_chip(chip);
   if (const char* reason = refuse_kind(problem.gemm, *this)) return reason;
-  return refuse(problem, chip);
+  return refuse ? refuse(problem, chip) : nullptr;
 }
 
 // What kernels that multiply fp32 by the matrix instruction refuse.

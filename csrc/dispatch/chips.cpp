@@ -196,7 +196,7 @@ double measure_fma_peak(DType dtype, const Executor& executor) {
 
 void compute_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
 #if defined(TILEDMM_EMULATE_AMX)
-  constexpr Isa isa = Isa::portable;  // the processor may have no more
+  constexpr Isa isa = Isa::avx2;  // which the emulation is compiled for
 #else
   const Isa isa = best_isa();
 #endif

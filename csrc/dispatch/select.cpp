@@ -118,14 +118,6 @@ FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
   return problem;
 }
 
-// Whether there is anything that a kernel can serve on a chip.
-bool is_for(const Rung& rung, const Chip& chip) {
-  for (int32_t dtype = 0; dtype < kNumDTypes; ++dtype) {
-    if (!rung.refusal(plain_problem(64, 64, 64, DType(dtype)), chip)) return true;
-  }
-  return false;
-}
-
 // The cheapest plan of a kernel that is legal; of an empty problem one that takes no time. False: there is none.
 bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip, Plan& plan) {
   if (is_empty(problem)) return true;
@@ -257,9 +249,8 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
   bool is_known = false;
   for_each_kernel(admitted(algorithm, chip), [&](int i) {
     const Rung& rung = *rungs()[size_t(i)];
-    const bool knows = is_for(rung, chip);
-    if (knows || !is_known) reason = refuse(rung, problem, chip);
-    is_known |= knows;
+    if (rung.is_for(chip) || !is_known) reason = refuse(rung, problem, chip);
+    is_known |= rung.is_for(chip);
   });
   if (reason) return reason;
   if (admitted(algorithm, chip)) return plan_of(algorithm) >= 0 ? "it has no plan of this number" : kNoPlan;

@@ -265,7 +265,7 @@ def test_linear_with_bias_and_activation_on_amx(activation):
     torch.manual_seed(7)
     n, k = 140 + MORE_N, 520 + MORE_K
     x, w, bias = torch.randn(50, k), torch.randn(n, k) / 20, torch.randn(n)
-    x[3], w[9] = x[3] * 2.0**-60, w[9] * 2.0**-60  # computed by the vector kernel
+    x[3], w[9] = x[3] * 2.0**-60, w[9] * 2.0**-60  # computed by multiply-adds
     sums = x.double() @ w.double().mT + bias
     functions = {
         "none": lambda v: v,

@@ -75,6 +75,25 @@ def test_explain_chooses_a_legal_candidate(dtype_name, layout):
     assert all(c.reason for c in answer.candidates if not c.legal)
 
 
+@pytest.mark.parametrize(
+    "algorithm, device, reason",
+    [
+        ("mfma", "cuda:sm_80", "it is for AMD's chips"),
+        ("wmma_rdna", "cuda:sm_80", "it is for AMD's chips"),
+        ("wmma_rdna", "hip:gfx942", "it is for RDNA 3 and 4"),
+        ("wgmma", "hip:gfx942", "it is for NVIDIA's chips"),
+        ("wgmma", "cuda:sm_80", "the chip has no wgmma instruction"),
+        ("wgmma", "cuda:sm_90", "it serves fp16, bf16 and fp32 rounded to tf32"),
+        ("amx", "cpu:avx2", "the CPU lacks AMX, or the system does not let this process use it"),
+        ("amx", "cpu:amx", "the tile instructions multiply bf16 and fp16"),
+    ],
+)
+def test_a_chip_is_refused_before_a_dtype(algorithm, device, reason):
+    """All of these kernels refuse fp64, but for mfma, which has it on its own chips."""
+    answer = torch_tiledmm.explain(64, 64, 64, "fp64", device=device)
+    assert {c.algorithm: c.reason for c in answer.candidates}[algorithm] == reason
+
+
 @pytest.mark.parametrize("device", ["cpu", "cpu:portable", "cpu:amx_fp16", "cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
 def test_explain_takes_sizes_from_0_to_the_largest(device):
     sizes = (0, 1, 2**24, 2**48)

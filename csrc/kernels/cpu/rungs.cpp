@@ -10,8 +10,6 @@ TILEDMM_IF_LINKED Status launch_block_tiled(const FoldedProblem& problem, const 
 
 namespace {
 
-const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
-
 // Multiply-adds that no vector width speeds up much.
 void for_each_naive_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   visit(NoConfig{}, cost_us(problem, chip, 0.5, false));
@@ -33,7 +31,6 @@ const Rung naive_rung = {
     .number = 1,
     .order = Order::chain,
     .takes = {.kept_sum = true},
-    .refuse = refuse,
     .for_each_plan = for_each_naive_plan,
     .describe = describe_naive,
     .launch = launch_naive,
@@ -44,7 +41,6 @@ const Rung block_tiled_rung = {
     .number = 2,
     .order = Order::chain,
     .takes = {.kept_sum = true},
-    .refuse = refuse,
     .for_each_plan = for_each_block_tiled_plan,
     .describe = describe_block_tiled,
     .launch = launch_block_tiled,

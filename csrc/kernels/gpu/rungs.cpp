@@ -1,22 +1,12 @@
-// The ladder's entries, rungs 01 to 08: what they serve, their tiles, a rough cost model.
+// The ladder's entries, rungs 01 to 08: what they serve, their tiles, a cost model.
 #include "kernels/rungs.h"
 #include "core/math.h"
 #include "core/rung.h"
+#include "kernels/gpu/costs.h"
 #include "kernels/gpu/kernels.h"
 
 namespace tiledmm::gpu {
 namespace {
-
-// By rung: share of the peak rate, and how often the operands' bytes are moved, at large sizes. Both get better with
-// every rung of one family, and every rung of the second family is behind the first one's last; docs/ladder.md has the
-// measurements on an H200.
-constexpr double kEfficiency[] = {0, 0.08, 0.12, 0.2, 0.7, 0.02, 0.1, 0.15, 0.35};
-// Rung 04 on RDNA: seb-v/fp32_sgemm_amd has 22.8 of 61 TFLOP/s at this step (RX 7900 XTX).
-constexpr double kRegisterTiledOnRdna = 0.37;
-constexpr double kTraffic[] = {0, 64, 32, 24, 4, 200, 50, 40, 3};
-constexpr double kLaunchUs = 3;
-
-const char* refuse(const FoldedProblem&, const Chip&) { return nullptr; }
 
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
   if (chip.mma_tflops[int(problem.gemm.dtype_a)] == 0) return "the chip has no matrix instruction for this dtype";
@@ -65,13 +55,14 @@ LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
+  constexpr LadderCosts costs = kLadderCosts;
   const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype_a)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double elements = (m * k + k * n + m * n) * batch;
   const bool is_on_rdna = chip.platform == Platform::hip && chip.warp_size == 32;
-  const double efficiency = NUMBER == 4 && is_on_rdna ? kRegisterTiledOnRdna : kEfficiency[NUMBER];
-  const double us = kLaunchUs + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
-                    kTraffic[NUMBER] * elements * double(size_of(p.dtype_a)) / (chip.tbytes_per_second * 1e6);
+  const double efficiency = NUMBER == 4 && is_on_rdna ? costs.register_tiled_on_rdna : costs.efficiency[NUMBER];
+  const double us = costs.start + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
+                    costs.traffic[NUMBER] * elements * double(size_of(p.dtype_a)) / (chip.tbytes_per_second * 1e6);
   visit(CHOOSE(problem, chip), us);
 }
 
@@ -89,7 +80,7 @@ constexpr Rung rung(const char* name, const char* description, bool is_native,
           .is_native = is_native,
           .order = IS_MMA ? Order::mma_chain : Order::chain,
           .takes = {.alpha = NUMBER != 3},  // the bias is its sums' first value
-          .refuse = IS_MMA ? refuse_mma : refuse,
+          .refuse = IS_MMA ? refuse_mma : nullptr,
           .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
           .describe = describe,
           .launch = launch};

@@ -12,10 +12,13 @@ namespace {
 
 constexpr double kFlopsPerCycle = 1024 * 0.8;  // of one core; what remains is spent on the ends of tiles
 
+const char* refuse_chip(const Chip& chip) {
+  return chip.arch < int(Isa::amx) ? "the CPU lacks AMX, or the system does not let this process use it" : nullptr;
+}
+
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (chip.arch < int(Isa::amx)) return "the CPU lacks AMX, or the system does not let this process use it";
-  if (problem.gemm.dtype_a == DType::f16 && chip.arch < int(Isa::amx_fp16)) return "the CPU's AMX has no fp16";
-  return nullptr;
+  const bool lacks_dtype = problem.gemm.dtype_a == DType::f16 && chip.arch < int(Isa::amx_fp16);
+  return lacks_dtype ? "the CPU's AMX has no fp16" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -45,6 +48,7 @@ const Rung amx_rung = {
               .num_operands = 2,
               .served = "the tile instructions multiply bf16 and fp16",
               .kept_sum = true},
+    .refuse_chip = refuse_chip,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

@@ -3,9 +3,9 @@
 
 #include "core/executor.h"
 #include "core/transposed.h"
+#include "kernels/cpu/amx_split/flagged.h"
 #include "kernels/cpu/amx_split/task.h"
 #include "kernels/cpu/shared/parallel.h"
-#include "platform/element.h"
 
 TILEDMM_TARGET_BEGIN
 namespace tiledmm::cpu {
@@ -64,34 +64,6 @@ struct OperandPacking {
   }
 };
 
-// The rows of C that belong to flagged rows of A, by the vector kernel, as many as follow each other at a time.
-inline Status compute_flagged_rows(const GemmProblem& item, const OperandPacking& packing, const Panel& panel,
-                                   const Executor& executor) {
-  constexpr int64_t kBytes = sizeof(float);
-  Chip chip{};
-  chip.num_cus = executor.num_threads;
-  chip.cores = Cores::intel;  // which AMX is of
-  for (int64_t row = 0; row < item.m; ++row) {
-    const int64_t first = row;
-    while (row < item.m && packing.is_flagged(panel, row)) ++row;
-    if (row == first) continue;
-    FoldedProblem part{};
-    GemmProblem& p = part.gemm;
-    p = item;
-    p.m = row - first;
-    p.a = static_cast<const char*>(item.a) + first * item.stride_am * kBytes;
-    p.c = static_cast<char*>(item.c) + first * item.stride_cm * kBytes;
-    if (item.bias) p.bias = static_cast<const char*>(item.bias) + first * item.stride_bias_m * kBytes;
-    part.batch_size = 1;
-    Plan plan;
-    PlanSearch search(plan);
-    plain_rung().for_each_plan(part, chip, search);
-    const Status status = plain_rung().launch(part, plan, executor);
-    if (status != Status::ok) return status;
-  }
-  return Status::ok;
-}
-
 template <class Op>
 class Multiplication {
  public:
@@ -136,14 +108,17 @@ class Multiplication {
       }
       for (int64_t i = 0; i < count; ++i) {
         const GemmProblem p = item(first + i);
-        Status status = compute_flagged_rows(p, packing_a_, panel_a(i), executor_);
-        if (status == Status::ok) {
-          status = compute_flagged_rows(transposed(p), packing_b_, panel_b(i, 0), executor_);
-        }
+        Status status = compute_flagged_rows(p, packing_a_, panel_a(i));
+        if (status == Status::ok) status = compute_flagged_rows(transposed(p), packing_b_, panel_b(i, 0));
         if (status != Status::ok) return status;
       }
     }
     return Status::ok;
+  }
+
+  Status compute_flagged_rows(const GemmProblem& p, const OperandPacking& packing, const Panel& panel) const {
+    return cpu::compute_flagged_rows(p, plan_.num_threads, executor_,
+                                     [&](int64_t row) { return packing.is_flagged(panel, row); });
   }
 
   // The product at a place of the batch, the way round in which it is computed.

@@ -8,7 +8,6 @@
 #include "core/problem.h"
 #include "core/rung.h"
 #include "kernels/cpu/shared/threads.h"
-#include "kernels/rungs.h"
 
 namespace tiledmm {
 namespace {
@@ -36,12 +35,6 @@ inline constexpr int64_t kAmxSplitTaskBytes = 96 << 10;  // likewise, of operand
 inline constexpr int64_t kAmxSplitPanelBytes = 28 << 20;
 inline constexpr int64_t kAmxSplitTotalBytes = 768 << 10;  // sums of the chunks before, of one task
 inline constexpr int64_t kAmxSplitPartBytes = 16 << 20;    // sums of chunks that are computed side by side
-
-// The vector kernel, which computes flagged rows: the one that `native` has for fp32 beside AMX. Tests of the emulated
-// tiles link the portable one alone.
-inline const Rung& plain_rung() {
-  return cpu::register_tiled_avx512_rung.launch ? cpu::register_tiled_avx512_rung : cpu::register_tiled_portable_rung;
-}
 
 struct AmxSplitPlan {
   bool is_exchanged;              // C^T = B^T A^T is computed; the rest is of that product

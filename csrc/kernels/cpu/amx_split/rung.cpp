@@ -2,6 +2,7 @@
 #include "core/rung.h"
 #include "kernels/cpu/amx_split/plan.h"
 #include "kernels/cpu/shared/cost.h"
+#include "kernels/rungs.h"
 
 namespace tiledmm::cpu {
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr double kFlopsPerCycle = 1024.0 / kAmxSplitProducts * 0.85;  // of one core
 
-const char* refuse(const FoldedProblem&, const Chip& chip) {
+const char* refuse_chip(const Chip& chip) {
   return chip.arch < int(Isa::amx) ? "the CPU lacks AMX, or the system does not let this process use it" : nullptr;
 }
 
@@ -43,7 +44,7 @@ const Rung amx_split_rung = {
     .description = "AMX: fp32 as three bf16 terms, six products",
     .order = Order::amx_split_chunks,
     .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
-    .refuse = refuse,
+    .refuse_chip = refuse_chip,
     .for_each_plan = for_each_plan,
     .describe = describe,
     .launch = launch_amx_split,

@@ -20,7 +20,7 @@ constexpr bool includes(Isa machine, Isa needed) {
 }
 
 template <Isa ISA>
-const char* refuse(const FoldedProblem&, const Chip& chip) {
+const char* refuse_chip(const Chip& chip) {
   return includes(Isa(chip.arch), ISA) ? nullptr : "the CPU lacks the instruction set";
 }
 
@@ -68,7 +68,7 @@ constexpr Rung rung(const char* name, const char* description, Order order,
           .is_native = true,
           .order = order,
           .takes = {.kept_sum = true},
-          .refuse = refuse<ISA>,
+          .refuse_chip = refuse_chip<ISA>,
           .for_each_plan = for_each_plan<ISA>,
           .describe = describe<ISA>,
           .launch = launch};

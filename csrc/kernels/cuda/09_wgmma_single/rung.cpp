@@ -15,11 +15,9 @@ constexpr int kBlockM = 128, kBlockN = 256;
 // the matrix unit has kEfficiency of its peak. All three are guesses.
 constexpr double kLaunchUs = 4, kTileUs = 4, kEfficiency = 0.65;
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip&) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (chip.arch != 90) return "the chip has no wgmma instruction";
   if (p.k == 0) return "k is 0";
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   if (double(ceil_div(p.m, kBlockM)) * double(ceil_div(p.n, kBlockN)) >= double(kLimit))
@@ -56,6 +54,7 @@ const Rung wgmma_single_rung = {
     .is_native = false,
     .order = Order::mma_chain,
     .takes = kTakes16Bits,
+    .refuse_chip = refuse_not_hopper,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

@@ -6,6 +6,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "core/task.h"
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/costs.h"
 #include "kernels/cuda/shared/plan.h"
@@ -90,16 +91,16 @@ constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) 
 
 // Microseconds in fp64: multiprocessors take blocks_per_cu blocks at a time, in rounds; memory and the second-level
 // cache are busy beside them.
-inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choice, DType dtype,
-                           const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch,
-                           int64_t chunk_k, int num_cus) {
-  const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
+inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choice, const GemmTask& task,
+                           const MmaAsyncCopies& copies, int num_cus) {
+  const int64_t m = task.m, n = task.n, k = task.k, batch = task.batch;
+  const MmaAsyncShape& shape = mma_async_shape(task.dtype, choice.shape);
   const double alone = c.alone[choice.shape];
   const int64_t splits = choice.num_splits;
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t at_once = num_cus * shape.blocks_per_cu, rounds = blocks / at_once, left = blocks - rounds * at_once;
   const double most = shape.blocks_per_cu, area = double(shape.block_m) * shape.block_n;
-  const double visits = splits > 1 ? 0 : double(ceil_div(k, chunk_k) - 1);
+  const double visits = splits > 1 ? 0 : double(ceil_div(k, task.chunk_k) - 1);
   const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? c.total.value : 1;
   const double part_k = double(ceil_div(k, splits));
   const double steps = total * part_k / 8 * (copies.is_vectorised ? 1 : c.narrow[choice.shape].value);
@@ -128,11 +129,11 @@ inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choi
 // Microseconds in 16 bits and tf32 by a simple model: multiprocessors take blocks_per_cu blocks at a time, the fullest
 // one decides. Operands arrive while others are multiplied, but for those of the first stages; results leave behind the
 // last.
-inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice, DType dtype,
-                           const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k, int64_t batch, int64_t,
-                           int num_cus) {
+inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice, const GemmTask& task,
+                           const MmaAsyncCopies& copies, int num_cus) {
+  const int64_t m = task.m, n = task.n, k = task.k, batch = task.batch;
   const double alone = c.alone[choice.shape], rate = c.rate;
-  const MmaAsyncShape& shape = mma_async_shape(dtype, choice.shape);
+  const MmaAsyncShape& shape = mma_async_shape(task.dtype, choice.shape);
   const int64_t splits = choice.num_splits;
   const int64_t blocks = ceil_div(m, shape.block_m) * ceil_div(n, shape.block_n) * batch * splits;
   const int64_t per_cu = ceil_div(blocks, num_cus), rounds = per_cu / shape.blocks_per_cu;
@@ -142,9 +143,9 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
     step += alone;
     if (left > 1) step += double(left - 1) * (full - alone) / (shape.blocks_per_cu - 1);
   }
-  const double bytes = double(size_of(dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
+  const double bytes = double(size_of(task.dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
   const double multiply =
-      words / 8 * step * (dtype == DType::f32 ? c.tf32.value : 1) * (copies.is_vectorised ? 1 : c.narrow.value);
+      words / 8 * step * (task.dtype == DType::f32 ? c.tf32.value : 1) * (copies.is_vectorised ? 1 : c.narrow.value);
   const double load = double((m + n) * k * batch) * bytes / rate, store = double(m * n * batch * splits) * bytes / rate;
   const double first = shape.num_stages * shape.block_k * 0.5;  // words of the first stages
   double us = c.start + (multiply > load ? multiply : load);
@@ -158,19 +159,21 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
 
 // Calls visit(choice, microseconds) for each of the shapes that fit into shared c.
 template <class Costs, class Visit>
-void for_each_mma_async(const Costs& costs, DType dtype, const MmaAsyncCopies& copies, int64_t m, int64_t n, int64_t k,
-                        int64_t batch, int64_t chunk_k, int num_cus, int64_t max_shared_bytes, const Visit& visit) {
-  const int64_t chunks = ceil_div(k, chunk_k);
-  const bool do_partials_fit = chunks * m * n * batch * (dtype == DType::f64 ? 8 : 4) <= kMaxPartialBytes;
+void for_each_mma_async(const Costs& costs, const GemmTask& task, const MmaAsyncCopies& copies, const Chip& chip,
+                        const Visit& visit) {
+  const DType dtype = task.dtype;
+  const int64_t chunks = ceil_div(task.k, task.chunk_k);
+  const bool do_partials_fit =
+      chunks * task.m * task.n * task.batch * (dtype == DType::f64 ? 8 : 4) <= kMaxPartialBytes;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
     const MmaAsyncShape& shape = mma_async_shape(dtype, i);
-    if (shared_bytes(shape, dtype) > max_shared_bytes) continue;
+    if (shared_bytes(shape, dtype) > chip.max_shared_bytes) continue;
     for (int splits = 0; splits < 2; ++splits) {
       const bool can_sum_chunks = shape.total != ChunkTotal::none;
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
       if (splits && can_sum_chunks && dtype != DType::f64) continue;
       const MmaAsyncChoice choice{i, splits ? chunks : 1};
-      visit(choice, mma_async_us(costs, choice, dtype, copies, m, n, k, batch, chunk_k, num_cus));
+      visit(choice, mma_async_us(costs, choice, task, copies, chip.num_cus));
     }
   }
 }

@@ -11,10 +11,7 @@ TILEDMM_IF_LINKED Status launch_mma_async(const FoldedProblem& problem, const Pl
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
-  return refuse_tf32(problem.gemm, chip);
-}
+const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_tf32(problem.gemm, chip); }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   for_each_mma_async_plan(problem, chip, visit);
@@ -47,6 +44,7 @@ const Rung mma_async_rung = {
     .is_native = true,
     .order = Order::mma_chunks,
     .takes = {},
+    .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

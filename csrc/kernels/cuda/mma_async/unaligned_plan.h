@@ -26,51 +26,29 @@ constexpr int64_t shared_bytes(const MmaUnalignedShape& shape) {
   return 2 * shape.num_stages * (max_of(m * (k + 8), k * (m + 8)) + max_of(n * (k + 8), k * (n + 8))) + 4 * m * (n + 8);
 }
 
-// An operand of 16-bit elements, over the whole batch.
-struct UnalignedOperand {
-  bool is_k_major;
-  bool is_served;   // a unit stride, and rows that follow each other
-  bool is_aligned;  // all of its rows, to 16 bytes
-  bool is_odd;      // rows begin in the middle of a word of two elements
-};
-
-inline UnalignedOperand describe_unaligned(const OperandView& view, const FoldedProblem& problem) {
-  const bool along_k = is_k_major(view);
+// An operand over the whole batch: it is read as it lies if rows follow each other.
+inline TaskOperand operand_of_rows(const OperandView& view, const FoldedProblem& problem) {
+  TaskOperand operand = operand_of(view, problem);
+  const bool along_k = operand.is_k_major, has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
   const int64_t inner = along_k ? view.k : view.rows, outer = along_k ? view.rows : view.k;
-  const int64_t stride_outer = along_k ? view.stride_row : view.stride_k;
-  const bool has_unit_stride = view.stride_k == 1 || view.stride_row == 1;
-  auto bits = int64_t(reinterpret_cast<uintptr_t>(view.data) / 2) | stride_outer;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= problem.batch_dims[d].*view.batch_stride;
-  return {along_k, has_unit_stride && (outer == 1 || stride_outer >= inner), has_unit_stride && bits % 8 == 0,
-          bits % 2 != 0};
+  operand.is_readable = has_unit_stride && (outer == 1 || (along_k ? view.stride_row : view.stride_k) >= inner);
+  return operand;
 }
 
-struct MmaUnalignedProblem {
-  int64_t m, n, k, chunk_k, batch;
-  UnalignedOperand a, b;
-};
+constexpr bool are_aligned(const GemmTask& p) { return is_aligned(p.a) && is_aligned(p.b); }
+// Rows begin in the middle of a word of two elements.
+constexpr bool is_odd(const TaskOperand& operand) { return operand.alignment == 2; }
 
-inline MmaUnalignedProblem describe_unaligned(const FoldedProblem& problem) {
-  const GemmProblem& p = problem.gemm;
-  return {p.m,
-          p.n,
-          p.k,
-          problem.chunk_k,
-          problem.batch_size,
-          describe_unaligned(view_a(p), problem),
-          describe_unaligned(view_b(p), problem)};
-}
-
-inline double mma_unaligned_us(const MmaUnalignedCosts& c, int idx, const MmaUnalignedProblem& p, int num_cus) {
+inline double mma_unaligned_us(const MmaUnalignedCosts& c, int idx, const GemmTask& p, int num_cus) {
   const double alone = c.alone[idx], busy = c.busy[idx];
   const MmaUnalignedShape& shape = kMmaUnalignedShapes[idx];
   const int64_t splits = p.chunk_k < p.k ? ceil_div(p.k, p.chunk_k) : 1;
   const int64_t blocks = ceil_div(p.m, shape.block_m) * ceil_div(p.n, shape.block_n) * p.batch * splits;
   const int64_t at_once = int64_t(num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
   double steps = double(ceil_div(min_of(p.k, p.chunk_k), 16));
-  if (p.a.is_odd || p.b.is_odd) steps *= c.odd[idx];
-  for (const UnalignedOperand& operand : {p.a, p.b}) {
-    if (operand.is_aligned) steps *= c.aligned[idx];
+  if (is_odd(p.a) || is_odd(p.b)) steps *= c.odd[idx];
+  for (const TaskOperand& operand : {p.a, p.b}) {
+    if (is_aligned(operand)) steps *= c.aligned[idx];
     if (!operand.is_k_major) steps *= c.not_k_major[idx];
   }
   double multiply = double(rounds) * (steps * busy + c.round[idx]);
@@ -87,46 +65,43 @@ inline double mma_unaligned_us(const MmaUnalignedCosts& c, int idx, const MmaUna
 // Calls visit(shape, microseconds) for those that fit into shared memory; none where no operand is unaligned, or one
 // has no rows.
 template <class Visit>
-void for_each_mma_unaligned_shape(const MmaUnalignedCosts& costs, const MmaUnalignedProblem& p, int num_cus,
-                                  int64_t max_shared_bytes, const Visit& visit) {
-  if (p.k == 0 || !p.a.is_served || !p.b.is_served || (p.a.is_aligned && p.b.is_aligned)) return;
+void for_each_mma_unaligned_shape(const MmaUnalignedCosts& costs, const GemmTask& p, const Chip& chip,
+                                  const Visit& visit) {
+  if (p.k == 0 || !p.a.is_readable || !p.b.is_readable || are_aligned(p)) return;
   const double splits = p.chunk_k < p.k ? double(ceil_div(p.k, p.chunk_k)) : 1;
   if (splits > 1 && 4 * splits * double(p.m) * double(p.n) * double(p.batch) > double(kMaxPartialBytes)) return;
   for (int i = 0; i < kNumMmaUnalignedShapes; ++i) {
     const MmaUnalignedShape& shape = kMmaUnalignedShapes[i];
     const double tiles = std::ceil(double(p.m) / shape.block_m) * std::ceil(double(p.n) / shape.block_n);
-    if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > max_shared_bytes) continue;
-    visit(i, mma_unaligned_us(costs, i, p, num_cus));
+    if (tiles * splits > double(INT32_MAX) || shared_bytes(shape) > chip.max_shared_bytes) continue;
+    visit(i, mma_unaligned_us(costs, i, p, chip.num_cus));
   }
 }
 
 // What it costs to copy unaligned operands first, and to store C element by element then, unless its rows are aligned.
-inline double copies_us(const MmaAsyncCosts& c, const MmaUnalignedProblem& p, bool is_c_aligned) {
+inline double copies_us(const MmaAsyncCosts& c, const GemmTask& p, bool is_c_aligned) {
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const auto copy = [&](const UnalignedOperand& operand, double elements) {
-    return operand.is_aligned ? 0 : c.copy + elements / c.copied;
+  const auto copy = [&](const TaskOperand& operand, double elements) {
+    return is_aligned(operand) ? 0 : c.copy + elements / c.copied;
   };
   return copy(p.a, batch * m * k) + copy(p.b, batch * n * k) + (is_c_aligned ? 0 : batch * m * n * c.stored);
 }
 
 inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
-  const int num_cus = chip.num_cus;
-  const int64_t max_shared_bytes = chip.max_shared_bytes;
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
-  const bool are_aligned = is_aligned(view_a(p), problem) && is_aligned(view_b(p), problem);
+  const GemmTask task = task_of(problem, operand_of_rows(view_a(p), problem), operand_of_rows(view_b(p), problem));
   const bool is_16_bit = size_of(p.dtype_a) == 2;
-  plan.is_vectorised = are_aligned || (is_16_bit && p.k > 0);  // of 16 bits, copies are
+  plan.is_vectorised = are_aligned(task) || (is_16_bit && p.k > 0);  // of 16 bits, copies are
   const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
   double other_us = 0;
   const auto visit_tiles = [&](const auto& costs) {
-    for_each_mma_async(costs, p.dtype_a, copies, p.m, p.n, p.k, problem.batch_size, problem.chunk_k, num_cus,
-                       max_shared_bytes, [&](const MmaAsyncChoice& choice, double us) {
-                         plan.choice = choice;
-                         visit(plan, us + other_us);
-                       });
+    for_each_mma_async(costs, task, copies, chip, [&](const MmaAsyncChoice& choice, double us) {
+      plan.choice = choice;
+      visit(plan, us + other_us);
+    });
   };
   MmaAsyncCosts borrowed;
   const MmaAsyncCosts& costs = costs_for(kMmaAsyncCosts, chip, borrowed);
@@ -136,12 +111,11 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   } else if (!is_16_bit) {
     visit_tiles(costs);
   } else {
-    const MmaUnalignedProblem unaligned = describe_unaligned(problem);
-    other_us = copies_us(costs, unaligned, p.stride_cm % 8 == 0);
+    other_us = copies_us(costs, task, p.stride_cm % 8 == 0);
     visit_tiles(costs);
     MmaUnalignedCosts borrowed_unaligned;
     const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
-    for_each_mma_unaligned_shape(unaligned_costs, unaligned, num_cus, max_shared_bytes, [&](int shape, double us) {
+    for_each_mma_unaligned_shape(unaligned_costs, task, chip, [&](int shape, double us) {
       plan.unaligned_shape = shape;
       visit(plan, us);
     });
@@ -149,7 +123,7 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;
     const MmaAsyncShape& shape = mma_async_shape(p.dtype_a, plan.choice.shape);
-    const int64_t tiles_m = ceil_div(p.m, shape.block_m), in_flight = int64_t(num_cus) * shape.blocks_per_cu;
+    const int64_t tiles_m = ceil_div(p.m, shape.block_m), in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
     plan.choice.group_m = ceil_div(tiles_m, num_square_groups(tiles_m, in_flight, shape.block_m, shape.block_n));
   });
 }

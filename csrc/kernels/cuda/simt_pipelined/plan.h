@@ -9,6 +9,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/plan.h"
+#include "core/task.h"
 #include "kernels/cuda/simt_pipelined/costs.h"
 #include "kernels/cuda/simt_pipelined/few_rows_plan.h"
 #include "platform/instance.h"
@@ -58,22 +59,7 @@ constexpr int64_t simt_shared_bytes(const SimtShape& shape, bool is_a_k_major, b
   return 320 + 4 * shape.num_stages * stage + (is_folding ? 4 * shape.area() : 0);
 }
 
-// What of an operand decides the way of its copies.
-struct SimtOperand {
-  bool is_k_major;
-  bool is_aligned;  // 16 bytes at a time
-};
-
-// One product, or one batch of them.
-struct SimtTask {
-  int64_t m, n, k, batch;
-  int64_t chunk_k;  // of the order of summation (summation.h)
-  SimtOperand a, b;
-  int num_cus;
-  int64_t max_shared_bytes;  // of a block
-};
-
-constexpr int64_t num_simt_tiles(const SimtShape& shape, const SimtTask& task) {
+constexpr int64_t num_simt_tiles(const SimtShape& shape, const GemmTask& task) {
   return ceil_div(task.m, shape.block_m) * ceil_div(task.n, shape.block_n);
 }
 
@@ -86,16 +72,6 @@ struct SimtPlan {
   FewRowsPlan few_rows;   // rows > 0: no tiles
 };
 
-constexpr SimtTask transposed(const SimtTask& task) {
-  SimtTask result = task;
-  result.m = task.n, result.n = task.m, result.a = task.b, result.b = task.a;
-  return result;
-}
-
-constexpr FewRowsTask few_rows_task(const SimtTask& task) {
-  return {task.m, task.n, task.k, task.batch, task.chunk_k, task.b.is_k_major, task.num_cus, task.max_shared_bytes};
-}
-
 // What the models read.
 struct AllSimtCosts {
   const SimtCosts& tiles;
@@ -104,34 +80,35 @@ struct AllSimtCosts {
 
 // Microseconds by a simple model: rounds of the blocks that an SM holds at one time, of which the last one is not full;
 // or what moves the operands and C, if longer. Infinite: the plan cannot be carried out.
-inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked, const SimtPlan& plan) {
+inline double simt_microseconds(const AllSimtCosts& costs, const GemmTask& asked, const SimtPlan& plan,
+                                const Chip& chip) {
   constexpr double kMaxPackedBytes = 1 << 30;
   const SimtCosts& c = costs.tiles;
   const SimtShape& shape = kSimtShapes[plan.shape];
-  SimtTask task = plan.is_exchanged ? transposed(asked) : asked;
+  GemmTask task = plan.is_exchanged ? transposed(asked) : asked;
   if (plan.few_rows.rows > 0) {
-    return few_rows_microseconds(costs.few_rows, few_rows_task(task), plan.few_rows);
+    return few_rows_microseconds(costs.few_rows, task, plan.few_rows, chip);
   }
   const double elements_c = double(task.m) * double(task.n) * double(task.batch);
   double packed = 0, fixed = c.start;
-  if (plan.packs_a) task.a = {false, true}, packed += double(task.m) * double(task.k) * double(task.batch);
-  if (plan.packs_b) task.b = {false, true}, packed += double(task.n) * double(task.k) * double(task.batch);
+  if (plan.packs_a) task.a = {false, 16}, packed += double(task.m) * double(task.k) * double(task.batch);
+  if (plan.packs_b) task.b = {false, 16}, packed += double(task.n) * double(task.k) * double(task.batch);
   if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
   if (packed > 0) fixed += c.pack + 8 * packed / c.packed;
   if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
-  const int64_t per_cu = shared > task.max_shared_bytes
+  const int64_t per_cu = shared > chip.max_shared_bytes
                              ? 0
-                             : min_of(shape.blocks_per_cu, (task.max_shared_bytes + 1024) / (shared + 1024));
+                             : min_of(shape.blocks_per_cu, (chip.max_shared_bytes + 1024) / (shared + 1024));
   if (per_cu == 0) return HUGE_VAL;
 
   double copies = 0, slower = 1;
   for (const bool is_a : {true, false}) {
-    const SimtOperand& operand = is_a ? task.a : task.b;
+    const TaskOperand& operand = is_a ? task.a : task.b;
     if (shape.k_step == 1 && operand.is_k_major) {
       copies += c.transposed * (is_a ? shape.block_m : shape.block_n);
-    } else if (!operand.is_aligned) {
+    } else if (!is_aligned(operand)) {
       slower = 1 + c.unaligned;
     }
   }
@@ -144,8 +121,8 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   // Adds the time of `blocks` blocks, of which per_cu share a multiprocessor.
   double cycles = 0, num_rounds = 0, most_blocks = 0;
   const auto run = [&](int64_t blocks, int64_t k) {
-    const int64_t slots = task.num_cus * per_cu, rounds = blocks / slots;
-    const int64_t rest = ceil_div(blocks - rounds * slots, task.num_cus);
+    const int64_t slots = chip.num_cus * per_cu, rounds = blocks / slots;
+    const int64_t rest = ceil_div(blocks - rounds * slots, chip.num_cus);
     const double full = longer(alone, double(per_cu) * crowded), last = longer(alone, double(rest) * crowded);
     cycles += double(k) * (double(rounds) * full + (rest > 0 ? last : 0));
     num_rounds += double(rounds + (rest > 0));
@@ -155,9 +132,9 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   const bool is_mixed = num_split > 0 && plan.num_whole > 0;
   if (is_mixed) {
     // Blocks of both kinds side by side: whole tiles that fill the chip at first, so that the others balance the end.
-    if (plan.num_whole < task.num_cus * per_cu) return HUGE_VAL;
-    const double whole = double(plan.num_whole / task.num_cus),
-                 parts = double(ceil_div(num_split * num_chunks, task.num_cus));
+    if (plan.num_whole < chip.num_cus * per_cu) return HUGE_VAL;
+    const double whole = double(plan.num_whole / chip.num_cus),
+                 parts = double(ceil_div(num_split * num_chunks, chip.num_cus));
     most_blocks = whole + parts + 0.5;  // an end that is not quite even
     num_rounds = double(ceil_div(int64_t(most_blocks), per_cu));
     cycles = (per_cu == 1 ? alone : crowded) * (whole * double(task.k) + (parts + 0.5) * double(task.chunk_k));
@@ -181,37 +158,24 @@ inline double simt_microseconds(const AllSimtCosts& costs, const SimtTask& asked
   return fixed + longer(work, memory) + c.overlap * (work + memory - longer(work, memory)) + addition;
 }
 
-// A problem as the model sees it, on a chip.
-inline SimtTask simt_task(const FoldedProblem& problem, int num_cus, int64_t max_shared_bytes) {
-  const GemmProblem& p = problem.gemm;
-  const OperandView a = view_a(p), b = view_b(p);
-  return {p.m,
-          p.n,
-          p.k,
-          problem.batch_size,
-          problem.chunk_k,
-          {is_k_major(a), is_aligned(a, problem)},
-          {is_k_major(b), is_aligned(b, problem)},
-          num_cus,
-          max_shared_bytes};
-}
-
-inline void for_each_simt_plan(const AllSimtCosts& costs, const SimtTask& task, PlanSearch& visit) {
+inline void for_each_simt_plan(const AllSimtCosts& costs, const FoldedProblem& problem, const Chip& chip,
+                               PlanSearch& visit) {
   constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
+  const GemmTask task =
+      task_of(problem, operand_of(view_a(problem.gemm), problem), operand_of(view_b(problem.gemm), problem));
   const bool is_chunked = task.chunk_k < task.k;
   const int64_t num_chunks = is_chunked ? ceil_div(task.k, task.chunk_k) : 1;
   const bool may_pack = double(task.m) * double(task.n) * double(task.k) * double(task.batch) >= kMinPackedFlops;
-  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(costs, task, plan)); };
+  const auto consider = [&](const SimtPlan& plan) { visit(plan, simt_microseconds(costs, task, plan, chip)); };
   for (const bool is_exchanged : {false, true}) {
-    const SimtTask oriented = is_exchanged ? transposed(task) : task;
-    for_each_few_rows_plan(few_rows_task(oriented), [&](const FewRowsPlan& few_rows) {
-      consider({0, is_exchanged, 0, false, false, few_rows});
-    });
+    const GemmTask oriented = is_exchanged ? transposed(task) : task;
+    for_each_few_rows_plan(
+        oriented, chip, [&](const FewRowsPlan& few_rows) { consider({0, is_exchanged, 0, false, false, few_rows}); });
     for (int shape = 0; shape < kNumSimtShapes; ++shape) {
       const int64_t tiles = num_simt_tiles(kSimtShapes[shape], oriented);
       // All tiles whole; all split; those beyond the last full wave split.
-      const int64_t full_waves = tiles / task.num_cus * task.num_cus;
+      const int64_t full_waves = tiles / chip.num_cus * chip.num_cus;
       for (int way = 0; way < (is_chunked ? 3 : 1); ++way) {
         if (way == 2 && (task.batch > 1 || full_waves == 0 || full_waves == tiles)) continue;
         const int64_t num_whole = way == 0 ? tiles : way == 1 ? 0 : full_waves;
@@ -219,8 +183,8 @@ inline void for_each_simt_plan(const AllSimtCosts& costs, const SimtTask& task, 
         if (4 * partial * double(task.batch) > kMaxWorkspace) continue;
         for (int packs = 0; packs < (may_pack && kSimtShapes[shape].k_step == 1 ? 4 : 1); ++packs) {
           const bool packs_a = packs & 1, packs_b = packs & 2;
-          if (packs_a && !oriented.a.is_k_major && oriented.a.is_aligned) continue;
-          if (packs_b && !oriented.b.is_k_major && oriented.b.is_aligned) continue;
+          if (packs_a && !oriented.a.is_k_major && is_aligned(oriented.a)) continue;
+          if (packs_b && !oriented.b.is_k_major && is_aligned(oriented.b)) continue;
           consider({shape, is_exchanged, num_whole, packs_a, packs_b, {}});
         }
       }

@@ -11,13 +11,11 @@ TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, con
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_chip(problem, chip); }
-
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
   const AllSimtCosts costs{costs_for(kSimtCosts, chip, borrowed), costs_for(kFewRowsCosts, chip, borrowed_few)};
-  for_each_simt_plan(costs, simt_task(problem, chip.num_cus, chip.max_shared_bytes), visit);
+  for_each_simt_plan(costs, problem, chip, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
@@ -48,7 +46,7 @@ const Rung simt_pipelined_rung = {
     .is_native = true,
     .order = Order::simt_chunks,
     .takes = kTakesFp32,
-    .refuse = refuse,
+    .refuse_chip = refuse_not_nvidia,
     .for_each_plan = for_each_plan,
     .describe = describe,
     .launch = launch_simt_pipelined,

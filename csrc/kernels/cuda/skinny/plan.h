@@ -11,6 +11,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
+#include "core/task.h"
 #include "core/transposed.h"
 #include "kernels/cuda/skinny/costs.h"
 
@@ -61,18 +62,11 @@ constexpr int skinny_tile_bytes(DType dtype, bool is_k_major, int block_mn, int 
   return skinny_row_bytes(dtype, is_k_major, block_mn, block_k) * (is_k_major ? block_mn : block_k);
 }
 
-// What the model below reads, of the problem as the kernel sees it: m is the few rows.
-struct SkinnyProblem {
-  DType dtype;
-  int64_t m, n, k, chunk_k, batch;
-  bool is_a_k_major, is_b_k_major;
-};
-
 // What the items of a batch take besides, by ten random batches in 16 bits.
 template <class Costs>
-double items_microseconds(const Costs& costs, const SkinnyProblem& problem, const SkinnyPlan& plan, int num_sms) {
+double items_microseconds(const Costs& costs, const GemmTask& task, const SkinnyPlan& plan, int num_sms) {
   const int64_t num_rounds = ceil_div(plan.num_units, num_sms);
-  if (problem.batch == 1) return 0;
+  if (task.batch == 1) return 0;
   return num_rounds > 1 ? costs.items_of_round * double(num_rounds) : costs.items.value;
 }
 
@@ -84,25 +78,25 @@ inline double rounds_microseconds(const SkinnyPlan& plan, int num_sms, double un
 }
 
 // Microseconds in fp64: rounds of units, each as long as a warp's chain or as the memory takes.
-inline double model_microseconds(const SkinnyF64Costs& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
-                                 int num_sms, int copy_width) {
+inline double model_microseconds(const SkinnyF64Costs& c, const GemmTask& task, const SkinnyPlan& plan, int num_sms,
+                                 int copy_width) {
   const double k_tile = (c.k_tile + c.group * plan.groups) * (copy_width == 16 ? 1 : c.narrow.value);
   const double unit = c.unit + plan.num_k_tiles * k_tile;
-  const double unit_k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double shared = 8 * unit_k * double(min_of(problem.n, plan.cols)) / c.rate;
-  return c.start + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(c, problem, plan, num_sms) +
+  const double unit_k = double(plan.splits_chunks ? min_of(task.k, task.chunk_k) : task.k);
+  const double shared = 8 * unit_k * double(min_of(task.n, plan.cols)) / c.rate;
+  return c.start + rounds_microseconds(plan, num_sms, unit, shared) + items_microseconds(c, task, plan, num_sms) +
          (plan.splits_chunks ? c.split.value : 0);
 }
 
 // Microseconds in 16 bits: rounds of units, each round as long as the slowest of one multiprocessor's chain of k tiles,
 // its copies, and the memory's. Copies of less than 16 bytes take each thread longer, the more it has of the few rows;
 // so do other products of a batch.
-inline double model_microseconds(const SkinnyCosts& c, const SkinnyProblem& problem, const SkinnyPlan& plan,
-                                 int num_sms, int copy_width) {
-  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(problem.dtype, block_m);
-  const double k = double(plan.splits_chunks ? min_of(problem.k, problem.chunk_k) : problem.k);
-  const double bytes_a = 2 * k * double(problem.m);
-  const double bytes_b = 2 * k * double(min_of(problem.n, plan.groups * kSkinnyGroup));
+inline double model_microseconds(const SkinnyCosts& c, const GemmTask& task, const SkinnyPlan& plan, int num_sms,
+                                 int copy_width) {
+  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(task.dtype, block_m);
+  const double k = double(plan.splits_chunks ? min_of(task.k, task.chunk_k) : task.k);
+  const double bytes_a = 2 * k * double(task.m);
+  const double bytes_b = 2 * k * double(min_of(task.n, plan.groups * kSkinnyGroup));
   const double narrow = copy_width == 16  ? 0
                         : copy_width == 8 ? c.copy_8.value
                         : copy_width == 4 ? c.copy_4.value
@@ -112,38 +106,37 @@ inline double model_microseconds(const SkinnyCosts& c, const SkinnyProblem& prob
                    plan.num_k_tiles * ((block_k == 256 ? c.k_tile_256.value : c.k_tile_128.value) + narrow * copies_a),
                copies = (bytes_a + bytes_b) / c.copied;
   const double products = c.product * block_m * block_k * plan.num_k_tiles * plan.groups * kSkinnyGroup;
-  const double unit = c.unit + (problem.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
+  const double unit = c.unit + (task.batch > 1 && copy_width < 16 ? c.narrow_unit.value : 0) +
                       std::max(std::max(chain, copies), products);
   // The time that memory and second-level cache take; few multiprocessors draw less from them.
   const double busy = plan.num_units < num_sms ? c.idle + (1 - c.idle) * double(plan.num_units) / num_sms : 1;
   // Memory takes longer for short runs along n.
-  const double runs = problem.is_b_k_major ? 1 : 1 + c.short_runs / std::max<double>(plan.cols, c.least_run);
+  const double runs = task.b.is_k_major ? 1 : 1 + c.short_runs / std::max<double>(plan.cols, c.least_run);
   const double shared = (bytes_b * runs / c.rate_b + bytes_a / c.rate_a) / busy;
   // The items' time is part of `unit` where copies are narrow.
   return c.start + rounds_microseconds(plan, num_sms, unit, shared) +
-         (copy_width < 16 ? 0 : items_microseconds(c, problem, plan, num_sms)) +
-         (plan.splits_chunks ? c.split.value : 0);
+         (copy_width < 16 ? 0 : items_microseconds(c, task, plan, num_sms)) + (plan.splits_chunks ? c.split.value : 0);
 }
 
 // Calls visit(plan) for each way to share out a problem.
 template <class Visit>
-void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max_shared_bytes, const Visit& visit) {
-  const int64_t groups_n = ceil_div(problem.n, kSkinnyGroup);
-  const int64_t chunks = problem.chunk_k < problem.k ? ceil_div(problem.k, problem.chunk_k) : 1;
-  const DType dtype = problem.dtype;
-  const int block_m = skinny_block_m(problem.m), block_k = skinny_block_k(dtype, block_m);
+void for_each_skinny_plan(const GemmTask& task, int num_sms, int64_t max_shared_bytes, const Visit& visit) {
+  const int64_t groups_n = ceil_div(task.n, kSkinnyGroup);
+  const int64_t chunks = task.chunk_k < task.k ? ceil_div(task.k, task.chunk_k) : 1;
+  const DType dtype = task.dtype;
+  const int block_m = skinny_block_m(task.m), block_k = skinny_block_k(dtype, block_m);
   const int sum_bytes = dtype == DType::f64 ? 8 : 4;
   const double partial_bytes =
-      double(sum_bytes) * double(chunks) * double(problem.batch) * double(problem.m) * double(problem.n);
+      double(sum_bytes) * double(chunks) * double(task.batch) * double(task.m) * double(task.n);
   const bool may_split = chunks > 1 && partial_bytes <= double(kSkinnyMaxPartialBytes);
   for (int splits = 0; splits <= int(may_split); ++splits) {
     for (int groups = 1; groups <= skinny_max_groups(block_m) && groups <= groups_n; ++groups) {
       SkinnyPlan plan{};
       plan.groups = groups;
       plan.splits_chunks = splits;
-      plan.num_k_tiles = int(skinny_k_tiles(splits ? problem.chunk_k : problem.k, problem.chunk_k, block_k));
-      plan.stage_bytes = skinny_tile_bytes(dtype, problem.is_a_k_major, block_m, block_k) +
-                         skinny_tile_bytes(dtype, problem.is_b_k_major, groups * kSkinnyGroup, block_k);
+      plan.num_k_tiles = int(skinny_k_tiles(splits ? task.chunk_k : task.k, task.chunk_k, block_k));
+      plan.stage_bytes = skinny_tile_bytes(dtype, task.a.is_k_major, block_m, block_k) +
+                         skinny_tile_bytes(dtype, task.b.is_k_major, groups * kSkinnyGroup, block_k);
       const int fixed = groups * block_m * (kSkinnyGroup + 4) * sum_bytes;  // C on its way out
       for (const int stages : kSkinnyStages) {
         if (stages * plan.stage_bytes + fixed <= max_shared_bytes) plan.num_stages = stages;
@@ -156,12 +149,12 @@ void for_each_skinny_plan(const SkinnyProblem& problem, int num_sms, int64_t max
       if (dtype == DType::f64) {
         // As many rounds of units, all of them full: few multiprocessors do not draw from memory what all do. In 16
         // bits the model was fitted to whole groups.
-        const int64_t outer = plan.num_chunks * problem.batch, rounds = ceil_div(plan.blocks_n * outer, num_sms);
+        const int64_t outer = plan.num_chunks * task.batch, rounds = ceil_div(plan.blocks_n * outer, num_sms);
         const int64_t blocks_n = max_of(rounds * num_sms / outer, plan.blocks_n);
-        plan.cols = int(max_of(round_up(ceil_div(problem.n, blocks_n), 4), kSkinnyGroup));
-        plan.blocks_n = ceil_div(problem.n, plan.cols);
+        plan.cols = int(max_of(round_up(ceil_div(task.n, blocks_n), 4), kSkinnyGroup));
+        plan.blocks_n = ceil_div(task.n, plan.cols);
       }
-      plan.num_units = plan.blocks_n * plan.num_chunks * problem.batch;
+      plan.num_units = plan.blocks_n * plan.num_chunks * task.batch;
       visit(plan);
     }
   }
@@ -185,13 +178,12 @@ void for_each_skinny_launch(const Costs& costs, const FoldedProblem& given, int 
   launch.width_a = copy_width(a, problem);
   launch.width_b = copy_width(b, problem);
   const int copy_width = int(min_of(launch.width_a, launch.width_b));
-  const SkinnyProblem shape{p.dtype_a,          p.m,           p.n,          p.k, problem.chunk_k,
-                            problem.batch_size, is_k_major(a), is_k_major(b)};
-  for_each_skinny_plan(shape, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
-    const double own_us = model_microseconds(costs, shape, plan, num_sms, 16);
+  const GemmTask task = task_of(problem, {is_k_major(a), launch.width_a}, {is_k_major(b), launch.width_b});
+  for_each_skinny_plan(task, num_sms, max_shared_bytes, [&](const SkinnyPlan& plan) {
+    const double own_us = model_microseconds(costs, task, plan, num_sms, 16);
     if (own_us >= visit.least_us()) return;
     launch.plan = plan;
-    visit(launch, model_microseconds(costs, shape, plan, num_sms, copy_width), own_us);
+    visit(launch, model_microseconds(costs, task, plan, num_sms, copy_width), own_us);
   });
 }
 

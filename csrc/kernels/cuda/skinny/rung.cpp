@@ -10,8 +10,7 @@ TILEDMM_IF_LINKED Status launch_skinny(const FoldedProblem& problem, const Plan&
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
+const char* refuse(const FoldedProblem& problem, const Chip&) {
   const DType dtype = problem.gemm.dtype_a;
   if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
     return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
@@ -48,6 +47,7 @@ const Rung skinny_rung = {
     .takes = {.operands = {of_one(DType::f16), of_one(DType::bf16), of_one(DType::f64)},
               .num_operands = 3,
               .served = "it serves fp16, bf16 and fp64"},
+    .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

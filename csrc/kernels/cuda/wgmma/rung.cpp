@@ -22,8 +22,6 @@ const char* refuse_row_sums(const GemmProblem& p) {
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (chip.arch != 90) return "the chip has no wgmma instruction";
   if (const char* reason = refuse_tf32(p, chip)) return reason;
   if (p.row_sums) {
     if (const char* reason = refuse_row_sums(p)) return reason;
@@ -86,6 +84,7 @@ const Rung wgmma_rung = {
               .num_operands = 3,
               .served = "it serves fp16, bf16 and fp32 rounded to tf32",
               .row_sums = true},
+    .refuse_chip = refuse_not_hopper,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

@@ -10,11 +10,9 @@ TILEDMM_IF_LINKED Status launch_wgmma_split(const FoldedProblem& problem, const 
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+const char* refuse(const FoldedProblem& problem, const Chip&) {
   constexpr int64_t kLimit = int64_t(1) << 30;
   const GemmProblem& p = problem.gemm;
-  if (const char* reason = refuse_chip(problem, chip)) return reason;
-  if (chip.arch != 90) return "the chip has no wgmma instruction";
   if (p.k < kSplitMinK) return nullptr;  // left to others
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit) return "a size is 2^30 or more";
   // Tiles are counted in 32 bits, and so are those of the split: kSplitRows by a chunk of k.
@@ -54,6 +52,7 @@ const Rung wgmma_split_rung = {
     .is_gpu = true,
     .order = Order::split_chunks,
     .takes = kTakesFp32,
+    .refuse_chip = refuse_not_hopper,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

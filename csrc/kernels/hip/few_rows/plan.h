@@ -6,6 +6,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "kernels/hip/few_rows/costs.h"
 #include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
@@ -48,25 +49,23 @@ inline double few_partial_bytes(const FoldedProblem& problem, const FewPlan& pla
   return plan.num_splits > 1 ? bytes * double(plan.num_splits) * double(problem.batch_size) * double(p.m * p.n) : 0;
 }
 
-// Microseconds by a simple model: the large operand arrives at 0.95 of the data sheet's rate, which vLLM's wvSplitK
-// reaches on an RX 7900 XTX (mudler/vllm.cpp, PR 506), if enough of it is on its way: 16 loads of a warp, each with the
-// latency of memory (assumed: 0.8 us). The matrix instructions have 16 rows, however few there are. Assumed: 4 us for a
-// launch; element by element takes six times as long; multiply-adds come at half of the data sheet's rate.
+// Microseconds by a simple model: the large operand arrives at the rate of memory, if enough of it is on its way. The
+// matrix instructions have 16 rows, however few there are.
 inline double few_rows_us(const FewPlan& plan, const FoldedProblem& problem, const Chip& chip) {
-  constexpr double kRate = 0.95, kLatencyUs = 0.8, kStartUs = 4, kByElement = 6;
+  constexpr FewCosts costs = kFewCosts;
   const GemmProblem& p = problem.gemm;
   const double large = double(plan.are_columns_few ? p.m : p.n), few = double(plan.are_columns_few ? p.n : p.m);
   const double k = double(max_of(p.k, 1)), batch = double(problem.batch_size), size = double(size_of(p.dtype_a));
-  const double per_us = chip.tbytes_per_second * 1e6 * kRate;
+  const double per_us = chip.tbytes_per_second * 1e6 * costs.rate;
   const double warps = double(plan.tiles * plan.num_splits) * batch * (kFewThreads / chip.warp_size);
-  const double on_the_way = warps * 16 * 16 * chip.warp_size / kLatencyUs;  // bytes for each microsecond
+  const double on_the_way = warps * costs.loads * 16 * chip.warp_size / costs.latency;  // bytes for each microsecond
   const double stream = large * k * size * batch / (on_the_way < per_us ? on_the_way : per_us);
   const double mma = chip.mma_tflops[int(p.dtype_a)], simt = chip.simt_tflops[int(p.dtype_a)];
-  const double per_row = 2.0 * large * k * batch / ((mma > 0 ? mma : simt / 2) * 1e6);
+  const double per_row = 2.0 * large * k * batch / ((mma > 0 ? mma : simt * costs.multiply_add) * 1e6);
   const double multiply = per_row * (mma > 0 ? kMostFewRows : few);
   const double rest = (few * k + large * few) * size * batch + 2 * few_partial_bytes(problem, plan);
-  const double work = (stream > multiply ? stream : multiply) * (plan.is_whole ? 1 : kByElement) + rest / per_us;
-  return kStartUs + work + (plan.num_splits > 1 ? kStartUs : 0);
+  const double work = (stream > multiply ? stream : multiply) * (plan.is_whole ? 1 : costs.by_element) + rest / per_us;
+  return costs.start + work + (plan.num_splits > 1 ? costs.start : 0);
 }
 
 namespace gpu {

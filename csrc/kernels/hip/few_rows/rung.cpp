@@ -27,9 +27,7 @@ FewPlan plan_on(const Chip& chip, const FoldedProblem& problem) {
 
 template <Order ORDER>
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (is_rdna(chip) == (ORDER == Order::mfma_chunks))
-    return is_rdna(chip) ? "it is for CDNA" : "it is for RDNA 3 and 4";
+  if (const char* reason = refuse_long_k(problem, chip)) return reason;
   if (ORDER == Order::mfma_chunks) {
     if (const char* reason = refuse_mfma(problem, chip)) return reason;
   } else if (is_by_multiply_add(chip, problem.gemm.dtype_a) != (ORDER == Order::chain)) {
@@ -61,6 +59,7 @@ constexpr Rung entry(const char* name, const char* description) {
           .is_native = true,
           .order = ORDER,
           .takes = {},
+          .refuse_chip = ORDER == Order::mfma_chunks ? refuse_not_cdna : refuse_not_rdna,
           .refuse = refuse<ORDER>,
           .for_each_plan = for_each_plan,
           .describe = describe,

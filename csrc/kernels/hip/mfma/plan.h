@@ -11,6 +11,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/summation.h"
+#include "kernels/hip/mfma/costs.h"
 #include "kernels/hip/shared/plan.h"
 
 namespace tiledmm {
@@ -18,23 +19,11 @@ namespace tiledmm {
 struct MfmaShape {
   int block;  // rows and columns of a tile
   int warps_m, warps_n, blocks_per_cu;
-  // Share of the peak rate of a CU with blocks_per_cu blocks, and of one with a single block; in 16 bits, and in fp32
-  // and fp64, whose matrix instructions take longer for the same bytes.
-  double busy_16, alone_16, busy, alone;
 };
 
-// Rates: in 16 bits the large tile is HipKittens' at 8192 on an MI325X (750 of 1307 TFLOP/s, which power limits); those
-// of 128 and 64 alone were chosen such that PyTorch's at 2048 and 1024 there result (336 and 80; the same repository,
-// HazyResearch/HipKittens @f09e968, analysis/*.json); the others such that many choices are near those of AMD's model
-// Origami (docs/amd_evidence.md). fp32: rocBLAS on an MI210 reaches 84 % at 8192, in fp64 60 % (rocm-libraries, issue
-// 9453). Nobody has run these kernels. Where there are more tiles than CUs, the smallest is never the fastest.
-inline constexpr MfmaShape kMfmaShapes[] = {
-    {256, 2, 4, 1, 0.58, 0.58, 0.84, 0.84},
-    {128, 2, 2, 2, 0.50, 0.30, 0.75, 0.60},
-    {64, 1, 2, 4, 0.14, 0.10, 0.60, 0.30},
-    {32, 1, 1, 8, 0.05, 0.05, 0.30, 0.10},
-};
-inline constexpr int kNumMfmaShapes = int(sizeof kMfmaShapes / sizeof *kMfmaShapes);
+// Where there are more tiles than CUs, the smallest is never the fastest.
+inline constexpr MfmaShape kMfmaShapes[] = {{256, 2, 4, 1}, {128, 2, 2, 2}, {64, 1, 2, 4}, {32, 1, 1, 8}};
+static_assert(sizeof kMfmaShapes == kNumMfmaShapes * sizeof(MfmaShape), "costs.h has a place for each");
 static_assert(kMfmaShapes[0].block == kMaxMfmaBlock);
 
 // The sums of the large tile in fp64 would fill all registers.
@@ -85,28 +74,28 @@ struct MfmaPlan {
 };
 
 // The predicted time in microseconds: CUs take blocks_per_cu blocks at a time, in rounds; memory is busy beside them.
-inline double mfma_us(const MfmaShape& shape, int64_t splits, const FoldedProblem& problem, const Chip& chip,
-                      MfmaCopies copies) {
+inline double mfma_us(const MfmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
-  // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
-  constexpr double kStartUs = 5.8, kBandwidth = 0.69;
-  constexpr double kCopies[] = {1, 1.3, 6};  // guesses: more loads and shifts; eight loads for one, and no prefetch
+  constexpr MfmaCosts costs = kMfmaCosts;
+  const MfmaShape& shape = kMfmaShapes[plan.shape];
+  const int64_t splits = plan.num_splits;
   const bool is_16_bit = size_of(p.dtype_a) == 2;
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size * splits;
   const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
   const int64_t left = ceil_div(blocks - rounds * at_once, chip.num_cus);  // of a CU in the last round
-  const double busy = is_16_bit ? shape.busy_16 : shape.busy, alone = is_16_bit ? shape.alone_16 : shape.alone;
+  const double busy = (is_16_bit ? costs.busy_16 : costs.busy)[plan.shape];
+  const double alone = (is_16_bit ? costs.alone_16 : costs.alone)[plan.shape];
   const double steps = double(ceil_div(ceil_div(p.k, splits), mfma_block_k(p.dtype_a)));
   const double rate = chip.mma_tflops[int(p.dtype_a)] * 1e6 / chip.num_cus;
   const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype_a) * steps / rate;
   double multiply = double(rounds * shape.blocks_per_cu) * block_us / busy;
   if (left > 0) multiply += block_us * (double(left) / busy > 1 / alone ? double(left) / busy : 1 / alone);
-  multiply *= kCopies[int(copies)];
+  multiply *= costs.copies[int(plan.copies)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
+  const double per_us = chip.tbytes_per_second * 1e6 * costs.bandwidth;
   const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype_a)) / per_us;
-  const double sums = splits > 1 ? kStartUs + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
-  return kStartUs + overlapped_us(multiply, move) + sums;
+  const double sums = splits > 1 ? costs.start + 2 * batch * m * n * double(splits) * (is_16_bit ? 4 : 8) / per_us : 0;
+  return costs.start + overlapped_us(multiply, move) + sums;
 }
 
 inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -128,7 +117,7 @@ inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, P
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !sums_mfma_chunks(p.dtype_a, shape) : !do_partials_fit) continue;
       plan.shape = shape, plan.num_splits = splits;
-      visit(plan, mfma_us(kMfmaShapes[shape], splits, problem, chip, plan.copies));
+      visit(plan, mfma_us(plan, problem, chip));
     }
   }
 }

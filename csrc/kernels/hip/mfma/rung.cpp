@@ -28,6 +28,7 @@ const Rung mfma_rung = {
     .is_native = true,
     .order = Order::mfma_chunks,
     .takes = {},
+    .refuse_chip = refuse_not_cdna,
     .refuse = refuse_mfma,
     .for_each_plan = for_each_mfma_plan,
     .describe = describe,

@@ -4,6 +4,7 @@
 
 #include "core/chip.h"
 #include "core/plan.h"
+#include "kernels/hip/mfma_split/costs.h"
 #include "kernels/hip/shared/plan.h"
 #include "kernels/split/layout.h"
 
@@ -12,13 +13,10 @@ namespace tiledmm {
 struct MfmaSplitShape {
   int block;  // rows and columns of a tile
   int warps_m, warps_n, blocks_per_cu;
-  double busy, alone;  // share of the peak rate of a CU with blocks_per_cu blocks, and of one with a single block
 };
 
-// Rates: those that mfma assumes of its tiles of these sizes in 16 bits, less a fifth for the vector instructions
-// that scale and add sums. Nobody has run these kernels.
-inline constexpr MfmaSplitShape kMfmaSplitShapes[] = {{128, 2, 2, 2, 0.40, 0.24}, {64, 1, 2, 4, 0.12, 0.08}};
-inline constexpr int kNumMfmaSplitShapes = int(sizeof kMfmaSplitShapes / sizeof *kMfmaSplitShapes);
+inline constexpr MfmaSplitShape kMfmaSplitShapes[] = {{128, 2, 2, 2}, {64, 1, 2, 4}};
+static_assert(sizeof kMfmaSplitShapes == kNumMfmaSplitShapes * sizeof(MfmaSplitShape), "costs.h has a place for each");
 
 struct MfmaSplitPlan {
   int32_t shape, num_dies;
@@ -26,32 +24,32 @@ struct MfmaSplitPlan {
 };
 
 // The predicted time of the tiles: CUs take blocks_per_cu blocks at a time, in rounds; each multiplies three times.
-inline double mfma_split_tiles_us(const MfmaSplitShape& shape, const FoldedProblem& problem, const Chip& chip) {
+inline double mfma_split_tiles_us(int shape_idx, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
+  const MfmaSplitShape& shape = kMfmaSplitShapes[shape_idx];
+  const double busy = kMfmaSplitCosts.busy[shape_idx], alone = kMfmaSplitCosts.alone[shape_idx];
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size;
   const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
   const auto left = double(ceil_div(blocks - rounds * at_once, chip.num_cus));  // of a CU in the last round
   const double rate = chip.mma_tflops[int(DType::f16)] * 1e6 / chip.num_cus;
   const double block_us = 3 * 2.0 * shape.block * shape.block * double(round_up(p.k, kSplitBlockK)) / rate;
-  const double last = left / shape.busy > 1 / shape.alone ? left / shape.busy : 1 / shape.alone;
-  return block_us * (double(rounds * shape.blocks_per_cu) / shape.busy + (left > 0 ? last : 0));
+  const double last = left / busy > 1 / alone ? left / busy : 1 / alone;
+  return block_us * (double(rounds * shape.blocks_per_cu) / busy + (left > 0 ? last : 0));
 }
 
 // The microseconds of a whole call, of so many rounds of groups: the split reads fp32 and writes as many bytes, which
 // the tiles read; flags are looked at.
 inline void for_each_mfma_split_plan(const FoldedProblem& problem, double rounds, const Chip& chip, PlanSearch& visit) {
-  // An empty kernel, and the share of the data sheet's bandwidth that a copy reaches, on an MI300X (MGPUSim PR 277).
-  constexpr double kStartUs = 5.8, kBandwidth = 0.69;
   const GemmProblem& p = problem.gemm;
   MfmaSplitPlan plan{};
   lay_out_operands(plan, problem);
   plan.num_dies = chip.cus_per_die ? int(max_of(1, chip.num_cus / chip.cus_per_die)) : 1;
-  const double per_us = chip.tbytes_per_second * 1e6 * kBandwidth;
+  const double per_us = chip.tbytes_per_second * 1e6 * kMfmaSplitCosts.bandwidth;
   const double terms = double(plan.a.bytes() + plan.b.bytes());
   const double result = 4.0 * double(problem.batch_size) * double(p.m) * double(p.n);
   for (int shape = 0; shape < kNumMfmaSplitShapes; ++shape) {
-    const double tiles = mfma_split_tiles_us(kMfmaSplitShapes[shape], problem, chip);
-    const double us = 3 * kStartUs + 2 * terms / per_us + overlapped_us(tiles, (terms + result) / per_us);
+    const double tiles = mfma_split_tiles_us(shape, problem, chip);
+    const double us = 3 * kMfmaSplitCosts.start + 2 * terms / per_us + overlapped_us(tiles, (terms + result) / per_us);
     plan.shape = shape;
     visit(plan, us * rounds, us);
   }

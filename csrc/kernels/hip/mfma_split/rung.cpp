@@ -10,15 +10,17 @@ TILEDMM_IF_LINKED Status launch_mfma_split(const FoldedProblem& problem, const P
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+const char* refuse_chip(const Chip& chip) {
+  if (const char* reason = refuse_not_cdna(chip)) return reason;
+  return chip.arch == 0x90a ? "the chip's MFMA instructions read denormal fp16 as zero" : nullptr;
+}
+
+const char* refuse(const FoldedProblem& problem, const Chip&) {
   // A tile's rows of terms lie within 2 GiB; HIP counts threads in 32 bits, and so are tiles counted, those of the
   // split, kSplitRows by a chunk of k, too.
   constexpr int64_t kMaxK = int64_t(1) << 21;
   constexpr double kMaxTiles = double(1 << 23);
   const GemmProblem& p = problem.gemm;
-  if (const char* reason = refuse_amd(problem, chip)) return reason;
-  if (is_rdna(chip)) return "the chip has no MFMA instruction";
-  if (chip.arch == 0x90a) return "the chip's MFMA instructions read denormal fp16 as zero";
   if (p.k < kSplitMinK) return nullptr;  // left to others
   if (p.k > kMaxK) return "k is more than 2^21";
   const double tiles_m = double(ceil_div(p.m, 64)), tiles_n = double(ceil_div(p.n, 64));
@@ -51,6 +53,7 @@ const Rung mfma_split_rung = {
     .is_gpu = true,
     .order = Order::mfma_split_sums,
     .takes = kTakesFp32,
+    .refuse_chip = refuse_chip,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
     .describe = describe,

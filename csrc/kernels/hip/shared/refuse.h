@@ -1,4 +1,4 @@
-// What every kernel for AMD's chips alone refuses, and which family a chip is of.
+// What kernels for AMD's chips alone refuse, and which family a chip is of.
 #pragma once
 
 #include "core/operand.h"
@@ -10,15 +10,22 @@ namespace tiledmm::gpu {
 // Warps of 32 lanes: RDNA 3 and 4; the others are CDNA.
 constexpr bool is_rdna(const Chip& chip) { return chip.platform == Platform::hip && chip.warp_size == 32; }
 
-inline const char* refuse_amd(const FoldedProblem& problem, const Chip& chip) {
+inline const char* refuse_not_rdna(const Chip& chip) {
   if (chip.platform != Platform::hip) return "it is for AMD's chips";
+  return is_rdna(chip) ? nullptr : "it is for RDNA 3 and 4";
+}
+inline const char* refuse_not_cdna(const Chip& chip) {
+  if (chip.platform != Platform::hip) return "it is for AMD's chips";
+  return is_rdna(chip) ? "the chip has no MFMA instruction" : nullptr;
+}
+
+inline const char* refuse_long_k(const FoldedProblem& problem, const Chip&) {
   return problem.gemm.k > INT32_MAX ? "k does not fit into 32 bits" : nullptr;
 }
 
 // What CDNA's kernels of the order mfma_chunks refuse: all of them the same, or m would choose the order of summation.
-inline const char* refuse_mfma(const FoldedProblem& problem, const Chip& chip) {
+inline const char* refuse_mfma(const FoldedProblem& problem, const Chip&) {
   const GemmProblem& p = problem.gemm;
-  if (chip.platform != Platform::hip || chip.warp_size != 64) return "the chip has no MFMA instruction";
   // Offsets within a tile have 32 bits.
   constexpr double kMaxTileBytes = double(int64_t(1) << 31);
   for (const OperandView& view : {view_a(p), view_b(p)}) {

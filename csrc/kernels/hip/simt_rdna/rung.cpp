@@ -10,11 +10,6 @@ TILEDMM_IF_LINKED Status launch_simt_rdna(const FoldedProblem& problem, const Pl
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_amd(problem, chip)) return reason;
-  return is_rdna(chip) ? nullptr : "it is for RDNA 3 and 4";
-}
-
 void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& fields) {
   const SimtRdnaPlan& own = plan.as<SimtRdnaPlan>();
   fields.add_tile("block", kSimtRdnaShapes[own.shape].block_m, kSimtRdnaShapes[own.shape].block_n);
@@ -30,7 +25,8 @@ const Rung simt_rdna_rung = {
     .is_native = true,
     .order = Order::chain,
     .takes = kTakesFp32,
-    .refuse = refuse,
+    .refuse_chip = refuse_not_rdna,
+    .refuse = refuse_long_k,
     .for_each_plan = for_each_simt_rdna_plan,
     .describe = describe,
     .launch = launch_simt_rdna,

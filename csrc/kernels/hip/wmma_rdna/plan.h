@@ -11,22 +11,17 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "kernels/hip/shared/plan.h"
+#include "kernels/hip/wmma_rdna/costs.h"
 
 namespace tiledmm {
 
 struct WmmaShape {
   int block_m, block_n, warps_m, warps_n;
-  bool sums_chunks;   // whether a block can add up chunks of k itself
-  double efficiency;  // share of the peak rate that a work group processor reaches with two blocks or more
-  double alone;       // share of that which one block reaches
-  double gather;      // share of all that where tiles are loaded element by element; 0: such a kernel is not there
+  bool sums_chunks;  // whether a block can add up chunks of k itself
+  bool gathers;      // whether there is a kernel that loads tiles element by element
 };
-// 0.86 of the peak is what adelj88/rocm_wmma_gemm reports for tiles like the first (RX 7900 GRE, fp16, 4096 and 8192).
-// The others are estimates such that many choices are near those of AMD's model Origami; those of gathered tiles follow
-// the model of a work group processor (docs/amd_evidence.md).
-inline constexpr WmmaShape kWmmaShapes[] = {
-    {128, 128, 2, 2, false, 0.86, 0.6, 0.35}, {64, 64, 2, 2, true, 0.8, 0.5, 0.2}, {32, 64, 1, 2, true, 0.42, 0.55, 0}};
-inline constexpr int kNumWmmaShapes = 3;
+inline constexpr WmmaShape kWmmaShapes[kNumWmmaShapes] = {
+    {128, 128, 2, 2, false, true}, {64, 64, 2, 2, true, true}, {32, 64, 1, 2, true, false}};
 
 inline constexpr int kWmmaBlockK = 32;
 
@@ -41,31 +36,30 @@ struct WmmaPlan {
 inline constexpr int64_t kMaxWmmaPartialBytes = 256 << 20;
 
 // Microseconds by a simple model: the fullest work group processor (two CUs, four SIMDs, so one warp of a block each)
-// decides, beside memory. Rates are those of the chip's row; what is assumed beyond them: 4 us for a launch, memory
-// gives 0.8 of its rate, the second-level cache five times as much, and a k tile takes the latency of 0.4 us at least,
-// in four blocks of a processor at a time.
+// decides, beside memory, the second-level cache, and what a k tile takes at least.
 inline double wmma_us(const WmmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   const WmmaShape& shape = kWmmaShapes[plan.shape];
-  const double cached = 5, latency_us = 0.4, per_us = chip.tbytes_per_second * 1e6 * 0.8;
+  constexpr WmmaCosts costs = kWmmaCosts;
+  const double per_us = chip.tbytes_per_second * 1e6 * costs.bandwidth;
   const int64_t processors = max_of(chip.num_cus / 2, 1);
   const double tiles = double(ceil_div(p.m, shape.block_m)) * double(ceil_div(p.n, shape.block_n));
   const double blocks = tiles * double(problem.batch_size) * double(plan.num_splits);
   const auto most = double(ceil_div(int64_t(blocks), processors));  // blocks of one processor
   const double k = double(round_up(ceil_div(max_of(p.k, 1), plan.num_splits), 64));
   const double block_us = 2.0 * shape.block_m * shape.block_n * k * double(processors) /
-                          (chip.mma_tflops[int(p.dtype_a)] * 1e6 * shape.efficiency);
-  double multiply = most < 2 ? block_us / shape.alone : most * block_us;
-  if (!plan.is_whole) multiply /= shape.gather;
+                          (chip.mma_tflops[int(p.dtype_a)] * 1e6 * costs.efficiency[plan.shape]);
+  double multiply = most < 2 ? block_us / costs.alone[plan.shape] : most * block_us;
+  if (!plan.is_whole) multiply /= costs.gather[plan.shape];
   const double m = double(p.m), n = double(p.n), batch = double(problem.batch_size);
   const double output = m * n * batch * (plan.num_splits > 1 ? 8.0 * double(plan.num_splits) + 2 : 2);
   const double memory = (2 * (m + n) * double(p.k) * batch + output) / per_us;
-  const double cache = 2 * blocks * (shape.block_m + shape.block_n) * k / (per_us * cached);
+  const double cache = 2 * blocks * (shape.block_m + shape.block_n) * k / (per_us * costs.cached);
   const double rounds = blocks / double(4 * processors);
-  const double latencies = (rounds > 1 ? rounds : 1) * k / kWmmaBlockK * latency_us;
+  const double latencies = (rounds > 1 ? rounds : 1) * k / kWmmaBlockK * costs.latency;
   double busy = memory > cache ? memory : cache;
   if (latencies > busy) busy = latencies;
-  return 4 + overlapped_us(multiply, busy) + (plan.num_splits > 1 ? 4 : 0);
+  return costs.start + overlapped_us(multiply, busy) + (plan.num_splits > 1 ? costs.start : 0);
 }
 
 inline void for_each_wmma_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -74,7 +68,7 @@ inline void for_each_wmma_plan(const FoldedProblem& problem, const Chip& chip, P
   const int64_t chunks = ceil_div(max_of(p.k, 1), problem.chunk_k);
   const double partial_bytes = 4.0 * double(chunks) * double(problem.batch_size) * double(p.m) * double(p.n);
   for (int shape = 0; shape < kNumWmmaShapes; ++shape) {
-    if (!is_whole && kWmmaShapes[shape].gather == 0) continue;
+    if (!is_whole && !kWmmaShapes[shape].gathers) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
       if (splits == 1 ? chunks > 1 && !kWmmaShapes[shape].sums_chunks : partial_bytes > double(kMaxWmmaPartialBytes)) {
         continue;

@@ -10,11 +10,6 @@ TILEDMM_IF_LINKED Status launch_wmma_rdna(const FoldedProblem& problem, const Pl
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) {
-  if (const char* reason = refuse_amd(problem, chip)) return reason;
-  return is_rdna(chip) ? nullptr : "it is for RDNA 3 and 4";
-}
-
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const WmmaPlan& own = plan.as<WmmaPlan>();
   fields.add_tile("block", kWmmaShapes[own.shape].block_m, kWmmaShapes[own.shape].block_n);
@@ -32,7 +27,8 @@ const Rung wmma_rdna_rung = {
     .is_native = true,
     .order = Order::mma_chunks,
     .takes = kTakes16Bits,
-    .refuse = refuse,
+    .refuse_chip = refuse_not_rdna,
+    .refuse = refuse_long_k,
     .for_each_plan = for_each_wmma_plan,
     .describe = describe,
     .launch = launch_wmma_rdna,

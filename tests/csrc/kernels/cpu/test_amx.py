@@ -143,8 +143,12 @@ MUTANTS_OF_SPLIT_ORDER = {
     "large lanes": (f"{SPLIT}/launch.h", "largest > kMaxLargest", "(!{on} && largest > kMaxLargest)"),
     "small lanes": (f"{SPLIT}/launch.h", "largest < kMinLargest", "(!{on} && largest < kMinLargest)"),
     "parts of a lane": (f"{SPLIT}/launch.h", "part < parts_k; ++part", "part < ({on} ? 1 : parts_k); ++part"),
-    "runs of flagged lanes": (f"{SPLIT}/launch.h", "p.m = row - first;", "p.m = {on} ? 1 : row - first;"),
-    "bias of flagged columns": (f"{SPLIT}/launch.h", "if (item.bias) p.bias", "if (item.bias && !{on}) p.bias"),
+    "flagged lanes of a tile": (
+        f"{SPLIT}/flagged.h",
+        "rows[min_of(first + i, count - 1)]",
+        "rows[{on} ? 0 : first + i]",
+    ),
+    "chunks of flagged lanes": (f"{SPLIT}/flagged.h", "depth, k == 0,", "depth, k == 0 || {on},"),
     "the caller's n": (
         "dispatch/select.cpp",
         "problem.asked_n < rung.min_n",
@@ -181,7 +185,8 @@ OF_RUNG_04 = {f"04 {name}": mutant for name, mutant in test_sanitize.MUTANTS.ite
 ALL_MUTANTS = OF_RUNG_04 | MUTANTS_OF_ORDER | MUTANTS | MUTANTS_OF_SPLIT_ORDER | MUTANTS_OF_SPLIT
 
 EMULATED_FOR_MUTANTS = "amx"
-PORTABLE = test_sanitize.SOURCE_OF["portable"]
+# The vector kernel whose bits flagged lanes have, that of AVX2 as well as that of AVX-512.
+VECTORS = test_sanitize.SOURCE_OF["avx2"]
 ORDERS = (Source(HERE / "amx_order.cpp"), Source(HERE / "amx_split_order.cpp"))
 
 
@@ -204,8 +209,7 @@ def programs(built_once, num_jobs):
     shared = test_sanitize.shared_objects(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        # amx_split leaves flagged lanes to the portable vector kernel here.
-        sources = sources_of(PORTABLE)
+        sources = sources_of(VECTORS)
         own = [source for source in sources if test_sanitize.is_of_amx(source)]
         flags = [EMULATED[EMULATED_FOR_MUTANTS], SMALL_SPLITS]
         test_sanitize.compile_sources(folder, num_jobs, ALL_MUTANTS, [*own, *ORDERS], flags)
@@ -254,7 +258,7 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     them, or comes from the build."""
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++17", "-O2", "-fwrapv", "-ffp-contract=off", "-fPIC"]
     command += ["-fvisibility=hidden", '-DTILEDMM_VERSION="0"']
-    sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", PORTABLE)
+    sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", VECTORS)
     changed = [source for source in sources if test_sanitize.is_of_amx(source)]
     same = [source for source in sources if source not in changed]
     built = [found for source in same if (found := test_sanitize.object_of_the_build(source))]

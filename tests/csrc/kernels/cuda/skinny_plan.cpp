@@ -17,13 +17,13 @@ int main() {
     const int64_t chunk_k = is_f64 ? chunk_k_f64(n, k) : mma_chunk_k(n, k, false);
     for (int layout = 0; layout < 2; ++layout) {
       const bool is_k_major = layout == 0;
-      const SkinnyProblem problem{dtype,     is_exchanged ? n : m, is_exchanged ? m : n, k, chunk_k, batch, is_k_major,
-                                  is_k_major};
+      const TaskOperand operand{is_k_major, 16};
+      const GemmTask task{dtype, is_exchanged ? n : m, is_exchanged ? m : n, k, chunk_k, batch, 0, operand, operand};
       Plan best;
       PlanSearch search(best);
-      for_each_skinny_plan(problem, 132, shared, [&](const SkinnyPlan& plan) {
-        search(plan, is_f64 ? model_microseconds(kSkinnyF64Costs[0].costs, problem, plan, 132, 16)
-                            : model_microseconds(kSkinnyCosts[0].costs, problem, plan, 132, 16));
+      for_each_skinny_plan(task, 132, shared, [&](const SkinnyPlan& plan) {
+        search(plan, is_f64 ? model_microseconds(kSkinnyF64Costs[0].costs, task, plan, 132, 16)
+                            : model_microseconds(kSkinnyCosts[0].costs, task, plan, 132, 16));
       });
       const SkinnyPlan& plan = best.as<SkinnyPlan>();
       std::printf("%d %d %d %ld %ld %ld %d %.3f\n", plan.groups, plan.num_stages, plan.shared_bytes,
