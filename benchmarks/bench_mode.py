@@ -216,9 +216,8 @@ def main() -> None:
         else:
             measure = {"generate": measure_generate, "gradients": measure_gradients}[what]
             results[what] = measure(args.device, is_large)
-    print(torch_tiledmm.report())
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=0) + "\n")
+        if args.json:
+            Path(args.json).write_text(json.dumps(results, indent=0) + "\n")
 
 
 if __name__ == "__main__":
