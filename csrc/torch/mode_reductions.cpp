@@ -20,6 +20,7 @@ using at::ScalarType;
 using at::Tensor;
 
 constexpr const char* kKernel = "reduce";
+constexpr const char* kDoesNotVary = "torch's own does not vary";
 constexpr const char* kOtherDtype = "a dtype other than float32, float64, float16 and bfloat16";
 
 // A dimension in memory.
@@ -108,18 +109,20 @@ Tensor variance(const Tensor& x, OptionalIntArrayRef dims, const std::optional<S
 }
 
 // The operand in the dtype in which it is to be summed; undefined, with the reason counted, where torch is to do it.
-Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype) {
-  const char* reason = !dtype_of(x.scalar_type()) || (dtype && !dtype_of(*dtype)) ? kOtherDtype
-                       : x.layout() != at::kStrided                               ? "a layout other than strided"
-                                                                                  : nullptr;
+// Results in 16 bits were not found to vary (benchmarks/what_varies.py), unless they are running sums.
+Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, bool is_running = false) {
+  const ScalarType result = dtype.value_or(x.scalar_type());
+  const char* reason = !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
+                       : x.layout() != at::kStrided                    ? "a layout other than strided"
+                       : !is_running && result != type_of_sums(result) ? kDoesNotVary
+                                                                       : nullptr;
   if (reason) {
     own.left.count(reason);
     return {};
   }
   own.served.count(kKernel);
   // 16 bits are summed in 32, also where that is the result's dtype.
-  const bool is_converted = dtype && type_of_sums(*dtype) != type_of_sums(x.scalar_type());
-  return is_converted ? x.to(*dtype) : x;
+  return type_of_sums(result) != type_of_sums(x.scalar_type()) ? x.to(result) : x;
 }
 
 void write(const Tensor& result, Tensor& out) {
@@ -254,13 +257,13 @@ Tensor running(const Tensor& given, int64_t dim, ScalarType dtype) {
 }
 Kernel cumsum(Override& own) {
   return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype) {
-    const Tensor x = accepted(own, self, dtype);
+    const Tensor x = accepted(own, self, dtype, true);
     return x.defined() ? running(x, dim, dtype.value_or(self.scalar_type())) : own.call_original(self, dim, dtype);
   });
 }
 Kernel cumsum_out(Override& own) {
   return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype, Tensor& out) -> Tensor& {
-    const Tensor x = accepted(own, self, out.scalar_type());
+    const Tensor x = accepted(own, self, out.scalar_type(), true);
     if (x.defined()) {
       write(running(x, dim, out.scalar_type()), out);
     } else {
@@ -271,7 +274,7 @@ Kernel cumsum_out(Override& own) {
 }
 Kernel cumsum_in_place(Override& own) {
   return Kernel([&own](Tensor& self, int64_t dim, std::optional<ScalarType> dtype) -> Tensor& {
-    const Tensor x = accepted(own, self, std::nullopt);
+    const Tensor x = accepted(own, self, std::nullopt, true);
     if (x.defined()) {
       self.copy_(running(x, dim, dtype.value_or(self.scalar_type())));
     } else {
