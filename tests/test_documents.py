@@ -35,7 +35,7 @@ CHEAP = (
 EXPENSIVE = (
     r"make [a-z-]+",
     r"pip install --no-build-isolation \.",  # tests/test_install.py installs
-    r"python -m torch_tiledmm (bench|ladder)( .*)?",
+    r"python -m torch_tiledmm (bench|ladder|run)( .*)?",
     r"python (benchmarks|examples)/\w+\.py( .*)?",
 )
 

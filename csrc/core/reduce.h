@@ -1,6 +1,6 @@
 // Sums along one dimension of a tensor, as plain data.
 //
-//   y[o] = (sum over i < k of term(x[o][i] - shift[o])) / divisor           o < outer * inner
+//   y[o] = (sum over i < k of term(x[o][i] - shift[o])) / divisor           o < outer * inner; its root: takes_root
 //   y[o][i] = x[o][0] + ... + x[o][i]                                         is_running
 //
 // The order of summation is a function of k alone: a row's bits depend neither on the number of rows nor on strides.
@@ -23,6 +23,7 @@ struct ReduceProblem {
   int64_t stride_outer, stride_inner, stride_k;  // elements
   const void* shift;                             // outer * inner numbers of the sums' type; null: none
   double divisor;
+  bool takes_root;
   void* y;  // is_running: strides of its own; else contiguous
   int64_t y_stride_outer, y_stride_inner, y_stride_k;
 };

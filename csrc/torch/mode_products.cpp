@@ -1,6 +1,5 @@
 // The mode's products: aten's operators as GemmProblems of the operands' own strides.
 #include <ATen/native/Resize.h>
-#include <ATen/ops/gelu.h>
 
 #include "torch/cpu_executor.h"
 #include "torch/mode.h"

@@ -2,7 +2,6 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sqrt.h>
 
 #include <cmath>
 
@@ -94,16 +93,19 @@ struct Reduced {
 
 ScalarType type_of_sums(ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-// What sums the squares of differences from the mean, over their number less a correction; the mean itself.
-Tensor variance(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
-                Tensor& mean) {
+// The mean, in the dtype of sums; the sum of squared differences from it over their number less a correction, or its
+// root.
+template <bool IS_ROOT>
+Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
+              Tensor& mean) {
   Reduced reduced(x, dims);
   reduced.problem.divisor = double(reduced.problem.k);
-  mean = reduced.compute(type_of_sums(x.scalar_type()), true);
+  mean = reduced.compute(x.scalar_type(), true);
   reduced.problem.shift = mean.const_data_ptr();
   reduced.problem.term = Term::square;
   reduced.problem.divisor = std::max(0.0, double(reduced.problem.k) - (correction ? correction->toDouble() : 1));
-  const Tensor result = reduced.compute(type_of_sums(x.scalar_type()), keepdim);
+  reduced.problem.takes_root = IS_ROOT;
+  const Tensor result = reduced.compute(x.scalar_type(), keepdim);
   if (!keepdim) mean = mean.view(reduced.kept_shape);
   return result;
 }
@@ -161,12 +163,6 @@ Kernel sum_out(Override& own) {
 }
 
 template <bool IS_ROOT>
-Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
-              Tensor& mean) {
-  const Tensor result = variance(x, dims, correction, keepdim, mean);
-  return (IS_ROOT ? result.sqrt() : result).to(x.scalar_type());
-}
-template <bool IS_ROOT>
 Kernel var(Override& own) {
   return Kernel(
       [&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim) {
@@ -203,7 +199,7 @@ Kernel var_mean(Override& own) {
     }
     Tensor mean;
     const Tensor result = spread<IS_ROOT>(x, dims, correction, keepdim, mean);
-    return {result, mean.to(x.scalar_type())};
+    return {result, mean};
   });
 }
 
@@ -211,8 +207,8 @@ Kernel var_mean(Override& own) {
 Tensor norm_of(const Tensor& x, double order, ScalarType dtype, OptionalIntArrayRef dims, bool keepdim) {
   Reduced reduced(x, dims);
   reduced.problem.term = order == 2 ? Term::square : Term::magnitude;
-  const Tensor result = reduced.compute(type_of_sums(dtype), keepdim);
-  return (order == 2 ? result.sqrt() : result).to(dtype);
+  reduced.problem.takes_root = order == 2;
+  return reduced.compute(dtype, keepdim);
 }
 bool is_served_norm(Override& own, const Scalar& order) {
   const bool result = !order.isComplex() && (order.toDouble() == 1 || order.toDouble() == 2);

@@ -1,3 +1,4 @@
+// The call of the kernel library: what it borrows of torch on a CPU and on a GPU, and what its answers mean.
 #include "torch/product.h"
 
 #include <ATen/Context.h>

@@ -29,20 +29,21 @@ class ReduceProblem(ctypes.Structure):  # csrc/core/reduce.h
         *[(name, ctypes.c_int64) for name in ("stride_outer", "stride_inner", "stride_k")],
         ("shift", ctypes.c_void_p),
         ("divisor", ctypes.c_double),
+        ("takes_root", ctypes.c_bool),
         ("y", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("y_stride_outer", "y_stride_inner", "y_stride_k")],
     ]
 
 
 def reduce(
-    x: Tensor, *, term="value", shift=None, divisor=1.0, dtype=None, running=False, warp_size=32, seed=3
+    x: Tensor, *, term="value", shift=None, divisor=1.0, dtype=None, running=False, root=False, warp_size=32, seed=3
 ) -> Tensor:
     """Over the last dimension of (outer, inner, k), of any strides."""
     outer, inner, k = x.shape
     y = torch.full(x.shape if running else (outer, inner), torch.nan, dtype=dtype or x.dtype)
     problem = ReduceProblem(
         *(DTYPES.index(x.dtype), DTYPES.index(y.dtype), running, TERMS.index(term), outer, inner, k),
-        *(x.data_ptr(), *x.stride(), None if shift is None else shift.data_ptr(), divisor, y.data_ptr()),
+        *(x.data_ptr(), *x.stride(), None if shift is None else shift.data_ptr(), divisor, root, y.data_ptr()),
         *(y.stride() if running else (0, 0, 0)),
     )
     reason = ctypes.create_string_buffer(256)
@@ -97,6 +98,12 @@ def test_few_long_rows():
     x = torch.randn(1, 2, 1_050_000)
     y = reduce(x, divisor=2.0)
     expect(y, x.double().sum(-1) / 2, x.abs().double().sum(-1), x.shape[-1])
+
+
+def test_a_root_is_taken_last():
+    x = torch.randn(2, 3, 2000)
+    exact = reduce(x, term="square", divisor=7.0).double().sqrt().float()  # torch's own root in fp32 is not exact
+    assert torch.equal(reduce(x, term="square", divisor=7.0, root=True), exact)
 
 
 def test_of_nothing():

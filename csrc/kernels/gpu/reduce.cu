@@ -21,6 +21,14 @@ struct Piece {
   alignas(kCount * sizeof(T)) T values[kCount];
 };
 
+#if defined(TILEDMM_HIP_STANDALONE)
+TILEDMM_DEVICE float root(float x) { return __builtin_sqrtf(x); }
+TILEDMM_DEVICE double root(double x) { return __builtin_sqrt(x); }
+#else
+TILEDMM_DEVICE float root(float x) { return sqrtf(x); }
+TILEDMM_DEVICE double root(double x) { return sqrt(x); }
+#endif
+
 template <class A>
 TILEDMM_DEVICE A term_of(const ReduceProblem& p, A x, A shift) {
   x -= shift;
@@ -90,7 +98,7 @@ TILEDMM_DEVICE void store_sum(const ReduceProblem& p, A* chunk_sums, int64_t num
     store_global(chunk_sums + o * num_chunks + chunk, sum);
     return;
   }
-  const A result = sum / A(p.divisor);
+  const A quotient = sum / A(p.divisor), result = p.takes_root ? root(quotient) : quotient;
   if (p.dtype_y == DType::f32) {
     store_global(static_cast<float*>(p.y) + o, float(result));
   } else if (p.dtype_y == DType::f64) {
