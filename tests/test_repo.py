@@ -85,7 +85,6 @@ MOST_LINES = 80
 LONG_LOOPS = {f"kernels/cuda/{name}" for name in ("mma_async/kernel.h", "wgmma_split/few_rows.h")}
 LONG_LOOPS |= {f"kernels/cuda/simt_pipelined/{name}" for name in ("kernel.h", "few_rows.h")}
 LONG_LOOPS |= {"kernels/hip/few_rows/kernel.h", "kernels/hip/mfma/kernel.h"}
-LONG_LOOPS |= {"kernels/cpu/register_tiled/launch.h", "kernels/cpu/register_tiled/plan.h"}  # not loops: to be split
 
 
 def lengths_of_functions(code: str) -> list[int]:

@@ -39,16 +39,27 @@ inline int64_t num_items(const FoldedProblem& problem, BatchStride stride) {
 constexpr bool is_k_major(int64_t stride_row, int64_t stride_k) { return stride_k == 1 || stride_row != 1; }
 constexpr bool is_k_major(const OperandView& view) { return is_k_major(view.stride_row, view.stride_k); }
 
-// Whether all of an operand can be read 16 bytes at a time: every row of every item begins at a multiple of 16 bytes.
+// An operand as plans see it.
+struct TaskOperand {
+  bool is_k_major;
+  int alignment;            // bytes: every row of every item begins at a multiple of so many, as far as a kernel cares
+  bool is_readable = true;  // as it lies; else it is copied first
+};
+
+// As it lies, aligned to 16 bytes at most; to 8 where no stride is 1, since no rows are copied then.
+inline TaskOperand operand_of(const OperandView& view, const FoldedProblem& problem) {
+  const bool along_k = is_k_major(view), has_rows = view.stride_k == 1 || view.stride_row == 1;
+  const int64_t size = size_of(problem.gemm.dtype_a);
+  auto bits = int64_t(reinterpret_cast<uintptr_t>(view.data)) | size * (along_k ? view.stride_row : view.stride_k);
+  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= size * problem.batch_dims[d].*view.batch_stride;
+  bits |= has_rows ? 16 : 8;
+  return {along_k, int(bits & -bits)};
+}
+
+// Whether all of an operand can be copied 16 bytes at a time.
+constexpr bool is_aligned(const TaskOperand& operand) { return operand.alignment >= 16; }
 inline bool is_aligned(const OperandView& view, const FoldedProblem& problem) {
-  const int64_t elements = 16 / size_of(problem.gemm.dtype_a);
-  const int64_t unit_stride = is_k_major(view) ? view.stride_k : view.stride_row;
-  const int64_t row_stride = is_k_major(view) ? view.stride_row : view.stride_k;
-  bool result = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && unit_stride == 1 && row_stride % elements == 0;
-  for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
-    result = result && problem.batch_dims[d].*view.batch_stride % elements == 0;
-  }
-  return result;
+  return is_aligned(operand_of(view, problem));
 }
 
 // Bytes of an operand that can be copied at a time, in every row of every item: 16, 8 or 4; 2 where elements have to be

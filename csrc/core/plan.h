@@ -5,6 +5,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/executor.h"
+#include "core/problem.h"
+
 namespace tiledmm {
 
 // One way of a kernel to compute a problem on a chip: its predicted time, and the tile numbers that its launcher takes.
@@ -70,5 +73,7 @@ struct NoConfig {};
 
 // Launchers are declared with this: one that is not linked is null.
 #define TILEDMM_IF_LINKED __attribute__((weak))
+// They compute a problem that is not empty.
+using Launcher = Status(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
 
 }  // namespace tiledmm

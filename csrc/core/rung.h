@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/chip.h"
-#include "core/executor.h"
 #include "core/plan.h"
 #include "core/problem.h"
 
@@ -86,7 +85,7 @@ struct Rung {
   bool is_gpu = false;
   bool is_native = false;  // one of those that `native` admits
   Order order;
-  Takes takes;
+  Takes takes = {};
   // Why it serves nothing on a chip, and why it cannot serve a problem that it takes on a chip that it is for; null if
   // it can. Without such a function there is no reason against any. Others ask refusal().
   const char* (*refuse_chip)(const Chip& chip) = nullptr;
@@ -95,8 +94,7 @@ struct Rung {
   // least the one to take. One where there is nothing to choose.
   void (*for_each_plan)(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit);
   void (*describe)(const FoldedProblem& problem, const Chip& chip, const Plan& plan, Fields& fields);
-  // Computes a problem that is not empty. Null: not compiled.
-  Status (*launch)(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+  Launcher* launch;  // null: not compiled
   // One of those that `split` admits, fp32 by products in 16 bits: neither `auto` nor `native` does.
   bool is_split = false;
   // Products with less of k, or fewer of the caller's columns, such a kernel leaves to the chip's native ones.

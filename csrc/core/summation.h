@@ -14,6 +14,10 @@ namespace tiledmm {
 // Chunks are multiples of this, so that each ends with a stage of every kernel; in fp64 of its own unit.
 inline constexpr int64_t kChunkUnit = 256;
 
+// The sums of chunks that are computed side by side wait in memory, and take so much of it at most. Beyond, the tiles
+// that sum one chunk after the other are left.
+inline constexpr int64_t kMaxPartialBytes = 256 << 20;
+
 // Chunks of multiply-adds in fp32. They cost little for any n, since the tiles hold few sums: 256 elements where n and
 // k are small, else 512, and 1024 from k = 2^15 on.
 constexpr int64_t simt_chunk_k(int64_t n, int64_t k) {

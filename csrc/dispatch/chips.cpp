@@ -1,7 +1,6 @@
 // The rows of the chips, and this machine's CPU.
 #include "dispatch/chips.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <iterator>
 #include <thread>

@@ -29,4 +29,5 @@ class Executor(ctypes.Structure):  # csrc/core/executor.h
         ("parallel_for", ctypes.c_void_p),
         ("allocate", Allocate),
         ("release", Release),
+        ("launched", ctypes.c_void_p),
     ]

@@ -5,8 +5,7 @@
 
 namespace tiledmm::cpu {
 
-TILEDMM_IF_LINKED Status launch_naive(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_block_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_naive, launch_block_tiled;
 
 namespace {
 

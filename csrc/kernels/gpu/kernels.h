@@ -2,9 +2,7 @@
 // problems a rung serves, and plans.
 #pragma once
 
-#include "core/executor.h"
 #include "core/plan.h"
-#include "core/problem.h"
 
 namespace tiledmm::gpu {
 
@@ -26,17 +24,7 @@ constexpr LadderPlan mma_tile(bool is_large, bool is_amd) {
   return {128, is_amd ? 128 : 256, true};
 }
 
-TILEDMM_IF_LINKED Status launch_naive(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_block_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_row_register_tiled(const FoldedProblem& problem, const Plan& plan,
-                                                   const Executor& executor);
-TILEDMM_IF_LINKED Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan,
-                                               const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_double_buffered(const FoldedProblem& problem, const Plan& plan,
-                                                    const Executor& executor);
-TILEDMM_IF_LINKED Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan,
-                                                  const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_naive, launch_block_tiled, launch_row_register_tiled, launch_register_tiled,
+    launch_mma, launch_mma_cached, launch_mma_double_buffered, launch_mma_output_cached;
 
 }  // namespace tiledmm::gpu

@@ -71,8 +71,7 @@ void describe(const FoldedProblem&, const Chip&, const Plan& plan, Fields& field
 }
 
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>
-constexpr Rung rung(const char* name, const char* description, bool is_native,
-                    Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
+constexpr Rung rung(const char* name, const char* description, bool is_native, Launcher* launch) {
   return {.name = name,
           .description = description,
           .number = NUMBER,

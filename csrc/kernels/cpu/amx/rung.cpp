@@ -6,7 +6,7 @@
 
 namespace tiledmm::cpu {
 
-TILEDMM_IF_LINKED Status launch_amx(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_amx;
 
 namespace {
 

@@ -60,8 +60,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 }
 
 template <Isa ISA>
-constexpr Rung rung(const char* name, const char* description, Order order,
-                    Status (*launch)(const FoldedProblem&, const Plan&, const Executor&)) {
+constexpr Rung rung(const char* name, const char* description, Order order, Launcher* launch) {
   return {.name = name,
           .description = description,
           .number = 4,

@@ -3,16 +3,13 @@
 #pragma once
 
 #include "core/elementwise.h"
-#include "core/executor.h"
 #include "core/plan.h"
-#include "core/problem.h"
 
 namespace tiledmm::cpu {
 
-#define TILEDMM_REGISTER_TILED(ISA)                                                                    \
-  TILEDMM_IF_LINKED Status launch_register_tiled_##ISA(const FoldedProblem& problem, const Plan& plan, \
-                                                       const Executor& executor);                      \
-  TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor);                      \
+#define TILEDMM_REGISTER_TILED(ISA)                                               \
+  TILEDMM_IF_LINKED Launcher launch_register_tiled_##ISA;                         \
+  TILEDMM_IF_LINKED double fma_peak_##ISA(DType dtype, const Executor& executor); \
   TILEDMM_IF_LINKED void elementwise_##ISA(const ElementwiseProblem& problem, const Executor& executor);
 TILEDMM_REGISTER_TILED(portable)
 TILEDMM_REGISTER_TILED(neon)

@@ -6,7 +6,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_wgmma_single(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_wgmma_single;
 
 namespace {
 
@@ -51,7 +51,6 @@ const Rung wgmma_single_rung = {
     .description = "Hopper: the copy engine fills a ring, warpgroup matrix instructions read it",
     .number = 9,
     .is_gpu = true,
-    .is_native = false,
     .order = Order::mma_chain,
     .takes = kTakes16Bits,
     .refuse_chip = refuse_not_hopper,

@@ -6,6 +6,7 @@
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
+#include "core/summation.h"
 #include "core/task.h"
 #include "core/transposed.h"
 #include "kernels/cuda/mma_async/costs.h"
@@ -75,9 +76,6 @@ struct MmaAsyncChoice {
   int64_t num_splits;
   int64_t group_m = 0;  // rows of tiles that are computed together
 };
-
-// Sums of chunks wait in memory up to so many bytes; beyond, the shapes that sum one chunk after the other are left.
-inline constexpr int64_t kMaxPartialBytes = 256 << 20;
 
 // How the operands lie. Rows along k may begin within a sector of 32 bytes, of which each copy of a row then takes one
 // more, and mostly a line more, too.

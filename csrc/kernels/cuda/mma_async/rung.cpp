@@ -7,15 +7,11 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_mma_async(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_mma_async;
 
 namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_tf32(problem.gemm, chip); }
-
-void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  for_each_mma_async_plan(problem, chip, visit);
-}
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
@@ -43,10 +39,9 @@ const Rung mma_async_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
-    .takes = {},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
-    .for_each_plan = for_each_plan,
+    .for_each_plan = for_each_mma_async_plan,
     .describe = describe,
     .launch = launch_mma_async,
 };

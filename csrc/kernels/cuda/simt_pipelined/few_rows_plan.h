@@ -6,6 +6,7 @@
 
 #include "core/chip.h"
 #include "core/math.h"
+#include "core/summation.h"
 #include "core/task.h"
 #include "kernels/cuda/simt_pipelined/costs.h"
 
@@ -84,12 +85,11 @@ constexpr FewRowsPlan plan_split_few_rows(const GemmTask& task, const Chip& chip
 // Calls visit(plan) for both, if they can be carried out.
 template <class Visit>
 void for_each_few_rows_plan(const GemmTask& task, const Chip& chip, const Visit& visit) {
-  constexpr double kMaxSums = 1 << 28;  // bytes
   if (task.m > kMaxFewRows) return;
   visit(plan_few_rows(task, chip));
   const double num_chunks = double(ceil_div(task.k, max_of(task.chunk_k, 1)));
   const double sums = num_chunks * double(task.m) * double(task.n) * double(task.batch);
-  if (task.chunk_k < task.k && 4 * sums <= kMaxSums) visit(plan_split_few_rows(task, chip));
+  if (task.chunk_k < task.k && 4 * sums <= double(kMaxPartialBytes)) visit(plan_split_few_rows(task, chip));
 }
 
 // Microseconds by a simple model.

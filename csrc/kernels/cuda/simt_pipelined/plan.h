@@ -160,7 +160,6 @@ inline double simt_microseconds(const AllSimtCosts& costs, const GemmTask& asked
 
 inline void for_each_simt_plan(const AllSimtCosts& costs, const FoldedProblem& problem, const Chip& chip,
                                PlanSearch& visit) {
-  constexpr double kMaxWorkspace = 1 << 28;
   constexpr double kMinPackedFlops = 1e8;  // below, copies cost more than they save, and so does thinking of them
   const GemmTask task =
       task_of(problem, operand_of(view_a(problem.gemm), problem), operand_of(view_b(problem.gemm), problem));
@@ -180,7 +179,7 @@ inline void for_each_simt_plan(const AllSimtCosts& costs, const FoldedProblem& p
         if (way == 2 && (task.batch > 1 || full_waves == 0 || full_waves == tiles)) continue;
         const int64_t num_whole = way == 0 ? tiles : way == 1 ? 0 : full_waves;
         const double partial = double(tiles - num_whole) * double(num_chunks * kSimtShapes[shape].area());
-        if (4 * partial * double(task.batch) > kMaxWorkspace) continue;
+        if (4 * partial * double(task.batch) > double(kMaxPartialBytes)) continue;
         for (int packs = 0; packs < (may_pack && kSimtShapes[shape].k_step == 1 ? 4 : 1); ++packs) {
           const bool packs_a = packs & 1, packs_b = packs & 2;
           if (packs_a && !oriented.a.is_k_major && is_aligned(oriented.a)) continue;

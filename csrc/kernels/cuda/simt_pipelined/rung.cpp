@@ -6,8 +6,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_simt_pipelined(const FoldedProblem& problem, const Plan& plan,
-                                               const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_simt_pipelined;
 
 namespace {
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
@@ -52,13 +51,10 @@ constexpr bool sums_chunks(const TileShape& shape, bool sums_rows = false) {
   return shape.block_n <= (shape.block_m < 192 ? 192 : sums_rows ? 96 : 128);
 }
 
-// The chunks' sums take so much memory at most.
-inline constexpr int64_t kWgmmaMaxPartialBytes = 256 << 20;
-
 // Whether chunks may be computed side by side: their sums fit.
 constexpr bool may_split_chunks(int64_t m, int64_t n, int64_t k, int64_t chunk_k, int64_t batch) {
   const double sums = double(ceil_div(k, chunk_k)) * double(batch) * double(m) * double(n);
-  return chunk_k < k && 4 * sums <= double(kWgmmaMaxPartialBytes);
+  return chunk_k < k && 4 * sums <= double(kMaxPartialBytes);
 }
 
 // Whether there is a kernel of this tile for a B in this layout. Along n, tiles consist of boxes of 64 columns and of

@@ -25,9 +25,6 @@ struct FewPlan {
   int64_t chunk_k, num_splits, tiles;
 };
 
-// The chunks' sums take so much memory at most.
-inline constexpr double kMaxFewPartialBytes = 256 << 20;
-
 // The caller's problem on a chip; chunk_k is that of the chip's order of summation.
 inline FewPlan plan_few_rows(const FoldedProblem& problem, const Chip& chip, int64_t chunk_k) {
   const GemmProblem& p = problem.gemm;

@@ -8,7 +8,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_few_rows(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_few_rows;
 
 namespace {
 
@@ -35,7 +35,7 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   }
   if (min_of(problem.gemm.m, problem.gemm.n) > kMostFewRows) return "it serves up to 16 rows or columns";
   const FewPlan plan = plan_on(chip, problem);
-  return few_partial_bytes(problem, plan) > kMaxFewPartialBytes ? "its chunks' sums would take 256 MB" : nullptr;
+  return few_partial_bytes(problem, plan) > double(kMaxPartialBytes) ? "its chunks' sums would take 256 MB" : nullptr;
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
@@ -58,7 +58,6 @@ constexpr Rung entry(const char* name, const char* description) {
           .is_gpu = true,
           .is_native = true,
           .order = ORDER,
-          .takes = {},
           .refuse_chip = ORDER == Order::mfma_chunks ? refuse_not_cdna : refuse_not_rdna,
           .refuse = refuse<ORDER>,
           .for_each_plan = for_each_plan,

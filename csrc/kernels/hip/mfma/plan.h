@@ -38,9 +38,6 @@ inline int64_t mfma_chunk_k(const FoldedProblem& problem) {
   return mma_chunk_k(problem.asked_n, problem.gemm.k, false);
 }
 
-// Sums of chunks wait in memory up to so many bytes; beyond, the tiles that sum one chunk after the other are left.
-inline constexpr int64_t kMaxMfmaPartialBytes = 256 << 20;
-
 // How the whole k tiles of an operand are copied. Odd rows: of 16-bit elements, some of which begin in the middle of a
 // word of two; what is copied then overhangs a packet.
 enum class MfmaCopies : int32_t { wide, of_odd_rows, by_element };
@@ -73,7 +70,7 @@ struct MfmaPlan {
   bool leaves_last;             // the last k tile is copied element by element
 };
 
-// The predicted time in microseconds: CUs take blocks_per_cu blocks at a time, in rounds; memory is busy beside them.
+// The predicted time in microseconds: of blocks in rounds, and of memory beside them.
 inline double mfma_us(const MfmaPlan& plan, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   constexpr MfmaCosts costs = kMfmaCosts;
@@ -81,16 +78,13 @@ inline double mfma_us(const MfmaPlan& plan, const FoldedProblem& problem, const 
   const int64_t splits = plan.num_splits;
   const bool is_16_bit = size_of(p.dtype_a) == 2;
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size * splits;
-  const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
-  const int64_t left = ceil_div(blocks - rounds * at_once, chip.num_cus);  // of a CU in the last round
   const double busy = (is_16_bit ? costs.busy_16 : costs.busy)[plan.shape];
   const double alone = (is_16_bit ? costs.alone_16 : costs.alone)[plan.shape];
   const double steps = double(ceil_div(ceil_div(p.k, splits), mfma_block_k(p.dtype_a)));
   const double rate = chip.mma_tflops[int(p.dtype_a)] * 1e6 / chip.num_cus;
   const double block_us = 2.0 * shape.block * shape.block * mfma_block_k(p.dtype_a) * steps / rate;
-  double multiply = double(rounds * shape.blocks_per_cu) * block_us / busy;
-  if (left > 0) multiply += block_us * (double(left) / busy > 1 / alone ? double(left) / busy : 1 / alone);
-  multiply *= costs.copies[int(plan.copies)];
+  const double multiply =
+      rounds_us(blocks, shape.blocks_per_cu, block_us, busy, alone, chip) * costs.copies[int(plan.copies)];
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double per_us = chip.tbytes_per_second * 1e6 * costs.bandwidth;
   const double move = batch * (m * k + k * n + m * n) * double(size_of(p.dtype_a)) / per_us;
@@ -110,7 +104,7 @@ inline void for_each_mfma_plan(const FoldedProblem& problem, const Chip& chip, P
   const int64_t chunks = max_of(1, ceil_div(p.k, plan.chunk_k));
   const double partial_bytes =
       double(chunks) * double(p.m) * double(p.n) * double(problem.batch_size) * (p.dtype_a == DType::f64 ? 8 : 4);
-  const bool do_partials_fit = partial_bytes <= double(kMaxMfmaPartialBytes);
+  const bool do_partials_fit = partial_bytes <= double(kMaxPartialBytes);
   for (int shape = 0; shape < kNumMfmaShapes; ++shape) {
     if (!has_mfma_shape(p.dtype_a, shape)) continue;
     if (plan.copies == MfmaCopies::of_odd_rows && !copies_odd_rows(p.dtype_a, shape)) continue;

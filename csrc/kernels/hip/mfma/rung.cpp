@@ -6,7 +6,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_mfma(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_mfma;
 
 namespace {
 
@@ -27,7 +27,6 @@ const Rung mfma_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mfma_chunks,
-    .takes = {},
     .refuse_chip = refuse_not_cdna,
     .refuse = refuse_mfma,
     .for_each_plan = for_each_mfma_plan,

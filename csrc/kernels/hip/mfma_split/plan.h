@@ -23,18 +23,15 @@ struct MfmaSplitPlan {
   SplitLayout a, b;
 };
 
-// The predicted time of the tiles: CUs take blocks_per_cu blocks at a time, in rounds; each multiplies three times.
+// The predicted time of the tiles, of which each multiplies three times.
 inline double mfma_split_tiles_us(int shape_idx, const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
   const MfmaSplitShape& shape = kMfmaSplitShapes[shape_idx];
-  const double busy = kMfmaSplitCosts.busy[shape_idx], alone = kMfmaSplitCosts.alone[shape_idx];
   const int64_t blocks = ceil_div(p.m, shape.block) * ceil_div(p.n, shape.block) * problem.batch_size;
-  const int64_t at_once = int64_t(chip.num_cus) * shape.blocks_per_cu, rounds = blocks / at_once;
-  const auto left = double(ceil_div(blocks - rounds * at_once, chip.num_cus));  // of a CU in the last round
   const double rate = chip.mma_tflops[int(DType::f16)] * 1e6 / chip.num_cus;
   const double block_us = 3 * 2.0 * shape.block * shape.block * double(round_up(p.k, kSplitBlockK)) / rate;
-  const double last = left / busy > 1 / alone ? left / busy : 1 / alone;
-  return block_us * (double(rounds * shape.blocks_per_cu) / busy + (left > 0 ? last : 0));
+  return rounds_us(blocks, shape.blocks_per_cu, block_us, kMfmaSplitCosts.busy[shape_idx],
+                   kMfmaSplitCosts.alone[shape_idx], chip);
 }
 
 // The microseconds of a whole call, of so many rounds of groups: the split reads fp32 and writes as many bytes, which

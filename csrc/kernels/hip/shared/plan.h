@@ -1,6 +1,8 @@
 // What the plans and launchers of AMD's kernels share, as plain data and pure functions.
 #pragma once
 
+#include "core/chip.h"
+#include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
 
@@ -11,6 +13,17 @@ namespace tiledmm {
 // Microseconds of two things at once: the longer one's, and a little of the other's, so that where memory decides, the
 // tile is chosen that multiplies less that is empty.
 inline double overlapped_us(double one, double other) { return one > other ? one + 0.01 * other : other + 0.01 * one; }
+
+// ---- The time of CDNA's tiles
+
+// Microseconds of blocks that take `block_us` each at a CU's peak. CUs take `most` blocks at a time, in rounds, and
+// reach the share `busy` of their peak then, and with a single block the share `alone`.
+inline double rounds_us(int64_t blocks, int64_t most, double block_us, double busy, double alone, const Chip& chip) {
+  const int64_t rounds = blocks / (chip.num_cus * most);
+  const auto left = double(ceil_div(blocks - rounds * chip.num_cus * most, chip.num_cus));  // of a CU in the last round
+  const double last = left / busy > 1 / alone ? left / busy : 1 / alone;
+  return block_us * (double(rounds * most) / busy + (left > 0 ? last : 0));
+}
 
 // ---- Operands that are loaded several words at a time through a Buffer
 

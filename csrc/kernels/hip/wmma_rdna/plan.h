@@ -10,6 +10,7 @@
 #include "core/operand.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "core/summation.h"
 #include "kernels/hip/shared/plan.h"
 #include "kernels/hip/wmma_rdna/costs.h"
 
@@ -31,9 +32,6 @@ struct WmmaPlan {
   int shape;
   int64_t num_splits;  // blocks that share out the k of a tile, each a chunk
 };
-
-// The chunks' sums take so much memory at most.
-inline constexpr int64_t kMaxWmmaPartialBytes = 256 << 20;
 
 // Microseconds by a simple model: the fullest work group processor (two CUs, four SIMDs, so one warp of a block each)
 // decides, beside memory, the second-level cache, and what a k tile takes at least.
@@ -70,7 +68,7 @@ inline void for_each_wmma_plan(const FoldedProblem& problem, const Chip& chip, P
   for (int shape = 0; shape < kNumWmmaShapes; ++shape) {
     if (!is_whole && !kWmmaShapes[shape].gathers) continue;
     for (const int64_t splits : {int64_t(1), chunks}) {
-      if (splits == 1 ? chunks > 1 && !kWmmaShapes[shape].sums_chunks : partial_bytes > double(kMaxWmmaPartialBytes)) {
+      if (splits == 1 ? chunks > 1 && !kWmmaShapes[shape].sums_chunks : partial_bytes > double(kMaxPartialBytes)) {
         continue;
       }
       const WmmaPlan plan{is_whole, shape, splits};

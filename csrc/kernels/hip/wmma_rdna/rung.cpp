@@ -6,7 +6,7 @@
 
 namespace tiledmm::gpu {
 
-TILEDMM_IF_LINKED Status launch_wmma_rdna(const FoldedProblem& problem, const Plan& plan, const Executor& executor);
+TILEDMM_IF_LINKED Launcher launch_wmma_rdna;
 
 namespace {
 
