@@ -1,8 +1,8 @@
 """Sums along a dimension: the GPU's kernel, run by the host executor, against float64, and its order.
 
-Planted bugs that these tests caught: a barrier left out in each kernel, one at a time; elements beyond k in a chain;
-a shift that is not subtracted, or from the padding, too; sums of chunks that another row reads; a divisor applied to
-every chunk; a running sum without what is before its part.
+Planted bugs that these tests caught: each barrier left out, one at a time; elements beyond k in a chain; a shift that
+is not subtracted; sums of chunks that another row reads; a divisor that the last sums do not have; a running sum
+without what is before its part; a root that is not taken.
 """
 
 import ctypes

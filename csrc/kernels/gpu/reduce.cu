@@ -295,7 +295,6 @@ chain_parts(A* part_sums, int64_t num_parts) {
     block_barrier();
     for (int i = thread_idx(); i < count; i += kReduceThreads)
       store_global(own + begin + i, load_shared(shared.sums + i));
-    block_barrier();
   }
 }
 
