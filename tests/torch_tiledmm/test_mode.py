@@ -365,6 +365,9 @@ def test_nothing_stays_behind():
     before = a @ b, F.silu(x)
     tables = decomposition.decompositions, decomposition.fast_random_decomps()
     sizes = [len(table) for table in tables]
+    assert config.shape_padding and all(torch.ops.aten.mm.default in table for table in tables), (
+        "an earlier test's mode"
+    )
     flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled(), config.shape_padding
     with contextlib.suppress(ZeroDivisionError), torch_tiledmm.enabled("naive"):
         assert not torch.backends.cuda.flash_sdp_enabled() and not config.shape_padding
