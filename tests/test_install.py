@@ -58,11 +58,12 @@ def test_wheel_installs_and_computes(tree, tmp_path):
     wrapper, made = tmp_path / "g++", ROOT / "build" / "objects"
     wrapper.write_text(
         f"""#!/bin/sh
-        case "$*" in *" -c {tree}/"*) ;; *) exec g++ "$@" ;; esac
         for word; do
-            case "$before" in -c) source=$word ;; -o) target=$word ;; -MF) depends=$word ;; esac
+            case "$before" in -o) target=$word ;; -MF) depends=$word ;; esac
+            case "$word" in {tree}/csrc/*.cpp) source=$word ;; esac
             before=$word
         done
+        [ "$source" ] || exec g++ "$@"
         object={made}${{target#{tree}/build/objects}}
         [ "$object" -nt "{ROOT}${{source#{tree}}}" ] || exec g++ "$@"
         cp "$object" "$target" && echo "$target: $source" >"$depends"

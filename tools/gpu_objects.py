@@ -110,6 +110,19 @@ def hip_sources() -> list[Source]:
     return sources_of(CSRC.glob("kernels/hip/*/*.cu"))
 
 
+def is_gpu_entry(source: Source) -> bool:
+    """Whether the source is an entry of GPU kernels."""
+    return source.name in ("rung.cpp", "rungs.cpp") and not source.path.is_relative_to(CSRC / "kernels/cpu")
+
+
+def object_of_the_build(source: Source) -> Path | None:
+    """The object that setup.py's build has left in this checkout of a source of the kernels' library, if it is up to
+    date. None for the interface, which says what was built."""
+    found = CSRC.parent / "build/objects/kernels" / source.object_name
+    is_same = not source.path.is_relative_to(CSRC / "api")
+    return found if is_same and is_newer(found, found.with_suffix(".d")) else None
+
+
 def host_sources(warp_size: int) -> list[Source]:
     """What the host executor runs at this warp size, the entries of all GPU kernels, and the executor itself."""
     others = (CSRC / "api", CSRC / "kernels/cpu")
@@ -287,14 +300,16 @@ def host_library(warp_size: int) -> Path:
     kernels = [source for source in host_sources(warp_size) if source.path.suffix == ".cu"]
     *entries, executor = [source for source in host_sources(warp_size) if source.path.suffix == ".cpp"]
     groups = [Sources(kernels, command, folder), Sources([executor], [*command, "-O2"], folder)]
-    # Entries do not know the warp size.
+    # Entries do not know the warp size, and those of kernels not even for whom they are compiled.
+    built = {source: found for source in entries if is_gpu_entry(source) and (found := object_of_the_build(source))}
+    entries = [source for source in entries if source not in built]
     groups.append(Sources(entries, host_command(cxx, WARP_SIZES[0]), cache / "entries"))
     with locked(cache):
         target = folder / f"_host_gpu_wave{warp_size}.so"
         if not target.exists():
             print("torch_tiledmm: compiling the GPU kernels for the CPU, half a minute, once", file=sys.stderr)
         objects = compile_objects(groups, num_jobs(), is_quiet=True)
-        link_library(shlex.split(cxx), sum(objects, []), target)
+        link_library(shlex.split(cxx), sum(objects, [*built.values()]), target)
     return target
 
 

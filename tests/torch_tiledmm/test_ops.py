@@ -17,6 +17,7 @@ import functools
 import itertools
 import math
 import mmap
+import os
 import platform
 import random
 import re
@@ -762,10 +763,28 @@ def test_too_large_a_result_is_an_exception():
         matmul(randn(1, 1).expand(1 << 30, 1), randn(1, 1).expand(1, 1 << 30))
 
 
-@pytest.mark.parametrize("m, n", [(1, 1), (9, 9)])  # chunks of dot products side by side; packed operands
+# Chunks of dot products side by side; columns in place; on request packed operands, which take five times as long.
+LONG = [(1, 1), (2, 3)] + [(9, 9)] * (os.environ.get("TILEDMM_EVERY_M") == "1")
+
+
+@pytest.mark.parametrize("m, n", LONG)
 def test_more_than_two_to_the_31_elements(m, n):
     """More elements than 31 bits count, without the memory: numpy's zeros take none until they are written."""
     k = (1 << 31) + 8
     row = torch.from_numpy(np.zeros(k, np.int16)).view(torch.bfloat16)  # the dtype that takes least time
     row[0] = row[k // 2] = row[k - 1] = 1
     assert torch.equal(matmul(row.expand(m, k), row.expand(n, k).mT), torch.full((m, n), 3, dtype=row.dtype))
+
+
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_packed_operands_of_more_than_two_to_the_31_elements(layout):
+    """Rows of B, or columns of A, far apart along k; the other operand's rows far apart."""
+    m, n, k = 9, 11, 130
+    far, near = (
+        torch.from_numpy(np.zeros((1 << 31) + (1 << 29), np.int16)).view(torch.bfloat16).as_strided(size, stride)
+        for size, stride in (((k, n), (1 << 24, 1)), ((m, k), (1 << 28, 1)))
+    )
+    for operand in (far, near):
+        operand.copy_(torch.rand(operand.shape) - 0.5)
+    a, b = (near, far) if layout == "NN" else (far.mT, near.mT)
+    assert_close(matmul(a, b), expect_matmul(a, b))

@@ -261,8 +261,8 @@ def compile_variant(folder: Path, num_jobs: int, flags: list[str]) -> None:
     sources = sources_of("01_naive.cpp", "02_block_tiled.cpp", VECTORS)
     changed = [source for source in sources if test_sanitize.is_of_amx(source)]
     same = [source for source in sources if source not in changed]
-    built = [found for source in same if (found := test_sanitize.object_of_the_build(source))]
-    same = [*ORDERS, *(source for source in same if not test_sanitize.object_of_the_build(source))]
+    built = [found for source in same if (found := gpu_objects.object_of_the_build(source))]
+    same = [*ORDERS, *(source for source in same if not gpu_objects.object_of_the_build(source))]
     groups = [
         gpu_objects.Sources(same, command, folder.parent / "shared"),
         gpu_objects.Sources(changed, [*command, SMALL_SPLITS, *flags], folder),

@@ -27,13 +27,17 @@ CSRC = HERE.parents[3] / "csrc"
 # addresses where they are used.
 SANITIZE = ("-O0", "-g0", "-fsanitize=address,undefined", "-fno-sanitize=null,vptr,pointer-overflow")
 SANITIZE += ("-fno-sanitize-recover=all",)
-# Of a kernel whose loops without vectors compile fast and run slowly.
-SANITIZE_OF = {"02_block_tiled.cpp": (*SANITIZE, "-O1")}
 # The same source as that of AVX2 or NEON, with other vectors. Where those run, these have no sanitizers, with which
 # they take half of the time to compile. The guard pages around operands find their errors of memory, too.
 ISAS = ("portable", "neon", "avx2", "avx512", "avx512_bf16")
 SOURCE_OF = {isa: f"register_tiled.cpp.{number}" for number, isa in enumerate(ISAS)}  # name of a gpu_objects.Source
 LIKE_OTHERS = (SOURCE_OF["portable"], SOURCE_OF["avx512"])
+SANITIZE_OF = {
+    # Its loops without vectors compile fast and run slowly.
+    "02_block_tiled.cpp": (*SANITIZE, "-O1"),
+    # Vectors that are not aligned end a program without a sanitizer's help, whose checks take a fifth of the time.
+    **{SOURCE_OF[isa]: (*SANITIZE, "-fno-sanitize=alignment") for isa in ("neon", "avx2")},
+}
 # Of what runs and compares the kernels. Its errors of memory are left to fail elsewhere.
 RUNNER_FLAGS = ("-O2", "-g0", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 AMX = ("amx", "amx_split")
@@ -106,13 +110,6 @@ def mutable_sources(folder: Path, mutants: dict) -> Path:
     return csrc
 
 
-def object_of_the_build(source: Source) -> Path | None:
-    """Of all but the interface, which says what was built: where the build has left it and it is up to date."""
-    found = CSRC.parent / "build/objects/kernels" / source.object_name
-    is_same = not source.path.is_relative_to(CSRC / "api")
-    return found if is_same and gpu_objects.is_newer(found, found.with_suffix(".d")) else None
-
-
 def is_like_others(source: Source) -> bool:
     return source.name in LIKE_OTHERS and bool(AVAILABLE & {"register_tiled.avx2", "register_tiled.neon"})
 
@@ -129,7 +126,7 @@ def compile_sources(
         is_of_csrc = source.path.is_relative_to(CSRC)
         path = csrc / source.path.relative_to(CSRC) if is_of_csrc else source.path
         target = folder / source.object_name
-        if is_like_others(source) and (built := object_of_the_build(source)):
+        if is_like_others(source) and (built := gpu_objects.object_of_the_build(source)):
             shutil.copy(built, target)
             return
         sanitize = SANITIZE_OF.get(source.name, SANITIZE) if is_of_csrc else RUNNER_FLAGS
@@ -161,12 +158,22 @@ def can_run(source: Source) -> bool:
     return source.name not in NEEDED_RUNG or NEEDED_RUNG[source.name] in AVAILABLE
 
 
+def gpu_entries(built_once, num_jobs: int) -> Path:
+    """The folder with the objects of all entries of GPU kernels, which ../gpu/test_host_execution.py links, too."""
+    sources = [source for source in gpu_objects.cpp_sources() if gpu_objects.is_gpu_entry(source)]
+    return built_once("sanitized_entries", lambda folder: compile_sources(folder, num_jobs, {}, sources))
+
+
 def shared_objects(built_once, num_jobs: int) -> Path:
     """The folder with the objects of what this machine runs but those of AMX, which test_amx.py links, too."""
+    entries = gpu_entries(built_once, num_jobs)
 
     def build(folder: Path) -> None:
-        sources = [source for source in gpu_objects.cpp_sources() if not is_of_amx(source) and can_run(source)]
+        others = [source for source in gpu_objects.cpp_sources() if not gpu_objects.is_gpu_entry(source)]
+        sources = [source for source in others if not is_of_amx(source) and can_run(source)]
         compile_sources(folder, num_jobs, MUTANTS, sources)
+        for entry in entries.glob("*.o"):
+            shutil.copy(entry, folder)
 
     return built_once("sanitized", build)
 

@@ -86,6 +86,8 @@ def compile_program(folder: Path, num_jobs: int) -> None:
     def compile_source(source: gpu_objects.Source) -> Path:
         path = csrc / source.path.relative_to(CSRC) if source.path.is_relative_to(CSRC) else source.path
         target = folder / source.object_name
+        if gpu_objects.is_gpu_entry(source) and (built := gpu_objects.object_of_the_build(source)):
+            return built
         flags = ["-O1" if source.name in OPTIMISED else "-O0", *(of_gpu if source.name == "threads.cpp" else [])]
         compile_it = [*command, *flags, "-c", *source.arguments(path), "-o", target]
         done = subprocess.run(compile_it, capture_output=True, text=True, timeout=300)

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,8 @@ import torch_tiledmm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
+sys.path.insert(0, str(HERE.parent / "cpu"))
+import test_sanitize  # noqa: E402
 
 CSRC = ROOT / "csrc"
 # -O0: compiling takes longer than running. Undefined behaviour shows at one warp size, in one dtype of 16 bits, in one
@@ -326,23 +329,25 @@ def runner_objects(built_once, warp_size: int, num_jobs: int) -> Path:
 
 @pytest.fixture(scope="module")
 def program(built_once, num_jobs):
-    def is_entry(source: Source) -> bool:
-        """Whether the source does not know the warp size."""
-        return source.path.suffix == ".cpp" and source.path.name not in RUNNER
+    def is_dispatch(source: Source) -> bool:
+        """Whether the source does not know the warp size, though that it is compiled for the host executor."""
+        is_runner = source.path.name in RUNNER
+        return source.path.suffix == ".cpp" and not is_runner and not gpu_objects.is_gpu_entry(source)
 
-    def build_entries(folder: Path) -> None:
-        entries = [source for source in gpu_objects.host_sources(32) if is_entry(source)]
-        compile_sources(folder, mutable_sources(folder), entries, 32, num_jobs)
+    def build_dispatch(folder: Path) -> None:
+        sources = [source for source in gpu_objects.host_sources(32) if is_dispatch(source)]
+        compile_sources(folder, mutable_sources(folder), sources, 32, num_jobs)
 
     def of_warp_size(warp_size: int) -> Path:
         def build(folder: Path) -> None:
             own = [source for source in gpu_objects.host_sources(warp_size) if source.path.suffix != ".cpp"]
             compile_sources(folder, mutable_sources(folder), own, warp_size, num_jobs)
-            entries, runner = (
-                built_once("host_execution_entries", build_entries),
+            others = (
+                built_once("host_execution_dispatch", build_dispatch),
+                test_sanitize.gpu_entries(built_once, num_jobs),
                 runner_objects(built_once, warp_size, num_jobs),
             )
-            objects = [*folder.glob("*.o"), *entries.glob("*.o"), *runner.glob("*.o")]
+            objects = [path for of in (folder, *others) for path in of.glob("*.o")]
             link = [*compilers.CXX, "-fsanitize=address,undefined", *objects, "-o", folder / "sanitize"]
             subprocess.run(link, check=True, timeout=120)
 
