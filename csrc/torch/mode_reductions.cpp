@@ -68,7 +68,9 @@ struct Reduced {
       std::vector<int64_t> order = kept;
       order.insert(order.end(), reduced.begin(), reduced.end());
       x = given.permute(order).contiguous();
-      rows = {{problem.k == 0 ? 0 : x.numel() / problem.k, problem.k}};
+      int64_t count = 1;
+      for (const int64_t size : kept_shape) count *= size;
+      rows = {{count, problem.k}};
       k = {{problem.k, 1}};
     }
     const Dim one{1, 0};

@@ -484,6 +484,32 @@ def test_export_and_fake_tensors():
             assert (torch.empty(3, 4) @ torch.empty(4, 5)).shape == (3, 5)
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_distributed_tensors_and_fully_sharded_layers(tmp_path):
+    """In one process: products of local tensors are ours, the layouts torch's."""
+    code = f"""
+import torch, torch_tiledmm
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+a, b = torch.randn(8, 6), torch.randn(6, 4)
+with torch_tiledmm.enabled():
+    x, w = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Replicate()]).requires_grad_()
+    y = x @ w
+    y.sum().backward()
+    assert torch.equal(y.full_tensor(), a @ b) and w.grad.full_tensor().shape == b.shape
+    layer = nn.Linear(6, 4)
+    fully_shard(layer, mesh=mesh)
+    layer(a).sum().backward()
+    assert layer.weight.grad.shape == (4, 6)
+    assert {{"mm", "addmm"}} <= {{calls.operator for calls in torch_tiledmm.report().served}}
+distributed.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention(device):
     """By backends that do not vary, unless the user asks for one."""
