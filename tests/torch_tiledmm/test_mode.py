@@ -1,9 +1,9 @@
 """The mode: every operator and form of aten that it stands for, everywhere torch computes; nothing of it stays behind.
 
-Planted bugs that these tests caught: each operator of the tables left out, one at a time; beta = 0 that reads what it
-does not add; an in-place product whose sums lie in what it adds; a result that overlaps an operand; a result that is
-not resized; an algorithm that refuses instead of auto; flags of attention and Inductor's decompositions that stay as
-they were set; a function's end that is computed by torch's other code; counts that survive enable().
+Planted bugs that these tests caught: flags of attention, Inductor's settings or decompositions that stay as the mode
+set them; decompositions that are not taken out; overrides that outlive disable(); counts that survive enable(). Bugs
+of the first version that they found: parts of a function that torch shared out among threads once more, so that ends
+differed; operands that are not an operator's first arguments.
 """
 
 import contextlib
