@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 import torch_tiledmm
@@ -27,6 +26,8 @@ SEED = 3
 
 def make(name: str, device: str, is_large: bool, attention: str = "eager") -> tuple[nn.Module, dict[str, Tensor]]:
     """A model and its inputs: a batch of 16."""
+    import transformers
+
     torch.manual_seed(SEED)
     hidden, layers, length = (2048, 8, 300) if is_large else (128, 2, 77)
     sizes = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64 if is_large else 4)
@@ -117,6 +118,8 @@ def measure_times(device: str, is_large: bool, count: int) -> list[dict]:
 
 def measure_decoding(model: nn.Module) -> dict[str, float]:
     """One step of 16 sequences with 512 keys in a static cache, as a CUDA graph."""
+    import transformers
+
     model.set_attn_implementation("sdpa")  # eager attention copies its mask from the host
     cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
     tokens, position = torch.full((16, 1), 5, device="cuda"), torch.tensor([512], device="cuda")

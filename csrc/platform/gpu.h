@@ -143,13 +143,7 @@ TILEDMM_DEVICE void warp_barrier() { __syncwarp(); }
 // The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
 TILEDMM_DEVICE uint32_t lane_xor(uint32_t value, int mask) {
 #if defined(TILEDMM_HOST_GPU)
-  auto* const values = reinterpret_cast<uint32_t*>(host_gpu::warp_scratch());
-  const int lane = thread_idx() % kWarpSize;
-  values[lane] = value;
-  warp_barrier();
-  const uint32_t result = values[lane ^ mask];
-  warp_barrier();
-  return result;
+  return host_gpu::lane_xor(value, mask);
 #elif defined(__HIP__)
   return uint32_t(__builtin_amdgcn_ds_bpermute((thread_idx() % kWarpSize ^ mask) * 4, int(value)));
 #else

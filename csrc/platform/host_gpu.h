@@ -73,7 +73,8 @@ int64_t num_blocks_y();
 void block_barrier();
 void warp_barrier();
 void* shared_memory(size_t bytes);
-std::byte* warp_scratch();  // kScratchBytes that the lanes of a warp have in common
+std::byte* warp_scratch();                    // kScratchBytes that the lanes of a warp have in common
+uint32_t lane_xor(uint32_t value, int mask);  // of the lane whose number differs in the bits of `mask`
 void access(Space space, const void* memory, size_t bytes);
 // The memory must be free when a copy is issued, and is written when it is waited for.
 void copy_async(void* to, const void* from, int bytes, int valid_bytes);

@@ -321,6 +321,17 @@ void block_barrier() { Block::current()->pause(State::at_block_barrier); }
 void warp_barrier() { Block::current()->pause(State::at_warp_barrier); }
 void* shared_memory(size_t bytes) { return Block::current()->shared_memory(bytes); }
 std::byte* warp_scratch() { return Block::current()->warp_scratch(); }
+
+uint32_t lane_xor(uint32_t value, int mask) {
+  auto* const values = reinterpret_cast<uint32_t*>(warp_scratch());
+  const int lane = thread_idx() % Block::current()->warp_size();
+  values[lane] = value;
+  warp_barrier();
+  const uint32_t result = values[lane ^ mask];
+  warp_barrier();
+  return result;
+}
+
 void access(Space space, const void* memory, size_t bytes) { Block::current()->access(space, memory, bytes); }
 void copy_async(void* to, const void* from, int bytes, int valid_bytes) {
   Block::current()->copy_async(to, from, size_t(bytes), size_t(valid_bytes));

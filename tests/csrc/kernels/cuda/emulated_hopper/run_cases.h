@@ -15,6 +15,7 @@ int thread_idx() { return int(threadIdx.x); }
 int64_t block_idx(int) { return blockIdx.x; }
 void block_barrier() { __syncthreads(); }
 void warp_barrier() { __syncwarp(); }
+uint32_t lane_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 void* shared_memory(size_t) { return cuda::dynamic_smem; }
 void count_flops(int64_t) {}
 bool launch(int64_t blocks, int64_t, int num_threads, int, size_t shared_bytes, const Executor&,
