@@ -160,22 +160,17 @@ def _keep_products_in_aten() -> None:
     patch = config.patch(_INDUCTOR)
     patch.__enter__()
     _Process.undo.append(lambda: patch.__exit__(None, None, None))
+    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
+    ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     for table in (inductor.decompositions, inductor.fast_random_decomps()):
-        taken = {}
-        for name in _DECOMPOSED:
-            packet = getattr(torch.ops.aten, name)
-            for op in (getattr(packet, overload) for overload in packet.overloads()):
-                if op in table:
-                    taken[op] = table.pop(op)
+        taken = {op: table.pop(op) for op in ops if op in table}
         _Process.undo.append(lambda table=table, taken=taken: table.update(taken))
     # Inductor calls aten where it has neither a decomposition nor code of its own; left to find that out by itself, it
     # raises in programs with CI in their environment.
-    for name in _DECOMPOSED:
-        packet = getattr(torch.ops.aten, name)
-        for op in (getattr(packet, overload) for overload in packet.overloads()):
-            if op not in lowering.lowerings:
-                lowering.make_fallback(op, warn=False)
-                _Process.undo.append(lambda op=op: lowering.lowerings.pop(op, None))
+    for op in ops:
+        if op not in lowering.lowerings:
+            lowering.make_fallback(op, warn=False)
+            _Process.undo.append(lambda op=op: lowering.lowerings.pop(op, None))
 
 
 @dataclass(frozen=True)

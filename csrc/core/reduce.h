@@ -24,8 +24,7 @@ struct ReduceProblem {
   const void* shift;                             // outer * inner numbers of the sums' type; null: none
   double divisor;
   bool takes_root;
-  void* y;  // is_running: strides of its own; else contiguous
-  int64_t y_stride_outer, y_stride_inner, y_stride_k;
+  void* y;  // contiguous
 };
 
 }  // namespace tiledmm

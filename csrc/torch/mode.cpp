@@ -15,53 +15,21 @@ namespace {
 
 using c10::DispatchKey;
 
-// torch's kernels whose bits may depend on a row's place or on the size of its batch, or which multiply past the mode.
-struct Watched {
-  const char* name;
-  const char* reason;
-};
-constexpr const char* kVaries = "a row's bits may depend on the batch";
-constexpr const char* kNotCovered = "a product that the mode does not cover";
-constexpr Watched kWatched[] = {
-    {"_scaled_dot_product_flash_attention", kVaries},
-    {"_scaled_dot_product_cudnn_attention", kVaries},
-    {"_scaled_dot_product_flash_attention_for_cpu", kVaries},
-    {"_flash_attention_forward", kVaries},
-    {"_native_multi_head_attention", kVaries},
-    {"_transformer_encoder_layer_fwd", kVaries},
-    {"cudnn_convolution", kVaries},
-    {"miopen_convolution", kVaries},
-    {"mkldnn_convolution", kVaries},
-    {"_slow_conv2d_forward", kVaries},
-    {"_cudnn_rnn", kVaries},
-    {"mkldnn_rnn_layer", kVaries},
-    {"logcumsumexp", kVaries},
-    {"cumprod", kVaries},
-    {"prod.dim_int", kVaries},
-    {"_scaled_mm", kNotCovered},
-    {"_grouped_mm", kNotCovered},
-    {"_scaled_grouped_mm", kNotCovered},
-    {"_int_mm", kNotCovered},
-    {"_weight_int4pack_mm", kNotCovered},
-    {"_weight_int8pack_mm", kNotCovered},
-    {"_mixed_dtypes_linear", kNotCovered},
-    {"_cdist_forward", kNotCovered},
-};
-
+// Counts, and calls torch's kernel.
 struct Watch : c10::OperatorKernel {
-  explicit Watch(Override& own) : own(own) {
-    for (const Watched& watched : kWatched) {
-      if (!std::strcmp(watched.name, own.row.name)) reason = watched.reason;
-    }
-  }
+  explicit Watch(Override& own) : own(own) {}
+
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    own.left.count(reason);
+    own.left.count(own.row.detail);
     own.call(*stack);
   }
 
   Override& own;
-  const char* reason = nullptr;
 };
+
+torch::CppFunction watch(Override& own) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Watch>(own));
+}
 
 // The process's one mode. Its rows outlive it, as calls on other threads may.
 struct Mode {
@@ -156,16 +124,35 @@ std::string counts() {
 
 }  // namespace
 
+// torch's kernels whose bits may depend on a row's place or on the size of its batch, or which multiply past the mode.
 const std::vector<Row>& watched() {
-  static const std::vector<Row> rows = [] {
-    std::vector<Row> rows;
-    for (const Watched& own : kWatched) {
-      rows.push_back({own.name, [](Override& row) {
-                        return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Watch>(row));
-                      }});
-    }
-    return rows;
-  }();
+  constexpr const char* kVaries = "a row's bits may depend on the batch";
+  constexpr const char* kNotCovered = "a product that the mode does not cover";
+  static const std::vector<Row> rows = {
+      {"_scaled_dot_product_flash_attention", watch, kVaries},
+      {"_scaled_dot_product_cudnn_attention", watch, kVaries},
+      {"_scaled_dot_product_flash_attention_for_cpu", watch, kVaries},
+      {"_flash_attention_forward", watch, kVaries},
+      {"_native_multi_head_attention", watch, kVaries},
+      {"_transformer_encoder_layer_fwd", watch, kVaries},
+      {"cudnn_convolution", watch, kVaries},
+      {"miopen_convolution", watch, kVaries},
+      {"mkldnn_convolution", watch, kVaries},
+      {"_slow_conv2d_forward", watch, kVaries},
+      {"_cudnn_rnn", watch, kVaries},
+      {"mkldnn_rnn_layer", watch, kVaries},
+      {"logcumsumexp", watch, kVaries},
+      {"cumprod", watch, kVaries},
+      {"prod.dim_int", watch, kVaries},
+      {"_scaled_mm", watch, kNotCovered},
+      {"_grouped_mm", watch, kNotCovered},
+      {"_scaled_grouped_mm", watch, kNotCovered},
+      {"_int_mm", watch, kNotCovered},
+      {"_weight_int4pack_mm", watch, kNotCovered},
+      {"_weight_int8pack_mm", watch, kNotCovered},
+      {"_mixed_dtypes_linear", watch, kNotCovered},
+      {"_cdist_forward", watch, kNotCovered},
+  };
   return rows;
 }
 

@@ -46,13 +46,18 @@ class Tally {
   Entry entries_[32];  // more than there are kernels and reasons of one operator
 };
 
+// Why torch's kernel computes something.
+inline constexpr const char* kOtherDtype = "a dtype other than float32, float64, float16 and bfloat16";
+inline constexpr const char* kOtherLayout = "a layout other than strided";
+
 struct Override;
 
 // An operator of aten by its name and overload, as in "mm.out", and the kernel that stands for it.
 struct Row {
   const char* name;
   torch::CppFunction (*kernel)(Override& own);
-  const char* out = nullptr;  // functions(): the form that writes its last argument
+  // functions(): the form that writes its last argument; watched(): why the operator is.
+  const char* detail = nullptr;
 };
 const std::vector<Row>& products();    // mode_products.cpp
 const std::vector<Row>& functions();   // mode_functions.cpp: of each element, on the CPU
@@ -70,7 +75,7 @@ struct Override {
   void call(torch::jit::Stack& stack) const {
     original->callBoxed(original->opHandle(), c10::DispatchKeySet(key), &stack);
   }
-  // With all arguments of the operator, also those that it writes.
+  // The same with arguments: all of the operator's, also those that it writes.
   template <class... Args>
   at::Tensor call_original(const Args&... args) const {
     torch::jit::Stack stack;

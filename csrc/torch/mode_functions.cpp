@@ -117,9 +117,9 @@ const char* compute(const Override& kernel, const Stack& arguments, Tensor& out,
     tensors.push_back(arguments[i].toTensor());
   }
   const Tensor x = tensors[0];
-  if (!dtype_of(x.scalar_type())) return "a dtype other than float32, float64, float16 and bfloat16";
+  if (!dtype_of(x.scalar_type())) return kOtherDtype;
   for (const Tensor& tensor : tensors) {
-    if (tensor.layout() != at::kStrided) return "a layout other than strided";
+    if (tensor.layout() != at::kStrided) return kOtherLayout;
     if (tensor.scalar_type() != x.scalar_type()) return "operands of unlike dtypes";
     if (tensor.sizes() != x.sizes()) return "operands of unlike shapes";
   }
@@ -131,11 +131,11 @@ const char* compute(const Override& kernel, const Stack& arguments, Tensor& out,
     }
   }
   const TorchOnOneThreadInChild own_thread;
-  // Of the order in memory that torch's result has.
+  // `like` has the order in memory that torch's result has.
   const Tensor like = at::empty_like(x);
   bool is_own = !out.defined() || out.strides() != like.strides();
   for (const Tensor& tensor : tensors) {
-    is_own |= out.defined() && !out.is_same(tensor) && out.is_alias_of(tensor) && overlap(out, tensor) != Answer::no;
+    is_own |= out.defined() && !out.is_same(tensor) && may_overlap(out, tensor);
   }
   const Tensor result = is_own ? like : out;
   if (x.numel() > 0) {
@@ -156,7 +156,7 @@ const char* compute(const Override& kernel, const Stack& arguments, Tensor& out,
 // One operator, whose form follows from its schema: with a new result, with one that is given last, with one that is
 // the first argument.
 struct Elementwise : c10::OperatorKernel {
-  explicit Elementwise(Override& own) : own(own), kernel(find(own.key, own.row.out)) {}
+  explicit Elementwise(Override& own) : own(own), kernel(find(own.key, own.row.detail)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t num_arguments = op.schema().arguments().size();

@@ -37,7 +37,7 @@ bool broadcast_strides(const Tensor& tensor, at::IntArrayRef shape, int64_t* str
 
 // Why a tensor is none of ours beside `a`; null if it is.
 const char* refuse_tensor(const Tensor& tensor, const Tensor& a) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested()) return "a layout other than strided";
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested()) return kOtherLayout;
   if (tensor.scalar_type() != a.scalar_type()) return "operands of unlike dtypes";
   if (tensor.device() != a.device()) return "operands on unlike devices";
   return nullptr;
@@ -50,18 +50,13 @@ bool fit(const Tensor& a, const Tensor& b) {
   return a.size(-1) == b.size(DIMS_B == 1 ? 0 : -2) && (DIMS_A != 3 || a.size(0) == b.size(0));
 }
 
-// Whether two tensors may have memory in common.
-bool may_overlap(const Tensor& out, const Tensor& operand) {
-  return out.is_alias_of(operand) && overlap(out, operand) != Answer::no;
-}
-
 // Writes the product into `out`, which is made if it is not defined. Null where it is done; else why torch's kernel is
 // to do it, and nothing has been written.
 template <int DIMS_A, int DIMS_B>
 const char* multiply(Override& own, const Product& product, Tensor& out, bool may_resize) {
   const Tensor &a = product.a, &b = product.b;
   const std::optional<DType> dtype = dtype_of(a.scalar_type());
-  if (!dtype) return "a dtype other than float32, float64, float16 and bfloat16";
+  if (!dtype) return kOtherDtype;
   if (product.dtype.value_or(a.scalar_type()) != a.scalar_type()) return "a result of another dtype";
   if (const char* reason = refuse_tensor(a, a)) return reason;
   if (const char* reason = refuse_tensor(b, a)) return reason;

@@ -3,7 +3,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "core/reduce.h"
 #include "torch/mode.h"
@@ -20,7 +20,6 @@ using at::Tensor;
 
 constexpr const char* kKernel = "reduce";
 constexpr const char* kDoesNotVary = "torch's own does not vary";
-constexpr const char* kOtherDtype = "a dtype other than float32, float64, float16 and bfloat16";
 
 // A dimension in memory.
 struct Dim {
@@ -117,7 +116,7 @@ Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Sca
 Tensor accepted(Override& own, const Tensor& x, const std::optional<ScalarType>& dtype, bool is_running = false) {
   const ScalarType result = dtype.value_or(x.scalar_type());
   const char* reason = !dtype_of(x.scalar_type()) || !dtype_of(result) ? kOtherDtype
-                       : x.layout() != at::kStrided                    ? "a layout other than strided"
+                       : x.layout() != at::kStrided                    ? kOtherLayout
                        : !is_running && result != type_of_sums(result) ? kDoesNotVary
                                                                        : nullptr;
   if (reason) {
@@ -247,7 +246,6 @@ Tensor running(const Tensor& given, int64_t dim, ScalarType dtype) {
   // The kernel writes rows one after another; the result is what torch's is, contiguous in the order of x.
   const Tensor rows = at::empty({p.outer * p.inner, p.k}, x.options());
   p.is_running = true, p.dtype_y = p.dtype, p.y = rows.mutable_data_ptr();
-  p.y_stride_outer = p.inner * p.k, p.y_stride_inner = p.k, p.y_stride_k = 1;
   if (x.numel() > 0) run(p, x.device());
   std::vector<int64_t> shape = reduced.kept_shape;
   shape.push_back(p.k);

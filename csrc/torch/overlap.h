@@ -15,4 +15,9 @@ Answer overlaps_itself(const at::Tensor& tensor);
 // Whether two tensors of one dtype have a byte in common.
 Answer overlap(const at::Tensor& first, const at::Tensor& second);
 
+// Whether they may have, asked at length only where they share storage.
+inline bool may_overlap(const at::Tensor& first, const at::Tensor& second) {
+  return first.is_alias_of(second) && overlap(first, second) != Answer::no;
+}
+
 }  // namespace tiledmm

@@ -1,4 +1,4 @@
-// From tensors to a problem of the kernels and its call, on the CPU or on a GPU, with torch's memory, threads and
+// Tensors become a problem of the kernels, which is computed on the CPU or on a GPU, with torch's memory, threads and
 // stream.
 #pragma once
 

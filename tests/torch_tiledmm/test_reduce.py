@@ -31,7 +31,6 @@ class ReduceProblem(ctypes.Structure):  # csrc/core/reduce.h
         ("divisor", ctypes.c_double),
         ("takes_root", ctypes.c_bool),
         ("y", ctypes.c_void_p),
-        *[(name, ctypes.c_int64) for name in ("y_stride_outer", "y_stride_inner", "y_stride_k")],
     ]
 
 
@@ -44,7 +43,6 @@ def reduce(
     problem = ReduceProblem(
         *(DTYPES.index(x.dtype), DTYPES.index(y.dtype), running, TERMS.index(term), outer, inner, k),
         *(x.data_ptr(), *x.stride(), None if shift is None else shift.data_ptr(), divisor, root, y.data_ptr()),
-        *(y.stride() if running else (0, 0, 0)),
     )
     reason = ctypes.create_string_buffer(256)
     call = host_gpu._library(warp_size).tiledmm_host_reduce

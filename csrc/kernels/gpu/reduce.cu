@@ -236,7 +236,7 @@ running_sums(ReduceProblem p, int64_t num_blocks, Acc<T>* part_sums, int64_t num
   TILEDMM_NO_UNROLL for (int64_t idx = block_idx(); idx < count; idx += num_blocks) {
     const int64_t o = STAGE == Stage::all ? idx : idx / num_parts, part = STAGE == Stage::all ? 0 : idx - o * num_parts;
     const T* row = row_of<T>(p, o);
-    T* to = static_cast<T*>(p.y) + o / p.inner * p.y_stride_outer + o % p.inner * p.y_stride_inner;
+    T* to = static_cast<T*>(p.y) + o * p.k;
     A before = STAGE == Stage::rest ? load_global(part_sums + idx) : A(0);
     const int64_t end = STAGE == Stage::all ? p.k : min_of((part + 1) * kPart, p.k);
     TILEDMM_NO_UNROLL for (int64_t begin = part * kPart; begin < end; begin += kPart) {
@@ -261,7 +261,7 @@ running_sums(ReduceProblem p, int64_t num_blocks, Acc<T>* part_sums, int64_t num
       } else {
         const A start = thread == 0 ? before : before + load_shared(shared.sums + thread - 1);
         TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-          if (first + j < p.k) store_global(to + (first + j) * p.y_stride_k, rounded_to<T>(start + own[j]));
+          if (first + j < p.k) store_global(to + first + j, rounded_to<T>(start + own[j]));
         }
       }
       before += all;
