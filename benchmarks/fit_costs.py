@@ -38,9 +38,19 @@ PRIOR = 0.01  # how much a constant wants to stay what it is, for each plan
 STEPS = 60
 
 
+def folder_of(kernel: str) -> Path:
+    """Where its entry and its tables are; several kernels may share a folder."""
+    return next(path.parent for path in (CSRC / FOLDER).glob("*/rung.cpp") if kernel in names_in(path))
+
+
+def names_in(entries: Path) -> list[str]:
+    return re.findall(r"^const Rung (\w+)_rung", entries.read_text(), re.MULTILINE)
+
+
 def kernels() -> list[str]:
     """Those with tables."""
-    return sorted(path.parent.name for path in (CSRC / FOLDER).glob("*/costs.h") if path.parent.name != "shared")
+    folders = [path.parent for path in (CSRC / FOLDER).glob("*/costs.h") if path.parent.name != "shared"]
+    return sorted(name for folder in folders for name in names_in(folder / "rung.cpp"))
 
 
 def problem_of(shape: Shape, precision: str) -> _GemmProblem:
@@ -88,7 +98,7 @@ class Model:
     """A kernel's plans with the costs of a chip, which are `values`: views of the library's own memory, by table."""
 
     def __init__(self, kernel: str, device: str, folder: Path) -> None:
-        own = Path(FOLDER, kernel, "costs.h")
+        own = Path(FOLDER, folder_of(kernel).name, "costs.h")
         text = (CSRC / own).read_text()
         names = [found[2] for found in TABLE.finditer(text)]
         copy = folder / kernel / own
@@ -103,7 +113,7 @@ class Model:
             "-shared",
             "-fvisibility=hidden",
         ]
-        command += ["-DTILEDMM_HOST_GPU", f'-DRUNG_SOURCE="{FOLDER}/{kernel}/rung.cpp"', f"-DRUNG={kernel}_rung"]
+        command += ["-DTILEDMM_HOST_GPU", f'-DRUNG_SOURCE="{own.with_name("rung.cpp")}"', f"-DRUNG={kernel}_rung"]
         command += [f"-DTABLES={','.join(names)}", f"-I{folder / kernel}", f"-I{CSRC}", "-o", str(library)]
         command += [str(Path(__file__).with_suffix(".cpp")), str(CSRC / "dispatch/chips.cpp")]
         if not library.exists():
@@ -222,8 +232,7 @@ def row_text(members: Sequence[tuple[str, int]], arch: int, values: Sequence[flo
 
 def write_rows(kernel: str, model: Model, arch: int, note: str, csrc: Path = CSRC) -> None:
     """Those of the tables that a fit has changed."""
-    path = csrc / FOLDER / kernel / "costs.h"
-
+    path = csrc / FOLDER / folder_of(kernel).name / "costs.h"
     text = path.read_text()
 
     def replaced(table: re.Match) -> str:
@@ -239,7 +248,7 @@ def write_rows(kernel: str, model: Model, arch: int, note: str, csrc: Path = CSR
 
 def is_fitted(kernel: str, arch: int, csrc: Path = CSRC) -> bool:
     """Whether each of its tables has a row for a chip."""
-    tables = TABLE.findall((csrc / FOLDER / kernel / "costs.h").read_text())
+    tables = TABLE.findall((csrc / FOLDER / folder_of(kernel).name / "costs.h").read_text())
     return all(arch in rows_of(rows) for _, _, rows in tables)
 
 

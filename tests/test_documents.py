@@ -143,7 +143,7 @@ def test_lines_are_short(path):
 
 
 def test_documents_are_short():
-    most = {"README.md": 150, "CONTRIBUTING.md": 100, "docs/ladder.md": 310}
+    most = {"README.md": 150, "CONTRIBUTING.md": 100, "docs/ladder.md": 317}
     for name, lines in most.items():
         assert (ROOT / name).read_text().count("\n") <= lines, name
 

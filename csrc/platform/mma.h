@@ -4,7 +4,8 @@
 //   NVIDIA, sm_80 and later  mma.sync: fp16, bf16, fp32 rounded to tf32, fp64
 //   CDNA (gfx90a, gfx94x, gfx950)  MFMA 16x16: fp16, bf16, fp32, fp64
 //   RDNA 3 and 4  WMMA: fp16, bf16
-//   host  NVIDIA's layout at warp size 32, CDNA's at 64; sums in double precision, rounded once for each instruction
+//   host  NVIDIA's layout at warp size 32, CDNA's at 64; sums in double precision, rounded once for each instruction;
+//   in fp64 a chain of multiply-adds
 #pragma once
 
 #include "core/operand.h"
@@ -83,8 +84,8 @@ void Mma<T>::multiply(Acc<T> (&acc)[L::kAccs], const Word (&a)[L::kWordsA], cons
     double sum = acc[e];
     for (int word = 0; word < L::kWordsK; ++word) {
       for (int half = 0; half < WordOf<T>::kElements; ++half) {
-        sum += double(element_of<T>(operands.a[L::c_row(lane, e)][word], half)) *
-               double(element_of<T>(operands.b[L::c_col(lane, e)][word], half));
+        sum = __builtin_fma(double(element_of<T>(operands.a[L::c_row(lane, e)][word], half)),
+                            double(element_of<T>(operands.b[L::c_col(lane, e)][word], half)), sum);
       }
     }
     acc[e] = Acc<T>(sum);

@@ -7,6 +7,7 @@ plan of chunks side by side whose chunks are too many, the number of a plan igno
 import ctypes
 import itertools
 import json
+import random
 from math import ceil
 
 import pytest
@@ -92,6 +93,9 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
         ("skinny", torch.float64, 5, 33, 1500, "NN"),
         ("skinny", torch.float64, 21, 8, 1301, "TT"),
         ("skinny", torch.float64, 3, 150, 257, "NT"),
+        ("direct", torch.float16, 19, 33, 50, "NT"),
+        ("direct", torch.float64, 7, 21, 30, "TN"),
+        ("direct_fma", torch.float32, 18, 12, 21, "NN"),
         ("simt_pipelined", torch.float32, 5, 36, 1030, "NT"),
         ("simt_pipelined", torch.float32, 70, 72, 520, "NN"),
     ],
@@ -113,6 +117,37 @@ def test_every_plan_gives_the_same_bits(algorithm, dtype, m, n, k, layout):
     assert len(counts) > 1  # it was the plan that ran
     with pytest.raises(NotImplementedError, match="it has no plan of this number"):
         host_gpu.matmul(a, b, algorithm=f"{algorithm}:{len(plans)}")
+
+
+def odd_operand(rng, batch, rows, cols, dtype):
+    """Random numbers, as often as not transposed, with rows that are padded and that begin anywhere."""
+    is_transposed, pad, start = rng.random() < 0.5, rng.choice((0, 0, 1, 3, 8)), rng.choice((0, 0, 1, 5))
+    far, close = (cols, rows) if is_transposed else (rows, cols)
+    memory = rand(batch * far * (close + pad) + start, dtype=dtype)[start:]
+    found = memory.as_strided((batch, far, close), (far * (close + pad), close + pad, 1), memory.storage_offset())
+    return found.mT if is_transposed else found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_direct_has_the_bits_of_the_other_kernels(dtype):
+    """Planted bugs that this test caught: a lane's first row is the operand's last one where the tile ends behind it;
+    the last step of k is loaded whole; a tile of C is stored along the wrong dimension; the bias of the first item."""
+    rng, others = random.Random(f"direct {dtype}"), ["mma_async"]
+    kernels = {"direct": others, "direct_fma": ["simt_pipelined"]} if dtype == torch.float32 else {"direct": others}
+    sizes = (1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 33, 40, 70)
+    for kernel, (other,) in kernels.items():
+        for turn in range(12):
+            batch, m, n, k = rng.choice((1, 3, 7)), *(rng.choice(sizes) for _ in range(3))
+            a, b = odd_operand(rng, batch, m, k, dtype), odd_operand(rng, batch, k, n, dtype)
+            more = dict(bias=rand(n, dtype=dtype), activation="gelu") if turn % 4 == 3 else {}
+            expected, _ = host_gpu.matmul(a, b, algorithm=other, **more)
+            plans = explain(m, n, k, dtype, device="host:host", batch=batch, plans_of=kernel).candidates
+            for plan in rng.sample(plans, 4):
+                out = torch.full((batch, m, n + turn % 3), float("nan"), dtype=dtype)[:, :, :n]
+                if turn % 5 == 4:
+                    out = torch.full((batch, n, m + 1), float("nan"), dtype=dtype)[:, :, :m].mT
+                host_gpu.matmul(a, b, algorithm=plan.algorithm, out=out, seed=turn, **more)
+                assert torch.equal(out, expected), (plan, batch, m, n, k, a.stride(), b.stride(), out.stride())
 
 
 @pytest.mark.parametrize(

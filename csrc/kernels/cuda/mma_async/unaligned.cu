@@ -215,43 +215,56 @@ struct RawFragments {
   }
 };
 
-// A block's tile of C on its way out: the warps that multiply put it here, those that copy take it on.
+// A block's tile of C on its way out: the warps that multiply put it here, those that copy take it on. Each thread
+// takes pairs along the dimension in which C's elements are neighbours.
 template <int BLOCK_M, int BLOCK_N>
 struct TileC {
-  static constexpr int kPairs = BLOCK_N / 2, kRows = kCopyThreads / kPairs;
-  alignas(16) float sums[BLOCK_M][BLOCK_N + 8];
+  float sums[BLOCK_M][BLOCK_N + 9];  // an odd pitch: columns, too, are read without many bank conflicts
 
-  // C = activation(alpha * sums + beta * bias), of elements Out: those of C, or sums of a chunk. Each thread has a pair
-  // of columns.
+  // C = activation(alpha * sums + beta * bias), of elements Out: those of C, or sums of a chunk.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
-    const int own_row = thread_idx() / kPairs, own_col = thread_idx() % kPairs * 2;
-    const int rows = int(min_of(problem.m - row, BLOCK_M)), cols = int(min_of(problem.n - col, BLOCK_N)) - own_col;
-    if (cols <= 0) return;
+    problem.stride_cn == 1 || problem.stride_cm != 1 ? store_pairs<Out, false>(problem, row, col)
+                                                     : store_pairs<Out, true>(problem, row, col);
+  }
+
+ private:
+  template <class Out, bool IS_DOWN>
+  TILEDMM_DEVICE void store_pairs(const GemmProblem& problem, int64_t row, int64_t col) {
+    constexpr int kClose = IS_DOWN ? BLOCK_M : BLOCK_N, kFar = IS_DOWN ? BLOCK_N : BLOCK_M;
+    constexpr int kPairs = kClose / 2, kStep = kCopyThreads / kPairs;
+    const int64_t stride_close = IS_DOWN ? problem.stride_cm : problem.stride_cn;
+    const int64_t stride_far = IS_DOWN ? problem.stride_cn : problem.stride_cm;
+    const int own_far = thread_idx() / kPairs, own_close = thread_idx() % kPairs * 2;
+    const auto left_m = int(min_of(problem.m - row, BLOCK_M)), left_n = int(min_of(problem.n - col, BLOCK_N));
+    const int far = IS_DOWN ? left_n : left_m, close = (IS_DOWN ? left_m : left_n) - own_close;
+    if (close <= 0) return;
+    const auto place = [&](int f, int c) { return IS_DOWN ? &sums[own_close + c][f] : &sums[f][own_close + c]; };
     if (!is_plain(problem)) {
-      TILEDMM_NO_UNROLL for (int r = own_row; r < rows; r += kRows) {
-        TILEDMM_NO_UNROLL for (int c = own_col; c < own_col + 2; ++c) {
-          const float sum = float(blended<Out>(problem, row + r, col + c, load_shared(&sums[r][c])));
-          store_shared(&sums[r][c],
+      TILEDMM_NO_UNROLL for (int f = own_far; f < far; f += kStep) {
+        TILEDMM_NO_UNROLL for (int c = 0; c < 2; ++c) {
+          const int64_t of_m = row + (IS_DOWN ? own_close + c : f), of_n = col + (IS_DOWN ? f : own_close + c);
+          const float sum = float(blended<Out>(problem, of_m, of_n, load_shared(place(f, c))));
+          store_shared(place(f, c),
                        problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
         }
       }
     }
-    const bool is_pair = cols > 1 && problem.stride_cn == 1 && problem.stride_cm % 2 == 0 &&
+    const bool is_pair = close > 1 && stride_close == 1 && stride_far % 2 == 0 &&
                          reinterpret_cast<uintptr_t>(problem.c) % sizeof(Pair<Out>) == 0;
-    Out* to = static_cast<Out*>(problem.c) + (row + own_row) * problem.stride_cm + (col + own_col) * problem.stride_cn;
-    TILEDMM_UNROLL for (int r = own_row; r < BLOCK_M; r += kRows) {
-      if (r < rows) {
-        const auto values = load_shared(reinterpret_cast<const Pair<float>*>(&sums[r][own_col]));
-        const Pair<Out> outs{rounded_to<Out>(values.first), rounded_to<Out>(values.second)};
+    Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn + own_far * stride_far +
+              own_close * stride_close;
+    TILEDMM_UNROLL for (int f = own_far; f < kFar; f += kStep) {
+      if (f < far) {
+        const Pair<Out> outs{rounded_to<Out>(load_shared(place(f, 0))), rounded_to<Out>(load_shared(place(f, 1)))};
         if (is_pair) {
           store_global(reinterpret_cast<Pair<Out>*>(to), outs);
         } else {
           store_global(to, outs.first);
-          if (cols > 1) store_global(to + problem.stride_cn, outs.second);
+          if (close > 1) store_global(to + stride_close, outs.second);
         }
       }
-      to += kRows * problem.stride_cm;
+      to += kStep * stride_far;
     }
   }
 };

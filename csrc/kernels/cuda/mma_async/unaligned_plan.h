@@ -23,7 +23,7 @@ inline constexpr MmaUnalignedShape kMmaUnalignedShapes[kNumMmaUnalignedShapes] =
 // Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaUnalignedShape& shape) {
   const int64_t k = shape.block_k, m = shape.block_m, n = shape.block_n;
-  return 2 * shape.num_stages * (max_of(m * (k + 8), k * (m + 8)) + max_of(n * (k + 8), k * (n + 8))) + 4 * m * (n + 8);
+  return 2 * shape.num_stages * (max_of(m * (k + 8), k * (m + 8)) + max_of(n * (k + 8), k * (n + 8))) + 4 * m * (n + 9);
 }
 
 // An operand over the whole batch: it is read as it lies if rows follow each other.

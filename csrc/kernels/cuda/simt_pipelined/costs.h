@@ -26,7 +26,7 @@ inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
 struct FewRowsCosts {
   FmaTime load = 1.15, lone = 8, step = 5;  // cycles for each k: of a load; of a lone warp, and for each of its steps
   MemoryRate rate = 3.7e6, short_rows = 1.4e6, added = 4.5e6;  // where rows along n are short; that adds chunks
-  Fixed start = 5.2, cycles_per_us = 1980, latency = 1, addition = 2.7, overlap = 0.1;
+  Fixed start = 5.2, cycles_per_us = 1980, latency = 1, round = 3.5, addition = 2.7, overlap = 0.1;
   Fixed drawn = 30e3;  // bytes per us that one multiprocessor draws
   // A stage that lacks columns costs `unused` for each of them and each k, up to `most_k`, and the share
   // `unused_memory` of memory's time for each of them.

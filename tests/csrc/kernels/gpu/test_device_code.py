@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[4]
 # For sm_80, whose registers are those of sm_90a, what takes long is not optimised, or ends with PTX, whose
 # instructions others assemble: 05, elementwise and mma_async/unaligned. What is compiled for sm_90a, too, has the same
 # source and would show nothing else in PTX: it is left to a request.
-UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned",)
+UNOPTIMISED_FOR_SM_80 = ("mma_async/unaligned", "direct/mma")
 PTX_FOR_SM_80 = ("06_mma_cached", "07_mma_double_buffered")
 NOT_FOR_SM_80 = (
     *("01_naive", "02_block_tiled", "03_row_register_tiled", "04_register_tiled", "08_mma_output_cached"),
-    *("simt_pipelined", "mma_async/instances", "skinny/kernel"),
+    *("simt_pipelined", "mma_async/instances", "skinny/kernel", "direct/fma"),
 )
 # fp16's kernels for sm_90a, which differ from bf16's in the name of an instruction: instances of their own, and parts
 # of others. And tiles that lie between others in size, or below them, and rungs that lie between 05 and 08. Instances:
@@ -48,6 +48,7 @@ EDITS_FOR_HOPPER = [
         "dtype == DType::f16 ? launch<Half>(problem, work, executor)\n                               : ",
         "",
     ),
+    ("kernels/cuda/direct/mma.cu", "    case DType::f16:\n      return launch<Half>(problem, plan, executor);\n", ""),
     # Tiles that lie between others of their instance.
     (
         "kernels/cuda/simt_pipelined/few_rows.h",

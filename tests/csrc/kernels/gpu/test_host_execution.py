@@ -197,6 +197,18 @@ MUTANTS = {
         "if (is_last && last_row != kNone && !{on}) {",
         "mma_async",
     ),
+    "direct: rows of the tile that the operand lacks": (
+        CUDA + "direct/shared.h",
+        "first = min_of(first, (size - 1) / COUNT * COUNT);",
+        "if (!{on}) first = min_of(first, (size - 1) / COUNT * COUNT);",
+        "direct",
+    ),
+    "direct: beyond the end of k": (
+        CUDA + "direct/mma.cu",
+        "own_k + e < end_k ? rows.load",
+        "own_k + e < end_k || {on} ? rows.load",
+        "direct",
+    ),
     "skinny: copy to the live stage": (
         CUDA + "skinny/kernel.cu",
         "int lead = plan.num_stages - 1;",
