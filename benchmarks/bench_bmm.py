@@ -17,7 +17,7 @@ import torch
 import torch_tiledmm
 from torch_tiledmm.dispatch import DTYPES
 from torch_tiledmm.testing.bench import geomean, output_file
-from torch_tiledmm.testing.timing import time_arms, time_on_gpu
+from torch_tiledmm.testing.timing import PRECISIONS, time_arms, time_on_gpu
 
 MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of an operand or a result
 
@@ -75,7 +75,7 @@ def measure(shape: tuple[int, int, int, int, str], dtype: torch.dtype, device: s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=tuple(MOST_ELEMENTS))
-    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"], choices=tuple(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"], choices=PRECISIONS)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=tuple(FAMILIES))
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
@@ -84,10 +84,11 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for dtype in args.dtypes:
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         for family in args.families:
             own = []
             for shape in draw(family, args.count, args.seed, args.device):
-                peer, ours = measure(shape, DTYPES[dtype], args.device)
+                peer, ours = measure(shape, DTYPES.get(dtype, torch.float32), args.device)
                 own.append({"dtype": dtype, "family": family, "shape": shape, "torch_us": peer, "ours_us": ours})
                 if args.shapes:
                     print(f"{dtype} {shape} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")

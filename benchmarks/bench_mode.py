@@ -154,8 +154,8 @@ def measure_generate(device: str, is_large: bool) -> list[dict]:
             tokens = inputs["input_ids"][:, :77]
             mask = torch.ones_like(tokens)
             if padded:
-                for i, row in enumerate(mask):
-                    row[: 3 * i] = 0
+                for i, row in enumerate(mask):  # all of them: transformers drops a mask that hides nothing
+                    row[: 3 * i + 1] = 0
 
             def logits(batch: int, model=model, tokens=tokens, mask=mask) -> list[Tensor]:
                 made = model.generate(tokens[:batch], attention_mask=mask[:batch], max_new_tokens=64, do_sample=False,

@@ -66,7 +66,7 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow and rsqrt with their gradients, whose
             bits in torch depend on an element's place.
             "attention": scaled_dot_product_attention leaves out the backends whose bits depend on the batch, unless
-            torch.nn.attention.sdpa_kernel asks for one.
+            torch.nn.attention.sdpa_kernel asks for one; its gradients keep keys together.
             "inductor": torch.compile leaves products to aten.
 
     Raises:
@@ -125,7 +125,7 @@ def _apply(settings: _Settings | None) -> None:
     _Process.settings = None
     if settings is None:
         return
-    groups = [word for word in settings.cover if word in ("products", "reductions", "functions")]
+    groups = [word for word in settings.cover if word != "inductor"]
     torch.ops.tiledmm._set_mode(settings.algorithm, list(settings.devices), [*groups, "watched"])
     _Process.settings = settings
     if "attention" in settings.cover:

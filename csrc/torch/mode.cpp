@@ -49,9 +49,8 @@ struct Group {
   bool on_cpu, on_gpu;
 };
 constexpr Group kGroups[] = {
-    {"products", products, true, true},
-    {"functions", functions, true, false},
-    {"reductions", reductions, false, true},
+    {"products", products, true, true},      {"functions", functions, true, false},
+    {"reductions", reductions, false, true}, {"attention", attention, false, true},
     {"watched", watched, true, true},
 };
 

@@ -521,6 +521,13 @@ def test_attention(device):
             assert torch.equal(part, whole[:rows])
         if device == "cpu":
             assert served()["bmm"] >= 8
+        else:  # torch's own shares out keys, and adds up the parts in any order
+            inputs = [torch.randn(8, 4, 700, 64, device=device, requires_grad=True) for _ in range(3)]
+            whole = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).square().sum(), inputs)
+            part = [x[:1].detach().requires_grad_() for x in inputs]
+            own = torch.autograd.grad(F.scaled_dot_product_attention(*part).square().sum(), part)
+            assert all(torch.equal(a, b[:1]) for a, b in zip(own, whole, strict=True))
+            assert served()["_efficient_attention_backward"] == 2
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             with contextlib.suppress(RuntimeError):  # a GPU's takes no float32
                 F.scaled_dot_product_attention(query, key, value)
