@@ -16,7 +16,8 @@ import torch
 
 import torch_tiledmm
 from torch_tiledmm.dispatch import DTYPES
-from torch_tiledmm.testing.bench import geomean, output_file
+from torch_tiledmm.testing.bench import describe_run, geomean, output_file
+from torch_tiledmm.testing.origin import describe_gpu_run
 from torch_tiledmm.testing.timing import PRECISIONS, time_arms, time_on_gpu
 
 MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of an operand or a result
@@ -89,7 +90,15 @@ def main() -> None:
             own = []
             for shape in draw(family, args.count, args.seed, args.device):
                 peer, ours = measure(shape, DTYPES.get(dtype, torch.float32), args.device)
-                own.append({"dtype": dtype, "family": family, "shape": shape, "torch_us": peer, "ours_us": ours})
+                own.append(
+                    {
+                        "dtype": dtype,
+                        "family": family,
+                        "shape": shape,
+                        "torch_us": round(peer, 2),
+                        "ours_us": round(ours, 2),
+                    }
+                )
                 if args.shapes:
                     print(f"{dtype} {shape} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")
             ratios = sorted((row["torch_us"] / row["ours_us"], row["shape"]) for row in own)
@@ -99,7 +108,10 @@ def main() -> None:
                   flush=True)  # fmt: skip
             rows += own
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=0) + "\n")
+        run = describe_gpu_run("bmm") if args.device == "cuda" else describe_run("bmm", torch.float32)
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        text = json.dumps({**run, "seed": args.seed, "rows": None}).replace("null}", f"[\n{lines}\n]}}")
+        Path(args.json).write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_tiledmm
-from torch_tiledmm.testing.bench import geomean, output_file
+from torch_tiledmm.testing.bench import describe_run, geomean, output_file
+from torch_tiledmm.testing.origin import describe_gpu_run
 
 SEED = 3
 
@@ -212,7 +213,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10, help="calls in a turn")
     args = parser.parse_args()
     is_large = args.device == "cuda"
-    results: dict[str, object] = {}
+    results: dict[str, object] = describe_gpu_run("mode") if is_large else describe_run("mode", torch.float32)
     for what in args.what:
         if what == "times":
             results[what] = measure_times(args.device, is_large, args.count)

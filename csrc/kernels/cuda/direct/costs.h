@@ -23,6 +23,23 @@ struct DirectCosts {
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
     // H100, 390 random batches
     {90, {}}};
+inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
+    // H100, 71 random batches
+    {90,
+     {2.351,
+      2.599,
+      2.148,
+      3.224,
+      1.391,
+      0.3,
+      43.98,
+      1.173,
+      6,
+      2.505,
+      5.221e6,
+      {5.109, 5.132, 5.319, 5.383},
+      0.6757,
+      0.7072}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
     // H100, 144 random batches
     {90,

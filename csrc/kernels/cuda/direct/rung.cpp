@@ -30,8 +30,12 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 template <bool IS_MMA>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   DirectCosts borrowed;
-  const bool is_f64 = problem.gemm.dtype_a == DType::f64;
-  const auto& costs = is_f64 ? kDirectF64Costs : IS_MMA ? kDirectMmaCosts : kDirectF32Costs;
+  const DType dtype = problem.gemm.dtype_a;
+  const bool is_f64 = dtype == DType::f64;
+  const auto& costs = is_f64                ? kDirectF64Costs
+                      : !IS_MMA             ? kDirectF32Costs
+                      : dtype == DType::f32 ? kDirectTf32Costs
+                                            : kDirectMmaCosts;
   for_each_direct_plan(costs_for(costs, chip, borrowed), problem, IS_MMA && !is_f64, chip, visit);
 }
 

@@ -149,7 +149,9 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
   double us = c.start + (multiply > load ? multiply : load);
   us +=
       ((words > first ? load * first / words : load) + store) / (rounds > 0 ? double(per_cu) / shape.blocks_per_cu : 1);
-  us += c.element * shape.block_m * shape.block_n * double(min_of(per_cu, shape.blocks_per_cu));
+  // The blocks of a round store at the same time; those of a further round while others of theirs multiply.
+  const double last = double(min_of(per_cu, shape.blocks_per_cu));
+  us += c.element * shape.block_m * shape.block_n * (last + (double(per_cu) - last) / shape.blocks_per_cu);
   us += c.round * double(ceil_div(per_cu, shape.blocks_per_cu) - 1);
   if (splits > 1) us += c.addition + double(splits * m * n * batch) * 4 / c.added;
   return us;

@@ -63,7 +63,7 @@ bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) 
   GemmProblem& p = problem.gemm;
   p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
-  problem.batch_size = 1, problem.chunk_k = max_of(k, 1);
+  problem.batch_size = 1, problem.chunk_k = chunk_k(p);
   return rung.refusal(problem, *find_chip("host:host")) != nullptr;
 }
 
@@ -259,9 +259,9 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
       for (int64_t first = 0; first < k; first += chunk_k) {
         double of_chunk = 0;
         for (int64_t p = first; p < min_of(k, first + chunk_k); ++p) {
-          const double product = problem.alpha * value_of(a.at(i, p)) * value_of(b.at(p, i / m * n + j));
-          of_chunk += product;
-          size += std::fabs(product);
+          const double of_a = problem.alpha * value_of(a.at(i, p)), of_b = value_of(b.at(p, i / m * n + j));
+          of_chunk = std::fma(of_a, of_b, of_chunk);
+          size += std::fabs(of_a * of_b);
         }
         sum = first == 0 ? of_chunk : sum + of_chunk;
       }
