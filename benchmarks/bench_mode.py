@@ -88,7 +88,7 @@ def compare(call: Callable[[], object], device: str, count: int) -> dict[str, fl
                 call()
                 times.append(median_ms(call, device, count))
             time.sleep(0.05)
-    return {f"{name}_ms": min(times) for name, times in found.items()}
+    return {f"{name}_ms": round(min(times), 3) for name, times in found.items()}
 
 
 def measure_times(device: str, is_large: bool, count: int) -> list[dict]:
@@ -144,7 +144,7 @@ def measure_decoding(model: nn.Module) -> dict[str, float]:
     for _ in range(3):
         for name, times in found.items():
             times.append(median_ms(graphs[name].replay, "cuda", 30))
-    return {f"{name}_ms": min(times) for name, times in found.items()}
+    return {f"{name}_ms": round(min(times), 3) for name, times in found.items()}
 
 
 def measure_generate(device: str, is_large: bool) -> list[dict]:
