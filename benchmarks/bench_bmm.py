@@ -109,6 +109,7 @@ def main() -> None:
             rows += own
     if args.json:
         run = describe_gpu_run("bmm") if args.device == "cuda" else describe_run("bmm", torch.float32)
+        run.pop("dtype", None)  # each row has its own
         lines = ",\n".join(json.dumps(row) for row in rows)
         text = json.dumps({**run, "seed": args.seed, "rows": None}).replace("null}", f"[\n{lines}\n]}}")
         Path(args.json).write_text(text + "\n")
