@@ -8,17 +8,15 @@ geometric mean of torch's time over ours, the shapes below 0.9 and the worst one
 """
 
 import argparse
-import json
+import itertools
 import random
-from pathlib import Path
 
 import torch
 
 import torch_tiledmm
-from torch_tiledmm.dispatch import DTYPES
-from torch_tiledmm.testing.bench import describe_run, geomean, output_file
+from torch_tiledmm.testing.bench import describe_run, geomean, output_file, write_json
 from torch_tiledmm.testing.origin import describe_gpu_run
-from torch_tiledmm.testing.timing import PRECISIONS, time_arms, time_on_gpu
+from torch_tiledmm.testing.timing import PRECISIONS, matmul_precision, time_arms, time_on_gpu
 
 MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of an operand or a result
 
@@ -83,36 +81,24 @@ def main() -> None:
     parser.add_argument("--shapes", action="store_true", help="print every shape")
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
     args = parser.parse_args()
-    rows = []
-    for dtype in args.dtypes:
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
-        for family in args.families:
-            own = []
-            for shape in draw(family, args.count, args.seed, args.device):
-                peer, ours = measure(shape, DTYPES.get(dtype, torch.float32), args.device)
-                own.append(
-                    {
-                        "dtype": dtype,
-                        "family": family,
-                        "shape": shape,
-                        "torch_us": round(peer, 2),
-                        "ours_us": round(ours, 2),
-                    }
-                )
-                if args.shapes:
-                    print(f"{dtype} {shape} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")
-            ratios = sorted((row["torch_us"] / row["ours_us"], row["shape"]) for row in own)
-            slow = sum(ratio < 0.9 for ratio, _ in ratios)
-            print(f"{dtype} {family}: torch / ours {geomean([r for r, _ in ratios]):.3f}, "
-                  f"{slow} of {len(own)} below 0.9; worst " + ", ".join(f"{s} {r:.2f}" for r, s in ratios[:8]),
-                  flush=True)  # fmt: skip
-            rows += own
-    if args.json:
-        run = describe_gpu_run("bmm") if args.device == "cuda" else describe_run("bmm", torch.float32)
-        run.pop("dtype", None)  # each row has its own
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        text = json.dumps({**run, "seed": args.seed, "rows": None}).replace("null}", f"[\n{lines}\n]}}")
-        Path(args.json).write_text(text + "\n")
+    run = describe_gpu_run("bmm") if args.device == "cuda" else describe_run("bmm", torch.float32)
+    run.pop("dtype", None)  # each row has its own
+    rows: list[dict] = []
+    for precision, family in itertools.product(args.dtypes, args.families):
+        own = []
+        for shape in draw(family, args.count, args.seed, args.device):
+            with matmul_precision(precision) as dtype:
+                peer, ours = (round(us, 2) for us in measure(shape, dtype, args.device))
+            own.append({"dtype": precision, "family": family, "shape": shape, "torch_us": peer, "ours_us": ours})
+            if args.shapes:
+                print(f"{precision} {shape} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")
+        ratios = sorted((row["torch_us"] / row["ours_us"], row["shape"]) for row in own)
+        slow = sum(ratio < 0.9 for ratio, _ in ratios)
+        print(f"{precision} {family}: torch / ours {geomean([r for r, _ in ratios]):.3f}, "
+              f"{slow} of {len(own)} below 0.9; worst " + ", ".join(f"{s} {r:.2f}" for r, s in ratios[:8]),
+              flush=True)  # fmt: skip
+        rows += own
+    write_json({**run, "seed": args.seed, "rows": rows}, args.json)
 
 
 if __name__ == "__main__":

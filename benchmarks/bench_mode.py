@@ -10,16 +10,14 @@ losses and input gradients of each row alone against a batch of 16, rows that di
 
 import argparse
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import torch_tiledmm
-from torch_tiledmm.testing.bench import describe_run, geomean, output_file
+from torch_tiledmm.testing.bench import describe_run, geomean, output_file, write_json
 from torch_tiledmm.testing.origin import describe_gpu_run
 
 SEED = 3
@@ -220,8 +218,7 @@ def main() -> None:
         else:
             measure = {"generate": measure_generate, "gradients": measure_gradients}[what]
             results[what] = measure(args.device, is_large)
-        if args.json:
-            Path(args.json).write_text(json.dumps(results, indent=0) + "\n")
+        write_json(results, args.json)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,9 @@ struct GemmProblem {
   void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
 };
 
+// Whether C's elements are neighbours down its columns, and not along its rows.
+constexpr bool is_column_major(const GemmProblem& problem) { return problem.stride_cm == 1 && problem.stride_cn != 1; }
+
 // C is the sums, rounded, and nothing else.
 constexpr bool is_plain(const GemmProblem& problem) {
   return problem.alpha == 1 && !problem.bias && problem.activation == Activation::none;

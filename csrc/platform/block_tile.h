@@ -243,7 +243,7 @@ struct WarpStrip {
   // part; none may overwrite it before the next warp_barrier().
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int row_step, int64_t col) const {
     warp_barrier();
-    const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
+    const bool are_rows_close = is_column_major(problem);
     for (int idx = thread_idx() % kWarpSize; idx < ROWS * COLS; idx += kWarpSize) {
       const int r = are_rows_close ? idx % ROWS : idx / COLS, c = are_rows_close ? idx / ROWS : idx % COLS;
       store_element<T>(problem, row + r * row_step, col + c, load_shared(&acc[r][c]));

@@ -27,10 +27,6 @@ struct Watch : c10::OperatorKernel {
   Override& own;
 };
 
-torch::CppFunction watch(Override& own) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Watch>(own));
-}
-
 // The process's one mode. Its rows outlive it, as calls on other threads may.
 struct Mode {
   std::mutex mutex;
@@ -128,29 +124,29 @@ const std::vector<Row>& watched() {
   constexpr const char* kVaries = "a row's bits may depend on the batch";
   constexpr const char* kNotCovered = "a product that the mode does not cover";
   static const std::vector<Row> rows = {
-      {"_scaled_dot_product_flash_attention", watch, kVaries},
-      {"_scaled_dot_product_cudnn_attention", watch, kVaries},
-      {"_scaled_dot_product_flash_attention_for_cpu", watch, kVaries},
-      {"_flash_attention_forward", watch, kVaries},
-      {"_native_multi_head_attention", watch, kVaries},
-      {"_transformer_encoder_layer_fwd", watch, kVaries},
-      {"cudnn_convolution", watch, kVaries},
-      {"miopen_convolution", watch, kVaries},
-      {"mkldnn_convolution", watch, kVaries},
-      {"_slow_conv2d_forward", watch, kVaries},
-      {"_cudnn_rnn", watch, kVaries},
-      {"mkldnn_rnn_layer", watch, kVaries},
-      {"logcumsumexp", watch, kVaries},
-      {"cumprod", watch, kVaries},
-      {"prod.dim_int", watch, kVaries},
-      {"_scaled_mm", watch, kNotCovered},
-      {"_grouped_mm", watch, kNotCovered},
-      {"_scaled_grouped_mm", watch, kNotCovered},
-      {"_int_mm", watch, kNotCovered},
-      {"_weight_int4pack_mm", watch, kNotCovered},
-      {"_weight_int8pack_mm", watch, kNotCovered},
-      {"_mixed_dtypes_linear", watch, kNotCovered},
-      {"_cdist_forward", watch, kNotCovered},
+      {"_scaled_dot_product_flash_attention", boxed<Watch>, kVaries},
+      {"_scaled_dot_product_cudnn_attention", boxed<Watch>, kVaries},
+      {"_scaled_dot_product_flash_attention_for_cpu", boxed<Watch>, kVaries},
+      {"_flash_attention_forward", boxed<Watch>, kVaries},
+      {"_native_multi_head_attention", boxed<Watch>, kVaries},
+      {"_transformer_encoder_layer_fwd", boxed<Watch>, kVaries},
+      {"cudnn_convolution", boxed<Watch>, kVaries},
+      {"miopen_convolution", boxed<Watch>, kVaries},
+      {"mkldnn_convolution", boxed<Watch>, kVaries},
+      {"_slow_conv2d_forward", boxed<Watch>, kVaries},
+      {"_cudnn_rnn", boxed<Watch>, kVaries},
+      {"mkldnn_rnn_layer", boxed<Watch>, kVaries},
+      {"logcumsumexp", boxed<Watch>, kVaries},
+      {"cumprod", boxed<Watch>, kVaries},
+      {"prod.dim_int", boxed<Watch>, kVaries},
+      {"_scaled_mm", boxed<Watch>, kNotCovered},
+      {"_grouped_mm", boxed<Watch>, kNotCovered},
+      {"_scaled_grouped_mm", boxed<Watch>, kNotCovered},
+      {"_int_mm", boxed<Watch>, kNotCovered},
+      {"_weight_int4pack_mm", boxed<Watch>, kNotCovered},
+      {"_weight_int8pack_mm", boxed<Watch>, kNotCovered},
+      {"_mixed_dtypes_linear", boxed<Watch>, kNotCovered},
+      {"_cdist_forward", boxed<Watch>, kNotCovered},
   };
   return rows;
 }

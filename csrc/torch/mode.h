@@ -56,7 +56,7 @@ struct Override;
 struct Row {
   const char* name;
   torch::CppFunction (*kernel)(Override& own);
-  // functions(): the form that writes its last argument; attention(): what computes it; watched(): why it is.
+  // functions(): the form that writes its last argument; attention(): what computes it; watched(): why the operator is.
   const char* detail = nullptr;
 };
 const std::vector<Row>& products();    // mode_products.cpp
@@ -85,6 +85,12 @@ struct Override {
     return stack.at(0).toTensor();
   }
 };
+
+// A Row's kernel that works on the stack of arguments: a Kernel made of the override.
+template <class Kernel>
+torch::CppFunction boxed(Override& own) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(own));
+}
 
 // What stands for an operator while the mode is on.
 Override& find(c10::DispatchKey key, const char* name);

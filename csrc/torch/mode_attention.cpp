@@ -22,15 +22,11 @@ struct KeepKeysTogether : c10::OperatorKernel {
   Override& own;
 };
 
-torch::CppFunction keep_keys_together(Override& own) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<KeepKeysTogether>(own));
-}
-
 }  // namespace
 
 const std::vector<Row>& attention() {
   static const std::vector<Row> rows = {
-      {"_efficient_attention_backward", keep_keys_together, "torch's kernel, keys in one part"},
+      {"_efficient_attention_backward", boxed<KeepKeysTogether>, "torch's kernel, keys in one part"},
   };
   return rows;
 }

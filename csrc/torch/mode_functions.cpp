@@ -180,10 +180,6 @@ struct Elementwise : c10::OperatorKernel {
   const Override& kernel;  // the form that writes its last argument
 };
 
-torch::CppFunction elementwise(Override& own) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Elementwise>(own));
-}
-
 }  // namespace
 
 // Those whose bits were found to depend on the place (benchmarks/what_varies.py).
@@ -207,7 +203,7 @@ const std::vector<Row>& functions() {
              {"mish_backward", nullptr, nullptr},
          }) {
       for (const char* name : {out, make, change}) {
-        if (name) rows.push_back({name, elementwise, out});
+        if (name) rows.push_back({name, boxed<Elementwise>, out});
       }
     }
     return rows;

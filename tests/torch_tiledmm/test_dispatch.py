@@ -230,8 +230,8 @@ def test_on_nvidia_the_production_kernels_compete_alone(dtype_name):
         for m in (1, 17, 64, 300, 5000):
             for n, k, batch in ((640, 4096, 0), (64, 65536, 0), (1, 1, 0), (640, 0, 0), (128, 64, 96)):
                 choice = torch_tiledmm.explain(m, n, k, dtype_name, device=chip, batch=batch).choice
-                ladder = ("naive", "block_tiled", "row_register_tiled", "register_tiled", "mma")
-                assert not choice.startswith(ladder) or choice == "mma_async", (chip, m, n, k, batch, choice)
+                production = ("simt_pipelined", "mma_async", "wgmma", "skinny", "direct", "direct_fma")
+                assert choice in production, (chip, m, n, k, batch, choice)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -239,8 +239,9 @@ def test_explain_shows_the_tile_of_every_candidate(chip):
     for dtype_name in DTYPES:
         for candidate in torch_tiledmm.explain(300, 200, 700, dtype_name, device=chip).candidates:
             if candidate.legal and candidate.algorithm != "naive":
-                tile = next(candidate.config[key] for key in ("block", "warp", "thread") if key in candidate.config)
-                assert re.fullmatch(r"\d+x\d+", tile), candidate
+                by_threads = candidate.algorithm == "direct_fma" or dtype_name == "fp64"
+                key = ("thread" if by_threads else "warp") if candidate.algorithm.startswith("direct") else "block"
+                assert re.fullmatch(r"\d+x\d+", candidate.config[key]), candidate
 
 
 def test_plans_fit_the_shared_memory_of_their_chip():

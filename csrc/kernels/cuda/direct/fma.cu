@@ -1,6 +1,7 @@
 // direct, by multiply-adds: each thread computes a tile of some item of the batch, from memory and in registers.
 // Threads are numbered through the whole batch, so that items of a few elements leave no lane idle. What neighbouring
-// threads read again, the first-level cache has. In fp32 and fp64.
+// threads read again, the first-level cache has. They are numbered in the direction in which C's elements are
+// neighbours, and so store neighbours. In fp32 and fp64.
 #include "kernels/cuda/direct/shared.h"
 #include "platform/block_tile.h"
 #include "platform/instance.h"
@@ -83,7 +84,7 @@ template <class T>
 Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Executor& executor) {
   return visit_number<0, kNumDirectTiles>(plan.tile, Status::unsupported, [&](auto tile) {
     constexpr DirectTile kTile = kDirectFmaTiles[decltype(tile)::value];
-    const DirectWork work(problem, plan, is_direct_down(problem.gemm));
+    const DirectWork work(problem, plan, is_column_major(problem.gemm));
     return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
       constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
       return launch_kernel(direct_fma<T, kTile.rows, kTile.cols, kA, kB>, ceil_div(plan.num_units, kDirectThreads), 1,

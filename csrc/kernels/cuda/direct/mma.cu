@@ -61,7 +61,7 @@ struct LaneSteps {
   bool is_down;         // the columns
   Divisor whole, last;  // elements along that dimension, of all tiles but the last one, and of that
 
-  LaneSteps(const GemmProblem& p, int cols) : is_down(is_direct_down(p)) {
+  LaneSteps(const GemmProblem& p, int cols) : is_down(is_column_major(p)) {
     const int64_t size = is_down ? p.m : p.n, tile = is_down ? L::kM : cols;
     whole = Divisor(min_of(size, tile));
     last = Divisor((size - 1) % tile + 1);

@@ -49,11 +49,9 @@ inline bool is_wide(const OperandView& view, const FoldedProblem& problem, int c
 // Whether rows of C are stored in units of up to 16 bytes: `count` neighbours of a lane.
 inline bool is_wide_result(const FoldedProblem& problem, int count, bool is_mma) {
   const GemmProblem& p = problem.gemm;
-  if (p.stride_cn != 1 || p.n % count != 0 || (is_mma && !is_plain(p))) return false;
-  const auto size = uint64_t(size_of(p.dtype_c));
-  uint64_t bits = uint64_t(reinterpret_cast<uintptr_t>(p.c)) | (p.m > 1 ? uint64_t(p.stride_cm) * size : 0);
-  for (int32_t d = 0; d < p.num_batch_dims; ++d) bits |= uint64_t(problem.batch_dims[d].stride_c) * size;
-  return count > 1 && bits % uint64_t(min_of(count * int64_t(size), 16)) == 0;
+  if (p.stride_cn != 1 || count == 1 || p.n % count != 0 || (is_mma && !is_plain(p))) return false;
+  const OperandView rows_of_c{p.c, p.m, p.n, p.stride_cm, p.stride_cn, &BatchDim::stride_c};
+  return copy_width(rows_of_c, problem) >= min_of(count * size_of(p.dtype_c), 16);
 }
 
 // Steps whose loads are on their way at the same time, as far as registers go.
@@ -62,9 +60,6 @@ constexpr int direct_steps(const DirectTile& tile, DType dtype, bool is_mma) {
   const int products = tile.rows * tile.cols, size = int(size_of(dtype));
   return products == 1 ? size : products * size <= 64 ? 2 : 1;
 }
-
-// Whether threads that compute tiles of their own are numbered down the columns of C: neighbours then store neighbours.
-constexpr bool is_direct_down(const GemmProblem& p) { return p.stride_cm == 1 && p.stride_cn != 1; }
 
 // Microseconds by a simple model: what the warps of the busiest multiprocessor take, or memory, and waiting.
 inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, const DirectTile& tile,
@@ -80,7 +75,7 @@ inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, cons
   };
   const double products = double(tile.rows * tile.cols), outputs = products * (is_mma ? 2 : 1);
   const double multiply = is_mma ? c.multiply * products / 2 : c.fma * products * double(step);
-  const bool stores_lines = is_mma || (is_direct_down(p) ? tile.rows : tile.cols) == 1;  // neighbouring lanes do
+  const bool stores_lines = is_mma || (is_column_major(p) ? tile.rows : tile.cols) == 1;  // neighbouring lanes do
   const double stores = plan.wide_c    ? c.wide_store * outputs * double(size) / 16
                         : stores_lines ? c.store * outputs
                                        : c.store_apart * outputs;

@@ -56,7 +56,7 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
 
 const Rung direct_rung = {
     .name = "direct",
-    .description = "small items and short k: from memory to registers, without shared memory",
+    .description = "small items and short k: operands go from memory straight to registers",
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,

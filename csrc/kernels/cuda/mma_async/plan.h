@@ -189,7 +189,7 @@ struct MmaAsyncPlan {
 // Few columns become few rows, for which there are tiles. Otherwise C becomes row-major.
 inline bool is_better_transposed(const GemmProblem& p) {
   constexpr int64_t kFew = 64;
-  return min_of(p.m, p.n) <= kFew ? p.n < p.m : p.stride_cm == 1 && p.stride_cn != 1;
+  return min_of(p.m, p.n) <= kFew ? p.n < p.m : is_column_major(p);
 }
 
 inline FoldedProblem oriented(const FoldedProblem& given, bool is_exchanged) {

@@ -56,7 +56,7 @@ struct Strip {
         store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c), outs.vector);
       }
     } else {
-      const bool are_rows_close = problem.stride_cm == 1 && problem.stride_cn != 1;
+      const bool are_rows_close = is_column_major(problem);
       TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
         if (row + r >= problem.m || col + c >= problem.n) continue;

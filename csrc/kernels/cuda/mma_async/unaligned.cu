@@ -224,8 +224,7 @@ struct TileC {
   // C = activation(alpha * sums + beta * bias), of elements Out: those of C, or sums of a chunk.
   template <class Out>
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
-    problem.stride_cn == 1 || problem.stride_cm != 1 ? store_pairs<Out, false>(problem, row, col)
-                                                     : store_pairs<Out, true>(problem, row, col);
+    is_column_major(problem) ? store_pairs<Out, true>(problem, row, col) : store_pairs<Out, false>(problem, row, col);
   }
 
  private:

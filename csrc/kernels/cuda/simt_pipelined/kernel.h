@@ -319,7 +319,7 @@ TILEDMM_DEVICE void store_staged(const GemmProblem& gemm, int64_t row, int64_t c
   constexpr int kAhead = 8;  // loads on their way
   auto& stage = smem.stages[thread_idx() / 32];
   const int lane = thread_idx() % 32;
-  const bool is_along_m = gemm.stride_cm == 1 && gemm.stride_cn != 1;
+  const bool is_along_m = is_column_major(gemm);
   const int64_t stride_close = is_along_m ? gemm.stride_cm : gemm.stride_cn;
   const int64_t stride_far = is_along_m ? gemm.stride_cn : gemm.stride_cm;
   const int step_close = is_along_m ? kCols + 4 : 1, step_far = is_along_m ? 1 : kCols + 4;
