@@ -10,30 +10,6 @@
 namespace tiledmm::gpu {
 namespace {
 
-// STEP elements along k of each of a lane's rows. What lies beyond the end of k is zero.
-template <class T, int COUNT, int STEP, bool IS_K_MAJOR>
-TILEDMM_DEVICE void load_step(const LaneRows<T, COUNT>& rows, int k, int end_k, bool is_wide, T (&to)[COUNT][STEP]) {
-  if (is_wide && k + STEP <= end_k) {
-    if constexpr (IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
-        Neighbours<T, STEP> found;
-        load_neighbours(rows.base + rows.offsets[r] + k, found);
-        TILEDMM_UNROLL for (int e = 0; e < STEP; ++e) to[r][e] = found.elements[e];
-      }
-    } else {
-      TILEDMM_UNROLL for (int e = 0; e < STEP; ++e) {
-        Neighbours<T, COUNT> found;
-        load_neighbours(rows.base + rows.offsets[0] + (k + e) * rows.stride_k, found);
-        TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) to[r][e] = found.elements[r];
-      }
-    }
-  } else {
-    TILEDMM_UNROLL for (int e = 0; e < STEP; ++e) {
-      TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) to[r][e] = k + e < end_k ? rows.load(r, k + e) : T(0);
-    }
-  }
-}
-
 template <class T, int ROWS, int COLS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kDirectThreads, 4)
 direct_fma(DirectWork work, FoldedProblem problem) {
@@ -46,21 +22,25 @@ direct_fma(DirectWork work, FoldedProblem problem) {
   const LaneRows<T, ROWS> a(unit.a, row, work.m, work.stride_am, work.stride_ak);
   const LaneRows<T, COLS> b(unit.b, col, work.n, work.stride_bn, work.stride_bk);
   T sums[ROWS][COLS] = {};
-  TILEDMM_NO_UNROLL for (int k = 0; k < end_k; k += kSteps * kStep) {
-    T of_a[kSteps][ROWS][kStep], of_b[kSteps][COLS][kStep];
+  for_each_step(work, kSteps * kStep, [&](auto is_wide_a, auto is_wide_b, int32_t first_k) {
+    constexpr bool kIsWhole = is_wide_a.value || is_wide_b.value;
+    T of_a[kSteps][kStep][ROWS] = {}, of_b[kSteps][kStep][COLS] = {};
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      load_step<T, ROWS, kStep, IS_A_K_MAJOR>(a, k + s * kStep, end_k, work.wide_a, of_a[s]);
-      load_step<T, COLS, kStep, IS_B_K_MAJOR>(b, k + s * kStep, end_k, work.wide_b, of_b[s]);
+      if (!kIsWhole && s > 0 && first_k + s * kStep >= end_k) break;
+      a.template load<is_wide_a.value, IS_A_K_MAJOR>(first_k + s * kStep, end_k, of_a[s]);
+      b.template load<is_wide_b.value, IS_B_K_MAJOR>(first_k + s * kStep, end_k, of_b[s]);
     }
     TILEDMM_UNROLL for (int e = 0; e < kSteps * kStep; ++e) {
-      if (k + e >= end_k) break;  // adding a product of zeros would change the sign of a zero
+      // Adding a product of zeros would change the sign of a zero. A branch would make loads wait for each other.
+      const bool is_inside = kIsWhole || first_k + e < end_k;
       TILEDMM_UNROLL for (int i = 0; i < ROWS; ++i) {
         TILEDMM_UNROLL for (int j = 0; j < COLS; ++j) {
-          sums[i][j] = multiply_add(of_a[e / kStep][i][e % kStep], of_b[e / kStep][j][e % kStep], sums[i][j]);
+          const T sum = multiply_add(of_a[e / kStep][e % kStep][i], of_b[e / kStep][e % kStep][j], sums[i][j]);
+          sums[i][j] = is_inside ? sum : sums[i][j];
         }
       }
     }
-  }
+  });
   if (!work.is_plain) {
     const GemmProblem item = item_of<true>(problem, unit.item);
     TILEDMM_UNROLL for (int i = 0; i < ROWS; ++i) {

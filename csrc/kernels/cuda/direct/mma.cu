@@ -18,43 +18,32 @@ namespace {
 using L = LayoutM16N8;
 constexpr int kWarps = kDirectThreads / 32;
 
-// The two words along k that each of a lane's rows has of a step.
-template <class T, int COUNT, bool IS_K_MAJOR>
-TILEDMM_DEVICE void load_words(const LaneRows<T, COUNT>& rows, int k, int end_k, bool is_wide,
-                               typename WordOf<T>::Word (&to)[COUNT][2]) {
-  using Word = typename WordOf<T>::Word;
-  constexpr int kElements = WordOf<T>::kElements;  // of a word
-  const int lane = thread_idx() % 32;
-  const bool is_whole = is_wide && k + L::kWordsK * kElements <= end_k;
-  TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
-    const int own_k = k + L::b_word(lane, w) * kElements;
-    if (is_whole && IS_K_MAJOR) {
-      TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
-        to[r][w] = load_global(reinterpret_cast<const Word*>(rows.base + rows.offsets[r] + own_k));
-      }
-      continue;
-    }
-    T elements[kElements][COUNT];
-    TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) {
-      if (is_whole) {
-        Neighbours<T, COUNT> found;
-        load_neighbours(rows.base + rows.offsets[0] + (own_k + e) * rows.stride_k, found);
-        TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) elements[e][r] = found.elements[r];
-      } else {
-        TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
-          elements[e][r] = own_k + e < end_k ? rows.load(r, own_k + e) : T{};
-        }
-      }
-    }
-    TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
-      if constexpr (kElements == 1) {
-        to[r][w] = elements[0][r];
-      } else {
-        to[r][w] = uint32_t(elements[0][r].bits) | uint32_t(elements[1][r].bits) << 16;
-      }
+// What a lane has of a step of k: two words along k of each of its rows.
+template <class T, int COUNT>
+struct LaneWords {
+  static constexpr int kElements = WordOf<T>::kElements;  // of a word
+  T elements[2][kElements][COUNT];
+
+  static TILEDMM_DEVICE int place(int32_t k, int word) { return k + L::b_word(thread_idx() % 32, word) * kElements; }
+
+  template <bool IS_WIDE, bool IS_K_MAJOR>
+  TILEDMM_DEVICE void load(const LaneRows<T, COUNT>& rows, int32_t k, int32_t end_k) {
+    TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
+      rows.template load<IS_WIDE, IS_K_MAJOR>(place(k, w), end_k, elements[w]);
     }
   }
-}
+  // Prepared for the matrix instruction. What lies beyond the end of k is zero.
+  template <bool IS_WIDE>
+  TILEDMM_DEVICE typename WordOf<T>::Word word(int row, int w, int32_t k, int32_t end_k) const {
+    T own[kElements];
+    TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) { own[e] = elements[w][e][row]; }
+    if constexpr (kElements == 1) {
+      return Mma<T>::prepared(own[0]);
+    } else {
+      return uint32_t(own[0].bits) | uint32_t(own[1].bits) << 16;
+    }
+  }
+};
 
 // How the lanes go through a tile of C: along the dimension in which its elements are neighbours, 32 at a time.
 struct LaneSteps {
@@ -103,7 +92,8 @@ template <class T, int COLS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kDirectThreads, 4)
 direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
   using Word = typename WordOf<T>::Word;
-  constexpr int kStep = L::kWordsK * WordOf<T>::kElements, kSteps = direct_steps({2, COLS}, DType::f32, true);
+  constexpr DType kDType = sizeof(T) == 4 ? DType::f32 : DType::bf16;
+  constexpr int kStep = L::kWordsK * WordOf<T>::kElements, kSteps = direct_steps({2, COLS}, kDType, true);
   const auto index = int32_t(block_idx() * kWarps + thread_idx() / 32);
   if (index >= work.num_units) return;
   const DirectUnit<T> unit(work, problem, index);
@@ -112,22 +102,26 @@ direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
   const LaneRows<T, 2> a(unit.a, tile_row + own_row, work.m, work.stride_am, work.stride_ak);
   const LaneRows<T, COLS> b(unit.b, tile_col + lane / 4 * COLS, work.n, work.stride_bn, work.stride_bk);
   float sums[COLS][L::kAccs] = {};
-  TILEDMM_NO_UNROLL for (int k = 0; k < end_k; k += kSteps * kStep) {
-    Word of_a[kSteps][2][2], of_b[kSteps][COLS][2];
+  for_each_step(work, kSteps * kStep, [&](auto is_wide_a, auto is_wide_b, int32_t first_k) {
+    constexpr bool kWideA = decltype(is_wide_a)::value, kWideB = decltype(is_wide_b)::value;
+    LaneWords<T, 2> of_a[kSteps] = {};
+    LaneWords<T, COLS> of_b[kSteps] = {};
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      if (s > 0 && k + s * kStep >= end_k) break;
-      load_words<T, 2, IS_A_K_MAJOR>(a, k + s * kStep, end_k, work.wide_a, of_a[s]);
-      load_words<T, COLS, IS_B_K_MAJOR>(b, k + s * kStep, end_k, work.wide_b, of_b[s]);
+      if (!kWideA && !kWideB && s > 0 && first_k + s * kStep >= end_k) break;
+      of_a[s].template load<kWideA, IS_A_K_MAJOR>(a, first_k + s * kStep, end_k);
+      of_b[s].template load<kWideB, IS_B_K_MAJOR>(b, first_k + s * kStep, end_k);
     }
     TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      if (s > 0 && k + s * kStep >= end_k) break;
+      const int32_t k = first_k + s * kStep;  // a step beyond the end adds zeros, as it does in the other kernels
       Word frag_a[4];
-      TILEDMM_UNROLL for (int w = 0; w < 4; ++w) frag_a[w] = Mma<T>::prepared(of_a[s][w % 2][w / 2]);
+      TILEDMM_UNROLL for (int w = 0; w < 4; ++w) frag_a[w] = of_a[s].template word<kWideA>(w % 2, w / 2, k, end_k);
       TILEDMM_UNROLL for (int j = 0; j < COLS; ++j) {
-        Mma<T>::multiply(sums[j], frag_a, {Mma<T>::prepared(of_b[s][j][0]), Mma<T>::prepared(of_b[s][j][1])});
+        Mma<T>::multiply(
+            sums[j], frag_a,
+            {of_b[s].template word<kWideB>(j, 0, k, end_k), of_b[s].template word<kWideB>(j, 1, k, end_k)});
       }
     }
-  }
+  });
   auto& tile = block_shared<TileOfC<T, COLS>[kWarps]>()[thread_idx() / 32];
   TILEDMM_UNROLL for (int r = 0; r < 2; ++r) {
     const int32_t row = tile_row + own_row + r, col = tile_col + own_col;

@@ -56,8 +56,8 @@ inline bool is_wide_result(const FoldedProblem& problem, int count, bool is_mma)
 
 // Steps whose loads are on their way at the same time, as far as registers go.
 constexpr int direct_steps(const DirectTile& tile, DType dtype, bool is_mma) {
-  if (is_mma) return 2;
   const int products = tile.rows * tile.cols, size = int(size_of(dtype));
+  if (is_mma) return size == 2 && tile.cols == 8 ? 1 : 2;
   return products == 1 ? size : products * size <= 64 ? 2 : 1;
 }
 

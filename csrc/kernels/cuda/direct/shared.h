@@ -85,17 +85,60 @@ TILEDMM_DEVICE void load_neighbours(const T* from, Neighbours<T, COUNT>& to) {
 // A lane's rows of an operand: of A, or columns of B.
 template <class T, int COUNT>
 struct LaneRows {
-  const T* base;
-  int32_t offsets[COUNT];  // of the rows
+  const T* rows[COUNT];
   int32_t stride_k;
 
   TILEDMM_DEVICE LaneRows(const T* data, int32_t first, int32_t size, int32_t stride_row, int32_t stride_k)
-      : base(data), stride_k(stride_k) {
+      : stride_k(stride_k) {
     first = min_of(first, (size - 1) / COUNT * COUNT);
-    TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) offsets[r] = min_of(first + r, size - 1) * stride_row;
+    TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) rows[r] = data + min_of(first + r, size - 1) * stride_row;
   }
-  TILEDMM_DEVICE T load(int row, int k) const { return load_global(base + offsets[row] + k * stride_k); }
+
+  // The elements from k on, ELEMENTS of each row; zeros beyond the end of k. Nothing here waits for a load, so that all
+  // of A and B are on their way at the same time.
+  template <bool IS_WIDE, bool IS_K_MAJOR, int ELEMENTS>
+  TILEDMM_DEVICE void load(int32_t k, int32_t end_k, T (&to)[ELEMENTS][COUNT]) const {
+    if constexpr (IS_WIDE && IS_K_MAJOR) {
+      TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
+        Neighbours<T, ELEMENTS> found;
+        load_neighbours(rows[r] + k, found);
+        TILEDMM_UNROLL for (int e = 0; e < ELEMENTS; ++e) to[e][r] = found.elements[e];
+      }
+    } else {
+      TILEDMM_UNROLL for (int e = 0; e < ELEMENTS; ++e) {
+        if constexpr (IS_WIDE) {
+          Neighbours<T, COUNT> found;
+          load_neighbours(rows[0] + (k + e) * stride_k, found);
+          TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) to[e][r] = found.elements[r];
+        } else {
+          const int32_t place = (k + e) * stride_k;
+          TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) {
+            const T* from = rows[r] + place;
+            to[e][r] = T{};
+            if (k + e < end_k) to[e][r] = load_global(from);
+          }
+        }
+      }
+    }
+  }
 };
+
+// Calls multiply(is_wide_a, is_wide_b, k) for all of k, `step` elements at a time. What is wide is whole.
+template <class Multiply>
+TILEDMM_DEVICE void for_each_step(const DirectWork& work, int32_t step, const Multiply& multiply) {
+  int32_t k = 0;
+  const auto while_whole = [&](auto is_wide_a, auto is_wide_b) {
+    TILEDMM_NO_UNROLL for (; k + step <= work.k; k += step) multiply(is_wide_a, is_wide_b, k);
+  };
+  if (work.wide_a && work.wide_b) {
+    while_whole(std::true_type{}, std::true_type{});
+  } else if (work.wide_a) {
+    while_whole(std::true_type{}, std::false_type{});
+  } else if (work.wide_b) {
+    while_whole(std::false_type{}, std::true_type{});
+  }
+  TILEDMM_NO_UNROLL for (; k < work.k; k += step) multiply(std::false_type{}, std::false_type{}, k);
+}
 
 // One copy of this code for all elements of a lane.
 template <class T>
