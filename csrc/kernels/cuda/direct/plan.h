@@ -57,8 +57,8 @@ inline bool is_wide_result(const FoldedProblem& problem, int count, bool is_mma)
 // Steps whose loads are on their way at the same time, as far as registers go.
 constexpr int direct_steps(const DirectTile& tile, DType dtype, bool is_mma) {
   const int products = tile.rows * tile.cols, size = int(size_of(dtype));
-  if (is_mma) return size == 2 && tile.cols == 8 ? 1 : 2;
-  return products == 1 ? size : products * size <= 64 ? 2 : 1;
+  if (is_mma) return tile.cols <= 2 ? 4 : tile.cols == 4 || size == 4 ? 2 : 1;
+  return products == 1 ? 8 : products == 4 ? 4 : products * size <= 64 ? 2 : 1;
 }
 
 // Microseconds by a simple model: what the warps of the busiest multiprocessor take, or memory, and waiting.
