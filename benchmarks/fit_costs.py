@@ -218,7 +218,7 @@ def rows_of(rows: str) -> dict[int, str]:
         depth += (letter == "{") - (letter == "}")
         if letter == "}" and depth == 0:
             row = rows[start : i + 1].strip(", \n")
-            found[int(re.search(r"^\{(\d+)", row, re.MULTILINE | re.DOTALL)[1])] = row
+            found[int(re.search(r"^ *\{(\d+)", row, re.MULTILINE | re.DOTALL)[1])] = row
             start = i + 1
     return found
 

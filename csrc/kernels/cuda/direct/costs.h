@@ -19,60 +19,79 @@ struct DirectCosts {
   // us: of a call by its tile, whose code is in no cache; of steps of k whose loads are waited for together.
   Fixed start[kNumDirectTiles] = {4.258, 4.362, 4.507, 4.803}, step = 1.297;
   Fixed overlap = 0.6737;  // of the shorter of memory's time and the warps'
+  Fixed parts = 2;         // how many times longer memory takes for parts of C's sectors, one at a time
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
-    // H100, 390 random batches
-    {90, {}}};
-inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
-    // H100, 71 random batches
+    // H100, 432 random batches
     {90,
-     {2.351,
-      2.599,
-      2.148,
-      3.224,
-      1.391,
+     {1.051,
+      1.33,
+      1.576,
+      2.957,
+      1.154,
       0.3,
-      43.98,
-      1.173,
+      55.94,
+      1.107,
       6,
-      2.505,
-      5.221e6,
-      {5.109, 5.132, 5.319, 5.383},
-      0.6757,
-      0.7072}}};
+      3.292,
+      3.16e6,
+      {4.739, 4.975, 4.866, 4.799},
+      0.6562,
+      0.8161,
+      2}}};
+inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
+    // H100, 214 random batches
+    {90,
+     {1.965,
+      1.626,
+      2.148,
+      2.439,
+      1.153,
+      0.3,
+      36.46,
+      1.208,
+      6,
+      2.217,
+      3.24e6,
+      {4.673, 4.836, 5.017, 4.958},
+      0.6959,
+      0.7598,
+      2}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
-    // H100, 144 random batches
+    // H100, 211 random batches
     {90,
-     {1.285,
-      1.061,
-      4.821,
-      1.275,
+     {1.179,
+      1.052,
+      4.983,
+      0.92,
       1,
-      0.1755,
-      33.79,
-      2.128,
-      3.664,
-      3.751,
-      2.386e6,
-      {4.554, 4.391, 4.47, 4.954},
-      0.7313,
-      0.2393}}};
+      0.1412,
+      45.42,
+      1.839,
+      2.229,
+      3.839,
+      2.276e6,
+      {4.912, 5.126, 4.745, 5.503},
+      0.647,
+      0.2147,
+      1.72}}};
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
-    // H100, 147 random batches
+    // H100, 211 random batches
     {90,
-     {1.623,
-      1.962,
-      4.879,
-      1.992,
+     {1.836,
+      1.796,
+      4.178,
+      1.766,
       1,
-      0.3248,
-      33.96,
-      1.917,
-      5.316,
-      3.687,
-      2.351e6,
-      {4.937, 4.509, 4.771, 4.947},
-      0.5709,
-      0.248}}};
+      0.3119,
+      44.55,
+      1.836,
+      4.347,
+      3.785,
+      2.486e6,
+      {5.194, 5.076, 5.118, 5.123},
+      0.5549,
+      0.2152,
+      1.714}}};
 
 }  // namespace tiledmm

@@ -83,7 +83,8 @@ inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, cons
   const int64_t warps = is_mma ? plan.num_units : ceil_div(plan.num_units, 32);
   const double work = 1e-3 * double(ceil_div(warps, num_cus)) * (c.tile + stores + double(steps) * of_step);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const double memory = double(size) * batch * (m * k + k * n + m * n) / c.rate;
+  const double written = m * n * (plan.wide_c || stores_lines ? 1 : c.parts.value);
+  const double memory = double(size) * batch * (m * k + k * n + written) / c.rate;
   const double waiting = c.step * double(ceil_div(steps, direct_steps(tile, p.dtype_a, is_mma)));
   return c.start[plan.tile] + waiting + (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
 }

@@ -38,32 +38,44 @@ struct Strip {
       warp_barrier();
     }
     Out* to = static_cast<Out*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn;
+    const int rows = int(min_of(problem.m - row, kRows)), cols = int(min_of(problem.n - col, COLS));
     const bool is_vectorised = problem.stride_cn == 1 && problem.stride_cm * int64_t(sizeof(Out)) % 16 == 0 &&
-                               reinterpret_cast<uintptr_t>(to) % 16 == 0 && col + COLS <= problem.n;
+                               reinterpret_cast<uintptr_t>(to) % 16 == 0 && cols % kVector == 0;
     if (is_vectorised) {
-      constexpr int kVectorsPerRow = COLS / kVector;
-      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * kVectorsPerRow; idx += kWarpSize) {
-        const int r = idx / kVectorsPerRow, c = idx % kVectorsPerRow * kVector;
-        if (row + r >= problem.m) continue;
+      for_each<COLS / kVector>(lane, cols / kVector, rows, [&](int c, int r) {
         Outs outs;
         TILEDMM_UNROLL for (int v = 0; v < kVector; v += Values::kElements) {
           Values values;
-          values.vector = load_shared(reinterpret_cast<const Vector16*>(&acc[r][c + v]));
+          values.vector = load_shared(reinterpret_cast<const Vector16*>(&acc[r][c * kVector + v]));
           TILEDMM_UNROLL for (int e = 0; e < Values::kElements; ++e) {
             outs.elements[v + e] = rounded_to<Out>(values.elements[e]);
           }
         }
-        store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c), outs.vector);
-      }
+        store_global(reinterpret_cast<Vector16*>(to + r * problem.stride_cm + c * kVector), outs.vector);
+      });
     } else {
-      const bool are_rows_close = is_column_major(problem);
-      TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
-        const int r = are_rows_close ? idx % kRows : idx / COLS, c = are_rows_close ? idx / kRows : idx % COLS;
-        if (row + r >= problem.m || col + c >= problem.n) continue;
+      const auto store_one = [&](int r, int c) {
         store_global(to + r * problem.stride_cm + c * problem.stride_cn, rounded_to<Out>(load_shared(&acc[r][c])));
+      };
+      if (is_column_major(problem)) {
+        for_each<kRows>(lane, rows, cols, [&](int r, int c) { store_one(r, c); });
+      } else {
+        for_each<COLS>(lane, cols, rows, [&](int c, int r) { store_one(r, c); });
       }
     }
     warp_barrier();
+  }
+
+ private:
+  // Calls visit(close, far) for the places of a tile CLOSE wide: neighbouring lanes have neighbours. A lane's steps are
+  // along the other dimension.
+  template <int CLOSE, class Visit>
+  TILEDMM_DEVICE static void for_each(int lane, int close_end, int far_end, const Visit& visit) {
+    constexpr int kWidth = CLOSE < kWarpSize ? CLOSE : kWarpSize;
+    static_assert(kWarpSize % kWidth == 0, "lanes fill whole rows");
+    TILEDMM_NO_UNROLL for (int close = lane % kWidth; close < close_end; close += kWidth) {
+      for (int far = lane / kWidth; far < far_end; far += kWarpSize / kWidth) visit(close, far);
+    }
   }
 };
 

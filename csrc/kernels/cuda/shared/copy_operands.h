@@ -114,11 +114,16 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   constexpr int kStep = kCopyThreads / kCopyTile, kValues = kCopyTile / kStep;
   const int thread = thread_idx(), close = thread % kCopyTile, first = thread / kCopyTile;
   const bool reads_along_rows = is_k_major(job.stride_outer, job.stride_inner);
+  const int first_row = row + (reads_along_rows ? first : close), first_col = col + (reads_along_rows ? close : first);
+  const int64_t step = kStep * (reads_along_rows ? job.stride_outer : job.stride_inner);
+  const int left = reads_along_rows   ? (first_col < cols ? rows - first_row : 0)
+                   : first_row < rows ? cols - first_col
+                                      : 0;
+  from += first_row * job.stride_outer + first_col * job.stride_inner;
   float values[kValues];
   TILEDMM_UNROLL for (int i = 0; i < kValues; ++i) {
-    const int far = first + kStep * i;
-    const int r = row + (reads_along_rows ? far : close), c = col + (reads_along_rows ? close : far);
-    values[i] = r < rows && c < cols ? load_global(from + r * job.stride_outer + c * job.stride_inner) : 0;
+    values[i] = 0;
+    if (kStep * i < left) values[i] = load_global(from + i * step);
   }
   TILEDMM_UNROLL for (int i = 0; i < kValues; ++i) {
     const int far = first + kStep * i;
