@@ -21,6 +21,10 @@ direct_fma(DirectWork work, FoldedProblem problem) {
   const int32_t row = unit.row * ROWS, col = unit.col * COLS, end_k = work.k;
   const LaneRows<T, ROWS> a(unit.a, row, work.m, work.stride_am, work.stride_ak);
   const LaneRows<T, COLS> b(unit.b, col, work.n, work.stride_bn, work.stride_bk);
+  if constexpr (ROWS * COLS == 1) {  // larger tiles have other warps to wait for
+    a.template prefetch<IS_A_K_MAJOR>(kSteps * kStep, end_k, 0, 1);
+    b.template prefetch<IS_B_K_MAJOR>(kSteps * kStep, end_k, 0, 1);
+  }
   T sums[ROWS][COLS] = {};
   for_each_step(work, kSteps * kStep, [&](auto is_wide_a, auto is_wide_b, int32_t first_k) {
     constexpr bool kIsWhole = is_wide_a.value || is_wide_b.value;

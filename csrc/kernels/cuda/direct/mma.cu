@@ -101,6 +101,8 @@ direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
   const int32_t tile_row = unit.row * L::kM, tile_col = unit.col * (L::kN * COLS), end_k = work.k;
   const LaneRows<T, 2> a(unit.a, tile_row + own_row, work.m, work.stride_am, work.stride_ak);
   const LaneRows<T, COLS> b(unit.b, tile_col + lane / 4 * COLS, work.n, work.stride_bn, work.stride_bk);
+  a.template prefetch<IS_A_K_MAJOR>(kSteps * kStep, end_k, lane % 4, 4);
+  b.template prefetch<IS_B_K_MAJOR>(kSteps * kStep, end_k, lane % 4, 4);
   float sums[COLS][L::kAccs] = {};
   for_each_step(work, kSteps * kStep, [&](auto is_wide_a, auto is_wide_b, int32_t first_k) {
     constexpr bool kWideA = decltype(is_wide_a)::value, kWideB = decltype(is_wide_b)::value;

@@ -82,6 +82,13 @@ TILEDMM_DEVICE void load_neighbours(const T* from, Neighbours<T, COUNT>& to) {
   }
 }
 
+// Starts the way of a line of memory to the second-level cache.
+TILEDMM_DEVICE void prefetch_line([[maybe_unused]] const void* address) {
+#if !defined(TILEDMM_HOST_GPU)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 // A lane's rows of an operand: of A, or columns of B.
 template <class T, int COUNT>
 struct LaneRows {
@@ -92,6 +99,18 @@ struct LaneRows {
       : stride_k(stride_k) {
     first = min_of(first, (size - 1) / COUNT * COUNT);
     TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) rows[r] = data + min_of(first + r, size - 1) * stride_row;
+  }
+
+  // Of rows that lie along k, the lines from `first` on, and so many in all, which later steps load. Lanes that share a
+  // row share them out.
+  static constexpr int kLine = 128 / int(sizeof(T)), kLines = 4;
+  template <bool IS_K_MAJOR>
+  TILEDMM_DEVICE void prefetch(int32_t first, int32_t end_k, int lane, int lanes) const {
+    if constexpr (!IS_K_MAJOR) return;
+    const int32_t end = min_of(end_k, first + kLines * kLine);
+    TILEDMM_NO_UNROLL for (int32_t k = first + lane * kLine; k < end; k += lanes * kLine) {
+      TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) prefetch_line(rows[r] + k);
+    }
   }
 
   // The elements from k on, ELEMENTS of each row; zeros beyond the end of k. Nothing here waits for a load, so that all
