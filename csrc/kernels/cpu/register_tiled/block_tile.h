@@ -83,7 +83,8 @@ struct BlockTile {
       case CpuPath::short_k:
         return run_short_k();
       case CpuPath::long_dots:
-        return;  // launch_dots has no tiles
+      case CpuPath::items:
+        return;  // they have no tiles
     }
   }
 

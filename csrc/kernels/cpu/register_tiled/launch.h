@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cpu/register_tiled/block_tile.h"
+#include "kernels/cpu/register_tiled/items.h"
 #include "kernels/cpu/register_tiled/long_dot.h"
 #include "kernels/cpu/register_tiled/plan.h"
 #include "kernels/cpu/shared/parallel.h"
@@ -147,6 +148,9 @@ struct TiledProduct {
 template <class T, class Op>
 Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Executor& executor) {
   if (config.path == CpuPath::long_dots) return launch_dots<T, Op>(problem, executor);
+  if constexpr (Op::kPerWord == 1) {
+    if (config.path == CpuPath::items) return launch_items<T, Op>(problem, config, executor);
+  }
   return TiledProduct<T, Op>{problem, config, executor}.run();
 }
 

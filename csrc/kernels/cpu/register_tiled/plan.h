@@ -57,8 +57,9 @@ enum class CpuPath : int32_t {
   dot_rows,     // few rows, B contiguous along k: its columns are transposed in registers, read once where they lie
   short_k,      // k of a few words, B contiguous along n: C is written row by row
   long_dots,    // a C of few elements, both operands contiguous along k: its chunks side by side (long_dot.h)
+  items,        // a batch of small items, one in each lane of vectors (items.h)
 };
-inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots"};
+inline constexpr const char* kCpuPathNames[] = {"packed", "stream_rows", "dot_rows", "short_k", "long_dots", "items"};
 
 // k is summed in chunks of so many packed words. docs/numerics.md: changing it changes bits, nothing else here does.
 inline constexpr int64_t kChunkWords = 512;
@@ -93,6 +94,8 @@ inline constexpr double kRegionCost = 1.1;             // adding up sums of chun
 inline constexpr double kRegionTime = 2000;            // ... which takes as long as so many multiply-adds of vectors
 inline constexpr double kDotRegionTime = 30000;        // the same in dot_rows, where it was fitted to 16 threads
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
+inline constexpr int64_t kMaxItemWords = 1 << 14;  // multiply-adds of an item in a lane
+inline constexpr int64_t kGroupBytes = 128 << 10;  // of a group's operands and sums: a quarter of a second level
 
 // Whether one or two rows of dot_rows are faster by two vectors of columns in turns: one chain of multiply-adds takes
 // longer than to transpose its columns. Zen 4 transposes no faster than one chain takes, nor does Intel in fp32.
@@ -106,6 +109,8 @@ struct CpuConfig {
   int64_t block_m, block_n;  // rows of A and columns of B packed at one time
   int64_t tasks_m, tasks_n;  // grid of block tiles of C, one task each
   int64_t task_m, task_n;    // their sizes
+  int64_t task_groups;       // items: groups of them, as many as a vector has lanes, in a task
+  int32_t dim_of_lanes;      // ... and the dimension of the batch in which those of a group are neighbours
   int64_t split_k;           // chunks computed side by side before they are added up in order, each in tasks_n tasks;
                              // 1: no split
   bool is_resident;          // A of a task is packed once, for all its chunks of k
@@ -147,6 +152,21 @@ inline int64_t max_stream_rows(Isa isa, Cores cores, const CpuKernelShape& shape
   }
   return m <= rows ? rows : min_of(rows, kFewRows);  // else B is streamed once more for each task of rows
 }
+
+// A matrix of an item in runs along its close dimension; one run, where they follow each other. Packed elements, a
+// vector for each, lie in the same order without gaps.
+struct Runs {
+  int64_t count, length, stride, step;  // elements of a run; from run to run, from element to element of a run
+  int64_t row, col;                     // packed elements from row to row, from column to column
+
+  Runs(int64_t rows, int64_t stride_row, int64_t cols, int64_t stride_col) {
+    const bool is_along_rows = stride_col == 1 || stride_row != 1;
+    count = is_along_rows ? rows : cols, length = is_along_rows ? cols : rows;
+    stride = is_along_rows ? stride_row : stride_col, step = is_along_rows ? stride_col : stride_row;
+    row = is_along_rows ? cols : 1, col = is_along_rows ? 1 : rows;
+    if (stride == length * step || count == 1) length *= count, count = 1;
+  }
+};
 
 // Chooses the tile numbers of a product, step by step. A template, since it divides by the numbers of the shape some
 // twenty times, and each by a constant is a shift.
@@ -190,6 +210,7 @@ struct CpuConfigChoice {
   CpuConfig config{};
 
   CpuConfig choose() {
+    if (batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1 && choose_items()) return config;
     // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
     config.is_c_far = m * n * kSize >= kFarResultBytes;
@@ -207,6 +228,36 @@ struct CpuConfigChoice {
     config.tasks_m = ceil_div(m, config.task_m);
     config.tasks_n = ceil_div(n, config.task_n);
     return config;
+  }
+
+  // Small items side by side, if that costs less than a task for each.
+  bool choose_items() {
+    constexpr int64_t kLanes = kThreadN / 2;
+    const double words = double(m) * double(n) * double(k);
+    if (words > double(kMaxItemWords) || ((m + n) * k + m * n) * kLanes * kShape.acc_bytes > kGroupBytes) return false;
+    int64_t groups = batch;
+    for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
+      const int64_t size = problem.batch_dims[d].size, groups_of_dim = batch / size * ceil_div(size, kLanes);
+      if (groups_of_dim < groups) groups = groups_of_dim, config.dim_of_lanes = d;
+    }
+    if (groups * kLanes > 2 * batch) return false;
+    // In multiply-adds of vectors, of a group and of an item in a task of its own: what each takes at least, and what
+    // multiply-adds, elements of A and B, those of C, and runs of memory take. Fitted to both ways of random items on
+    // one thread of a Zen 3.
+    const double operands = double((m + n) * k), results = double(m * n);
+    const int64_t runs =
+        Runs(m, problem.stride_am, k, problem.stride_ak).count + Runs(n, problem.stride_bn, k, problem.stride_bk).count;
+    const double group_cost =
+        double(100 * kLanes) + 3 * words + 9 * operands + (kShape.sums_in_c ? 28 : 58) * results + 250 * double(runs);
+    const double item_cost = (is_short_k ? 420 : 800) + 3.5 / double(kLanes) * words + 2 * operands + 5 * results;
+    if (double(groups) * group_cost >= double(batch) * item_cost) return false;
+    config.path = CpuPath::items;
+    const double work = double(groups) * group_cost * double(kLanes * kShape.acc_bytes) / 2 / kTaskFlops;
+    const int64_t num_threads = threads_for(work, chip.num_cus, kWake);
+    const int64_t tasks =
+        num_threads == 1 ? 1 : max_of(num_threads, min_of(kTurns * num_threads, int64_t(work / kMinTask)));
+    config.task_groups = ceil_div(groups, tasks);
+    return true;
   }
 
   // The grid of tasks, and whether chunks of k are computed side by side: what costs least of some ways.
@@ -378,6 +429,7 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip) {
     return plan;
   }
   plan.config = CpuConfigChoice<ISA, DTYPE>{plan.is_exchanged ? transposed(p) : p, problem.batch_size, chip}.choose();
+  if (plan.config.path == CpuPath::items) plan.is_exchanged = p.m > p.n;  // a micro-tile is wider than high
   return plan;
 }
 

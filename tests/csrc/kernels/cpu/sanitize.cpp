@@ -462,6 +462,9 @@ const int64_t kNtShapes[][3] = {{1, 1, 9000}, {1, 21, 2048}, {2, 13, 4096}};
 // all columns; those of a block whose last tile is not full.
 const int64_t kTileShapes[][3] = {{5, 300, 1024}, {20, 260, 1056}, {5, 130, 4160}, {20, 20, 2080},
                                   {40, 70, 64},   {44, 90, 96},    {36, 64, 128},  {41, 70, 64}};
+// Items that are computed one in each lane: runs shorter than a packet, whole packets, and a part of one.
+const int64_t kItemShapes[][3] = {{1, 1, 1}, {2, 1, 1}, {1, 3, 5}, {5, 2, 3}, {3, 9, 5}, {1, 1, 33}, {6, 4, 8}};
+const std::vector<int64_t> kItemBatches[] = {{19}, {3, 9}, {9, 2}};
 const int64_t kLargeShapes[][3] = {{131, 530, 521}, {530, 131, 1031}};
 
 }  // namespace
@@ -485,6 +488,17 @@ int main(int argc, char** argv) {
     ++num_named;
   }
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+    for (const auto& shape : kItemShapes) {
+      for (const auto& batch : kItemBatches) {
+        for (const Layout layout : {Layout::any, Layout::nn, Layout::nt}) {
+          const bool is_plain = layout == Layout::nt;
+          run_case({shape[0], shape[1], shape[2], batch, DType(dtype),
+                    is_plain ? Activation::none : Activation(random_int(0, 4)), is_plain ? 0 : int(random_int(0, 3)),
+                    layout});
+          ++num_named;
+        }
+      }
+    }
     for (const auto& shape : kNamedShapes) {
       run_case({shape[0], shape[1], shape[2], {}, DType(dtype), Activation(random_int(0, 4)), int(random_int(0, 2))});
       ++num_named;

@@ -50,7 +50,7 @@ NEEDED_RUNG = {
     SOURCE_OF["avx512_bf16"]: "register_tiled.avx512_bf16",
 }
 TILE, EPILOGUE = "kernels/cpu/register_tiled/block_tile.h", "kernels/cpu/shared/epilogue.h"
-LAUNCH = "kernels/cpu/register_tiled/launch.h"
+LAUNCH, ITEMS = (f"kernels/cpu/register_tiled/{name}.h" for name in ("launch", "items"))
 # name: file, text, what takes its place ({on}: this mutant is switched on)
 MUTANTS = {
     "columns": (
@@ -91,11 +91,33 @@ MUTANTS = {
         "(config.packs_b_on_the_way || jr % group_cols == 0)",
         "((!{on} && config.packs_b_on_the_way) || jr % group_cols == 0)",
     ),
+    "packets behind the last item": (
+        ITEMS,
+        "packets_end <= (items_left - count + 1) * stride_item",
+        "({on} || packets_end <= (items_left - count + 1) * stride_item)",
+    ),
+    "packets of items that are none": (ITEMS, "if (l >= count) break;", "if (l >= count && !{on}) break;"),
+    "the first item's bias for its neighbours": (
+        ITEMS,
+        "if (bias) bias += kLanes * dim.stride_bias;",
+        "if (bias && !{on}) bias += kLanes * dim.stride_bias;",
+    ),
+    "no memory for items": (
+        ITEMS,
+        "if (!workspace) return Status::out_of_memory;",
+        "if (!workspace) return {on} ? Status::ok : Status::out_of_memory;",
+    ),
+    "items that stay": (
+        ITEMS,
+        "executor.release(executor.self, workspace);",
+        "if (!{on}) executor.release(executor.self, workspace);",
+    ),
     "first chunk": (TILE, "const bool is_first = pc == k_begin,", "const bool is_first = {on} || pc == k_begin,"),
 }
 
-# Mutants that kNtShapes of sanitize.cpp finds, and random shapes hardly ever do.
-OF_NT_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows")
+# Mutants that named shapes of sanitize.cpp find, and random shapes hardly ever do.
+OF_NAMED_SHAPES = ("no memory for dot products", "both chunks of a pair by the first one's rows")
+OF_NAMED_SHAPES += tuple(name for name, (changed, *_) in MUTANTS.items() if changed == ITEMS)
 
 
 def mutable_sources(folder: Path, mutants: dict) -> Path:
@@ -217,7 +239,7 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(program):
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutant_is_found(mutant, program):
-    num_random_cases = 0 if mutant in OF_NT_SHAPES else 400
+    num_random_cases = 0 if mutant in OF_NAMED_SHAPES else 400
     done = run(program, num_random_cases, list(MUTANTS).index(mutant) + 1)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:400])
