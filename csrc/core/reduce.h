@@ -1,7 +1,7 @@
 // Sums along one dimension of a tensor, as plain data.
 //
-//   y[o] = (sum over i < k of term(x[o][i] - shift[o])) / divisor           o < outer * inner; its root: takes_root
-//   y[o][i] = x[o][0] + ... + x[o][i]                                         is_running
+//   y[o] = (sum over i < k of term(x[o][i])) / divisor           o < outer * inner; its root: takes_root
+//   y[o][i] = x[o][0] + ... + x[o][i]                            is_running
 //
 // The order of summation is a function of k alone: a row's bits depend neither on the number of rows nor on strides.
 #pragma once
@@ -12,7 +12,8 @@
 
 namespace tiledmm {
 
-enum class Term : int32_t { value = 0, square = 1, magnitude = 2 };
+// spread: the squared difference from the mean of x[o]; x is fp32 or fp64.
+enum class Term : int32_t { value = 0, square = 1, magnitude = 2, spread = 3 };
 
 struct ReduceProblem {
   DType dtype, dtype_y;  // alike where is_running
@@ -21,10 +22,11 @@ struct ReduceProblem {
   int64_t outer, inner, k;
   const void* x;
   int64_t stride_outer, stride_inner, stride_k;  // elements
-  const void* shift;                             // outer * inner numbers of the sums' type; null: none
   double divisor;
   bool takes_root;
-  void* y;  // contiguous
+  void* y;                                             // contiguous, running sums excepted
+  int64_t stride_y_outer, stride_y_inner, stride_y_k;  // of running sums
+  void* mean;                                          // spread: as y, the means; null: not wanted
 };
 
 }  // namespace tiledmm

@@ -21,19 +21,22 @@ using at::Tensor;
 constexpr const char* kKernel = "reduce";
 constexpr const char* kDoesNotVary = "torch's own does not vary";
 
-// A dimension in memory.
+// A dimension, with the strides that the operand and the result have along it.
 struct Dim {
-  int64_t size, stride;
+  int64_t size, stride, stride_y;
 };
 
-// Dimensions as few as possible, outermost first.
-std::vector<Dim> merged(const Tensor& tensor, const std::vector<int64_t>& dims) {
+// Dimensions as few as possible, outermost first; the result is contiguous.
+std::vector<Dim> merged(const Tensor& x, const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides_y(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) strides_y[d - 1] = strides_y[d] * std::max<int64_t>(shape[d], 1);
   std::vector<Dim> result;
   for (const int64_t d : dims) {
-    const Dim own{tensor.size(d), tensor.stride(d)};
+    const Dim own{x.size(d), x.stride(d), strides_y[size_t(d)]};
     if (own.size == 1) continue;
-    if (!result.empty() && result.back().stride == own.size * own.stride) {
-      result.back() = {result.back().size * own.size, own.stride};
+    if (!result.empty() && result.back().stride == own.size * own.stride &&
+        (shape[size_t(d)] == 1 || result.back().stride_y == own.size * own.stride_y)) {
+      result.back() = {result.back().size * own.size, own.stride, own.stride_y};
     } else {
       result.push_back(own);
     }
@@ -41,13 +44,14 @@ std::vector<Dim> merged(const Tensor& tensor, const std::vector<int64_t>& dims) 
   return result;
 }
 
-// A reduction and its result, whose shape is that of x with the reduced dimensions of size 1.
+// A reduction and its result, whose shape is that of x with the reduced dimensions of size 1; or, where is_running,
+// that of x.
 struct Reduced {
   Tensor x;  // which may be a copy, of an order in memory that the kernel takes
   ReduceProblem problem{};
   std::vector<int64_t> shape, kept_shape;
 
-  Reduced(const Tensor& given, OptionalIntArrayRef dims) : x(given) {
+  Reduced(const Tensor& given, OptionalIntArrayRef dims, bool is_running = false) : x(given) {
     const int64_t dim = given.dim();
     std::vector<bool> is_reduced(size_t(dim), !dims || dims->empty());
     if (dims) {
@@ -58,33 +62,37 @@ struct Reduced {
     for (int64_t d = 0; d < dim; ++d) {
       const bool own = is_reduced[size_t(d)];
       (own ? reduced : kept).push_back(d);
-      shape.push_back(own ? 1 : given.size(d));
+      shape.push_back(own && !is_running ? 1 : given.size(d));
       if (own) problem.k *= given.size(d);
       if (!own) kept_shape.push_back(given.size(d));
     }
-    std::vector<Dim> rows = merged(x, kept), k = merged(x, reduced);
-    if (rows.size() > 2 || k.size() > 1) {
+    std::vector<Dim> rows = merged(x, kept, shape), k = merged(x, reduced, shape);
+    if (is_running && rows.size() > 2) {
+      x = given.contiguous();
+      rows = merged(x, kept, shape), k = merged(x, reduced, shape);
+    } else if (rows.size() > 2 || k.size() > 1) {
       std::vector<int64_t> order = kept;
       order.insert(order.end(), reduced.begin(), reduced.end());
       x = given.permute(order).contiguous();
       int64_t count = 1;
       for (const int64_t size : kept_shape) count *= size;
-      rows = {{count, problem.k}};
-      k = {{problem.k, 1}};
+      rows = {{count, problem.k, 1}};
+      k = {{problem.k, 1, 1}};
     }
-    const Dim one{1, 0};
+    const Dim one{1, 0, 0};
     const Dim inner = rows.empty() ? one : rows.back(), outer = rows.size() < 2 ? one : rows[0];
     problem.dtype = *dtype_of(x.scalar_type());
     problem.x = x.const_data_ptr();
-    problem.outer = outer.size, problem.stride_outer = outer.stride;
-    problem.inner = inner.size, problem.stride_inner = inner.stride;
-    problem.stride_k = k.empty() ? 1 : k[0].stride;
+    problem.outer = outer.size, problem.stride_outer = outer.stride, problem.stride_y_outer = outer.stride_y;
+    problem.inner = inner.size, problem.stride_inner = inner.stride, problem.stride_y_inner = inner.stride_y;
+    problem.stride_k = k.empty() ? 1 : k[0].stride, problem.stride_y_k = k.empty() ? 1 : k[0].stride_y;
     problem.divisor = 1;
+    problem.is_running = is_running;
   }
 
-  // The result in memory of its own.
+  Tensor new_result(ScalarType dtype) const { return at::empty(shape, x.options().dtype(dtype)); }
   Tensor compute(ScalarType dtype, bool keepdim) {
-    const Tensor y = at::empty(shape, x.options().dtype(dtype));
+    const Tensor y = new_result(dtype);
     problem.dtype_y = *dtype_of(dtype);
     problem.y = y.mutable_data_ptr();
     run(problem, x.device());
@@ -94,20 +102,19 @@ struct Reduced {
 
 ScalarType type_of_sums(ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-// The mean, in the dtype of sums; the sum of squared differences from it over their number less a correction, or its
-// root.
+// The sum of squared differences from the mean over their number less a correction, or its root; the mean, where it is
+// wanted.
 template <bool IS_ROOT>
 Tensor spread(const Tensor& x, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim,
-              Tensor& mean) {
+              Tensor* mean = nullptr) {
   Reduced reduced(x, dims);
-  reduced.problem.divisor = double(reduced.problem.k);
-  mean = reduced.compute(x.scalar_type(), true);
-  reduced.problem.shift = mean.const_data_ptr();
-  reduced.problem.term = Term::square;
-  reduced.problem.divisor = std::max(0.0, double(reduced.problem.k) - (correction ? correction->toDouble() : 1));
-  reduced.problem.takes_root = IS_ROOT;
+  ReduceProblem& p = reduced.problem;
+  p.term = Term::spread;
+  p.divisor = p.k == 0 ? 0 : std::max(0.0, double(p.k) - (correction ? correction->toDouble() : 1));
+  p.takes_root = IS_ROOT;
+  if (mean) *mean = reduced.new_result(x.scalar_type()), p.mean = mean->mutable_data_ptr();
   const Tensor result = reduced.compute(x.scalar_type(), keepdim);
-  if (!keepdim) mean = mean.view(reduced.kept_shape);
+  if (mean && !keepdim) *mean = mean->view(reduced.kept_shape);
   return result;
 }
 
@@ -167,9 +174,8 @@ template <bool IS_ROOT>
 Kernel var(Override& own) {
   return Kernel(
       [&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction, bool keepdim) {
-        Tensor mean;
         const Tensor x = accepted(own, self, std::nullopt);
-        return x.defined() ? spread<IS_ROOT>(x, dims, correction, keepdim, mean)
+        return x.defined() ? spread<IS_ROOT>(x, dims, correction, keepdim)
                            : own.call_original(self, dims, correction, keepdim);
       });
 }
@@ -177,10 +183,9 @@ template <bool IS_ROOT>
 Kernel var_out(Override& own) {
   return Kernel([&own](const Tensor& self, OptionalIntArrayRef dims, const std::optional<Scalar>& correction,
                        bool keepdim, Tensor& out) -> Tensor& {
-    Tensor mean;
     const Tensor x = accepted(own, self, std::nullopt);
     if (x.defined()) {
-      write(spread<IS_ROOT>(x, dims, correction, keepdim, mean), out);
+      write(spread<IS_ROOT>(x, dims, correction, keepdim), out);
     } else {
       own.call_original(self, dims, correction, keepdim, out);
     }
@@ -199,7 +204,7 @@ Kernel var_mean(Override& own) {
       return {stack.at(0).toTensor(), stack.at(1).toTensor()};
     }
     Tensor mean;
-    const Tensor result = spread<IS_ROOT>(x, dims, correction, keepdim, mean);
+    const Tensor result = spread<IS_ROOT>(x, dims, correction, keepdim, &mean);
     return {result, mean};
   });
 }
@@ -241,15 +246,8 @@ Kernel norm_out(Override& own) {
 Tensor running(const Tensor& given, int64_t dim, ScalarType dtype) {
   const Tensor x = given.to(dtype);
   if (x.dim() == 0) return x.clone();
-  Reduced reduced(x, at::IntArrayRef(dim));
-  ReduceProblem& p = reduced.problem;
-  // The kernel writes rows one after another; the result is what torch's is, contiguous in the order of x.
-  const Tensor rows = at::empty({p.outer * p.inner, p.k}, x.options());
-  p.is_running = true, p.dtype_y = p.dtype, p.y = rows.mutable_data_ptr();
-  if (x.numel() > 0) run(p, x.device());
-  std::vector<int64_t> shape = reduced.kept_shape;
-  shape.push_back(p.k);
-  return rows.view(shape).movedim(-1, dim).contiguous();
+  Reduced reduced(x, at::IntArrayRef(dim), true);
+  return x.numel() > 0 ? reduced.compute(dtype, true) : reduced.new_result(dtype);
 }
 Kernel cumsum(Override& own) {
   return Kernel([&own](const Tensor& self, int64_t dim, std::optional<ScalarType> dtype) {

@@ -3,16 +3,21 @@
 //   else: k is cut into chunks of 1024. In a chunk element i belongs to lane i / 4 mod 32, which adds its elements in
 //   four such chains; lanes are added in pairs. The sums of the chunks are summed likewise.
 // Which threads and blocks do that is free.
-#include "core/reduce.h"
-
-#include "platform/gpu.h"
+//
+// Squared differences from the mean are those of a lane's elements from their own mean; then lanes, and chunks, are
+// merged by their counts, means and squares. Sources: Chan, Golub and LeVeque, Updating Formulae and a Pairwise
+// Algorithm for Computing Sample Variances, 1979; and, for what a mean's rounding does, their Algorithms for Computing
+// the Sample Variance, 1983 ("corrected two-pass").
+#include "kernels/gpu/rows.h"
 
 namespace tiledmm::gpu {
 namespace {
 
-constexpr int kLanes = 32, kWidth = 4, kStep = kLanes * kWidth, kSteps = 8, kChunk = kStep * kSteps, kShort = 32;
-constexpr int kReduceThreads = 256, kGroups = kReduceThreads / kLanes;
-constexpr int64_t kMostChunks = kChunk;  // whose sums one block adds up
+constexpr int kWidth = 4, kStep = kLanes * kWidth, kSteps = kChunk / kStep, kShort = 32;
+constexpr int kGroups = kReduceThreads / kLanes;
+constexpr int kMostParts = kChunk;  // that a block keeps
+// Chunks of one step are loaded together, as many as give a thread some loads to wait for.
+constexpr int chunks_at_once(int steps) { return steps == 1 ? 4 : 1; }
 
 // Elements of a lane that lie side by side, in accesses of up to 16 bytes.
 template <class T>
@@ -29,366 +34,463 @@ TILEDMM_DEVICE float root(float x) { return sqrtf(x); }
 TILEDMM_DEVICE double root(double x) { return sqrt(x); }
 #endif
 
+// ---- What is known of some elements: their sum, or this.
 template <class A>
-TILEDMM_DEVICE A term_of(const ReduceProblem& p, A x, A shift) {
-  x -= shift;
-  return p.term == Term::square ? x * x : p.term == Term::magnitude && x < 0 ? -x : x;
+struct Spread {
+  A sum, mean;  // the mean is rounded
+  A rest;       // the mean of their differences from it
+  A squares;    // the sum of their squared differences from mean + rest
+};
+template <class A, bool IS_SPREAD>
+using PartOf = std::conditional_t<IS_SPREAD, Spread<A>, A>;
+
+// Two sums at a time.
+template <class A>
+struct Differences {
+  A plain, squared;
+};
+template <class A>
+TILEDMM_DEVICE Differences<A> operator+(Differences<A> a, Differences<A> b) {
+  return {a.plain + b.plain, a.squared + b.squared};
+}
+using gpu::lane_xor;
+template <class A>
+TILEDMM_DEVICE Differences<A> lane_xor(Differences<A> own, int mask) {
+  return {lane_xor(own.plain, mask), lane_xor(own.squared, mask)};
 }
 
-template <class T>
-TILEDMM_DEVICE const T* row_of(const ReduceProblem& p, int64_t o) {
-  const T* x = static_cast<const T*>(p.x);
-  if (p.outer == 1) return x + o * p.stride_inner;
-  if (p.inner == 1) return x + o * p.stride_outer;
-  const int64_t outer = o / p.inner;
-  return x + outer * p.stride_outer + (o - outer * p.inner) * p.stride_inner;
-}
-template <class A>
-TILEDMM_DEVICE A shift_of(const ReduceProblem& p, int64_t o) {
-  return p.shift ? load_global(static_cast<const A*>(p.shift) + o) : A(0);
-}
-
-// The sum in four chains of the elements i, ..., i + 3, of those `step` behind and so on: COUNT times, up to `end`.
-template <class T, int COUNT>
-TILEDMM_DEVICE Acc<T> sum_of_pieces(const ReduceProblem& p, const T* row, int64_t i, int step, int64_t end,
-                                    Acc<T> shift, bool is_aligned) {
-  using P = Piece<T>;
-  T own[COUNT][kWidth];
-  TILEDMM_UNROLL for (int s = 0; s < COUNT; ++s) {
-    const int64_t at = i + s * step;
-    if (is_aligned && at + kWidth <= end) {
-      TILEDMM_UNROLL for (int j = 0; j < kWidth; j += P::kCount) {
-        const P piece = load_global(reinterpret_cast<const P*>(row + at + j));
-        TILEDMM_UNROLL for (int l = 0; l < P::kCount; ++l) own[s][j + l] = piece.values[l];
-      }
-    } else {
-      TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-        own[s][j] = at + j < end ? load_global(row + (at + j) * p.stride_k) : T{};
-      }
-    }
-  }
-  Acc<T> sums[kWidth] = {};
-  TILEDMM_UNROLL for (int s = 0; s < COUNT; ++s) {
-    TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-      if (i + s * step + j < end) sums[j] += term_of(p, as_acc(own[s][j]), shift);
-    }
-  }
+template <class V>
+TILEDMM_DEVICE V add_chains(const V (&sums)[kWidth]) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
-
-// A lane's part of the chunk that begins there, whose steps are STEPS.
-template <class T, int STEPS>
-TILEDMM_DEVICE Acc<T> lane_sum(const ReduceProblem& p, const T* row, int64_t begin, int lane, Acc<T> shift,
-                               bool is_aligned) {
-  return sum_of_pieces<T, STEPS>(p, row, begin + lane * kWidth, kStep, min_of(begin + kChunk, p.k), shift, is_aligned);
-}
-
 // The sum of all lanes, in each of them.
-template <class A>
-TILEDMM_DEVICE A add_lanes(A own) {
-  TILEDMM_UNROLL for (int mask = kLanes / 2; mask > 0; mask /= 2) own += lane_xor(own, mask);
+template <class V>
+TILEDMM_DEVICE V add_lanes(V own) {
+  TILEDMM_UNROLL for (int mask = kLanes / 2; mask > 0; mask /= 2) own = own + lane_xor(own, mask);
   return own;
 }
-
-// The sum of one chunk, or, where there is one chunk alone, the result.
 template <class A>
-TILEDMM_DEVICE void store_sum(const ReduceProblem& p, A* chunk_sums, int64_t num_chunks, int64_t o, int64_t chunk,
-                              A sum) {
-  if (num_chunks > 1) {
-    store_global(chunk_sums + o * num_chunks + chunk, sum);
-    return;
+TILEDMM_DEVICE A mean_of(A sum, A count) {
+  return count > 0 ? sum / count : A(0);
+}
+
+// No product is followed by an addition that the compiler may fuse with it in one kernel and not in another.
+template <class A>
+TILEDMM_DEVICE Spread<A> spread_of(A sum, A mean, A count, Differences<A> from_mean) {
+  const A rest = mean_of(from_mean.plain, count), squares = fused(-from_mean.plain, rest, from_mean.squared);
+  return {sum, mean, rest, squares < 0 ? A(0) : squares};
+}
+// What a part adds to the differences from the mean of more elements.
+template <class A>
+TILEDMM_DEVICE Differences<A> differences_of(const Spread<A>& part, A count, A mean) {
+  const A difference = (part.mean - mean) + part.rest, of_all = fused(count, difference, A(0));
+  return {of_all, fused(of_all, difference, part.squares)};
+}
+
+// ---- Elements of one thread: four neighbours, those STEP behind, and so on, STEPS times.
+template <class T, int STEPS, int STEP = kStep>
+struct Elements {
+  using A = Acc<T>;
+  T values[STEPS][kWidth];  // 0 beyond the end
+  int left;                 // from the first one to the end
+
+  TILEDMM_DEVICE bool has(int s, int j) const { return s * STEP + j < left; }
+  TILEDMM_DEVICE int count() const {
+    const int whole = int(min_of(max_of(left, 0) / STEP, STEPS));
+    return whole * kWidth + (whole < STEPS ? int(min_of(max_of(left, 0) % STEP, kWidth)) : 0);
   }
-  const A quotient = sum / A(p.divisor), result = p.takes_root ? root(quotient) : quotient;
-  if (p.dtype_y == DType::f32) {
-    store_global(static_cast<float*>(p.y) + o, float(result));
-  } else if (p.dtype_y == DType::f64) {
-    store_global(static_cast<double*>(p.y) + o, double(result));
-  } else if (p.dtype_y == DType::f16) {
-    store_global(static_cast<Half*>(p.y) + o, rounded_to<Half>(float(result)));
+  TILEDMM_DEVICE void load(const T* from, int64_t stride, int64_t to_end, bool is_aligned) {
+    using P = Piece<T>;
+    left = int(min_of(to_end, kChunk));
+    TILEDMM_UNROLL for (int s = 0; s < STEPS; ++s, from += STEP * stride) {
+      if (is_aligned && has(s, kWidth - 1)) {
+        TILEDMM_UNROLL for (int j = 0; j < kWidth; j += P::kCount) {
+          const P piece = load_global(reinterpret_cast<const P*>(from + j));
+          TILEDMM_UNROLL for (int l = 0; l < P::kCount; ++l) values[s][j + l] = piece.values[l];
+        }
+      } else {
+        TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) values[s][j] = has(s, j) ? load_global(from + j * stride) : T{};
+      }
+    }
+  }
+  TILEDMM_DEVICE A sum(Term term) const {
+    A sums[kWidth] = {};
+    TILEDMM_UNROLL for (int s = 0; s < STEPS; ++s) {
+      TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
+        const A x = as_acc(values[s][j]);
+        sums[j] = term == Term::square ? fused(x, x, sums[j]) : sums[j] + (term == Term::magnitude && x < 0 ? -x : x);
+      }
+    }
+    return add_chains(sums);
+  }
+  TILEDMM_DEVICE Differences<A> differences(A mean) const {
+    Differences<A> sums[kWidth] = {};
+    TILEDMM_UNROLL for (int s = 0; s < STEPS; ++s) {
+      TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
+        const A x = has(s, j) ? as_acc(values[s][j]) - mean : A(0);
+        sums[j] = {sums[j].plain + x, fused(x, x, sums[j].squared)};
+      }
+    }
+    return add_chains(sums);
+  }
+  template <class Part>
+  TILEDMM_DEVICE Part part(const ReduceProblem& p) const {
+    if constexpr (std::is_same_v<Part, A>) {
+      return sum(p.term);
+    } else {
+      const A own = sum(Term::value), n = A(count()), mean = mean_of(own, n);
+      return spread_of(own, mean, n, differences(mean));
+    }
+  }
+};
+
+// ---- Parts are merged.
+// A chunk, of the parts of its lanes: `count` elements, of which a lane has own_count.
+template <class A>
+TILEDMM_DEVICE A merge_lanes(A own, int, int64_t) {
+  return add_lanes(own);
+}
+template <class A>
+TILEDMM_DEVICE Spread<A> merge_lanes(Spread<A> own, int own_count, int64_t count) {
+  const A sum = add_lanes(own.sum), mean = mean_of(sum, A(count));
+  return spread_of(sum, mean, A(count), add_lanes(differences_of(own, A(own_count), mean)));
+}
+
+// A row of parts, or what lies in it from `first` on, a chunk at most.
+struct Span {
+  int64_t first, num_parts;  // all of the row's
+  int64_t part_k, k;         // elements of a part; the last one has what is left of k
+  int lane;
+
+  TILEDMM_DEVICE int count() const { return int(max_of(min_of(num_parts - first, kChunk), 0)); }
+  TILEDMM_DEVICE int64_t elements(int count) const { return min_of((first + count) * part_k, k) - first * part_k; }
+  // The sum of value(i), by all lanes.
+  template <class V, class Value>
+  TILEDMM_DEVICE V sum(const Value& value) const {
+    const bool is_short = num_parts <= kShort;
+    const int begin = is_short ? 0 : lane * kWidth, step = is_short ? kWidth : kStep, end = count();
+    V sums[kWidth] = {};
+    TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
+      TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
+        const int i = begin + s * step + j;
+        sums[j] = sums[j] + (i < end ? value(i) : V{});
+      }
+    }
+    return is_short ? add_chains(sums) : add_lanes(add_chains(sums));
+  }
+};
+// Where parts are.
+struct Global {
+  template <class V>
+  static TILEDMM_DEVICE V load(const V* from) {
+    return load_global(from);
+  }
+  template <class V>
+  static TILEDMM_DEVICE void store(V* to, V value) {
+    store_global(to, value);
+  }
+};
+struct Near {
+  template <class V>
+  static TILEDMM_DEVICE V load(const V* from) {
+    return load_shared(from);
+  }
+  template <class V>
+  static TILEDMM_DEVICE void store(V* to, V value) {
+    store_shared(to, value);
+  }
+};
+template <class PLACE, class A>
+TILEDMM_DEVICE void store_part(A* to, A part) {
+  PLACE::store(to, part);
+}
+template <class PLACE, class A>
+TILEDMM_DEVICE void store_part(Spread<A>* to, const Spread<A>& part) {
+  PLACE::store(&to->sum, part.sum), PLACE::store(&to->mean, part.mean);
+  PLACE::store(&to->rest, part.rest), PLACE::store(&to->squares, part.squares);
+}
+template <class PLACE, class A>
+TILEDMM_DEVICE A load_part(const A* from) {
+  return PLACE::load(from);
+}
+template <class PLACE, class A>
+TILEDMM_DEVICE Spread<A> load_part(const Spread<A>* from) {
+  return {PLACE::load(&from->sum), PLACE::load(&from->mean), PLACE::load(&from->rest), PLACE::load(&from->squares)};
+}
+
+template <class PLACE, class A>
+TILEDMM_DEVICE A merge(const A* parts, const Span& span) {
+  return span.sum<A>([&](int i) { return PLACE::load(parts + i); });
+}
+template <class PLACE, class A>
+TILEDMM_DEVICE Spread<A> merge(const Spread<A>* parts, const Span& span) {
+  const auto count = A(span.elements(span.count())), of_part = A(span.part_k);
+  const auto of_last = A(span.k - (span.num_parts - 1) * span.part_k);
+  const A sum = span.sum<A>([&](int i) { return PLACE::load(&parts[i].sum); }), mean = mean_of(sum, count);
+  const auto from_mean = span.sum<Differences<A>>([&](int i) {
+    return differences_of(load_part<PLACE>(parts + i), span.first + i + 1 == span.num_parts ? of_last : of_part, mean);
+  });
+  return spread_of(sum, mean, count, from_mean);
+}
+
+template <class A>
+TILEDMM_DEVICE void store_number(DType dtype, void* y, int64_t o, A value) {
+  if (dtype == DType::f32) {
+    store_global(static_cast<float*>(y) + o, float(value));
+  } else if (dtype == DType::f64) {
+    store_global(static_cast<double*>(y) + o, double(value));
+  } else if (dtype == DType::f16) {
+    store_global(static_cast<Half*>(y) + o, rounded_to<Half>(float(value)));
   } else {
-    store_global(static_cast<BFloat16*>(p.y) + o, rounded_to<BFloat16>(float(result)));
+    store_global(static_cast<BFloat16*>(y) + o, rounded_to<BFloat16>(float(value)));
   }
+}
+template <class A>
+TILEDMM_DEVICE void store_result(const ReduceProblem& p, int64_t o, A sum) {
+  const A quotient = sum / A(p.divisor);
+  store_number(p.dtype_y, p.y, o, p.takes_root ? root(quotient) : quotient);
+}
+template <class A>
+TILEDMM_DEVICE void store_result(const ReduceProblem& p, int64_t o, const Spread<A>& part) {
+  store_result(p, o, part.squares);
+  if (p.mean) store_number(p.dtype_y, p.mean, o, part.sum / A(p.k));
+}
+// Number `idx` of the parts, or the result where rows have one each.
+template <class Part>
+TILEDMM_DEVICE void store(const ReduceProblem& p, Part* parts, int64_t idx, const Part& part) {
+  if (parts) {
+    store_part<Global>(parts + idx, part);
+  } else {
+    store_result(p, idx, part);
+  }
+}
+
+// ---- Kernels
+template <class T>
+TILEDMM_DEVICE const T* row_of(const ReduceProblem& p, int64_t o) {
+  return static_cast<const T*>(p.x) + offset_in_x(p, o);
 }
 
 // k <= 32: a thread for each row.
-template <class T>
+template <class T, bool IS_SPREAD>
 TILEDMM_KERNEL(kReduceThreads, 2)
 sum_short_rows(ReduceProblem p, bool is_aligned) {
+  using Part = PartOf<Acc<T>, IS_SPREAD>;
   const int64_t o = block_idx() * kReduceThreads + thread_idx();
   if (o >= p.outer * p.inner) return;
-  const Acc<T> shift = shift_of<Acc<T>>(p, o);
   const T* row = row_of<T>(p, o);
-  store_sum<Acc<T>>(p, nullptr, 1, o, 0,
-                    p.k <= kWidth ? sum_of_pieces<T, 1>(p, row, 0, kWidth, p.k, shift, is_aligned)
-                                  : sum_of_pieces<T, kShort / kWidth>(p, row, 0, kWidth, p.k, shift, is_aligned));
+  if (p.k <= kWidth) {
+    Elements<T, 1, kWidth> own;
+    own.load(row, p.stride_k, p.k, is_aligned);
+    store_result(p, o, own.template part<Part>(p));
+  } else {
+    Elements<T, kShort / kWidth, kWidth> own;
+    own.load(row, p.stride_k, p.k, is_aligned);
+    store_result(p, o, own.template part<Part>(p));
+  }
 }
 
-// 32 lanes for a row, or, where chunk_sums are given, for each chunk of a row.
+// What a lane has of a chunk, whose steps are STEPS.
 template <class T, int STEPS>
-TILEDMM_KERNEL(kReduceThreads, 2)
-sum_by_lanes(ReduceProblem p, Acc<T>* chunk_sums, int64_t num_chunks, bool is_aligned) {
-  using A = Acc<T>;
-  const int lane = thread_idx() % kLanes;
-  const int64_t idx = block_idx() * kGroups + thread_idx() / kLanes;
-  const bool is_part = chunk_sums != nullptr;
-  const int64_t o = is_part ? idx / num_chunks : idx, only_chunk = is_part ? idx - o * num_chunks : 0;
-  const bool is_mine = o < p.outer * p.inner;  // lanes of another row of the warp go on
-  const T* row = row_of<T>(p, is_mine ? o : 0);
-  const A shift = is_mine ? shift_of<A>(p, o) : A(0);
-  if (is_part || num_chunks == 1) {
-    const A own = is_mine ? lane_sum<T, STEPS>(p, row, only_chunk * kChunk, lane, shift, is_aligned) : A(0);
-    const A sum = add_lanes(own);
-    if (is_mine && lane == 0) store_sum<A>(p, chunk_sums, num_chunks, o, only_chunk, sum);
-    return;
-  }
-  A sums[kWidth] = {};
-  TILEDMM_NO_UNROLL for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const A own = is_mine ? lane_sum<T, STEPS>(p, row, chunk * kChunk, lane, shift, is_aligned) : A(0);
-    const A sum = add_lanes(own);
-    TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-      if (chunk % kWidth == j && (num_chunks <= kShort || chunk / kWidth % kLanes == lane)) sums[j] += sum;
-    }
-  }
-  A sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  if (num_chunks > kShort) sum = add_lanes(sum);
-  if (is_mine && lane == 0) store_sum<A>(p, nullptr, 1, o, 0, sum);
+TILEDMM_DEVICE Elements<T, STEPS> load_lane(const ReduceProblem& p, const T* row, int64_t chunk, int lane, bool is_mine,
+                                            bool is_aligned) {
+  const int64_t first = chunk * kChunk + lane * kWidth;
+  Elements<T, STEPS> own;
+  own.load(row + opaque(first * p.stride_k), p.stride_k, is_mine ? p.k - first : 0, is_aligned);
+  return own;
+}
+TILEDMM_DEVICE int64_t elements_of(const ReduceProblem& p, int64_t chunk) {
+  return min_of(p.k - chunk * kChunk, kChunk);
 }
 
-// A block for each row, whose chunks are at most kMostChunks.
-template <class T>
+// 32 lanes for each chunk of a row, or, where chunks are one short step, for four rows.
+template <class T, bool IS_SPREAD, int STEPS>
 TILEDMM_KERNEL(kReduceThreads, 2)
-sum_by_blocks(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
-  using A = Acc<T>;
+sum_chunks(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks, bool is_aligned) {
+  using Part = PartOf<Acc<T>, IS_SPREAD>;
+  constexpr int AT_ONCE = chunks_at_once(STEPS);
+  let_later_kernels_start();
+  const int lane = thread_idx() % kLanes;
+  const int64_t first = (block_idx() * kGroups + thread_idx() / kLanes) * AT_ONCE;
+  const int64_t count = p.outer * p.inner * num_chunks;
+  Elements<T, STEPS> own[AT_ONCE];
+  int64_t chunks[AT_ONCE];
+  TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+    const bool is_mine = first + i < count;  // lanes of another chunk of the warp go on
+    const int64_t idx = is_mine ? first + i : 0, o = num_chunks == 1 ? idx : idx / num_chunks;
+    chunks[i] = idx - o * num_chunks;
+    own[i] = load_lane<T, STEPS>(p, row_of<T>(p, o), chunks[i], lane, is_mine, is_aligned);
+  }
+  Part result{};
+  TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+    const Part part = merge_lanes(own[i].template part<Part>(p), own[i].count(), elements_of(p, chunks[i]));
+    if (lane == i) result = part;
+  }
+  if (lane < AT_ONCE && first + lane < count) store(p, parts, first + lane, result);
+}
+
+// GROUPS times 32 lanes for each row, whose parts stay in shared memory.
+template <class T, bool IS_SPREAD, int GROUPS>
+TILEDMM_KERNEL(kReduceThreads, 2)
+sum_rows(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
+  using Part = PartOf<Acc<T>, IS_SPREAD>;
+  constexpr int kRows = kGroups / GROUPS;
   struct Shared {
-    A sums[kMostChunks];
+    Part parts[kRows][kMostParts / kRows];
   };
   Shared& shared = block_shared<Shared>();
   const int group = thread_idx() / kLanes, lane = thread_idx() % kLanes;
-  const int64_t o = block_idx();
-  const T* row = row_of<T>(p, o);
-  const A shift = shift_of<A>(p, o);
-  TILEDMM_NO_UNROLL for (int64_t first = 0; first < num_chunks; first += kGroups) {
-    const int64_t chunk = first + group;
-    const A own = chunk < num_chunks ? lane_sum<T, kSteps>(p, row, chunk * kChunk, lane, shift, is_aligned) : A(0);
-    const A sum = add_lanes(own);
-    if (lane == 0 && chunk < num_chunks) store_shared(shared.sums + chunk, sum);
+  const int64_t o = block_idx() * kRows + group / GROUPS;
+  const bool is_mine = o < p.outer * p.inner;
+  const T* row = row_of<T>(p, is_mine ? o : 0);
+  Part* const parts = shared.parts[group / GROUPS];
+  TILEDMM_NO_UNROLL for (int64_t first = 0; first < num_chunks; first += GROUPS) {
+    const int64_t chunk = first + group % GROUPS;
+    const bool is_chunk = chunk < num_chunks;
+    const auto own = load_lane<T, kSteps>(p, row, is_chunk ? chunk : 0, lane, is_mine && is_chunk, is_aligned);
+    const Part part = merge_lanes(own.template part<Part>(p), own.count(), elements_of(p, chunk));
+    if (lane == 0 && is_chunk) store_part<Near>(parts + chunk, part);
   }
-  block_barrier();
-  if (thread_idx() >= kWarpSize) return;
-  A sums[kWidth] = {};
-  const int first = num_chunks <= kShort ? 0 : lane * kWidth, step = num_chunks <= kShort ? kWidth : kStep;
-  TILEDMM_NO_UNROLL for (int64_t at = first; at < num_chunks; at += step) {
-    TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-      if (at + j < num_chunks) sums[j] += load_shared(shared.sums + at + j);
-    }
+  if constexpr (GROUPS == 1) {
+    warp_barrier();
+  } else {
+    block_barrier();
+    if (thread_idx() >= kWarpSize) return;
   }
-  A sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  if (num_chunks > kShort) sum = add_lanes(sum);
-  if (thread_idx() == 0) store_sum<A>(p, nullptr, 1, o, 0, sum);
+  const Part part = merge<Near>(parts, Span{0, num_chunks, kChunk, p.k, lane});
+  if (is_mine && lane == 0 && group % GROUPS == 0) store_result(p, o, part);
 }
 
 // A chunk of 32 neighbouring rows, each with its neighbour's elements beside its own: a thread has four lanes of a row.
-template <class T, int STEPS>
-TILEDMM_KERNEL(kReduceThreads, 1)
-sum_columns(ReduceProblem p, Acc<T>* chunk_sums, int64_t num_chunks) {
-  using A = Acc<T>;
+// fp64 takes more registers and, as spread, most of AMD's shared memory.
+template <class T, bool IS_SPREAD, int STEPS>
+TILEDMM_KERNEL(kReduceThreads, sizeof(T) == 8 ? (IS_SPREAD && kIsAmd ? 1 : 2) : 3)
+sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks) {
+  using Part = PartOf<Acc<T>, IS_SPREAD>;
+  constexpr int AT_ONCE = chunks_at_once(STEPS);
   struct Shared {
-    A lanes[kLanes][kLanes];  // [lane][row]
+    Part lanes[kLanes][kLanes + 1];  // [lane][row]
   };
   Shared& shared = block_shared<Shared>();
+  let_later_kernels_start();
   const int64_t tile = num_chunks == 1 ? block_idx() : block_idx() / num_chunks;
   const int64_t chunk = block_idx() - tile * num_chunks;
-  const int row_idx = thread_idx() % kLanes, first_lane = thread_idx() / kLanes;
-  const int64_t o = tile * kLanes + row_idx;
+  const int close = thread_idx() % kLanes, group = thread_idx() / kLanes;
+  const bool is_mine = tile * kLanes + close < p.outer * p.inner;
+  const T* row = row_of<T>(p, is_mine ? tile * kLanes + close : 0);
+  TILEDMM_NO_UNROLL for (int first = group; first < kLanes; first += AT_ONCE * kGroups) {
+    Elements<T, STEPS> own[AT_ONCE];
+    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+      own[i] = load_lane<T, STEPS>(p, row, chunk, first + i * kGroups, is_mine, false);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+      store_part<Near>(&shared.lanes[first + i * kGroups][close], own[i].template part<Part>(p));
+    }
+  }
+  block_barrier();
+  constexpr int ROWS = kLanes / kGroups;
+  const Elements<T, STEPS> of_lane{{}, int(min_of(p.k - chunk * kChunk - close * kWidth, kChunk))};
+  Part result{};
+  TILEDMM_UNROLL for (int i = 0; i < ROWS; ++i) {
+    const Part own = load_part<Near>(&shared.lanes[close][group * ROWS + i]);
+    const Part part = merge_lanes(own, of_lane.count(), elements_of(p, chunk));
+    if (close == i) result = part;
+  }
+  const int64_t o = tile * kLanes + group * ROWS + close;
+  if (close < ROWS && o < p.outer * p.inner) store(p, parts, o * num_chunks + chunk, result);
+}
+
+// 32 lanes for each 1024 parts of a row.
+template <class A, bool IS_SPREAD>
+TILEDMM_KERNEL(kReduceThreads, 2)
+merge_parts(ReduceProblem p, const PartOf<A, IS_SPREAD>* parts, int64_t num_parts, int64_t part_k,
+            PartOf<A, IS_SPREAD>* merged, int64_t num_merged) {
+  wait_for_earlier_kernels();
+  let_later_kernels_start();
+  const int lane = thread_idx() % kLanes;
+  const int64_t idx = block_idx() * kGroups + thread_idx() / kLanes, o = idx / num_merged;
   const bool is_mine = o < p.outer * p.inner;
-  const T* row = row_of<T>(p, is_mine ? o : 0);
-  const A shift = is_mine ? shift_of<A>(p, o) : A(0);
-  TILEDMM_NO_UNROLL for (int lane = first_lane; lane < kLanes; lane += kGroups) {
-    store_shared(&shared.lanes[lane][row_idx],
-                 is_mine ? lane_sum<T, STEPS>(p, row, chunk * kChunk, lane, shift, false) : A(0));
-  }
-  TILEDMM_NO_UNROLL for (int s = kLanes / 2; s > 0; s /= 2) {
-    block_barrier();
-    for (int lane = first_lane; lane < s; lane += kGroups) {
-      A* to = &shared.lanes[lane][row_idx];
-      store_shared(to, load_shared(to) + load_shared(to + s * kLanes));
-    }
-  }
-  if (is_mine && first_lane == 0)
-    store_sum<A>(p, chunk_sums, num_chunks, o, chunk, load_shared(&shared.lanes[0][row_idx]));
+  const int64_t first = is_mine ? (idx - o * num_merged) * kChunk : num_parts;
+  const PartOf<A, IS_SPREAD> part =
+      merge<Global>(parts + o * num_parts + first, Span{first, num_parts, part_k, p.k, lane});
+  if (is_mine && lane == 0) store(p, merged, idx, part);
 }
 
-// Running sums, 1024 elements at a time. A thread adds its four in a chain; the sums of threads are added to those 1,
-// 2, 4, ... before them; what is before a part is a chain of the parts' sums.
-enum class Stage { all, sums, rest };  // a row a block; the parts' sums alone; with what is before a part
-
-template <class T, Stage STAGE>
-TILEDMM_KERNEL(kReduceThreads, 2)
-running_sums(ReduceProblem p, int64_t num_blocks, Acc<T>* part_sums, int64_t num_parts) {
-  using A = Acc<T>;
-  constexpr int kPart = kReduceThreads * kWidth;
-  struct Shared {
-    A sums[kReduceThreads];
-  };
-  Shared& shared = block_shared<Shared>();
-  const int thread = thread_idx();
-  const int64_t rows = p.outer * p.inner, count = STAGE == Stage::all ? rows : rows * num_parts;
-  TILEDMM_NO_UNROLL for (int64_t idx = block_idx(); idx < count; idx += num_blocks) {
-    const int64_t o = STAGE == Stage::all ? idx : idx / num_parts, part = STAGE == Stage::all ? 0 : idx - o * num_parts;
-    const T* row = row_of<T>(p, o);
-    T* to = static_cast<T*>(p.y) + o * p.k;
-    A before = STAGE == Stage::rest ? load_global(part_sums + idx) : A(0);
-    const int64_t end = STAGE == Stage::all ? p.k : min_of((part + 1) * kPart, p.k);
-    TILEDMM_NO_UNROLL for (int64_t begin = part * kPart; begin < end; begin += kPart) {
-      const int64_t first = begin + thread * kWidth;
-      A own[kWidth];
-      TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-        own[j] = first + j < p.k ? as_acc(load_global(row + (first + j) * p.stride_k)) : A(0);
-        if (j > 0) own[j] += own[j - 1];
-      }
-      A sum = own[kWidth - 1];
-      TILEDMM_NO_UNROLL for (int distance = 1; distance < kReduceThreads; distance *= 2) {
-        store_shared(shared.sums + thread, sum);
-        block_barrier();
-        if (thread >= distance) sum += load_shared(shared.sums + thread - distance);
-        block_barrier();
-      }
-      store_shared(shared.sums + thread, sum);
-      block_barrier();
-      const A all = load_shared(shared.sums + kReduceThreads - 1);
-      if constexpr (STAGE == Stage::sums) {
-        if (thread == 0) store_global(part_sums + idx, all);
-      } else {
-        const A start = thread == 0 ? before : before + load_shared(shared.sums + thread - 1);
-        TILEDMM_UNROLL for (int j = 0; j < kWidth; ++j) {
-          if (first + j < p.k) store_global(to + first + j, rounded_to<T>(start + own[j]));
-        }
-      }
-      before += all;
-      block_barrier();
-    }
-  }
-}
-
-// Puts what is before each part of a row in the place of the part's sum.
-template <class A>
-TILEDMM_KERNEL(kReduceThreads, 2)
-chain_parts(A* part_sums, int64_t num_parts) {
-  struct Shared {
-    A sums[kChunk];
-  };
-  Shared& shared = block_shared<Shared>();
-  A* const own = part_sums + block_idx() * num_parts;
-  A before{};
-  TILEDMM_NO_UNROLL for (int64_t begin = 0; begin < num_parts; begin += kChunk) {
-    const int count = int(min_of(num_parts - begin, kChunk));
-    for (int i = thread_idx(); i < count; i += kReduceThreads)
-      store_shared(shared.sums + i, load_global(own + begin + i));
-    block_barrier();
-    if (thread_idx() == 0) {
-      TILEDMM_NO_UNROLL for (int i = 0; i < count; ++i) {
-        const A sum = load_shared(shared.sums + i);
-        store_shared(shared.sums + i, before);
-        before += sum;
-      }
-    }
-    block_barrier();
-    for (int i = thread_idx(); i < count; i += kReduceThreads)
-      store_global(own + begin + i, load_shared(shared.sums + i));
-  }
-}
-
-template <class T>
-Status reduce(const ReduceProblem& p, const Executor& executor);
-
-// The sums of the chunks into memory of the executor's, and the sums of these.
-template <class A, class Launch>
-Status reduce_in_two(const ReduceProblem& p, int64_t num_chunks, const Executor& executor, const Launch& launch) {
-  const int64_t rows = p.outer * p.inner;
-  A* sums = static_cast<A*>(executor.allocate(executor.self, size_t(rows * num_chunks) * sizeof(A)));
-  if (!sums) return Status::out_of_memory;
-  Status status = launch(sums);
-  if (status == Status::ok) {
-    ReduceProblem rest = p;
-    rest.dtype = sizeof(A) == 8 ? DType::f64 : DType::f32;
-    rest.x = sums, rest.shift = nullptr, rest.term = Term::value;
-    rest.outer = rows, rest.inner = 1, rest.k = num_chunks;
-    rest.stride_outer = num_chunks, rest.stride_inner = 0, rest.stride_k = 1;
-    status = reduce<A>(rest, executor);
-  }
-  executor.release(executor.self, sums);
-  return status;
-}
-
-template <class T>
-Status add_up(const ReduceProblem& p, const Executor& executor) {
-  using A = Acc<T>;
-  const int64_t rows = p.outer * p.inner, num_parts = ceil_div(max_of(p.k, 1), kChunk);
-  const int64_t most_blocks = 1 << 20, blocks = min_of(rows, most_blocks);
-  const int bytes = kReduceThreads * int(sizeof(A));
-  A* const none = nullptr;
-  if (rows >= executor.num_cus || num_parts <= kGroups) {
-    return launch_kernel(running_sums<T, Stage::all>, blocks, 1, kReduceThreads, bytes, executor, p, blocks, none,
-                         num_parts);
-  }
-  A* sums = static_cast<A*>(executor.allocate(executor.self, size_t(rows * num_parts) * sizeof(A)));
-  if (!sums) return Status::out_of_memory;
-  const int64_t all_blocks = min_of(rows * num_parts, most_blocks);
-  Status status = launch_kernel(running_sums<T, Stage::sums>, all_blocks, 1, kReduceThreads, bytes, executor, p,
-                                all_blocks, sums, num_parts);
-  if (status == Status::ok) {
-    status = launch_kernel(chain_parts<A>, rows, 1, kReduceThreads, kChunk * sizeof(A), executor, sums, num_parts);
+// Merges the parts of each row, which are given back.
+template <class A, bool IS_SPREAD>
+Status merge_all(const ReduceProblem& p, PartOf<A, IS_SPREAD>* parts, int64_t num_parts, int64_t part_k,
+                 const Executor& executor) {
+  using Part = PartOf<A, IS_SPREAD>;
+  const int64_t rows = p.outer * p.inner, num_merged = ceil_div(num_parts, kChunk);
+  Part* merged = nullptr;
+  Status status = Status::ok;
+  if (num_merged > 1) {
+    merged = static_cast<Part*>(executor.allocate(executor.self, size_t(rows * num_merged) * sizeof(Part)));
+    if (!merged) status = Status::out_of_memory;
   }
   if (status == Status::ok) {
-    status = launch_kernel(running_sums<T, Stage::rest>, all_blocks, 1, kReduceThreads, bytes, executor, p, all_blocks,
-                           sums, num_parts);
+    status = launch_early(merge_parts<A, IS_SPREAD>, ceil_div(rows * num_merged, kGroups), 1, kReduceThreads, 0,
+                          executor, p, static_cast<const Part*>(parts), num_parts, part_k, merged, num_merged);
   }
-  executor.release(executor.self, sums);
-  return status;
+  executor.release(executor.self, parts);
+  if (status != Status::ok || !merged) {
+    if (merged) executor.release(executor.self, merged);
+    return status;
+  }
+  return merge_all<A, IS_SPREAD>(p, merged, num_merged, part_k * kChunk, executor);
 }
 
-template <class T>
+template <class T, bool IS_SPREAD>
 Status reduce(const ReduceProblem& p, const Executor& executor) {
-  using A = Acc<T>;
-  if (p.is_running) return add_up<T>(p, executor);
+  using Part = PartOf<Acc<T>, IS_SPREAD>;
   const int64_t rows = p.outer * p.inner, num_chunks = ceil_div(max_of(p.k, 1), kChunk);
   const auto vector = int64_t(alignof(Piece<T>));
   const bool is_aligned = p.stride_k == 1 && reinterpret_cast<uintptr_t>(p.x) % vector == 0 &&
                           p.stride_outer * int64_t(sizeof(T)) % vector == 0 &&
                           p.stride_inner * int64_t(sizeof(T)) % vector == 0;
+  const bool are_columns = p.stride_inner == 1 && p.inner > 1 && p.stride_k != 1, is_one_step = p.k <= kStep;
   if (p.k <= kShort) {
-    return launch_kernel(sum_short_rows<T>, ceil_div(rows, kReduceThreads), 1, kReduceThreads, 0, executor, p,
-                         is_aligned);
+    return launch_kernel(sum_short_rows<T, IS_SPREAD>, ceil_div(rows, kReduceThreads), 1, kReduceThreads, 0, executor,
+                         p, is_aligned);
   }
-  const bool is_one_step = p.k <= kStep;
-  if (p.stride_inner == 1 && p.inner > 1 && p.stride_k != 1) {
-    const auto launch = [&](A* sums) {
-      return launch_kernel(is_one_step ? sum_columns<T, 1> : sum_columns<T, kSteps>,
-                           ceil_div(rows, kLanes) * num_chunks, 1, kReduceThreads, kLanes * kLanes * sizeof(A),
-                           executor, p, sums, num_chunks);
-    };
-    return num_chunks == 1 ? launch(nullptr) : reduce_in_two<A>(p, num_chunks, executor, launch);
-  }
-  const auto launch = [&](A* sums) {
-    return launch_kernel(is_one_step ? sum_by_lanes<T, 1> : sum_by_lanes<T, kSteps>,
-                         ceil_div(sums ? rows * num_chunks : rows, kGroups), 1, kReduceThreads, 0, executor, p, sums,
-                         num_chunks, is_aligned);
+  const auto launch = [&](Part* parts) {
+    if (are_columns) {
+      return launch_kernel(is_one_step ? sum_columns<T, IS_SPREAD, 1> : sum_columns<T, IS_SPREAD, kSteps>,
+                           ceil_div(rows, kLanes) * num_chunks, 1, kReduceThreads, kLanes * (kLanes + 1) * sizeof(Part),
+                           executor, p, parts, num_chunks);
+    }
+    return launch_kernel(is_one_step ? sum_chunks<T, IS_SPREAD, 1> : sum_chunks<T, IS_SPREAD, kSteps>,
+                         ceil_div(rows * num_chunks, kGroups * chunks_at_once(is_one_step ? 1 : kSteps)), 1,
+                         kReduceThreads, 0, executor, p, parts, num_chunks, is_aligned);
   };
-  // Lanes for each row where these are many or short; blocks for each where that is enough work to be shared out.
-  const int64_t many = 8 * int64_t(executor.num_cus);
-  if (num_chunks == 1 || (rows >= many && num_chunks <= kMostChunks)) return launch(nullptr);
-  if (num_chunks <= kGroups || (rows >= executor.num_cus && num_chunks <= kMostChunks)) {
-    return launch_kernel(sum_by_blocks<T>, rows, 1, kReduceThreads, kMostChunks * sizeof(A), executor, p, num_chunks,
-                         is_aligned);
+  if (num_chunks == 1) return launch(nullptr);
+  if (!are_columns) {
+    // 32 lanes for each row where rows are many; a block for each where that is enough work to be shared out.
+    const bool are_many = rows >= 8 * int64_t(executor.num_cus) && num_chunks <= kMostParts / kGroups;
+    const bool are_some = num_chunks <= kGroups || (rows >= executor.num_cus && num_chunks <= kMostParts);
+    if (are_many || are_some) {
+      return launch_kernel(are_many ? sum_rows<T, IS_SPREAD, 1> : sum_rows<T, IS_SPREAD, kGroups>,
+                           are_many ? ceil_div(rows, kGroups) : rows, 1, kReduceThreads, kMostParts * sizeof(Part),
+                           executor, p, num_chunks, is_aligned);
+    }
   }
-  return reduce_in_two<A>(p, num_chunks, executor, launch);
+  Part* parts = static_cast<Part*>(executor.allocate(executor.self, size_t(rows * num_chunks) * sizeof(Part)));
+  if (!parts) return Status::out_of_memory;
+  const Status status = launch(parts);
+  if (status == Status::ok) return merge_all<Acc<T>, IS_SPREAD>(p, parts, num_chunks, kChunk, executor);
+  executor.release(executor.self, parts);
+  return status;
 }
 
 }  // namespace
 
 Status launch_reduce(const ReduceProblem& problem, const Executor& executor) {
+  if (problem.is_running) return launch_running_sums(problem, executor);
   return visit_dtype(problem.dtype, [&](auto* element) {
-    return reduce<std::remove_pointer_t<decltype(element)>>(problem, executor);
+    using T = std::remove_pointer_t<decltype(element)>;
+    if (problem.term != Term::spread) return reduce<T, false>(problem, executor);
+    if constexpr (sizeof(T) >= 4) return reduce<T, true>(problem, executor);
+    return Status::unsupported;
   });
 }
 
