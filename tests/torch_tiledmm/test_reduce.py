@@ -1,12 +1,11 @@
 """Sums along a dimension: the GPU's kernels, run by the host executor, against float64, and their order.
 
 Planted bugs that these tests caught: each barrier left out, one at a time; elements beyond k in a chain, or among the
-differences from the mean; parts that another row reads; a divisor that the last sums do not have; a root that is not
-taken; few chunks added up as many are; one row's result for those beside it; a column's first chunk for all. Of the
-spread: what a mean's rounding does not taken away, in its own part and in the next level; counts of the last part, of
-the next level's parts, of a column's lanes, of lanes without elements. Of running sums: with the part itself for what
-is before it, one before it for a neighbour's; one chain of all parts; a part that does not end; lanes that are left
-over; another association.
+differences from the mean; parts that another row reads; a root that is not taken; few chunks added up as many are; one
+row's result for those beside it; a column's first chunk for all. Of the spread: what a mean's rounding does not taken
+away, in its own part and in the next level; counts of the last part, of the next level's parts, of a column's lanes, of
+lanes without elements. Of running sums: with the part itself for what is before it; with the first part's for all of a
+block; one chain of all parts; a part that does not end; lanes that are left over; another association.
 """
 
 import ctypes
