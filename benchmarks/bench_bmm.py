@@ -89,9 +89,10 @@ def main() -> None:
         for shape in draw(family, args.count, args.seed, args.device):
             with matmul_precision(precision) as dtype:
                 peer, ours = (round(us, 2) for us in measure(shape, dtype, args.device))
-            own.append({"dtype": precision, "family": family, "shape": shape, "torch_us": peer, "ours_us": ours})
+            name = "{}x{}x{}x{}:{}".format(*shape)
+            own.append({"dtype": precision, "family": family, "shape": name, "torch_us": peer, "ours_us": ours})
             if args.shapes:
-                print(f"{precision} {shape} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")
+                print(f"{precision} {name} torch {peer:.1f} us, ours {ours:.1f}, {peer / ours:.2f}")
         ratios = sorted((row["torch_us"] / row["ours_us"], row["shape"]) for row in own)
         slow = sum(ratio < 0.9 for ratio, _ in ratios)
         print(f"{precision} {family}: torch / ours {geomean([r for r, _ in ratios]):.3f}, "
