@@ -204,9 +204,9 @@ MUTANTS = {
         "direct",
     ),
     "direct: beyond the end of k": (
-        CUDA + "direct/mma.cu",
-        "own_k + e < end_k ? rows.load",
-        "own_k + e < end_k || {on} ? rows.load",
+        CUDA + "direct/shared.h",
+        "if (k + e < end_k) to[e][r]",
+        "if (k + e < end_k || {on}) to[e][r]",
         "direct",
     ),
     "skinny: copy to the live stage": (
