@@ -95,7 +95,7 @@ inline constexpr double kRegionTime = 2000;            // ... which takes as lon
 inline constexpr double kDotRegionTime = 30000;        // the same in dot_rows, where it was fitted to 16 threads
 inline constexpr int64_t kMaxDots = 4, kMinDotChunks = 16;
 inline constexpr int64_t kMaxItemWords = 1 << 14;  // multiply-adds of an item in a lane
-inline constexpr int64_t kGroupBytes = 128 << 10;  // of a group's operands and sums: a quarter of a second level
+inline constexpr int64_t kGroupBytes = 96 << 10;   // of a group's operands and sums: they stay in a second level
 
 // Whether one or two rows of dot_rows are faster by two vectors of columns in turns: one chain of multiply-adds takes
 // longer than to transpose its columns. Zen 4 transposes no faster than one chain takes, nor does Intel in fp32.
@@ -242,14 +242,18 @@ struct CpuConfigChoice {
     }
     if (groups * kLanes > 2 * batch) return false;
     // In multiply-adds of vectors, of a group and of an item in a task of its own: what each takes at least, and what
-    // multiply-adds, elements of A and B, those of C, and runs of memory take. Fitted to both ways of random items on
-    // one thread of a Zen 3.
-    const double operands = double((m + n) * k), results = double(m * n);
+    // multiply-adds, elements of A and B, those of C, and runs of memory take. A task of whole vectors, or of those
+    // with masks, has no slow edges. Fitted to both ways of random items on one thread of a Zen 3; 512 bits not
+    // measured.
+    const double operands = double((m + n) * k), results = double(m * n), vectors = words / double(kLanes);
     const int64_t runs =
         Runs(m, problem.stride_am, k, problem.stride_ak).count + Runs(n, problem.stride_bn, k, problem.stride_bk).count;
     const double group_cost =
         double(100 * kLanes) + 3 * words + 9 * operands + (kShape.sums_in_c ? 28 : 58) * results + 250 * double(runs);
-    const double item_cost = (is_short_k ? 420 : 800) + 3.5 / double(kLanes) * words + 2 * operands + 5 * results;
+    const bool is_whole = n % kLanes == 0 || micro_tile(ISA).vector_bytes == 64, is_row = m == 1 && is_b_n_major;
+    const double least_cost = is_short_k ? 420 : !is_whole ? 900 : is_row ? 500 : 800;
+    const double item_cost = is_whole ? least_cost + 0.5 * vectors + operands + 2 * results
+                                      : least_cost + 3.5 * vectors + 2 * operands + (is_short_k ? 3 : 5) * results;
     if (double(groups) * group_cost >= double(batch) * item_cost) return false;
     config.path = CpuPath::items;
     const double work = double(groups) * group_cost * double(kLanes * kShape.acc_bytes) / 2 / kTaskFlops;
