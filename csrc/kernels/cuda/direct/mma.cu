@@ -32,15 +32,12 @@ struct LaneWords {
       rows.template load<IS_WIDE, IS_K_MAJOR>(place(k, w), end_k, elements[w]);
     }
   }
-  // Prepared for the matrix instruction. What lies beyond the end of k is zero.
-  template <bool IS_WIDE>
-  TILEDMM_DEVICE typename WordOf<T>::Word word(int row, int w, int32_t k, int32_t end_k) const {
-    T own[kElements];
-    TILEDMM_UNROLL for (int e = 0; e < kElements; ++e) { own[e] = elements[w][e][row]; }
+  // Prepared for the matrix instruction.
+  TILEDMM_DEVICE typename WordOf<T>::Word word(int row, int w) const {
     if constexpr (kElements == 1) {
-      return Mma<T>::prepared(own[0]);
+      return Mma<T>::prepared(elements[w][0][row]);
     } else {
-      return uint32_t(own[0].bits) | uint32_t(own[1].bits) << 16;
+      return uint32_t(elements[w][0][row].bits) | uint32_t(elements[w][1][row].bits) << 16;
     }
   }
 };
@@ -113,14 +110,11 @@ direct_mma(DirectWork work, LaneSteps steps, FoldedProblem problem) {
       of_a[s].template load<kWideA, IS_A_K_MAJOR>(a, first_k + s * kStep, end_k);
       of_b[s].template load<kWideB, IS_B_K_MAJOR>(b, first_k + s * kStep, end_k);
     }
-    TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {
-      const int32_t k = first_k + s * kStep;  // a step beyond the end adds zeros, as it does in the other kernels
+    TILEDMM_UNROLL for (int s = 0; s < kSteps; ++s) {  // those beyond the end add zeros, as in the other kernels
       Word frag_a[4];
-      TILEDMM_UNROLL for (int w = 0; w < 4; ++w) frag_a[w] = of_a[s].template word<kWideA>(w % 2, w / 2, k, end_k);
+      TILEDMM_UNROLL for (int w = 0; w < 4; ++w) frag_a[w] = of_a[s].word(w % 2, w / 2);
       TILEDMM_UNROLL for (int j = 0; j < COLS; ++j) {
-        Mma<T>::multiply(
-            sums[j], frag_a,
-            {of_b[s].template word<kWideB>(j, 0, k, end_k), of_b[s].template word<kWideB>(j, 1, k, end_k)});
+        Mma<T>::multiply(sums[j], frag_a, {of_b[s].word(j, 0), of_b[s].word(j, 1)});
       }
     }
   });
