@@ -155,7 +155,7 @@ run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
 // ---- Rows whose neighbours' results lie beside theirs. A thread adds up a segment; a block has `segments` of a row at
 // once.
 template <class T, Stage STAGE>
-TILEDMM_KERNEL(kReduceThreads, sizeof(Acc<T>) == 8 ? 2 : 3)
+TILEDMM_KERNEL(kReduceThreads, sizeof(T) == 4 ? 3 : 2)
 run_columns(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
   using A = Acc<T>;
   struct Shared {
