@@ -40,7 +40,7 @@ $(VENV)/.torch_is_installed:
 	touch $@
 
 $(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
-	@echo "building torch_tiledmm, 1 to 2 minutes on 2 cores without a GPU"
+	@echo "building torch_tiledmm, 2 to 4 minutes on 2 cores without a GPU"
 	$(PIP) -q --no-build-isolation -e '.[bench,demo,test]'
 	$(VENV_PYTHON) -m torch_tiledmm info
 	mkdir -p $(@D) && touch $@
