@@ -2,6 +2,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 
@@ -28,8 +29,7 @@ struct Dim {
 
 // Dimensions as few as possible, outermost first; the result is contiguous.
 std::vector<Dim> merged(const Tensor& x, const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides_y(shape.size(), 1);
-  for (size_t d = shape.size(); d-- > 1;) strides_y[d - 1] = strides_y[d] * std::max<int64_t>(shape[d], 1);
+  const auto strides_y = c10::contiguous_strides(shape);
   std::vector<Dim> result;
   for (const int64_t d : dims) {
     const Dim own{x.size(d), x.stride(d), strides_y[size_t(d)]};

@@ -81,6 +81,11 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(model, tmp_path):
     assert sum("after_sm_90(" in line for line in lines) == 2, "the function, and the host"
 
 
+def test_the_row_of_a_chip_is_found_in_every_table():
+    """However clang-format has broken it."""
+    assert all(fit_costs.is_fitted(kernel, 90) for kernel in fit_costs.kernels())
+
+
 def test_a_chip_without_a_row_borrows_scaled_constants(model):
     """A multiply-add of an A100 at its data sheet's rate, and its memory's share of what the H200's gives."""
     values = model.start["kSkinnyCosts"]

@@ -179,54 +179,44 @@ struct Span {
     return is_short ? add_chains(sums) : add_lanes(add_chains(sums));
   }
 };
-// Where parts are.
-struct Global {
-  template <class V>
-  static TILEDMM_DEVICE V load(const V* from) {
-    return load_global(from);
-  }
-  template <class V>
-  static TILEDMM_DEVICE void store(V* to, V value) {
-    store_global(to, value);
-  }
-};
-struct Near {
-  template <class V>
-  static TILEDMM_DEVICE V load(const V* from) {
-    return load_shared(from);
-  }
-  template <class V>
-  static TILEDMM_DEVICE void store(V* to, V value) {
-    store_shared(to, value);
-  }
-};
-template <class PLACE, class A>
+// Where parts are: in memory, or in the block's.
+enum class Place { global, shared };
+template <Place PLACE, class V>
+TILEDMM_DEVICE V load_from(const V* from) {
+  return PLACE == Place::shared ? load_shared(from) : load_global(from);
+}
+template <Place PLACE, class V>
+TILEDMM_DEVICE void store_to(V* to, V value) {
+  PLACE == Place::shared ? store_shared(to, value) : store_global(to, value);
+}
+template <Place PLACE, class A>
 TILEDMM_DEVICE void store_part(A* to, A part) {
-  PLACE::store(to, part);
+  store_to<PLACE>(to, part);
 }
-template <class PLACE, class A>
+template <Place PLACE, class A>
 TILEDMM_DEVICE void store_part(Spread<A>* to, const Spread<A>& part) {
-  PLACE::store(&to->sum, part.sum), PLACE::store(&to->mean, part.mean);
-  PLACE::store(&to->rest, part.rest), PLACE::store(&to->squares, part.squares);
+  store_to<PLACE>(&to->sum, part.sum), store_to<PLACE>(&to->mean, part.mean);
+  store_to<PLACE>(&to->rest, part.rest), store_to<PLACE>(&to->squares, part.squares);
 }
-template <class PLACE, class A>
+template <Place PLACE, class A>
 TILEDMM_DEVICE A load_part(const A* from) {
-  return PLACE::load(from);
+  return load_from<PLACE>(from);
 }
-template <class PLACE, class A>
+template <Place PLACE, class A>
 TILEDMM_DEVICE Spread<A> load_part(const Spread<A>* from) {
-  return {PLACE::load(&from->sum), PLACE::load(&from->mean), PLACE::load(&from->rest), PLACE::load(&from->squares)};
+  return {load_from<PLACE>(&from->sum), load_from<PLACE>(&from->mean), load_from<PLACE>(&from->rest),
+          load_from<PLACE>(&from->squares)};
 }
 
-template <class PLACE, class A>
+template <Place PLACE, class A>
 TILEDMM_DEVICE A merge(const A* parts, const Span& span) {
-  return span.sum<A>([&](int i) { return PLACE::load(parts + i); });
+  return span.sum<A>([&](int i) { return load_from<PLACE>(parts + i); });
 }
-template <class PLACE, class A>
+template <Place PLACE, class A>
 TILEDMM_DEVICE Spread<A> merge(const Spread<A>* parts, const Span& span) {
   const auto count = A(span.elements(span.count())), of_part = A(span.part_k);
   const auto of_last = A(span.k - (span.num_parts - 1) * span.part_k);
-  const A sum = span.sum<A>([&](int i) { return PLACE::load(&parts[i].sum); }), mean = mean_of(sum, count);
+  const A sum = span.sum<A>([&](int i) { return load_from<PLACE>(&parts[i].sum); }), mean = mean_of(sum, count);
   const auto from_mean = span.sum<Differences<A>>([&](int i) {
     return differences_of(load_part<PLACE>(parts + i), span.first + i + 1 == span.num_parts ? of_last : of_part, mean);
   });
@@ -259,7 +249,7 @@ TILEDMM_DEVICE void store_result(const ReduceProblem& p, int64_t o, const Spread
 template <class Part>
 TILEDMM_DEVICE void store(const ReduceProblem& p, Part* parts, int64_t idx, const Part& part) {
   if (parts) {
-    store_part<Global>(parts + idx, part);
+    store_part<Place::global>(parts + idx, part);
   } else {
     store_result(p, idx, part);
   }
@@ -308,25 +298,25 @@ template <class T, bool IS_SPREAD, int STEPS>
 TILEDMM_KERNEL(kReduceThreads, 2)
 sum_chunks(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks, bool is_aligned) {
   using Part = PartOf<Acc<T>, IS_SPREAD>;
-  constexpr int AT_ONCE = chunks_at_once(STEPS);
+  constexpr int kAtOnce = chunks_at_once(STEPS);
   let_later_kernels_start();
   const int lane = thread_idx() % kLanes;
-  const int64_t first = (block_idx() * kGroups + thread_idx() / kLanes) * AT_ONCE;
+  const int64_t first = (block_idx() * kGroups + thread_idx() / kLanes) * kAtOnce;
   const int64_t count = p.outer * p.inner * num_chunks;
-  Elements<T, STEPS> own[AT_ONCE];
-  int64_t chunks[AT_ONCE];
-  TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+  Elements<T, STEPS> own[kAtOnce];
+  int64_t chunks[kAtOnce];
+  TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
     const bool is_mine = first + i < count;  // lanes of another chunk of the warp go on
     const int64_t idx = is_mine ? first + i : 0, o = num_chunks == 1 ? idx : idx / num_chunks;
     chunks[i] = idx - o * num_chunks;
     own[i] = load_lane<T, STEPS>(p, row_of<T>(p, o), chunks[i], lane, is_mine, is_aligned);
   }
   Part result{};
-  TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+  TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
     const Part part = merge_lanes(own[i].template part<Part>(p), own[i].count(), elements_of(p, chunks[i]));
     if (lane == i) result = part;
   }
-  if (lane < AT_ONCE && first + lane < count) store(p, parts, first + lane, result);
+  if (lane < kAtOnce && first + lane < count) store(p, parts, first + lane, result);
 }
 
 // GROUPS times 32 lanes for each row, whose parts stay in shared memory.
@@ -349,7 +339,7 @@ sum_rows(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
     const bool is_chunk = chunk < num_chunks;
     const auto own = load_lane<T, kSteps>(p, row, is_chunk ? chunk : 0, lane, is_mine && is_chunk, is_aligned);
     const Part part = merge_lanes(own.template part<Part>(p), own.count(), elements_of(p, chunk));
-    if (lane == 0 && is_chunk) store_part<Near>(parts + chunk, part);
+    if (lane == 0 && is_chunk) store_part<Place::shared>(parts + chunk, part);
   }
   if constexpr (GROUPS == 1) {
     warp_barrier();
@@ -357,7 +347,7 @@ sum_rows(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
     block_barrier();
     if (thread_idx() >= kWarpSize) return;
   }
-  const Part part = merge<Near>(parts, Span{0, num_chunks, kChunk, p.k, lane});
+  const Part part = merge<Place::shared>(parts, Span{0, num_chunks, kChunk, p.k, lane});
   if (is_mine && lane == 0 && group % GROUPS == 0) store_result(p, o, part);
 }
 
@@ -367,7 +357,7 @@ template <class T, bool IS_SPREAD, int STEPS>
 TILEDMM_KERNEL(kReduceThreads, sizeof(T) == 8 ? (IS_SPREAD && kIsAmd ? 1 : 2) : 3)
 sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks) {
   using Part = PartOf<Acc<T>, IS_SPREAD>;
-  constexpr int AT_ONCE = chunks_at_once(STEPS);
+  constexpr int kAtOnce = chunks_at_once(STEPS);
   struct Shared {
     Part lanes[kLanes][kLanes + 1];  // [lane][row]
   };
@@ -378,26 +368,26 @@ sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunk
   const int close = thread_idx() % kLanes, group = thread_idx() / kLanes;
   const bool is_mine = tile * kLanes + close < p.outer * p.inner;
   const T* row = row_of<T>(p, is_mine ? tile * kLanes + close : 0);
-  TILEDMM_NO_UNROLL for (int first = group; first < kLanes; first += AT_ONCE * kGroups) {
-    Elements<T, STEPS> own[AT_ONCE];
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+  TILEDMM_NO_UNROLL for (int first = group; first < kLanes; first += kAtOnce * kGroups) {
+    Elements<T, STEPS> own[kAtOnce];
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
       own[i] = load_lane<T, STEPS>(p, row, chunk, first + i * kGroups, is_mine, false);
     }
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-      store_part<Near>(&shared.lanes[first + i * kGroups][close], own[i].template part<Part>(p));
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      store_part<Place::shared>(&shared.lanes[first + i * kGroups][close], own[i].template part<Part>(p));
     }
   }
   block_barrier();
-  constexpr int ROWS = kLanes / kGroups;
+  constexpr int kRows = kLanes / kGroups;
   const Elements<T, STEPS> of_lane{{}, int(min_of(p.k - chunk * kChunk - close * kWidth, kChunk))};
   Part result{};
-  TILEDMM_UNROLL for (int i = 0; i < ROWS; ++i) {
-    const Part own = load_part<Near>(&shared.lanes[close][group * ROWS + i]);
+  TILEDMM_UNROLL for (int i = 0; i < kRows; ++i) {
+    const Part own = load_part<Place::shared>(&shared.lanes[close][group * kRows + i]);
     const Part part = merge_lanes(own, of_lane.count(), elements_of(p, chunk));
     if (close == i) result = part;
   }
-  const int64_t o = tile * kLanes + group * ROWS + close;
-  if (close < ROWS && o < p.outer * p.inner) store(p, parts, o * num_chunks + chunk, result);
+  const int64_t o = tile * kLanes + group * kRows + close;
+  if (close < kRows && o < p.outer * p.inner) store(p, parts, o * num_chunks + chunk, result);
 }
 
 // 32 lanes for each 1024 parts of a row.
@@ -412,7 +402,7 @@ merge_parts(ReduceProblem p, const PartOf<A, IS_SPREAD>* parts, int64_t num_part
   const bool is_mine = o < p.outer * p.inner;
   const int64_t first = is_mine ? (idx - o * num_merged) * kChunk : num_parts;
   const PartOf<A, IS_SPREAD> part =
-      merge<Global>(parts + o * num_parts + first, Span{first, num_parts, part_k, p.k, lane});
+      merge<Place::global>(parts + o * num_parts + first, Span{first, num_parts, part_k, p.k, lane});
   if (is_mine && lane == 0) store(p, merged, idx, part);
 }
 

@@ -52,14 +52,14 @@ struct Group {
 template <class T>
 TILEDMM_DEVICE void load_segments(const ReduceProblem& p, Group<Acc<T>>& own, int lane) {
   using A = Acc<T>;
-  constexpr int AT_ONCE = 16;
-  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += AT_ONCE) {
-    A values[AT_ONCE];
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+  constexpr int kAtOnce = 16;
+  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += kAtOnce) {
+    A values[kAtOnce];
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
       const T* from = static_cast<const T*>(p.x) + load_shared(own.from + first + i) + lane * p.stride_k;
       values[i] = lane < load_shared(own.counts + first + i) ? as_acc(load_global(from)) : nothing<A>();
     }
-    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) store_shared(&own.sums[first + i][lane], values[i]);
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) store_shared(&own.sums[first + i][lane], values[i]);
   }
 }
 template <class T>
@@ -86,9 +86,9 @@ TILEDMM_DEVICE PartSums<A> add_segments(Group<A>& own, int lane, int segments, b
   warp_barrier();
   const int segment = lane % segments, first = lane - segment + segments <= kSegments ? lane - segment : 0;
   PartSums<A> sums;
-  constexpr int AT_ONCE = 8;
-  TILEDMM_NO_UNROLL for (int next = 0; next < segments; next += AT_ONCE) {
-    TILEDMM_UNROLL for (int s = next; s < next + AT_ONCE; ++s) {
+  constexpr int kAtOnce = 8;
+  TILEDMM_NO_UNROLL for (int next = 0; next < segments; next += kAtOnce) {
+    TILEDMM_UNROLL for (int s = next; s < next + kAtOnce; ++s) {
       if (s == segment) sums.before = sums.part;
       sums.part += s < segments ? load_shared(own.before + first + s) : nothing<A>();
     }
@@ -147,8 +147,11 @@ run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
     store_shared(own.before + lane, before_own + sums.before);
     warp_barrier();
     store_segments<T>(p, own, lane);
-    if constexpr (GROUPS == 1) warp_barrier();
-    if constexpr (GROUPS > 1) block_barrier();  // also nobody reads the parts' sums any more
+    if constexpr (GROUPS == 1) {
+      warp_barrier();
+    } else {
+      block_barrier();  // also nobody reads the parts' sums any more
+    }
   }
 }
 
@@ -231,7 +234,7 @@ struct Launcher {
       for (segments = 1; segments < all && segments < kMostSegments;) segments *= 2;
     }
   }
-  // Of a block: rows, of which it goes through all parts.
+  // How many rows a block goes through, with all their parts.
   int64_t rows_of_block() const {
     return are_columns ? kReduceThreads / segments : kRowGroups * (kSegments / segments);
   }

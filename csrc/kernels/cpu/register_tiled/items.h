@@ -33,7 +33,7 @@ struct Items {
   const int64_t groups_of_dim = ceil_div(dim.size, kLanes);
   const int64_t num_groups = batch_size(problem) / dim.size * groups_of_dim;
 
-  // Of a worker: packed A and B, and sums.
+  // A worker's memory holds packed A and B, and sums.
   int64_t workspace_bytes() const {
     return round_up((panel_size(m) + panel_size(n) + m * n * kLanes) * int64_t(sizeof(A)), 64);
   }
@@ -147,7 +147,7 @@ struct Items {
     }
   }
 
-  // With an epilogue: each row of C as a matrix, whose rows are those columns and whose columns are the items.
+  // An epilogue sees each row of C as a matrix: its rows are that row's columns, and its columns are the items.
   void store_rows(T* to, const T* bias, int64_t count, const A* sums) const {
     GemmProblem row = problem;
     row.stride_cm = problem.stride_cn, row.stride_cn = dim.stride_c;

@@ -10,35 +10,20 @@ inline constexpr int kNumDirectTiles = 4;
 // A warp's times are nanoseconds that its multiprocessor has for no other warp.
 struct DirectCosts {
   // Loads of elements, and of several neighbours at once, of an operand along k and along m (n).
-  Fixed load_k = 1.862, load_mn = 2.445, wide_k = 2.148, wide_mn = 11.92;
-  Mma16Time multiply = 2.06;  // a matrix instruction
-  FmaTime fma = 0.3;          // a multiply-add
+  Fixed load_k = 1.051, load_mn = 1.33, wide_k = 1.576, wide_mn = 2.957;
+  Mma16Time multiply = 1.154;  // a matrix instruction
+  FmaTime fma = 0.3;           // a multiply-add
   // Stores of elements, where neighbouring lanes have neighbours and where not, and of several neighbours at once.
-  Fixed tile = 23.62, store = 1.325, store_apart = 6, wide_store = 3.869;
-  MemoryRate rate = 2.904e6;  // bytes per us
+  Fixed tile = 55.94, store = 1.107, store_apart = 6, wide_store = 3.292;
+  MemoryRate rate = 3.16e6;  // bytes per us
   // us: of a call by its tile, whose code is in no cache; of steps of k whose loads are waited for together.
-  Fixed start[kNumDirectTiles] = {4.258, 4.362, 4.507, 4.803}, step = 1.297;
-  Fixed overlap = 0.6737;  // of the shorter of memory's time and the warps'
+  Fixed start[kNumDirectTiles] = {4.739, 4.975, 4.866, 4.799}, step = 0.6562;
+  Fixed overlap = 0.8161;  // of the shorter of memory's time and the warps'
   Fixed parts = 2;         // how many times longer memory takes for parts of C's sectors, one at a time
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
     // H100, 432 random batches
-    {90,
-     {1.051,
-      1.33,
-      1.576,
-      2.957,
-      1.154,
-      0.3,
-      55.94,
-      1.107,
-      6,
-      3.292,
-      3.16e6,
-      {4.739, 4.975, 4.866, 4.799},
-      0.6562,
-      0.8161,
-      2}}};
+    {90, {}}};
 inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
     // H100, 214 random batches
     {90,

@@ -24,12 +24,11 @@ struct LaneWords {
   static constexpr int kElements = WordOf<T>::kElements;  // of a word
   T elements[2][kElements][COUNT];
 
-  static TILEDMM_DEVICE int place(int32_t k, int word) { return k + L::b_word(thread_idx() % 32, word) * kElements; }
-
   template <bool IS_WIDE, bool IS_K_MAJOR>
   TILEDMM_DEVICE void load(const LaneRows<T, COUNT>& rows, int32_t k, int32_t end_k) {
     TILEDMM_UNROLL for (int w = 0; w < 2; ++w) {
-      rows.template load<IS_WIDE, IS_K_MAJOR>(place(k, w), end_k, elements[w]);
+      const int32_t first = k + L::b_word(thread_idx() % 32, w) * kElements;
+      rows.template load<IS_WIDE, IS_K_MAJOR>(first, end_k, elements[w]);
     }
   }
   // Prepared for the matrix instruction.

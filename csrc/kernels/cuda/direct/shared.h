@@ -101,8 +101,8 @@ struct LaneRows {
     TILEDMM_UNROLL for (int r = 0; r < COUNT; ++r) rows[r] = data + min_of(first + r, size - 1) * stride_row;
   }
 
-  // Of rows that lie along k, the lines from `first` on, and so many in all, which later steps load. Lanes that share a
-  // row share them out.
+  // Later steps load these lines: of each row that lies along k, kLines from `first` on. Lanes that share a row share
+  // out its lines.
   static constexpr int kLine = 128 / int(sizeof(T)), kLines = 4;
   template <bool IS_K_MAJOR>
   TILEDMM_DEVICE void prefetch(int32_t first, int32_t end_k, int lane, int lanes) const {
