@@ -82,6 +82,7 @@ Status launch(const FoldedProblem& problem, const DirectPlan& plan, const Execut
 Status launch_direct_fma(const FoldedProblem& given, const Plan& made, const Executor& executor) {
   const DirectPlan& plan = made.as<DirectPlan>();
   const FoldedProblem problem = plan.is_exchanged ? transposed(given) : given;
+  if (plan.tile == kNumDirectTiles) return launch_few_columns(problem, plan, false, executor);
   return problem.gemm.dtype_a == DType::f64 ? launch<double>(problem, plan, executor)
                                             : launch<float>(problem, plan, executor);
 }

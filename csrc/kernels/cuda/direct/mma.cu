@@ -157,6 +157,7 @@ Status launch_direct(const FoldedProblem& given, const Plan& made, const Executo
   if (given.gemm.dtype_a == DType::f64) return launch_direct_fma(given, made, executor);
   const DirectPlan& plan = made.as<DirectPlan>();
   const FoldedProblem problem = plan.is_exchanged ? transposed(given) : given;
+  if (plan.tile == kNumDirectTiles) return launch_few_columns(problem, plan, true, executor);
   switch (problem.gemm.dtype_a) {
     case DType::f16:
       return launch<Half>(problem, plan, executor);

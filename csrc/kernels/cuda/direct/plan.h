@@ -8,6 +8,7 @@
 #include "core/problem.h"
 #include "core/transposed.h"
 #include "kernels/cuda/direct/costs.h"
+#include "kernels/cuda/direct/few_columns_plan.h"
 
 namespace tiledmm {
 
@@ -29,11 +30,12 @@ static_assert(sizeof kDirectFmaTiles == kNumDirectTiles * sizeof(DirectTile), "c
 constexpr int direct_step(DType dtype, bool is_mma) { return int((is_mma ? 32 : 16) / size_of(dtype)); }
 
 struct DirectPlan {
-  int tile;                     // of the table
+  int tile;                     // of the table; kNumDirectTiles: by few_columns
   bool is_exchanged;            // C^T = B^T A^T; what follows is of that product
   bool wide_a, wide_b, wide_c;  // loads and stores of several neighbours, which lie together and aligned
   int64_t tiles_m, num_tiles;   // of an item
   int64_t num_units;            // tiles of the whole batch
+  FewColumnsPlan few_columns;
 };
 
 // Whether a lane's neighbours can be loaded by one instruction: along k as many as a word of the matrix instruction or
@@ -89,24 +91,39 @@ inline double direct_us(const DirectCosts& c, const FoldedProblem& problem, cons
   return c.start[plan.tile] + waiting + (work > memory ? work + c.overlap * memory : memory + c.overlap * work);
 }
 
+// Tiles of the product or of the exchanged one, so many rows and columns each; false: they are too many.
+inline bool count_tiles(const FoldedProblem& problem, int64_t rows, int64_t cols, DirectPlan& plan) {
+  plan.tiles_m = ceil_div(problem.gemm.m, rows);
+  plan.num_tiles = plan.tiles_m * ceil_div(problem.gemm.n, cols);
+  plan.num_units = plan.num_tiles * problem.batch_size;
+  return plan.num_units <= INT32_MAX - kDirectThreads;
+}
+
 inline void for_each_direct_plan(const DirectCosts& costs, const FoldedProblem& given, bool is_mma, const Chip& chip,
                                  PlanSearch& visit) {
+  const FoldedProblem exchanged = transposed(given);
   for (const bool is_exchanged : {false, true}) {
-    const FoldedProblem problem = is_exchanged ? transposed(given) : given;
+    const FoldedProblem& problem = is_exchanged ? exchanged : given;
     const GemmProblem& p = problem.gemm;
     for (int i = 0; i < kNumDirectTiles; ++i) {
       const DirectTile& tile = is_mma ? kDirectMmaTiles[i] : kDirectFmaTiles[i];
       const int lanes = is_mma ? 8 : 1;
-      DirectPlan plan{i, is_exchanged, false, false, false, 0, 0, 0};
+      DirectPlan plan{};
+      if (!count_tiles(problem, tile.rows * lanes, tile.cols * lanes, plan)) continue;
+      plan.tile = i, plan.is_exchanged = is_exchanged;
       plan.wide_a = is_wide(view_a(p), problem, tile.rows, is_mma);
       plan.wide_b = is_wide(view_b(p), problem, tile.cols, is_mma);
       plan.wide_c = is_wide_result(problem, is_mma ? 2 * tile.cols : tile.cols, is_mma);
-      plan.tiles_m = ceil_div(p.m, tile.rows * lanes);
-      plan.num_tiles = plan.tiles_m * ceil_div(p.n, tile.cols * lanes);
-      plan.num_units = plan.num_tiles * problem.batch_size;
-      if (plan.num_units > INT32_MAX - kDirectThreads) continue;
       visit(plan, direct_us(costs, problem, tile, plan, is_mma, chip.num_cus));
     }
+  }
+  for (const bool is_exchanged : {false, true}) {
+    const FoldedProblem& problem = is_exchanged ? exchanged : given;
+    DirectPlan plan{};
+    FewColumnsPlan& few = plan.few_columns;
+    if (!plan_few_columns(problem, is_mma, chip, few) || !count_tiles(problem, few.rows, kFewColumns, plan)) continue;
+    plan.tile = kNumDirectTiles, plan.is_exchanged = is_exchanged;
+    visit(plan, few_columns_us(costs, problem, few, is_mma, chip.num_cus));
   }
 }
 

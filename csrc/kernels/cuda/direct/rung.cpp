@@ -42,7 +42,10 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
 template <bool IS_MMA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const DirectPlan& own = plan.as<DirectPlan>();
-  if (IS_MMA && problem.gemm.dtype_a != DType::f64) {
+  if (own.tile == kNumDirectTiles) {
+    fields.add_tile("warp", own.few_columns.rows, kFewColumns);
+    fields.add("path", "few_columns");
+  } else if (IS_MMA && problem.gemm.dtype_a != DType::f64) {
     const DirectTile& tile = kDirectMmaTiles[own.tile];
     fields.add_tile("warp", 8 * tile.rows, 8 * tile.cols);
   } else {

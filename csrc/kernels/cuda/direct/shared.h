@@ -7,6 +7,10 @@
 #include "platform/epilogue.h"
 
 namespace tiledmm::gpu {
+
+// `problem` has exchanged its operands if the plan says so.
+Status launch_few_columns(const FoldedProblem& problem, const DirectPlan& plan, bool is_mma, const Executor& executor);
+
 namespace {
 
 // What a kernel reads before its first load from memory, in few lines of the constants' cache: its first parameter. The
