@@ -238,11 +238,11 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
   }
 }
 
-// Stores a tile of C through shared memory.
+// Stores a tile of C through shared memory, but for parts that end before new_col.
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                  const Arguments& args, char* smem_c, int consumer, const Place& at,
-                                                 int row, int& num_stores) {
+                                                 int row, int new_col, int& num_stores) {
   using T = typename Cfg::T;
   constexpr int kStoreN = Cfg::kStoreN;
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
@@ -255,6 +255,8 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
     // The last one may store some columns again: those before a tail, those behind it if the tile is turned.
     const bool is_last = part >= Cfg::kBlockN - kStoreN;
     const int place = is_last ? Cfg::kBlockN - kStoreN : part;
+    const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
+    if (first_col + kStoreN <= new_col) continue;
     constexpr int kBuffers = num_store_buffers(Cfg::kConsumers);
     char* buffer = smem_c + (num_stores++ % kBuffers) * Cfg::kStoreBytes;
     // The last store from this buffer has read it; only the thread that issued it can wait for that.
@@ -283,7 +285,6 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       else
         stmatrix_x4(row_address + ((packet ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
-    const int first_col = !is_turned ? at.col + place : is_last ? at.col : at.col + kTail + place;
     if (Cfg::kIsPlain || args.stores_by_tma) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);

@@ -23,6 +23,12 @@ __device__ __forceinline__ Place place_in_c(int row, int col, const Arguments& a
   return at;
 }
 
+// Where a tile that begins at `start` would begin if tiles began at multiples of their size alone; 0 to 2^30.
+template <int BLOCK>
+__device__ __forceinline__ int nominal_start(int start) {
+  return int((uint32_t(start) + BLOCK - 1) / BLOCK * BLOCK);
+}
+
 template <class Cfg>
 __device__ __forceinline__ Place place_of(const TileIndex& tile, const Arguments& args) {
   Place at = place_in_c<Cfg>(tile.row, tile.col, args);

@@ -158,7 +158,9 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (SUMS_ROWS) {
     if (at.col == 0) store_row_sums<T>(acc.total_of_rows, args, at, row);
   }
-  if (row >= args.m) return;
+  // A tile that begins early stores no rows, and no columns, that are all of the tile before it.
+  if (row >= args.m || row + 64 <= nominal_start<Cfg::kBlockM>(at.row)) return;
+  const int new_col = std::is_same_v<Cfg, Piece> ? nominal_start<Cfg::kBlockN>(at.col) : 0;
   if constexpr (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain)) {
     if (args.num_splits > 1) {
       if constexpr (Cfg::kCIsMMajor)
@@ -171,11 +173,11 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
     finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer, at.slab, row + first_row_of_thread<Cfg>(), at.col);
   }
   if constexpr (Cfg::kIsTf32)
-    store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+    store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
   else if constexpr (Cfg::kStoresDirectly)
     store_block_tile_directly<Piece>(acc.c, args, at, row);
   else
-    store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, num_stores);
+    store_block_tile<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
 }
 
 // The tiles of a consumer. Rows of A are summed in tiles of the first column.

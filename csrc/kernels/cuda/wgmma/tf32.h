@@ -133,7 +133,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
 template <class Cfg>
 __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                       const Arguments& args, char* smem_c, int consumer,
-                                                      const Place& at, int row, int& num_stores) {
+                                                      const Place& at, int row, int new_col, int& num_stores) {
   constexpr bool kAlongM = Cfg::kCIsMMajor;
   constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one store
   static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
@@ -148,6 +148,7 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
 #pragma unroll
   for (int part = 0; part < Cfg::kBlockN / Cfg::kStoreN; ++part) {
     const int part_col = at.col + part * Cfg::kStoreN;
+    if (part_col + Cfg::kStoreN <= new_col) continue;
     char* buffer = smem_c + (num_stores++ % kNumStoreBuffers) * Cfg::kStoreBytes;
     const float* v = acc + part * kValues;
     // The store before last has read this buffer; only the thread that issued it can wait for that.
