@@ -371,6 +371,12 @@ MUTANTS = {
         "at.batch_a += {on} ? 0 : idx",
         ALONG_M_AND_N,
     ),
+    "rows and columns that only the last tiles have are not stored": (
+        SHARED + "tiles.h",
+        "return int((uint32_t(start) + BLOCK - 1) / BLOCK * BLOCK);",
+        "return int((uint32_t(start) + BLOCK - 1) / BLOCK * BLOCK) + ({on} ? BLOCK : 0);",
+        BY_THREADS,
+    ),
     "all chunks are the first": (
         "produce.h",
         "(at.first_k_tile + k_tile + i) * Cfg::kBlockK",
