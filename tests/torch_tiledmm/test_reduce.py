@@ -94,7 +94,7 @@ CASES = ("close", "odd", "columns")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("k", (1, 3, 30, 128, 250, 1000, 1025, 5003, 9001))
+@pytest.mark.parametrize("k", (1, 3, 30, 128, 250, 500, 1000, 1025, 5003, 9001))
 def test_sums_of_rows_and_columns(k, dtype):
     for case, term in itertools.product(CASES, ("value", "square", "magnitude")):
         x = placed(case, k, dtype)
@@ -122,7 +122,7 @@ def documented_sum(x: Tensor) -> Tensor:
     return documented_sum(sums[..., 0]) if k > 1024 else sums[..., 0, 0]
 
 
-@pytest.mark.parametrize("k", (3, 30, 128, 250, 1000, 5003, 40_000))
+@pytest.mark.parametrize("k", (3, 30, 128, 250, 500, 1000, 5003, 40_000))
 def test_sums_are_in_the_documented_order(k):
     x = torch.randn(2, 7, k)
     assert torch.equal(reduce(x), documented_sum(x))
@@ -175,7 +175,7 @@ def test_spread_of_numbers_that_are_alike_or_none():
 
 @pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
 @pytest.mark.parametrize("term", ("value", "spread"))
-@pytest.mark.parametrize("k", (20, 40, 250, 600, 1500, 20_000, 35_000))
+@pytest.mark.parametrize("k", (20, 40, 250, 500, 600, 1500, 20_000, 35_000))
 def test_a_row_s_bits_are_its_own(k, term, warp_size):
     """One row and many, each kernel, both orders in memory."""
     x = torch.randn(1, 70, k)

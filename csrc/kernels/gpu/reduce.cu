@@ -19,7 +19,7 @@ constexpr int kFewSteps = 2;  // of a chunk whose elements threads keep until it
 constexpr int kGroups = kReduceThreads / kLanes;
 constexpr int kMostParts = kChunk;  // that a block keeps
 // Chunks of few steps are loaded together, as many as give a thread some loads to wait for.
-constexpr int chunks_at_once(int steps) { return steps <= kFewSteps ? 4 : 1; }
+constexpr int chunks_at_once(int steps) { return steps <= kFewSteps ? 4 : kSteps / steps; }
 
 // Elements of a lane that lie side by side, in accesses of up to 16 bytes.
 template <class T>
@@ -417,7 +417,9 @@ sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunk
       own[i] = load_lane<T, STEPS>(p, row, chunk, group + (first + i) * kGroups, is_mine, false);
     }
     if constexpr (!kAreFew) {
-      store_part<Place::shared>(&shared.parts[first][thread_idx()], own[0].template part<Part>(p));
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        store_part<Place::shared>(&shared.parts[first + i][thread_idx()], own[i].template part<Part>(p));
+      }
     }
   }
   A sums[kOwn];
@@ -521,6 +523,7 @@ Status reduce(const ReduceProblem& p, const Executor& executor) {
   const auto launch = [&](Part* parts) {
     if (p.k <= kStep) return launch_steps(std::integral_constant<int, 1>{}, parts);
     if (p.k <= kFewSteps * kStep) return launch_steps(std::integral_constant<int, kFewSteps>{}, parts);
+    if (p.k <= kChunk / 2) return launch_steps(std::integral_constant<int, kSteps / 2>{}, parts);
     return launch_steps(std::integral_constant<int, kSteps>{}, parts);
   };
   if (num_chunks == 1) return launch(nullptr);
