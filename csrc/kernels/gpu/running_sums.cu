@@ -65,10 +65,20 @@ TILEDMM_DEVICE void load_segments(const T* x, int64_t stride, Group<Acc<T>>& own
 }
 template <class T>
 TILEDMM_DEVICE void store_segments(const ReduceProblem& p, const Group<Acc<T>>& own, int lane) {
-  TILEDMM_UNROLL for (int s = 0; s < kSegments; ++s) {
-    if (lane >= load_shared(own.counts + s)) continue;
-    T* to = static_cast<T*>(p.y) + load_shared(own.to + s) + lane * p.stride_y_k;
-    store_global(to, rounded_to<T>(load_shared(own.before + s) + load_shared(&own.sums[s][lane])));
+  constexpr int kAtOnce = 8;
+  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += kAtOnce) {
+    T values[kAtOnce];
+    int64_t to[kAtOnce];
+    bool are_in[kAtOnce];
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      const int s = first + i;
+      values[i] = rounded_to<T>(load_shared(own.before + s) + load_shared(&own.sums[s][lane]));
+      to[i] = load_shared(own.to + s) + lane * p.stride_y_k;
+      are_in[i] = lane < load_shared(own.counts + s);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (are_in[i]) store_global(static_cast<T*>(p.y) + to[i], values[i]);
+    }
   }
 }
 // The sums of a part; what is before the lane's segment in it.
