@@ -4,20 +4,22 @@
 //   four such chains; lanes are added in pairs. The sums of the chunks are summed likewise.
 // Which threads and blocks do that is free.
 //
-// Squared differences from the mean are those of a lane's elements from their own mean; then lanes, and chunks, are
-// merged by their counts, means and squares. Sources: Chan, Golub and LeVeque, Updating Formulae and a Pairwise
-// Algorithm for Computing Sample Variances, 1979; and, for what a mean's rounding does, their Algorithms for Computing
-// the Sample Variance, 1983 ("corrected two-pass").
+// Squared differences are those from the mean of all where k <= 256, summed in the same order. Where k is larger, they
+// are those of a lane's elements from their own mean; then lanes, and chunks, are merged by their counts, means and
+// squares. Sources: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,
+// 1979; and, for what a mean's rounding does, their Algorithms for Computing the Sample Variance, 1983 ("corrected
+// two-pass").
 #include "kernels/gpu/rows.h"
 
 namespace tiledmm::gpu {
 namespace {
 
 constexpr int kWidth = 4, kStep = kLanes * kWidth, kSteps = kChunk / kStep, kShort = 32;
+constexpr int kFewSteps = 2;  // of a chunk whose elements threads keep until its mean is known
 constexpr int kGroups = kReduceThreads / kLanes;
 constexpr int kMostParts = kChunk;  // that a block keeps
-// Chunks of one step are loaded together, as many as give a thread some loads to wait for.
-constexpr int chunks_at_once(int steps) { return steps == 1 ? 4 : 1; }
+// Chunks of few steps are loaded together, as many as give a thread some loads to wait for.
+constexpr int chunks_at_once(int steps) { return steps <= kFewSteps ? 4 : kSteps / steps; }
 
 // Elements of a lane that lie side by side, in accesses of up to 16 bytes.
 template <class T>
@@ -41,12 +43,20 @@ struct Spread {
   A rest;       // the mean of their differences from it
   A squares;    // the sum of their squared differences from mean + rest
 };
+template <class A>
+TILEDMM_DEVICE A sum_of(A sum) {
+  return sum;
+}
+template <class A>
+TILEDMM_DEVICE A sum_of(const Spread<A>& part) {
+  return part.sum;
+}
 template <class A, bool IS_SPREAD>
 using PartOf = std::conditional_t<IS_SPREAD, Spread<A>, A>;
 
 // Two sums at a time.
 template <class A>
-struct Differences {
+struct alignas(2 * sizeof(A)) Differences {
   A plain, squared;
 };
 template <class A>
@@ -68,6 +78,14 @@ template <class V>
 TILEDMM_DEVICE V add_lanes(V own) {
   TILEDMM_UNROLL for (int mask = kLanes / 2; mask > 0; mask /= 2) own = own + lane_xor(own, mask);
   return own;
+}
+// The same of lanes that a thread has.
+template <class V, int N>
+TILEDMM_DEVICE V add_pairs(V (&lanes)[N]) {
+  TILEDMM_UNROLL for (int mask = N / 2; mask > 0; mask /= 2) {
+    TILEDMM_UNROLL for (int i = 0; i < mask; ++i) lanes[i] = lanes[i] + lanes[i + mask];
+  }
+  return lanes[0];
 }
 template <class A>
 TILEDMM_DEVICE A mean_of(A sum, A count) {
@@ -145,15 +163,21 @@ struct Elements {
 };
 
 // ---- Parts are merged.
-// A chunk, of the parts of its lanes: `count` elements, of which a lane has own_count.
-template <class A>
-TILEDMM_DEVICE A merge_lanes(A own, int, int64_t) {
-  return add_lanes(own);
-}
-template <class A>
-TILEDMM_DEVICE Spread<A> merge_lanes(Spread<A> own, int own_count, int64_t count) {
-  const A sum = add_lanes(own.sum), mean = mean_of(sum, A(count));
-  return spread_of(sum, mean, A(count), add_lanes(differences_of(own, A(own_count), mean)));
+// A chunk of `count` elements, of its lanes.
+template <bool IS_SPREAD, class T, int STEPS>
+TILEDMM_DEVICE PartOf<Acc<T>, IS_SPREAD> merge_lanes(const ReduceProblem& p, const Elements<T, STEPS>& own,
+                                                     [[maybe_unused]] int64_t count) {
+  using A = Acc<T>;
+  if constexpr (!IS_SPREAD) {
+    return add_lanes(own.sum(p.term));
+  } else if constexpr (STEPS <= kFewSteps) {
+    const A sum = add_lanes(own.sum(Term::value)), mean = mean_of(sum, A(count));
+    return spread_of(sum, mean, A(count), add_lanes(own.differences(mean)));
+  } else {
+    const auto part = own.template part<Spread<A>>(p);
+    const A sum = add_lanes(part.sum), mean = mean_of(sum, A(count));
+    return spread_of(sum, mean, A(count), add_lanes(differences_of(part, A(own.count()), mean)));
+  }
 }
 
 // A row of parts, or what lies in it from `first` on, a chunk at most.
@@ -280,7 +304,7 @@ sum_short_rows(ReduceProblem p, bool is_aligned) {
   }
 }
 
-// What a lane has of a chunk, whose steps are STEPS.
+// What a lane has of a chunk of STEPS steps.
 template <class T, int STEPS>
 TILEDMM_DEVICE Elements<T, STEPS> load_lane(const ReduceProblem& p, const T* row, int64_t chunk, int lane, bool is_mine,
                                             bool is_aligned) {
@@ -313,7 +337,7 @@ sum_chunks(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks
   }
   Part result{};
   TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-    const Part part = merge_lanes(own[i].template part<Part>(p), own[i].count(), elements_of(p, chunks[i]));
+    const Part part = merge_lanes<IS_SPREAD>(p, own[i], elements_of(p, chunks[i]));
     if (lane == i) result = part;
   }
   if (lane < kAtOnce && first + lane < count) store(p, parts, first + lane, result);
@@ -338,7 +362,7 @@ sum_rows(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
     const int64_t chunk = first + group % GROUPS;
     const bool is_chunk = chunk < num_chunks;
     const auto own = load_lane<T, kSteps>(p, row, is_chunk ? chunk : 0, lane, is_mine && is_chunk, is_aligned);
-    const Part part = merge_lanes(own.template part<Part>(p), own.count(), elements_of(p, chunk));
+    const Part part = merge_lanes<IS_SPREAD>(p, own, elements_of(p, chunk));
     if (lane == 0 && is_chunk) store_part<Place::shared>(parts + chunk, part);
   }
   if constexpr (GROUPS == 1) {
@@ -351,43 +375,85 @@ sum_rows(ReduceProblem p, int64_t num_chunks, bool is_aligned) {
   if (is_mine && lane == 0 && group % GROUPS == 0) store_result(p, o, part);
 }
 
-// A chunk of 32 neighbouring rows, each with its neighbour's elements beside its own: a thread has four lanes of a row.
-// fp64 takes more registers and, as spread, most of AMD's shared memory.
+// The sum of what the groups of a block have of a row.
+template <class V>
+TILEDMM_DEVICE V add_groups(const V (&shared)[kGroups][kLanes], int row) {
+  V groups[kGroups];
+  TILEDMM_UNROLL for (int i = 0; i < kGroups; ++i) groups[i] = load_shared(&shared[i][row]);
+  return add_pairs(groups);
+}
+
+constexpr int kOwn = kLanes / kGroups;  // lanes of a row that a thread of sum_columns has
+// What its threads tell each other.
+template <class A, bool IS_SPREAD, bool HAS_PARTS>
+struct Columns {
+  A sums[kGroups][kLanes];  // of a thread's lanes: [group][row]
+  Differences<A> differences[IS_SPREAD ? kGroups : 1][kLanes];
+  PartOf<A, IS_SPREAD> parts[HAS_PARTS ? kOwn : 1][HAS_PARTS ? kReduceThreads : 1];  // which its thread alone reads
+};
+
+// A chunk of 32 neighbouring rows, each with its neighbour's elements beside its own. A thread's lanes are those whose
+// numbers differ in the bits of 16 and 8, the first two levels of pairs, so that it adds up more before it tells
+// others. Until the mean is known it keeps the elements, where they are few, or the lanes' parts. fp64 takes more
+// registers, and its parts take most of AMD's shared memory.
 template <class T, bool IS_SPREAD, int STEPS>
 TILEDMM_KERNEL(kReduceThreads, sizeof(T) == 8 ? (IS_SPREAD && kIsAmd ? 1 : 2) : 3)
 sum_columns(ReduceProblem p, PartOf<Acc<T>, IS_SPREAD>* parts, int64_t num_chunks) {
-  using Part = PartOf<Acc<T>, IS_SPREAD>;
+  using A = Acc<T>;
+  using Part = PartOf<A, IS_SPREAD>;
+  constexpr bool kAreFew = STEPS <= kFewSteps;
   constexpr int kAtOnce = chunks_at_once(STEPS);
-  struct Shared {
-    Part lanes[kLanes][kLanes + 1];  // [lane][row]
-  };
-  Shared& shared = block_shared<Shared>();
+  auto& shared = block_shared<Columns<A, IS_SPREAD, !kAreFew>>();
   let_later_kernels_start();
   const int64_t tile = num_chunks == 1 ? block_idx() : block_idx() / num_chunks;
   const int64_t chunk = block_idx() - tile * num_chunks;
   const int close = thread_idx() % kLanes, group = thread_idx() / kLanes;
-  const bool is_mine = tile * kLanes + close < p.outer * p.inner;
-  const T* row = row_of<T>(p, is_mine ? tile * kLanes + close : 0);
-  TILEDMM_NO_UNROLL for (int first = group; first < kLanes; first += kAtOnce * kGroups) {
-    Elements<T, STEPS> own[kAtOnce];
+  const int64_t o = tile * kLanes + close;
+  const bool is_mine = o < p.outer * p.inner;
+  const T* row = row_of<T>(p, is_mine ? o : 0);
+  Elements<T, STEPS> own[kAtOnce];
+  TILEDMM_NO_UNROLL for (int first = 0; first < kOwn; first += kAtOnce) {
     TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      own[i] = load_lane<T, STEPS>(p, row, chunk, first + i * kGroups, is_mine, false);
+      own[i] = load_lane<T, STEPS>(p, row, chunk, group + (first + i) * kGroups, is_mine, false);
     }
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      store_part<Place::shared>(&shared.lanes[first + i * kGroups][close], own[i].template part<Part>(p));
+    if constexpr (!kAreFew) {
+      TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+        store_part<Place::shared>(&shared.parts[first + i][thread_idx()], own[i].template part<Part>(p));
+      }
     }
   }
+  A sums[kOwn];
+  TILEDMM_UNROLL for (int i = 0; i < kOwn; ++i) {
+    if constexpr (kAreFew) {
+      sums[i] = own[i].sum(IS_SPREAD ? Term::value : p.term);
+    } else {
+      sums[i] = sum_of(load_part<Place::shared>(&shared.parts[i][thread_idx()]));
+    }
+  }
+  store_shared(&shared.sums[group][close], add_pairs(sums));
   block_barrier();
-  constexpr int kRows = kLanes / kGroups;
-  const Elements<T, STEPS> of_lane{{}, int(min_of(p.k - chunk * kChunk - close * kWidth, kChunk))};
-  Part result{};
-  TILEDMM_UNROLL for (int i = 0; i < kRows; ++i) {
-    const Part own = load_part<Place::shared>(&shared.lanes[close][group * kRows + i]);
-    const Part part = merge_lanes(own, of_lane.count(), elements_of(p, chunk));
-    if (close == i) result = part;
+  if (!IS_SPREAD && group > 0) return;
+  const A sum = add_groups(shared.sums, close);
+  if constexpr (IS_SPREAD) {
+    const A n = A(elements_of(p, chunk)), mean = mean_of(sum, n);
+    Differences<A> differences[kOwn];
+    TILEDMM_UNROLL for (int i = 0; i < kOwn; ++i) {
+      if constexpr (kAreFew) {
+        differences[i] = own[i].differences(mean);
+      } else {
+        const int64_t left = p.k - chunk * kChunk - (group + i * kGroups) * kWidth;
+        const Elements<T, STEPS> lane{{}, int(min_of(left, kChunk))};
+        const Part part = load_part<Place::shared>(&shared.parts[i][thread_idx()]);
+        differences[i] = differences_of(part, A(lane.count()), mean);
+      }
+    }
+    store_shared(&shared.differences[group][close], add_pairs(differences));
+    block_barrier();
+    if (group > 0 || !is_mine) return;
+    store(p, parts, o * num_chunks + chunk, spread_of(sum, mean, n, add_groups(shared.differences, close)));
+  } else if (is_mine) {
+    store(p, parts, o * num_chunks + chunk, sum);
   }
-  const int64_t o = tile * kLanes + group * kRows + close;
-  if (close < kRows && o < p.outer * p.inner) store(p, parts, o * num_chunks + chunk, result);
 }
 
 // 32 lanes for each 1024 parts of a row.
@@ -438,20 +504,27 @@ Status reduce(const ReduceProblem& p, const Executor& executor) {
   const bool is_aligned = p.stride_k == 1 && reinterpret_cast<uintptr_t>(p.x) % vector == 0 &&
                           p.stride_outer * int64_t(sizeof(T)) % vector == 0 &&
                           p.stride_inner * int64_t(sizeof(T)) % vector == 0;
-  const bool are_columns = p.stride_inner == 1 && p.inner > 1 && p.stride_k != 1, is_one_step = p.k <= kStep;
+  const bool are_columns = p.stride_inner == 1 && p.inner > 1 && p.stride_k != 1;
   if (p.k <= kShort) {
     return launch_kernel(sum_short_rows<T, IS_SPREAD>, ceil_div(rows, kReduceThreads), 1, kReduceThreads, 0, executor,
                          p, is_aligned);
   }
-  const auto launch = [&](Part* parts) {
+  const auto launch_steps = [&](auto num_steps, Part* parts) {
+    constexpr int kOfChunk = decltype(num_steps)::value;
     if (are_columns) {
-      return launch_kernel(is_one_step ? sum_columns<T, IS_SPREAD, 1> : sum_columns<T, IS_SPREAD, kSteps>,
-                           ceil_div(rows, kLanes) * num_chunks, 1, kReduceThreads, kLanes * (kLanes + 1) * sizeof(Part),
-                           executor, p, parts, num_chunks);
+      const size_t bytes = sizeof(Columns<Acc<T>, IS_SPREAD, (kOfChunk > kFewSteps)>);
+      return launch_kernel(sum_columns<T, IS_SPREAD, kOfChunk>, ceil_div(rows, kLanes) * num_chunks, 1, kReduceThreads,
+                           bytes, executor, p, parts, num_chunks);
     }
-    return launch_kernel(is_one_step ? sum_chunks<T, IS_SPREAD, 1> : sum_chunks<T, IS_SPREAD, kSteps>,
-                         ceil_div(rows * num_chunks, kGroups * chunks_at_once(is_one_step ? 1 : kSteps)), 1,
-                         kReduceThreads, 0, executor, p, parts, num_chunks, is_aligned);
+    return launch_kernel(sum_chunks<T, IS_SPREAD, kOfChunk>,
+                         ceil_div(rows * num_chunks, kGroups * chunks_at_once(kOfChunk)), 1, kReduceThreads, 0,
+                         executor, p, parts, num_chunks, is_aligned);
+  };
+  const auto launch = [&](Part* parts) {
+    if (p.k <= kStep) return launch_steps(std::integral_constant<int, 1>{}, parts);
+    if (p.k <= kFewSteps * kStep) return launch_steps(std::integral_constant<int, kFewSteps>{}, parts);
+    if (p.k <= kChunk / 2) return launch_steps(std::integral_constant<int, kSteps / 2>{}, parts);
+    return launch_steps(std::integral_constant<int, kSteps>{}, parts);
   };
   if (num_chunks == 1) return launch(nullptr);
   if (!are_columns) {

@@ -12,7 +12,8 @@ namespace {
 constexpr int kSegment = 32, kSegments = kChunk / kSegment;  // elements of a segment, segments of a part
 constexpr int kRowThreads = 128, kRowGroups = kRowThreads / kLanes;
 constexpr int kMostSegments = kReduceThreads / kLanes;  // of a column at once
-constexpr int64_t kMostParts = kSegments * kSegments;   // of a row that is gone through at once
+constexpr int64_t kFewParts = 2 * kChunk;  // of all rows, whose running sums would take less than their launch
+constexpr int64_t kMostParts = kSegments * kSegments;  // of a row that is gone through at once
 
 // What a block does: all parts of its rows, one after the other; one part's sum; one part, given what is before it.
 enum class Stage { all, sums, rest };
@@ -49,25 +50,35 @@ struct Group {
   int counts[kSegments];
 };
 
-template <class T>
-TILEDMM_DEVICE void load_segments(const ReduceProblem& p, Group<Acc<T>>& own, int lane) {
+// AT_ONCE: loads of a lane that are on their way together.
+template <int AT_ONCE, class T>
+TILEDMM_DEVICE void load_segments(const T* x, int64_t stride, Group<Acc<T>>& own, int lane) {
   using A = Acc<T>;
-  constexpr int kAtOnce = 16;
-  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += kAtOnce) {
-    A values[kAtOnce];
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-      const T* from = static_cast<const T*>(p.x) + load_shared(own.from + first + i) + lane * p.stride_k;
+  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += AT_ONCE) {
+    A values[AT_ONCE];
+    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+      const T* from = x + load_shared(own.from + first + i) + lane * stride;
       values[i] = lane < load_shared(own.counts + first + i) ? as_acc(load_global(from)) : nothing<A>();
     }
-    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) store_shared(&own.sums[first + i][lane], values[i]);
+    TILEDMM_UNROLL for (int i = 0; i < AT_ONCE; ++i) store_shared(&own.sums[first + i][lane], values[i]);
   }
 }
 template <class T>
 TILEDMM_DEVICE void store_segments(const ReduceProblem& p, const Group<Acc<T>>& own, int lane) {
-  TILEDMM_UNROLL for (int s = 0; s < kSegments; ++s) {
-    if (lane >= load_shared(own.counts + s)) continue;
-    T* to = static_cast<T*>(p.y) + load_shared(own.to + s) + lane * p.stride_y_k;
-    store_global(to, rounded_to<T>(load_shared(own.before + s) + load_shared(&own.sums[s][lane])));
+  constexpr int kAtOnce = 8;
+  TILEDMM_NO_UNROLL for (int first = 0; first < kSegments; first += kAtOnce) {
+    T values[kAtOnce];
+    int64_t to[kAtOnce];
+    bool are_in[kAtOnce];
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      const int s = first + i;
+      values[i] = rounded_to<T>(load_shared(own.before + s) + load_shared(&own.sums[s][lane]));
+      to[i] = load_shared(own.to + s) + lane * p.stride_y_k;
+      are_in[i] = lane < load_shared(own.counts + s);
+    }
+    TILEDMM_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      if (are_in[i]) store_global(static_cast<T*>(p.y) + to[i], values[i]);
+    }
   }
 }
 // The sums of a part; what is before the lane's segment in it.
@@ -97,18 +108,41 @@ TILEDMM_DEVICE PartSums<A> add_segments(Group<A>& own, int lane, int segments, b
   return sums;
 }
 
-// GROUPS times 32 lanes for a row's next GROUPS parts.
+// The sum of the parts before `part`, one of at most 1024: as their running sum, without a kernel of its own. The part
+// itself and those behind it count as nothing.
+template <class A>
+TILEDMM_DEVICE A sum_before(const A* part_sums, int part, Group<A>& own, int lane) {
+  store_shared(own.counts + lane, int(max_of(min_of(part - lane * kSegment, kSegment), 0)));
+  store_shared(own.from + lane, int64_t(lane) * kSegment);
+  warp_barrier();
+  load_segments<kSegments>(part_sums, 1, own, lane);
+  warp_barrier();
+  const PartSums<A> sums = add_segments(own, lane, kSegments, true);
+  store_shared(own.before + lane, sums.before);
+  warp_barrier();
+  const int segment = part / kSegment;
+  return load_shared(own.before + segment) + load_shared(&own.sums[segment][part % kSegment]);
+}
+
+// Whether a block of the rest has shared memory for sum_before, too. AMD's blocks fill it.
+constexpr bool kHasRoom = !kIsAmd;
+template <class A, Stage STAGE>
+struct RowsShared {
+  Group<A> groups[STAGE == Stage::rest && kHasRoom ? 2 * kRowGroups : kRowGroups];
+  A part_sums[kRowGroups];
+};
+
+// GROUPS times 32 lanes for a row's next GROUPS parts. are_running: whether the parts' sums are running sums already.
 template <class T, Stage STAGE, int GROUPS>
 TILEDMM_KERNEL(kRowThreads, sizeof(Acc<T>) == 8 ? 1 : 4)
-run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
+run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments, bool are_running) {
   using A = Acc<T>;
-  struct Shared {
-    Group<A> groups[kRowGroups];
-    A part_sums[kRowGroups];
-  };
-  Shared& shared = block_shared<Shared>();
-  wait_for_earlier_kernels();
-  let_later_kernels_start();
+  auto& shared = block_shared<RowsShared<A, STAGE>>();
+  // The rest begins while parts are summed: then x is there, and the parts' sums are waited for where they are read.
+  if constexpr (STAGE != Stage::rest) {
+    wait_for_earlier_kernels();
+    let_later_kernels_start();
+  }
   const int lane = thread_idx() % kLanes, group = thread_idx() / kLanes, segment = lane % segments;
   Group<A>& own = shared.groups[group];
   // Rows, or parts, that are taken together, and their number.
@@ -125,7 +159,7 @@ run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
     store_shared(own.from + lane, from + begin * p.stride_k);
     store_shared(own.to + lane, to + begin * p.stride_y_k);
     warp_barrier();
-    load_segments<T>(p, own, lane);
+    load_segments<STAGE == Stage::all ? kSegments / 2 : kSegments>(static_cast<const T*>(p.x), p.stride_k, own, lane);
     warp_barrier();
     const PartSums<A> sums = add_segments(own, lane, segments, STAGE != Stage::sums);
     if constexpr (STAGE == Stage::sums) {
@@ -133,7 +167,16 @@ run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments) {
       return;
     }
     A before_own = before.sum();
-    if (STAGE == Stage::rest && is_mine) before_own = before_part(part_sums, row, part, num_parts);
+    if constexpr (STAGE == Stage::rest) {
+      wait_for_earlier_kernels();
+      let_later_kernels_start();
+      if (are_running) {
+        if (is_mine) before_own = before_part(part_sums, row, part, num_parts);
+      } else if constexpr (kHasRoom) {
+        Group<A>& parts = shared.groups[kRowGroups + group];
+        before_own = sum_before(part_sums + row * num_parts, is_mine ? int(part) : 0, parts, lane);
+      }
+    }
     if constexpr (GROUPS == 1) {
       before.add(sums.part);
     } else {
@@ -244,22 +287,25 @@ struct Launcher {
     if (are_columns) return 2 * ceil_div(rows, rows_of_block()) < executor.num_cus;
     return rows < executor.num_cus && num_parts > 2 * kRowGroups;
   }
+  // Whether the rest is given running sums of the parts. Otherwise it adds up the parts' sums itself.
+  bool are_running() const { return are_columns || !kHasRoom || num_parts > kChunk || rows * num_parts > kFewParts; }
   template <Stage STAGE>
   Status launch(A* sums, bool is_early) const {
-    const auto start = [&](auto* kernel, int64_t blocks, int threads, size_t bytes) {
-      return is_early ? launch_early(kernel, blocks, 1, threads, bytes, executor, p, sums, num_parts, segments)
-                      : launch_kernel(kernel, blocks, 1, threads, bytes, executor, p, sums, num_parts, segments);
+    const auto start = [&](auto* kernel, int64_t blocks, int threads, size_t bytes, auto... more) {
+      return is_early
+                 ? launch_early(kernel, blocks, 1, threads, bytes, executor, p, sums, num_parts, segments, more...)
+                 : launch_kernel(kernel, blocks, 1, threads, bytes, executor, p, sums, num_parts, segments, more...);
     };
     const int64_t parts = STAGE == Stage::all ? 1 : num_parts;
     if (are_columns) {
       return start(run_columns<T, STAGE>, ceil_div(rows, rows_of_block()) * parts, kReduceThreads,
                    kReduceThreads * sizeof(A));
     }
-    const size_t bytes = kRowGroups * (sizeof(Group<A>) + sizeof(A));
+    const size_t bytes = sizeof(RowsShared<A, STAGE>);
     if (STAGE == Stage::all && num_parts > 1 && rows < 8 * int64_t(executor.num_cus)) {
-      return start(run_rows<T, Stage::all, kRowGroups>, rows, kRowThreads, bytes);
+      return start(run_rows<T, Stage::all, kRowGroups>, rows, kRowThreads, bytes, true);
     }
-    return start(run_rows<T, STAGE, 1>, ceil_div(rows * parts, rows_of_block()), kRowThreads, bytes);
+    return start(run_rows<T, STAGE, 1>, ceil_div(rows * parts, rows_of_block()), kRowThreads, bytes, are_running());
   }
 };
 
@@ -277,7 +323,7 @@ Status run(const ReduceProblem& p, const Executor& executor, bool is_early) {
   of_parts.x = of_parts.y = sums;
   of_parts.stride_outer = of_parts.stride_y_outer = num_parts, of_parts.stride_k = of_parts.stride_y_k = 1;
   Status status = launcher.template launch<Stage::sums>(sums, is_early);
-  if (status == Status::ok) status = run<A>(of_parts, executor, true);
+  if (status == Status::ok && launcher.are_running()) status = run<A>(of_parts, executor, true);
   if (status == Status::ok) status = launcher.template launch<Stage::rest>(sums, true);
   executor.release(executor.self, sums);
   return status;
