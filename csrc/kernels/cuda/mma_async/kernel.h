@@ -93,8 +93,8 @@ struct WarpSums {
   int lane, warp_row, warp_col;
 
   TILEDMM_DEVICE WarpSums() {
-    const int warp = thread_idx() / 32;
-    lane = thread_idx() % 32;
+    const int warp = int(uint32_t(thread_idx()) / 32);
+    lane = int(uint32_t(thread_idx()) % 32);
     warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
     warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
     clear();
