@@ -2,9 +2,9 @@
 // there into the fragments of a warp's matrix instruction. Any strides, any size: what lies outside becomes zero.
 // Copies are 16 bytes wide where the operand allows it, else one element, which must have 4 or 8 bytes then.
 //
-// Copies of whole rows and loads of fragments have no bank conflicts in shared memory. Rows are padded for that, but for
-// those along k of 8-byte elements: these are cut into panels, [k / 4][mn][k % 4], of which half a warp loads 4 rows,
-// all banks, at a time. Padding between panels lets copies of a row touch other banks in each of them.
+// Copies of whole rows and loads of fragments have no bank conflicts in shared memory. Rows are padded for that, but
+// for those along k of 8-byte elements: these are cut into panels, [k / 4][mn][k % 4], of which half a warp loads 4
+// rows, all banks, at a time. Padding between panels lets copies of a row touch other banks in each of them.
 #pragma once
 
 #include "platform/async_copy.h"
@@ -23,7 +23,7 @@ struct AsyncTile {
   static constexpr bool kHasPanels = sizeof(T) == 8 && IS_K_MAJOR;
   static constexpr int kPanelK = 4, kPanel = (BLOCK_MN + 1) * kPanelK;
   static constexpr int kStrideFar = kHasPanels ? kPanelK : IS_K_MAJOR ? kRowK : kRowMn;  // in shared memory
-  static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;  // copies of a thread
+  static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;            // copies of a thread
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && (sizeof(T) == 2 || (sizeof(T) == 4 && IS_K_MAJOR));
   static_assert(kVectors * kVector * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread copies as much");
 
