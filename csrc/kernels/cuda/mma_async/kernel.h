@@ -46,8 +46,9 @@ struct Config {
   // unit busy.
   static constexpr int kSetsA = sizeof(T) == 8 && kFragsM >= 4 ? 1 : 2;
   // Whether a tile is copied in the last step of another, at once, into that one's stage: all stages are on their way
-  // from the beginning. Otherwise a part in each step but the last, into the stage before, which takes fewer registers.
-  static constexpr bool kFillsAllStages = sizeof(T) == 8 && kSetsA == 2;
+  // from the beginning. Otherwise a part in each step but the last, into the stage before: with more sums there are too
+  // few registers for the other way, and with fewer ptxas reads sums that are not written yet (mma_16x8.h).
+  static constexpr bool kFillsAllStages = sizeof(T) == 8 && kFragsM * kFragsN == 8;
   static constexpr int kLead = kFillsAllStages ? kStages : kStages - 1;  // how many k tiles ahead copies are
   static constexpr int kCopyParts = kFillsAllStages ? 1 : kSteps - 1, kFirstCopyStep = kFillsAllStages ? kSteps - 1 : 0;
   // Tiles for few rows of C: B may be read once.
