@@ -253,6 +253,22 @@ def test_tiles_of_the_matrix_instructions_meet_no_bank_conflicts(dtype, layout):
     assert conflicts[0] == conflicts[1]
 
 
+@pytest.mark.parametrize("layout", ("NN", "TT"))
+def test_copies_and_fragments_of_fp64_meet_no_bank_conflicts(layout):
+    """In any tile of mma_async. Planted bugs that this test caught: panels without padding, rows along m and n without
+    padding."""
+
+    def conflicts(k: int) -> dict[str, int]:
+        a = rand(k, 128, dtype=torch.float64).mT if layout[0] == "T" else rand(128, k, dtype=torch.float64)
+        b = rand(128, k, dtype=torch.float64).mT if layout[1] == "T" else rand(k, 128, dtype=torch.float64)
+        options = dict(layout=layout, device="host:host", plans_of="mma_async")
+        plans = explain(128, 128, k, torch.float64, **options).candidates
+        return {str(plan.config): host_gpu.matmul(a, b, algorithm=plan.algorithm)[1].bank_conflicts for plan in plans}
+
+    found = conflicts(64)
+    assert len(found) > 3 and found == conflicts(160)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="nonsense"):
         host_gpu.matmul(rand(2, 3), rand(3, 4), algorithm="nonsense")
