@@ -83,6 +83,36 @@ def test_mma_async_takes_batches_odd_strides_and_chunks(dtype):
     assert_close(out, expect_linear(a, b.mT, bias, "gelu"))
 
 
+def placed(values, is_aligned, is_transposed):
+    """The same matrix in rows that begin at multiples of 16 bytes, or not all do, with NaN between and around them."""
+    values = values.mT if is_transposed else values
+    rows, cols = values.shape
+    unit = 16 // values.element_size()
+    stride, start = -(-cols // unit) * unit + (unit if is_aligned else 1), unit if is_aligned else 1
+    memory = torch.full((start + rows * stride + unit,), torch.nan, dtype=values.dtype)
+    found = memory.as_strided((rows, cols), (stride, 1), start)
+    assert memory.data_ptr() % 16 == 0
+    found.copy_(values)
+    return found.mT if is_transposed else found
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_mma_async_copies_each_operand_as_it_lies(dtype, layout):
+    """Planted bugs that this test caught: the main loop copies A by the width of B; the first tiles of an operand that
+    is not aligned are copied 16 bytes at a time; what lies outside of an operand is copied, too."""
+    for m, n, k in [(70, 36, 405), (33, 130, 150), (5, 66, 197)]:
+        a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
+        expected, _ = host_gpu.matmul(a, b, algorithm="mma_async")
+        assert_close(expected, expect_matmul(a, b))
+        plans = len(explain(m, n, k, dtype, device="host:host", plans_of="mma_async").candidates)
+        for is_a_aligned, is_b_aligned in itertools.product((False, True), repeat=2):
+            operands = (placed(a, is_a_aligned, layout[0] == "T"), placed(b, is_b_aligned, layout[1] == "T"))
+            for plan in range(plans):
+                out, _ = host_gpu.matmul(*operands, algorithm=f"mma_async:{plan}")
+                assert torch.equal(out, expected), (m, n, k, is_a_aligned, is_b_aligned, plan)
+
+
 @pytest.mark.parametrize(
     "algorithm, dtype, m, n, k, layout",
     [

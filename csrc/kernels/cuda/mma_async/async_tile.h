@@ -1,6 +1,7 @@
 // Block tiles of an operand on their way from global to shared memory by asynchronous copies (async_copy.h), and from
 // there into the fragments of a warp's matrix instruction. Any strides, any size: what lies outside becomes zero.
-// Copies are 16 bytes wide where the operand allows it, else one element, which must have 4 or 8 bytes then.
+// Copies are 16 bytes wide where the operand allows it, else one element, which must have 4 or 8 bytes then. Whole
+// tiles along k come first, one behind the other; one that is not whole may follow them.
 //
 // Copies of whole rows and loads of fragments have no bank conflicts in shared memory. Rows are padded for that, but
 // for those along k of 8-byte elements: these are cut into panels, [k / 4][mn][k % 4], of which half a warp loads 4
@@ -35,8 +36,7 @@ struct AsyncTile {
   int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
   int smem_place;            // of this thread's first copy
   int left_mn;               // of the operand, from the tile on
-  const T* from;             // this thread's first element at k = 0
-  const T* next;             // the same at the k of the next whole tile
+  const T* next;             // this thread's first element of the next tile
   uint64_t policy = 0;
 
   // The block tiles of `operand` from mn on.
@@ -49,8 +49,7 @@ struct AsyncTile {
     far_step = operand.is_vectorised ? NUM_THREADS / (kRow / kVector) : NUM_THREADS / kRow;
     smem_place = place(far, close);
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
-    from = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
-    next = from;
+    next = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
   }
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
@@ -60,25 +59,24 @@ struct AsyncTile {
     return far * kStrideFar + int(kHasPanels ? close / kPanelK * kPanel + close % kPanelK : close);
   }
 
-  // Starts the copies of the tile at k, of which left_k > 0 are to be taken.
-  TILEDMM_DEVICE void copy_block_tile(int64_t k, int64_t left_k, Shared& shared) const {
-    const T* source = from + k * operand.stride_k;
-    const int inside_k = int(min_of(left_k, BLOCK_K));
-    const int inside_close = (IS_K_MAJOR ? inside_k : left_mn) - close;
-    const int inside_far = (IS_K_MAJOR ? left_mn : inside_k) - far;
+  // Starts the copies of the next tile, which has only left_k > 0 elements along k.
+  TILEDMM_DEVICE void copy_last_tile(int left_k, Shared& shared) const {
+    const int inside_close = (IS_K_MAJOR ? left_k : left_mn) - close;
+    const int inside_far = (IS_K_MAJOR ? left_mn : left_k) - far;
     T* to = &shared.elements[smem_place];
     if (sizeof(T) == 2 || operand.is_vectorised) {
-      copy_rows<kVector, kVectors>(to, source, int(max_of(0, min_of(inside_close, kVector))), inside_far);
+      copy_rows<kVector, kVectors>(to, int(max_of(0, min_of(inside_close, kVector))), inside_far);
     } else {
-      copy_rows<1, kVectors * kVector>(to, source, inside_close > 0, inside_far);
+      copy_rows<1, kVectors * kVector>(to, inside_close > 0, inside_far);
     }
   }
 
  private:
   template <int WIDTH, int COUNT>
-  TILEDMM_DEVICE void copy_rows(T* to, const T* source, int inside_close, int inside_far) const {
+  TILEDMM_DEVICE void copy_rows(T* to, int inside_close, int inside_far) const {
     constexpr int kBytes = WIDTH * int(sizeof(T));
     if constexpr (kBytes >= 4) {
+      const T* source = next;
       const int64_t step = far_step * stride_far();
       const int smem_step = far_step * kStrideFar, valid_bytes = inside_close * int(sizeof(T));
       TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
@@ -94,27 +92,47 @@ struct AsyncTile {
     else
       copy_async<BYTES>(to, source, valid_bytes);
   }
+  template <int BYTES>
+  TILEDMM_DEVICE void copy_or_zero(bool pred, void* to, const void* source) const {
+    if constexpr (HAS_POLICY)
+      copy_async_by<BYTES>(policy, to, source, pred ? BYTES : 0);
+    else
+      copy_async_or_zero<BYTES>(pred, to, source);
+  }
 
  public:
   // Whether the tiles lie within the operand along mn.
   TILEDMM_DEVICE bool is_inside() const { return left_mn == BLOCK_MN; }
   // Skips `k_tiles` whole tiles.
   TILEDMM_DEVICE void skip_tiles(int64_t k_tiles) { next += k_tiles * BLOCK_K * operand.stride_k; }
-  // Starts part `part` of `parts` of the copies of the next tile, which lies within k: no branches, so that they find
-  // room between matrix instructions. The parts come in their order; `next` walks from copy to copy.
+  // Starts the copies of the next tile, which lies within k.
+  TILEDMM_DEVICE void copy_whole_tile(Shared& shared) {
+    if (sizeof(T) == 2 || operand.is_vectorised) {
+      copy_part<kVector, false>(shared, 0, 1);
+    } else {
+      copy_part<1, false>(shared, 0, 1);
+    }
+  }
+  // Starts part `part` of `parts` of the same copies: no branches, so that they find room between matrix instructions.
+  // The parts come in their order; `next` walks from copy to copy.
   template <int WIDTH, bool IS_INSIDE>
   TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
       constexpr int rows = NUM_THREADS * WIDTH / (IS_K_MAJOR ? BLOCK_K : BLOCK_MN);
       const int64_t step = rows * stride_far(), tile_step = BLOCK_K * operand.stride_k - (kCount - 1) * step;
-      const int inside_close = IS_K_MAJOR ? WIDTH : int(max_of(0, min_of(left_mn - close, WIDTH)));
-      const int inside_far = (IS_K_MAJOR ? left_mn : BLOCK_K) - far;
+      const int left = left_mn - (IS_K_MAJOR ? far : close);
       TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
         if (i * parts / kCount != part) continue;
-        // Opaque: what is the same in every tile would take registers from the sums.
-        const int inside = IS_INSIDE ? WIDTH : i * rows < opaque(inside_far) ? inside_close : 0;
-        copy<kBytes>(&shared.elements[smem_place + i * rows * kStrideFar], next, inside * int(sizeof(T)));
+        T* to = &shared.elements[smem_place + i * rows * kStrideFar];
+        if constexpr (IS_INSIDE) {
+          copy<kBytes>(to, next, kBytes);
+        } else if constexpr (IS_K_MAJOR || WIDTH == 1) {
+          // Opaque: what is the same in every tile would take registers from the sums.
+          copy_or_zero<kBytes>((IS_K_MAJOR ? i * rows : 0) < opaque(left), to, next);
+        } else {
+          copy<kBytes>(to, next, int(max_of(0, min_of(opaque(left), WIDTH))) * int(sizeof(T)));
+        }
         next =
             reinterpret_cast<const T*>(opaque(reinterpret_cast<int64_t>(next + (i < kCount - 1 ? step : tile_step))));
       }

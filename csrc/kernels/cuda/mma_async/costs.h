@@ -6,12 +6,12 @@
 
 namespace tiledmm {
 
-inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 2, kNumMmaUnalignedShapes = 3;
+inline constexpr int kNumMmaAsyncShapes64 = 9, kNumMmaAsyncShapes16 = 3, kNumMmaUnalignedShapes = 3;
 
 struct MmaAsyncCosts {  // in 16 bits and tf32
   // `alone` is the time of a step of 8 words along k where a block has a multiprocessor for itself; `busy` is each
   // block's where several share one.
-  Mma16Time alone[kNumMmaAsyncShapes16] = {0.337, 0.101}, busy[kNumMmaAsyncShapes16] = {0.337, 0.073};
+  Mma16Time alone[kNumMmaAsyncShapes16] = {0.337, 0.24, 0.101}, busy[kNumMmaAsyncShapes16] = {0.337, 0.19, 0.073};
   MemoryRate rate = 3.9e6, added = 2.3e6;                            // of the kernel that adds chunks
   Fixed start = 6.4, round = 2.2, element = 1.1e-4, addition = 6.5;  // of a call, a further round, an element of C
   Fixed tf32 = 1.1, narrow = 1.45;    // how many times longer: in tf32; with copies of single elements

@@ -6,6 +6,6 @@ namespace tiledmm::gpu {
 
 constexpr int kNumInstances = 7;
 static_assert(kNumInstances == std::size(kMmaAsyncInstances));
-template Status launch_instance<TILEDMM_INSTANCE>(const FoldedProblem&, const MmaAsyncChoice&, bool, const Executor&);
+template Status launch_instance<TILEDMM_INSTANCE>(const FoldedProblem&, const MmaAsyncPlan&, const Executor&);
 
 }  // namespace tiledmm::gpu

@@ -44,7 +44,7 @@ struct Config {
   static_assert(kFragsM * 16 == kWarpM && kFragsN * 8 == kWarpN, "whole fragments fill the warp tile");
   // Sets of fragments of A. One is enough where each is loaded anew behind its last use, while others keep the matrix
   // unit busy.
-  static constexpr int kSetsA = sizeof(T) == 8 && kFragsM >= 4 ? 1 : 2;
+  static constexpr int kSetsA = kFragsM >= 4 && (sizeof(T) == 8 || kShape.blocks_per_cu > 1) ? 1 : 2;
   // Whether a tile is copied in the last step of another, at once, into that one's stage: all stages are on their way
   // from the beginning. Otherwise a part in each step but the last, into the stage before: with more sums there are too
   // few registers for the other way, and with fewer ptxas reads sums that are not written yet (mma_16x8.h).
@@ -65,10 +65,16 @@ struct Work {
   int num_splits;  // blocks that compute chunks of one tile side by side
   int64_t part_k;  // chunk_k, or k
   int64_t chunk_k;
-  void* partial;       // as ChunkSums has them; null where there is one split
-  int zero;            // always
-  bool is_vectorised;  // A and B can be copied 16 bytes at a time
-  bool streams_b;      // it is read once: C has one row of tiles
+  void* partial;                          // as ChunkSums has them; null where there is one split
+  int zero;                               // always
+  bool is_a_vectorised, is_b_vectorised;  // it can be copied 16 bytes at a time
+  bool streams_b;                         // it is read once: C has one row of tiles
+};
+
+// Elements of A, and of B, that go in one copy.
+template <int A, int B>
+struct CopyWidths {
+  static constexpr int kA = A, kB = B;
 };
 
 // Where tile `idx` begins. The last one begins early where that keeps it inside, since whole tiles are copied without
@@ -169,20 +175,17 @@ struct WarpSums {
     tile_b.load_fragments_b(smem_b, warp_col, step * L::kWordsK, frag_b[step % 2]);
   }
 
-  TILEDMM_DEVICE void prepare(int step) {
+  template <int WORDS>
+  static TILEDMM_DEVICE void prepare(Word (&frag)[WORDS]) {
     if constexpr (sizeof(T) == 4) {
-      TILEDMM_UNROLL for (int i = 0; i < kFragsM; ++i) {
-        TILEDMM_UNROLL for (int w = 0; w < kWordsA; ++w) {
-          frag_a[step % kSetsA][i][w] = Mma<T>::prepared(frag_a[step % kSetsA][i][w]);
-        }
-      }
-      TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
-        TILEDMM_UNROLL for (int w = 0; w < kWordsB; ++w) frag_b[step % 2][j][w] =
-            Mma<T>::prepared(frag_b[step % 2][j][w]);
-      }
+      TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) frag[w] = Mma<T>::prepared(frag[w]);
     }
   }
+  TILEDMM_DEVICE void prepare_b(int step) {
+    TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) prepare(frag_b[step % 2][j]);
+  }
   TILEDMM_DEVICE void multiply_row(int step, int i) {
+    prepare(frag_a[step % kSetsA][i]);
     TILEDMM_UNROLL for (int j = 0; j < kFragsN; ++j) {
       multiply_16x8<T>(acc[i][j], frag_a[step % kSetsA][i], frag_b[step % 2][j]);
     }
@@ -255,40 +258,52 @@ mma_async(Work work, FoldedProblem problem) {
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
     const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
-    const bool is_vectorised = work.is_vectorised;  // the main loop has copies of one width
-    a.is_vectorised = b.is_vectorised = is_vectorised;
+    a.is_vectorised = work.is_a_vectorised, b.is_vectorised = work.is_b_vectorised;
     TileA tile_a(a, row);
     TileB tile_b(b, col);
     if constexpr (Cfg::kMayStreamB) tile_b.policy = cache_policy(work.streams_b);
     WarpSums<Cfg, TileA, TileB> sums;
 
-    const bool is_inside = is_vectorised && tile_a.is_inside() && tile_b.is_inside();
-    const auto num_whole = int(size_k / kBlockK);
+    const bool are_vectorised = work.is_a_vectorised && work.is_b_vectorised;
+    const bool is_inside = are_vectorised && tile_a.is_inside() && tile_b.is_inside();
+    const auto num_whole = int(size_k / kBlockK), left_k = int(size_k % kBlockK);
     tile_a.skip_tiles(first_k / kBlockK), tile_b.skip_tiles(first_k / kBlockK);
     // Copies a part of the next tiles, of which there must be a whole one.
-    const auto copy_part = [&](auto width, auto is_inside, int stage, int part, int parts) {
-      tile_a.template copy_part<width.value, is_inside.value>(smem.stages[stage].a, part, parts);
-      tile_b.template copy_part<width.value, is_inside.value>(smem.stages[stage].b, part, parts);
+    const auto copy_part = [&](auto widths, auto is_inside, int stage, int part, int parts) {
+      tile_a.template copy_part<widths.kA, is_inside.value>(smem.stages[stage].a, part, parts);
+      tile_b.template copy_part<widths.kB, is_inside.value>(smem.stages[stage].b, part, parts);
     };
-    const auto copy_last_tiles = [&](int k_tile, int stage) {
-      const int64_t k = int64_t(k_tile) * kBlockK;
-      tile_a.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].a);
-      tile_b.copy_block_tile(first_k + k, size_k - k, smem.stages[stage].b);
+    const auto copy_last_tiles = [&](int stage) {
+      tile_a.copy_last_tile(left_k, smem.stages[stage].a);
+      tile_b.copy_last_tile(left_k, smem.stages[stage].b);
     };
-    using Vectors = std::integral_constant<int, TileA::kVector>;
-    using Elements = std::integral_constant<int, 1>;
+    constexpr int kVector = TileA::kVector;
+    using Vectors = CopyWidths<kVector, kVector>;
+    // Calls visit(widths), so that the main loop has no branches between them.
+    const auto visit_widths = [&](const auto& visit) {
+      if (sizeof(T) == 2 || are_vectorised) {
+        visit(Vectors{});
+      } else if constexpr (sizeof(T) > 2) {
+        if (work.is_a_vectorised) {
+          visit(CopyWidths<kVector, 1>{});
+        } else if (work.is_b_vectorised) {
+          visit(CopyWidths<1, kVector>{});
+        } else {
+          visit(CopyWidths<1, 1>{});
+        }
+      }
+    };
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
     for (int stage = 0; stage < Cfg::kLead; ++stage) {
       if (stage < num_whole && is_inside) {
         copy_part(Vectors{}, std::true_type{}, stage, 0, 1);
-      } else if (stage < num_whole && (sizeof(T) == 2 || is_vectorised)) {
-        copy_part(Vectors{}, std::false_type{}, stage, 0, 1);
       } else if (stage < num_whole) {
-        copy_part(Elements{}, std::false_type{}, stage, 0, 1);
+        tile_a.copy_whole_tile(smem.stages[stage].a);
+        tile_b.copy_whole_tile(smem.stages[stage].b);
       } else if (stage < num_k_tiles) {
-        copy_last_tiles(stage, stage);
+        copy_last_tiles(stage);
       }
       commit_copies();  // a group for each k tile, empty or not: the waits count them
     }
@@ -317,7 +332,7 @@ mma_async(Work work, FoldedProblem problem) {
           if (part >= 0 && part < Cfg::kCopyParts) copy(part);
           if (part == Cfg::kCopyParts - 1) commit_copies();
         };
-        sums.prepare(step);
+        sums.prepare_b(step);
         if constexpr (Cfg::kSetsA == 2) {
           start_loads();
           TILEDMM_UNROLL for (int i = 0; i < Cfg::kFragsM; ++i) load_a(i);
@@ -367,17 +382,15 @@ mma_async(Work work, FoldedProblem problem) {
             copy_part(Vectors{}, std::true_type{}, free_stage(stage), part, Cfg::kCopyParts);
           });
         } while (kEndsWithin && k_tile < end_here);
-      } else if (sizeof(T) == 2 || is_vectorised) {
-        multiply_k_tiles(end_here, [&](int part) {
-          copy_part(Vectors{}, std::false_type{}, free_stage(stage), part, Cfg::kCopyParts);
-        });
       } else {
-        multiply_k_tiles(end_here, [&](int part) {
-          copy_part(Elements{}, std::false_type{}, free_stage(stage), part, Cfg::kCopyParts);
+        visit_widths([&](auto widths) {
+          multiply_k_tiles(end_here, [&](int part) {
+            copy_part(widths, std::false_type{}, free_stage(stage), part, Cfg::kCopyParts);
+          });
         });
       }
       multiply_k_tiles(end, [&](int part) {
-        if (part == 0 && k_tile + Cfg::kLead < num_k_tiles) copy_last_tiles(k_tile + Cfg::kLead, free_stage(stage));
+        if (part == 0 && k_tile + Cfg::kLead < num_k_tiles) copy_last_tiles(free_stage(stage));
       });
       if (has_chunks) sums.end_chunk(is_first);
       if (!Cfg::kSumsChunks || k_tile == num_k_tiles) break;
@@ -408,17 +421,17 @@ mma_async(Work work, FoldedProblem problem) {
 // ---- Launch
 
 template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
-Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                     const Executor& executor) {
+Status launch_config(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
   static_assert(int64_t(sizeof(Shared)) <= shared_bytes(Cfg::kShape, sizeof(T) == 8 ? DType::f64 : DType::f16),
                 "the choice of a shape knows what fits");
   const GemmProblem& gemm = problem.gemm;
+  const MmaAsyncChoice& choice = plan.choice;
   Work work{};
   const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(choice.num_splits);
-  work.is_vectorised = is_vectorised;
+  work.is_a_vectorised = plan.is_a_vectorised, work.is_b_vectorised = plan.is_b_vectorised;
   work.streams_b = tiles_m == 1;
   const bool splits = choice.num_splits > 1;
   if (tiles_m * tiles_n * work.num_splits > kMaxBlocks) return Status::launch_failed;
@@ -436,36 +449,32 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncChoice& choice,
 }
 
 template <class Cfg>
-Status launch_layout(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                     const Executor& executor) {
+Status launch_layout(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, choice, is_vectorised, executor);
+    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, plan, executor);
   });
 }
 
 template <class T, int SHAPE>
-Status launch_shape(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                    const Executor& executor) {
+Status launch_shape(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {
-    if (choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, choice, is_vectorised, executor);
+    if (plan.choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
+      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, plan, executor);
   }
-  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, choice, is_vectorised,
-                                                                               executor);
+  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, plan, executor);
 }
 
 }  // namespace
 
 template <int INSTANCE>
-Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                       const Executor& executor) {
+Status launch_instance(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   constexpr Instance kOwn = kMmaAsyncInstances[INSTANCE];
-  return visit_number<kOwn.first, kOwn.end>(choice.shape, Status::unsupported, [&](auto number) {
+  return visit_number<kOwn.first, kOwn.end>(plan.choice.shape, Status::unsupported, [&](auto number) {
     constexpr int kShape = decltype(number)::value;
-    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, choice, is_vectorised, executor);
+    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, plan, executor);
   });
 }
 

@@ -27,7 +27,7 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
     if (status != Status::ok) return status;
   }
   const auto launch = [&](auto instance) {
-    return launch_instance<decltype(instance)::value>(problem, plan.choice, plan.is_vectorised, executor);
+    return launch_instance<decltype(instance)::value>(problem, plan, executor);
   };
   return visit_instance(kMmaAsyncInstances, problem.gemm.dtype_a, plan.choice.shape, Status::unsupported, launch);
 }

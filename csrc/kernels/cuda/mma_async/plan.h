@@ -40,6 +40,8 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
     {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none},
+    // Blocks of short k are mostly loads and stores: those of one overlap the other's.
+    {128, 128, 32, 2, 4, 4, 2, ChunkTotal::none},
     {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
 };
 static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
@@ -47,8 +49,8 @@ static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsync
 
 // Those that are compiled together; the slowest first.
 inline constexpr Instance kMmaAsyncInstances[] = {{DType::f64, 0, 1}, {DType::f64, 1, 3},  {DType::f64, 3, 5},
-                                                  {DType::f64, 5, 9}, {DType::bf16, 0, 2}, {DType::f16, 0, 2},
-                                                  {DType::f32, 0, 2}};
+                                                  {DType::f64, 5, 9}, {DType::bf16, 0, 3}, {DType::f16, 0, 3},
+                                                  {DType::f32, 0, 3}};
 static_assert(hold_all(kMmaAsyncInstances, DType::f64, kNumMmaAsyncShapes64) &&
               hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16) &&
               hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16) &&
@@ -83,9 +85,15 @@ struct MmaAsyncChoice {
 // How the operands lie. Rows along k may begin within a sector of 32 bytes, of which each copy of a row then takes one
 // more, and mostly a line more, too.
 struct MmaAsyncCopies {
-  bool is_vectorised;  // copies of 16 bytes are possible
+  bool is_a_vectorised, is_b_vectorised;  // copies of 16 bytes are possible
   bool splits_sectors_a, splits_sectors_b;
 };
+// How many times longer a step takes than with copies of 16 bytes: `narrow` where all are of single elements, else by
+// their share.
+inline double narrow_factor(const MmaAsyncShape& shape, const MmaAsyncCopies& copies, double narrow) {
+  const int elements = (copies.is_a_vectorised ? 0 : shape.block_m) + (copies.is_b_vectorised ? 0 : shape.block_n);
+  return 1 + (narrow - 1) * elements / (shape.block_m + shape.block_n);
+}
 constexpr bool splits_sectors(DType dtype, int64_t stride_mn, int64_t stride_k) {
   return stride_k == 1 && stride_mn * size_of(dtype) % 32 != 0;
 }
@@ -104,7 +112,7 @@ inline double mma_async_us(const MmaAsyncF64Costs& c, const MmaAsyncChoice& choi
   const double visits = splits > 1 ? 0 : double(ceil_div(k, task.chunk_k) - 1);
   const double total = visits > 0 && shape.total == ChunkTotal::in_registers ? c.total.value : 1;
   const double part_k = double(ceil_div(k, splits));
-  const double steps = total * part_k / 8 * (copies.is_vectorised ? 1 : c.narrow[choice.shape].value);
+  const double steps = total * part_k / 8 * narrow_factor(shape, copies, c.narrow[choice.shape]);
   const double more = most > 1 ? (most * c.busy[choice.shape] - alone) / (most - 1) : 0;  // for another block
   const double visit = shape.total == ChunkTotal::in_c ? c.visit_in_c.value : c.visit.value;
   const auto round_us = [&](double blocks_per_cu) {
@@ -146,7 +154,7 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
   }
   const double bytes = double(size_of(task.dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
   const double multiply =
-      words / 8 * step * (task.dtype == DType::f32 ? c.tf32.value : 1) * (copies.is_vectorised ? 1 : c.narrow.value);
+      words / 8 * step * (task.dtype == DType::f32 ? c.tf32.value : 1) * narrow_factor(shape, copies, c.narrow);
   const double load = double((m + n) * k * batch) * bytes / rate, store = double(m * n * batch * splits) * bytes / rate;
   const double first = shape.num_stages * shape.block_k * 0.5;  // words of the first stages
   double us = c.start + (multiply > load ? multiply : load);
@@ -185,7 +193,7 @@ void for_each_mma_async(const Costs& costs, const GemmTask& task, const MmaAsync
 struct MmaAsyncPlan {
   bool is_exchanged;    // C^T = B^T A^T; what follows is of that product
   int unaligned_shape;  // of unaligned_plan.h; -1: none, operands that are not aligned are copied first
-  bool is_vectorised;
+  bool is_a_vectorised, is_b_vectorised;
   MmaAsyncChoice choice;
 };
 
@@ -204,10 +212,9 @@ inline FoldedProblem oriented(const FoldedProblem& given, bool is_exchanged) {
 
 namespace gpu {
 
-// Launches the kernel of mma_async_shape(dtype, choice.shape) for the layouts of the problem.
+// Launches the kernel of mma_async_shape(dtype, plan.choice.shape) for the layouts of the problem.
 template <int INSTANCE>
-Status launch_instance(const FoldedProblem& problem, const MmaAsyncChoice& choice, bool is_vectorised,
-                       const Executor& executor);
+Status launch_instance(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor);
 
 }  // namespace gpu
 

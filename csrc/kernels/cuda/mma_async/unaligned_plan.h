@@ -88,13 +88,15 @@ inline double copies_us(const MmaAsyncCosts& c, const GemmTask& p, bool is_c_ali
 }
 
 inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip, PlanSearch& visit) {
-  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, {}};
+  MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
   const GemmTask task = task_of(problem, operand_of_rows(view_a(p), problem), operand_of_rows(view_b(p), problem));
   const bool is_16_bit = size_of(p.dtype_a) == 2;
-  plan.is_vectorised = are_aligned(task) || (is_16_bit && p.k > 0);  // of 16 bits, copies are
-  const MmaAsyncCopies copies{plan.is_vectorised, splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
+  const bool are_copied = is_16_bit && p.k > 0;  // what is not aligned, to where it is
+  plan.is_a_vectorised = are_copied || is_aligned(task.a), plan.is_b_vectorised = are_copied || is_aligned(task.b);
+  const MmaAsyncCopies copies{plan.is_a_vectorised, plan.is_b_vectorised,
+                              splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
   double other_us = 0;
   const auto visit_tiles = [&](const auto& costs) {
