@@ -100,8 +100,8 @@ def placed(values, is_aligned, is_transposed):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_mma_async_copies_each_operand_as_it_lies(dtype, layout):
     """Planted bugs that this test caught: the main loop copies A by the width of B; the first tiles of an operand that
-    is not aligned are copied 16 bytes at a time; what lies outside of an operand is copied, too."""
-    for m, n, k in [(70, 36, 405), (33, 130, 150), (5, 66, 197)]:
+    is not aligned are copied 16 bytes at a time; the last tile of one has elements beyond the end of k."""
+    for m, n, k in [(70, 36, 405), (33, 130, 150)]:
         a, b = rand(m, k, dtype=dtype), rand(k, n, dtype=dtype)
         expected, _ = host_gpu.matmul(a, b, algorithm="mma_async")
         assert_close(expected, expect_matmul(a, b))

@@ -185,6 +185,12 @@ MUTANTS = {
         "    if (!{on}) clear();",
         "mma_async in short chunks",
     ),
+    "mma_async: rows that the operand lacks": (
+        CUDA + "mma_async/async_tile.h",
+        "(IS_K_MAJOR ? i * rows : 0) < opaque(left)",
+        "(IS_K_MAJOR ? i * rows : 0) < opaque(left) + ({on} ? 64 : 0)",
+        "mma_async",
+    ),
     "mma_async: unaligned: a stage that is still read": (
         CUDA + "mma_async/unaligned.cu",
         "block_barrier_of_roles(Cfg::kThreads);  // this tile is whole, and nobody reads the one before it any more",
