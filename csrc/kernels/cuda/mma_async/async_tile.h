@@ -63,7 +63,7 @@ struct AsyncTile {
   TILEDMM_DEVICE void copy_last_tile(int left_k, Shared& shared) const {
     const int inside_close = (IS_K_MAJOR ? left_k : left_mn) - close;
     const int inside_far = (IS_K_MAJOR ? left_mn : left_k) - far;
-    T* to = &shared.elements[smem_place];
+    T* to = own_place(shared);
     if (sizeof(T) == 2 || operand.is_vectorised) {
       copy_rows<kVector, kVectors>(to, int(max_of(0, min_of(inside_close, kVector))), inside_far);
     } else {
@@ -72,6 +72,11 @@ struct AsyncTile {
   }
 
  private:
+  // Where this thread's first copy goes. Opaque, since ptxas 13.0 makes copies that the chip refuses where it adds a
+  // uniform register to their address.
+  TILEDMM_DEVICE T* own_place(Shared& shared) const {
+    return reinterpret_cast<T*>(opaque(reinterpret_cast<int64_t>(&shared.elements[smem_place])));
+  }
   template <int WIDTH, int COUNT>
   TILEDMM_DEVICE void copy_rows(T* to, int inside_close, int inside_far) const {
     constexpr int kBytes = WIDTH * int(sizeof(T));
@@ -122,9 +127,10 @@ struct AsyncTile {
       constexpr int rows = NUM_THREADS * WIDTH / (IS_K_MAJOR ? BLOCK_K : BLOCK_MN);
       const int64_t step = rows * stride_far(), tile_step = BLOCK_K * operand.stride_k - (kCount - 1) * step;
       const int left = left_mn - (IS_K_MAJOR ? far : close);
+      T* const first = own_place(shared);
       TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
         if (i * parts / kCount != part) continue;
-        T* to = &shared.elements[smem_place + i * rows * kStrideFar];
+        T* to = first + i * rows * kStrideFar;
         if constexpr (IS_INSIDE) {
           copy<kBytes>(to, next, kBytes);
         } else if constexpr (IS_K_MAJOR || WIDTH == 1) {
