@@ -20,9 +20,9 @@ struct DirectCosts {
   Fixed start[kNumDirectTiles] = {4.739, 4.975, 4.866, 4.799}, step = 0.6562;
   Fixed overlap = 0.8161;  // of the shorter of memory's time and the warps'
   Fixed parts = 2;         // how many times longer memory takes for parts of C's sectors, one at a time
-  // Few columns: a warp's nanoseconds for copies of all lanes, for a step along k; a step's where the warp waits for
-  // the one before; us of a call.
-  Fixed few_copy = 4, few_step = 1.5, few_chain = 20, few_start = 4.8;
+  // Few columns: a warp's nanoseconds for a tile, for copies of all lanes, for a step along k; a step's where the warp
+  // waits for the one before; us of a call.
+  Fixed few_tile = 30, few_copy = 4, few_step = 1.5, few_chain = 20, few_start = 4.8;
   MemoryRate few_rate = 2.9e6;
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
@@ -30,15 +30,15 @@ inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
     {90, {}}};
 inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
     // H100, 214 random batches
-    {90, {1.965,  1.626,  2.148, 2.439, 1.153, 0.3, 36.46, 1.208, 6, 2.217, 3.24e6, {4.673, 4.836, 5.017, 4.958},
-          0.6959, 0.7598, 2,     4,     1.5,   20,  4.8,   2.9e6}}};
+    {90, {1.965,  1.626,  2.148, 2.439, 1.153, 0.3, 36.46, 1.208, 6,    2.217, 3.24e6, {4.673, 4.836, 5.017, 4.958},
+          0.6959, 0.7598, 2,     30,    4,     1.5, 20,    4.8,   2.9e6}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
     // H100, 211 random batches
-    {90, {1.179, 1.052,  4.983, 0.92, 1,   0.1412, 45.42, 1.839, 2.229, 3.839, 2.276e6, {4.912, 5.126, 4.745, 5.503},
-          0.647, 0.2147, 1.72,  4,    0.4, 3,      4.8,   2.9e6}}};
+    {90, {1.179, 1.052,  4.983, 0.92, 1, 0.1412, 45.42, 1.839, 2.229, 3.839, 2.276e6, {4.912, 5.126, 4.745, 5.503},
+          0.647, 0.2147, 1.72,  30,   4, 0.4,    3,     4.8,   2.9e6}}};
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
     // H100, 211 random batches
-    {90, {1.836,  1.796,  4.178, 1.766, 1,   0.3119, 44.55, 1.836, 4.347, 3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
-          0.5549, 0.2152, 1.714, 4,     0.5, 6,      4.8,   2.9e6}}};
+    {90, {1.836,  1.796,  4.178, 1.766, 1, 0.3119, 44.55, 1.836, 4.347, 3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
+          0.5549, 0.2152, 1.714, 30,    4, 0.5,    6,     4.8,   2.9e6}}};
 
 }  // namespace tiledmm

@@ -70,7 +70,8 @@ inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem,
   const double copies = double(plan.a.copies) * double(is_k_major(view_a(p)) ? plan.rows : plan.padded_k) +
                         double(plan.b.copies) * double(is_k_major(view_b(p)) ? p.n : plan.padded_k);
   const double steps = is_mma ? double(plan.padded_k) * size / 32 : k;
-  const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_copy * copies / 32 + c.few_step * steps);
+  const double work =
+      1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + c.few_step * steps);
   const double memory = size * double(problem.batch_size) * (m * k + k * n + m * n) / c.few_rate;
   return c.few_start + 1e-3 * c.few_chain * steps +
          (work > memory ? work + c.overlap * memory : memory + c.overlap * work);

@@ -389,9 +389,13 @@ mma_async(Work work, FoldedProblem problem) {
           });
         });
       }
-      multiply_k_tiles(end, [&](int part) {
-        if (part == 0 && k_tile + Cfg::kLead < num_k_tiles) copy_last_tiles(free_stage(stage));
-      });
+      // The tile that is not whole is copied last. No loop has its code, which takes registers from the sums.
+      if (k_tile < end && k_tile + Cfg::kLead < num_k_tiles) {
+        multiply_k_tiles(k_tile + 1, [&](int part) {
+          if (part == 0) copy_last_tiles(free_stage(stage));
+        });
+      }
+      multiply_k_tiles(end, [](int) {});
       if (has_chunks) sums.end_chunk(is_first);
       if (!Cfg::kSumsChunks || k_tile == num_k_tiles) break;
       if constexpr (Cfg::kTotalInC) {
