@@ -19,6 +19,23 @@ struct MmaAsyncCosts {  // in 16 bits and tf32
   Fixed stored = 3e-6;                // of each element of C then
 };
 inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncCosts[] = {{90, {}}};
+// Of batches.
+inline constexpr CostRow<MmaAsyncCosts> kMmaAsyncBatchCosts[] = {
+    // H100, 687 random batches
+    {90,
+     {{0.337, 0.2507, 0.1265},
+      {0.3543, 0.2791, 0.09505},
+      3.61e6,
+      2.403e6,
+      6.228,
+      2.074,
+      0.0001799,
+      6.383,
+      1.076,
+      1.297,
+      3.8,
+      7.5e5,
+      3e-6}}};
 
 struct MmaAsyncF64Costs {
   Mma64Time alone[kNumMmaAsyncShapes64] = {0.525, 0.270, 0.225, 0.153, 0.132, 0.101, 0.065, 0.052, 0.052};
@@ -34,6 +51,7 @@ struct MmaAsyncF64Costs {
   Fixed addition = 4.8;
 };
 inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64Costs[] = {{90, {}}};
+inline constexpr CostRow<MmaAsyncF64Costs> kMmaAsyncF64BatchCosts[] = {{90, {}}};
 
 struct MmaUnalignedCosts {
   // `alone` is the time of a step of 16 along k where a block has a multiprocessor for itself; `busy` is that of all

@@ -105,11 +105,14 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
       visit(plan, us + other_us);
     });
   };
+  const bool is_batch = problem.batch_size > 1;
   MmaAsyncCosts borrowed;
-  const MmaAsyncCosts& costs = costs_for(kMmaAsyncCosts, chip, borrowed);
+  const MmaAsyncCosts& costs =
+      is_batch ? costs_for(kMmaAsyncBatchCosts, chip, borrowed) : costs_for(kMmaAsyncCosts, chip, borrowed);
   if (p.dtype_a == DType::f64) {
     MmaAsyncF64Costs borrowed_f64;
-    visit_tiles(costs_for(kMmaAsyncF64Costs, chip, borrowed_f64));
+    visit_tiles(is_batch ? costs_for(kMmaAsyncF64BatchCosts, chip, borrowed_f64)
+                         : costs_for(kMmaAsyncF64Costs, chip, borrowed_f64));
   } else if (!is_16_bit) {
     visit_tiles(costs);
   } else {

@@ -22,6 +22,28 @@ struct SimtCosts {
   Fixed unaligned = 0.18, overlap = 0.1;    // share that copies of 4 bytes take longer; of the shorter of two times
 };
 inline constexpr CostRow<SimtCosts> kSimtCosts[] = {{90, {}}};
+inline constexpr CostRow<SimtCosts> kSimtBatchCosts[] = {
+    // H100, 1222 random batches
+    {90,
+     {{318, 236.9, 109.3, 78.89, 47.52, 81.92, 39.66, 30.35, 25.35, 19.38, 13.62, 12.86, 12.35},
+      {344.3, 123.2, 77.12, 53.23, 37.35, 61.57, 33.26, 24.15, 24.56, 14.82, 11.08, 11.92, 9.867},
+      0.07474,
+      0.06942,
+      5.545,
+      2.727e6,
+      2.068e6,
+      5.965e6,
+      3.063e6,
+      5.782,
+      1896,
+      1.12,
+      2.948,
+      5.982,
+      1.607e-5,
+      8.973e-5,
+      0.03045,
+      0.1725,
+      0.1341}}};
 
 struct FewRowsCosts {
   FmaTime load = 1.15, lone = 8, step = 5;  // cycles for each k: of a load; of a lone warp, and for each of its steps
@@ -33,5 +55,10 @@ struct FewRowsCosts {
   Fixed unused = 4e-5, most_k = 5000, unused_memory = 0.008;
 };
 inline constexpr CostRow<FewRowsCosts> kFewRowsCosts[] = {{90, {}}};
+inline constexpr CostRow<FewRowsCosts> kFewRowsBatchCosts[] = {
+    // H100, 1222 random batches
+    {90,
+     {1.049, 5.591, 6.497, 3.7e6, 1.391e6, 4.541e6, 6.672, 2411, 0.6054, 2.606, 2.37, 0.1033, 2.132e4, 3.701e-5, 5000,
+      0.008832}}};
 
 }  // namespace tiledmm

@@ -13,7 +13,10 @@ namespace {
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
-  const AllSimtCosts costs{costs_for(kSimtCosts, chip, borrowed), costs_for(kFewRowsCosts, chip, borrowed_few)};
+  const bool is_batch = problem.batch_size > 1;
+  const AllSimtCosts costs{
+      is_batch ? costs_for(kSimtBatchCosts, chip, borrowed) : costs_for(kSimtCosts, chip, borrowed),
+      is_batch ? costs_for(kFewRowsBatchCosts, chip, borrowed_few) : costs_for(kFewRowsCosts, chip, borrowed_few)};
   for_each_simt_plan(costs, problem, chip, visit);
 }
 

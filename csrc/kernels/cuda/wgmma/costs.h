@@ -28,6 +28,13 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed stored = 3e-7;  // of each element of C that threads store
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
+// Of batches, whose tiles begin and end in the midst of each other.
+inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
+    // H100, 687 random batches
+    {90, {0.07559, 1.698e-5, 3.005e6, 3.316e6, 4.739e6, 4.014,   2.062e6, 6e6,      8e6,    2.5e5,    5.97,
+          0.8264,  3.814e-5, 0.4,     0.4161,  1.316,   0.00836, 0.8877,  0.007413, 0.8036, 0.004698, 0.9708,
+          3.488e5, 1.001e5,  0.6,     0.8,     0.3,     0.1,     0.06,    0.03404,  0.1046, 2.3,      2.5,
+          0.03,    0.009982, 0.1497,  2.534,   2.5,     0.3,     32,      6.607e-7}}};
 
 struct Tf32Costs {
   Mma16Time least_k_tile = 0.16, least_by_registers = 0.19;  // of a k tile at least; where registers bring an operand
@@ -39,7 +46,12 @@ struct Tf32Costs {
   Fixed registers = 1.06, unaligned = 3;  // how many times longer: by registers; not at 32 bytes
   Fixed cached = 120e3, shared = 220e3;   // bytes per us of one multiprocessor, by memory
   Fixed split = 2, chunk = 0.02, overlap = 0.1, copy = 1.5, stored = 6e-7;
+  Fixed few = 0;  // how 64 rows of a tile slow memory with few rows of C
 };
 inline constexpr CostRow<Tf32Costs> kTf32Costs[] = {{90, {}}};
+inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
+    // H100, 687 random batches
+    {90, {0.09547, 0.1645, 0.009651, 2.47e-5, 0.2191,  0.07094, 3.353e6, 2.903e6, 2.111e5, 6.474,    0.7413, 2.977e-5,
+          1.294,   1.266,  2.527,    1.428e5, 2.136e5, 1.746,   0.01984, 0.3795,  2.287,   1.846e-6, 0.05502}}};
 
 }  // namespace tiledmm

@@ -36,13 +36,16 @@ const char* refuse(const FoldedProblem& problem, const Chip& chip) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  const bool is_batch = problem.batch_size > 1;
   if (problem.gemm.dtype_a == DType::f32) {
     Tf32Costs borrowed;
-    const Tf32Costs& costs = costs_for(kTf32Costs, chip, borrowed);
+    const Tf32Costs& costs =
+        is_batch ? costs_for(kTf32BatchCosts, chip, borrowed) : costs_for(kTf32Costs, chip, borrowed);
     return for_each_tf32_plan(costs, problem, chip.num_cus, visit);
   }
   WgmmaCosts borrowed;
-  const WgmmaCosts& costs = costs_for(kWgmmaCosts, chip, borrowed);
+  const WgmmaCosts& costs =
+      is_batch ? costs_for(kWgmmaBatchCosts, chip, borrowed) : costs_for(kWgmmaCosts, chip, borrowed);
   for_each_tile_plan(wgmma_search(costs, problem, chip.num_cus), chip.num_cus, visit);
 }
 

@@ -55,7 +55,9 @@ inline double model_tf32_microseconds(const Tf32Costs& costs, const TileShape& s
   const double tiles = waves * (num_k_tiles * k_tile + costs.tile + area * costs.element);
   const double results = double(p.batch) * double(p.m) * double(p.n);
   const double elements = double(p.batch * p.k) * double(p.m + p.n) + results;
-  const double memory = 4 * elements / costs.rate;
+  const StreamedOperand large = streamed_operand(shape, p);
+  const bool is_few = splits == 1 && min_of(p.m, p.n) <= kWgmmaFewRows && large.is_k_major;
+  const double memory = 4 * elements / costs.rate * (is_few ? 1 + costs.few * large.tile_rows / 64 : 1);
   const double sums = splits_chunks ? costs.split + double(num_chunks) * (costs.chunk + results / costs.sums) : 0;
   return costs.start + sums + (tiles > memory ? tiles + costs.overlap * memory : memory + costs.overlap * tiles);
 }
