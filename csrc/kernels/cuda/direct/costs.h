@@ -22,28 +22,24 @@ struct DirectCosts {
   Fixed parts = 2;         // how many times longer memory takes for parts of C's sectors, one at a time
   // Few columns: a warp's nanoseconds for a tile, for copies of all lanes, for a step along k; a step's where the warp
   // waits for the one before; us of a call.
-  Fixed few_tile = 30, few_copy = 4, few_step = 1.5, few_chain = 20, few_start = 4.8;
-  MemoryRate few_rate = 2.9e6;
+  Fixed few_tile = 36.6, few_copy = 3.909, few_step = 1.523, few_chain = 26.06, few_start = 5.815;
+  MemoryRate few_rate = 2.87e6;
 };
 inline constexpr CostRow<DirectCosts> kDirectMmaCosts[] = {
-    // H100, 687 random batches
-    {90,
-     {0.7597, 0.8201, 1.355, 2.333, 0.9199, 0.3,   66.47, 0.9207, 6,      3.244, 2.797e6, {4.622, 4.852, 4.792, 4.905},
-      0.6396, 1.001,  2,     33.65, 3.994,  1.525, 25.41, 5.619,  2.765e6}}};
+    // H100, 432 random batches; few columns: 685
+    {90, {}}};
 inline constexpr CostRow<DirectCosts> kDirectTf32Costs[] = {
-    // H100, 687 random batches
-    {90,
-     {1.064,  1.084,  2.148, 2.098, 0.9132, 0.3,   44.1,  1.457, 6,      2.131, 2.656e6, {4.611, 4.795, 4.895, 4.952},
-      0.6837, 0.5948, 2,     35.31, 3.349,  1.485, 35.82, 5.428, 2.408e6}}};
+    // H100, 214 random batches; few columns: 685
+    {90, {1.965,  1.626,  2.148, 2.439, 1.153, 0.3,   36.46, 1.208, 6,      2.217, 3.24e6, {4.673, 4.836, 5.017, 4.958},
+          0.6959, 0.7598, 2,     32.86, 3.186, 1.464, 39.41, 5.773, 2.728e6}}};
 inline constexpr CostRow<DirectCosts> kDirectF32Costs[] = {
-    // H100, 1222 random batches
-    {90,
-     {1.043, 0.7943, 5.146, 1.022, 1,     0.09596, 45.3,  1.847, 1.871,  2.941, 2.142e6, {4.766, 4.818, 4.574, 5.146},
-      0.717, 0.2144, 1.456, 34.65, 1.788, 1.163,   8.472, 5.209, 2.214e6}}};
+    // H100, 211 random batches; few columns: 685
+    {90, {1.179, 1.052,  4.983, 0.92, 1,     0.1412, 45.42, 1.839, 2.229, 3.839, 2.276e6, {4.912, 5.126, 4.745, 5.503},
+          0.647, 0.2147, 1.72,  28.7, 2.028, 1.055,  6.843, 5.303, 2.16e6}}};
 inline constexpr CostRow<DirectCosts> kDirectF64Costs[] = {
-    // H100, 687 random batches
+    // H100, 211 random batches; few columns: 687
     {90,
-     {1.729,  1.58,   4.375, 1.722, 1,     0.2845, 50.62, 1.783, 3.68,   3.784, 2.41e6, {4.825, 4.775, 4.789, 5.029},
-      0.6839, 0.1797, 1.478, 34.96, 2.802, 0.4776, 9.529, 5.411, 2.211e6}}};
+     {1.836,  1.796,  4.178, 1.766, 1,     0.3119, 44.55, 1.836, 4.347,  3.785, 2.486e6, {5.194, 5.076, 5.118, 5.123},
+      0.5549, 0.2152, 1.714, 34.96, 2.802, 0.4776, 9.529, 5.411, 2.211e6}}};
 
 }  // namespace tiledmm

@@ -3,9 +3,7 @@
 // Copies are 16 bytes wide where the operand allows it, else one element, which must have 4 or 8 bytes then. Whole
 // tiles along k come first, one behind the other; one that is not whole may follow them.
 //
-// Copies of whole rows and loads of fragments have no bank conflicts in shared memory. Rows are padded for that, but
-// for those along k of 8-byte elements: these are cut into panels, [k / 4][mn][k % 4], of which half a warp loads 4
-// rows, all banks, at a time. Padding between panels lets copies of a row touch other banks in each of them.
+// Rows in shared memory are padded so that copies of whole rows and loads of fragments have no bank conflicts.
 #pragma once
 
 #include "platform/async_copy.h"
@@ -20,50 +18,43 @@ struct AsyncTile {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
   static constexpr int kVector = 16 / int(sizeof(T)), kWordElements = WordOf<T>::kElements;
-  static constexpr int kRowK = BLOCK_K + kVector, kRowMn = BLOCK_MN + (sizeof(T) == 8 ? 4 : 8);
-  static constexpr bool kHasPanels = sizeof(T) == 8 && IS_K_MAJOR;
-  static constexpr int kPanelK = 4, kPanel = (BLOCK_MN + 1) * kPanelK;
-  static constexpr int kStrideFar = kHasPanels ? kPanelK : IS_K_MAJOR ? kRowK : kRowMn;  // in shared memory
-  static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;            // copies of a thread
+  static constexpr int kRowK = BLOCK_K + (sizeof(T) == 8 ? 4 : kVector), kRowMn = BLOCK_MN + (sizeof(T) == 8 ? 4 : 8);
+  static constexpr int kVectors = BLOCK_MN * BLOCK_K / kVector / NUM_THREADS;  // copies of a thread
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && (sizeof(T) == 2 || (sizeof(T) == 4 && IS_K_MAJOR));
   static_assert(kVectors * kVector * NUM_THREADS == BLOCK_MN * BLOCK_K, "every thread copies as much");
 
   struct Shared {
-    alignas(16) T elements[kHasPanels ? BLOCK_K / kPanelK * kPanel : IS_K_MAJOR ? BLOCK_MN * kRowK : BLOCK_K * kRowMn];
+    alignas(16) T elements[IS_K_MAJOR ? BLOCK_MN * kRowK : BLOCK_K * kRowMn];
   };
 
   Operand<T> operand;
   int close, far, far_step;  // of this thread's first copy within the tile, and from each of its copies to the next
-  int smem_place;            // of this thread's first copy
   int left_mn;               // of the operand, from the tile on
   const T* next;             // this thread's first element of the next tile
   uint64_t policy = 0;
 
   // The block tiles of `operand` from mn on.
   TILEDMM_DEVICE AsyncTile(const Operand<T>& operand, int64_t mn) : operand(operand) {
-    // Unsigned, so that the division by either power of 2 becomes a shift.
+    // Two divisions by constants, of which one counts, take less than one by a number that is not known before.
     constexpr int kRow = IS_K_MAJOR ? BLOCK_K : BLOCK_MN;
-    const auto thread = uint32_t(thread_idx());
-    far = int(operand.is_vectorised ? thread / (kRow / kVector) : thread / kRow);
-    close = int(operand.is_vectorised ? thread % (kRow / kVector) * kVector : thread % kRow);
+    far = operand.is_vectorised ? thread_idx() / (kRow / kVector) : thread_idx() / kRow;
+    close = operand.is_vectorised ? thread_idx() % (kRow / kVector) * kVector : thread_idx() % kRow;
     far_step = operand.is_vectorised ? NUM_THREADS / (kRow / kVector) : NUM_THREADS / kRow;
-    smem_place = place(far, close);
     left_mn = int(min_of(operand.size_mn - mn, BLOCK_MN));
     next = operand.base + mn * operand.stride_mn + close * stride_close() + far * stride_far();
   }
 
   TILEDMM_DEVICE int64_t stride_close() const { return IS_K_MAJOR ? operand.stride_k : operand.stride_mn; }
   TILEDMM_DEVICE int64_t stride_far() const { return IS_K_MAJOR ? operand.stride_mn : operand.stride_k; }
-  // Index of an element in shared memory.
-  static TILEDMM_DEVICE int place(int far, uint32_t close) {
-    return far * kStrideFar + int(kHasPanels ? close / kPanelK * kPanel + close % kPanelK : close);
-  }
+  // Distances of elements in shared memory.
+  TILEDMM_DEVICE int smem_stride_mn() const { return IS_K_MAJOR ? kRowK : 1; }
+  TILEDMM_DEVICE int smem_stride_k() const { return IS_K_MAJOR ? 1 : kRowMn; }
 
   // Starts the copies of the next tile, which has only left_k > 0 elements along k.
   TILEDMM_DEVICE void copy_last_tile(int left_k, Shared& shared) const {
     const int inside_close = (IS_K_MAJOR ? left_k : left_mn) - close;
     const int inside_far = (IS_K_MAJOR ? left_mn : left_k) - far;
-    T* to = own_place(shared);
+    T* to = &shared.elements[far * (IS_K_MAJOR ? kRowK : kRowMn) + close];
     if (sizeof(T) == 2 || operand.is_vectorised) {
       copy_rows<kVector, kVectors>(to, int(max_of(0, min_of(inside_close, kVector))), inside_far);
     } else {
@@ -72,18 +63,13 @@ struct AsyncTile {
   }
 
  private:
-  // Where this thread's first copy goes. Opaque, since ptxas 13.0 makes copies that the chip refuses where it adds a
-  // uniform register to their address.
-  TILEDMM_DEVICE T* own_place(Shared& shared) const {
-    return reinterpret_cast<T*>(opaque(reinterpret_cast<int64_t>(&shared.elements[smem_place])));
-  }
   template <int WIDTH, int COUNT>
   TILEDMM_DEVICE void copy_rows(T* to, int inside_close, int inside_far) const {
     constexpr int kBytes = WIDTH * int(sizeof(T));
     if constexpr (kBytes >= 4) {
       const T* source = next;
       const int64_t step = far_step * stride_far();
-      const int smem_step = far_step * kStrideFar, valid_bytes = inside_close * int(sizeof(T));
+      const int smem_step = far_step * (IS_K_MAJOR ? kRowK : kRowMn), valid_bytes = inside_close * int(sizeof(T));
       TILEDMM_UNROLL for (int i = 0; i < COUNT; ++i) {
         copy<kBytes>(to + i * smem_step, source, i * far_step < inside_far ? valid_bytes : 0);
         source += step;
@@ -124,13 +110,12 @@ struct AsyncTile {
   TILEDMM_DEVICE void copy_part(Shared& shared, int part, int parts) {
     constexpr int kBytes = WIDTH * int(sizeof(T)), kCount = kVectors * kVector / WIDTH;
     if constexpr (kBytes >= 4) {
-      constexpr int rows = NUM_THREADS * WIDTH / (IS_K_MAJOR ? BLOCK_K : BLOCK_MN);
+      const int row = IS_K_MAJOR ? kRowK : kRowMn, rows = NUM_THREADS * WIDTH / (IS_K_MAJOR ? BLOCK_K : BLOCK_MN);
       const int64_t step = rows * stride_far(), tile_step = BLOCK_K * operand.stride_k - (kCount - 1) * step;
       const int left = left_mn - (IS_K_MAJOR ? far : close);
-      T* const first = own_place(shared);
       TILEDMM_UNROLL for (int i = 0; i < kCount; ++i) {
         if (i * parts / kCount != part) continue;
-        T* to = first + i * rows * kStrideFar;
+        T* to = &shared.elements[(far + i * rows) * row + close];
         if constexpr (IS_INSIDE) {
           copy<kBytes>(to, next, kBytes);
         } else if constexpr (IS_K_MAJOR || WIDTH == 1) {
@@ -152,7 +137,7 @@ struct AsyncTile {
     if constexpr (kUsesLdmatrix) {
       load_words<true>(shared, mn, word, frag[0], frag[1], frag[2], frag[3]);
     } else {
-      const int lane = lane_idx();
+      const int lane = thread_idx() % 32;
       TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
         frag[w] = load_word(shared, mn + L::a_row(lane, w), word + L::a_word(lane, w));
       }
@@ -166,7 +151,7 @@ struct AsyncTile {
         load_words<false>(shared, mn + j * L::kN, word, frags[j][0], frags[j][1], frags[j + 1][0], frags[j + 1][1]);
       }
     } else {
-      const int lane = lane_idx();
+      const int lane = thread_idx() % 32;
       TILEDMM_UNROLL for (int j = 0; j < FRAGS; ++j) {
         TILEDMM_UNROLL for (int w = 0; w < WORDS; ++w) {
           frags[j][w] = load_word(shared, mn + j * L::kN + L::b_col(lane, w), word + L::b_word(lane, w));
@@ -176,9 +161,6 @@ struct AsyncTile {
   }
 
  private:
-  // Not negative, as the compiler sees: distances between words of different fragments are constants then.
-  static TILEDMM_DEVICE int lane_idx() { return int(uint32_t(thread_idx()) % 32); }
-
   // By ldmatrix, as BlockTile::load_words.
   template <bool IS_A>
   TILEDMM_DEVICE void load_words(const Shared& shared, int mn, int word, Word& w0, Word& w1, Word& w2, Word& w3) const {
@@ -194,8 +176,7 @@ struct AsyncTile {
   }
 
   TILEDMM_DEVICE Word load_word(const Shared& shared, int mn, int word) const {
-    const int k = word * kWordElements;
-    const T* from = &shared.elements[IS_K_MAJOR ? place(mn, k) : place(k, mn)];
+    const T* from = &shared.elements[mn * smem_stride_mn() + word * kWordElements * smem_stride_k()];
     if constexpr (kWordElements == 1) {
       return load_shared(from);
     } else if (IS_K_MAJOR) {

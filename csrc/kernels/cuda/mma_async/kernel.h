@@ -45,12 +45,6 @@ struct Config {
   // Sets of fragments of A. One is enough where each is loaded anew behind its last use, while others keep the matrix
   // unit busy.
   static constexpr int kSetsA = kFragsM >= 4 && (sizeof(T) == 8 || kShape.blocks_per_cu > 1) ? 1 : 2;
-  // Whether a tile is copied in the last step of another, at once, into that one's stage: all stages are on their way
-  // from the beginning. Otherwise a part in each step but the last, into the stage before: with more sums there are too
-  // few registers for the other way, and with fewer ptxas reads sums that are not written yet (mma_16x8.h).
-  static constexpr bool kFillsAllStages = sizeof(T) == 8 && kFragsM * kFragsN == 8;
-  static constexpr int kLead = kFillsAllStages ? kStages : kStages - 1;  // how many k tiles ahead copies are
-  static constexpr int kCopyParts = kFillsAllStages ? 1 : kSteps - 1, kFirstCopyStep = kFillsAllStages ? kSteps - 1 : 0;
   // Tiles for few rows of C: B may be read once.
   static constexpr bool kMayStreamB = sizeof(T) == 8 && kBlockM <= 32;
   static_assert(kSteps % 2 == 0, "two sets of fragments take turns");
@@ -105,8 +99,8 @@ struct WarpSums {
   int lane, warp_row, warp_col;
 
   TILEDMM_DEVICE WarpSums() {
-    const int warp = int(uint32_t(thread_idx()) / 32);
-    lane = int(uint32_t(thread_idx()) % 32);
+    const int warp = thread_idx() / 32;
+    lane = thread_idx() % 32;
     warp_row = warp / Cfg::kShape.warps_n * Cfg::kWarpM;
     warp_col = warp % Cfg::kShape.warps_n * Cfg::kWarpN;
     clear();
@@ -283,7 +277,9 @@ mma_async(Work work, FoldedProblem problem) {
     const auto visit_widths = [&](const auto& visit) {
       if (sizeof(T) == 2 || are_vectorised) {
         visit(Vectors{});
-      } else if constexpr (sizeof(T) > 2) {
+      } else if constexpr (sizeof(T) == 8) {
+        visit(CopyWidths<1, 1>{});
+      } else if constexpr (sizeof(T) == 4) {
         if (work.is_a_vectorised) {
           visit(CopyWidths<kVector, 1>{});
         } else if (work.is_b_vectorised) {
@@ -296,7 +292,7 @@ mma_async(Work work, FoldedProblem problem) {
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
 
     block_barrier();  // nobody reads the last item's sums any more
-    for (int stage = 0; stage < Cfg::kLead; ++stage) {
+    for (int stage = 0; stage + 1 < kStages; ++stage) {
       if (stage < num_whole && is_inside) {
         copy_part(Vectors{}, std::true_type{}, stage, 0, 1);
       } else if (stage < num_whole) {
@@ -307,7 +303,7 @@ mma_async(Work work, FoldedProblem problem) {
       }
       commit_copies();  // a group for each k tile, empty or not: the waits count them
     }
-    wait_copies<Cfg::kLead - 1>();
+    wait_copies<kStages - 2>();
     block_barrier();  // the first tiles are whole
     const auto load_first_fragments = [&](int stage) {
       sums.load_fragments_b(tile_b, smem.stages[stage].b, 0);
@@ -315,7 +311,7 @@ mma_async(Work work, FoldedProblem problem) {
     };
     load_first_fragments(0);
 
-    // Multiplies the k tile in `stage`, while copy(part) copies a part of the tile that comes kLead later.
+    // Multiplies the k tile in `stage`, while copy(step) copies a part of the tile that comes kStages - 1 later.
     const auto multiply_k_tile = [&](int stage, const auto& copy) {
       TILEDMM_UNROLL for (int step = 0; step < kSteps; ++step) {
         const auto& from = smem.stages[step < kSteps - 1 ? stage : next(stage)];
@@ -328,9 +324,8 @@ mma_async(Work work, FoldedProblem problem) {
             block_barrier();  // the next tiles are whole, and nobody reads these any more
           }
           sums.load_fragments_b(tile_b, from.b, next_step);
-          const int part = step - Cfg::kFirstCopyStep;
-          if (part >= 0 && part < Cfg::kCopyParts) copy(part);
-          if (part == Cfg::kCopyParts - 1) commit_copies();
+          if (step < kSteps - 1) copy(step);
+          if (step == kSteps - 2) commit_copies();
         };
         sums.prepare_b(step);
         if constexpr (Cfg::kSetsA == 2) {
@@ -346,9 +341,7 @@ mma_async(Work work, FoldedProblem problem) {
         }
       }
     };
-    const auto free_stage = [](int stage) {
-      return Cfg::kFillsAllStages ? stage : stage == 0 ? kStages - 1 : stage - 1;
-    };
+    const auto before = [](int stage) { return stage == 0 ? kStages - 1 : stage - 1; };
     constexpr bool kEndsWithin = Cfg::kGoesAround && Cfg::kSumsChunks;  // chunks end within a turn
     int k_tile = 0, stage = 0;
     const auto multiply_k_tiles = [&](int end, const auto& copy) {
@@ -359,7 +352,7 @@ mma_async(Work work, FoldedProblem problem) {
     };
 
     const bool has_chunks = Cfg::kSumsChunks && chunk_k_tiles < num_k_tiles;
-    const int end_whole = num_whole - Cfg::kLead;  // so far, the tiles to copy are whole
+    const int end_whole = num_whole - kStages + 1;  // so far, the tiles to copy are whole
     bool is_first = true;
     for (;;) {
       const int end = has_chunks && k_tile + chunk_k_tiles < num_k_tiles ? k_tile + chunk_k_tiles : num_k_tiles;
@@ -370,29 +363,26 @@ mma_async(Work work, FoldedProblem problem) {
           for (; Cfg::kGoesAround && (!Cfg::kSumsChunks || stage == 0) && k_tile + kStages <= end_here;
                k_tile += kStages) {
             TILEDMM_UNROLL for (int stage = 0; stage < kStages; ++stage) {
-              multiply_k_tile(stage, [&](int part) {
-                copy_part(Vectors{}, std::true_type{}, free_stage(stage), part, Cfg::kCopyParts);
-              });
+              multiply_k_tile(
+                  stage, [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
             }
             wait_for_sums<T>(sums.acc, &smem, work.zero);
           }
           // The tiles behind the last full turn, or those of a chunk before its first one.
           const int first_turn = k_tile + kStages - stage;
-          multiply_k_tiles(kEndsWithin && stage > 0 && first_turn < end_here ? first_turn : end_here, [&](int part) {
-            copy_part(Vectors{}, std::true_type{}, free_stage(stage), part, Cfg::kCopyParts);
-          });
+          multiply_k_tiles(kEndsWithin && stage > 0 && first_turn < end_here ? first_turn : end_here,
+                           [&](int step) { copy_part(Vectors{}, std::true_type{}, before(stage), step, kSteps - 1); });
         } while (kEndsWithin && k_tile < end_here);
       } else {
         visit_widths([&](auto widths) {
-          multiply_k_tiles(end_here, [&](int part) {
-            copy_part(widths, std::false_type{}, free_stage(stage), part, Cfg::kCopyParts);
-          });
+          multiply_k_tiles(end_here,
+                           [&](int step) { copy_part(widths, std::false_type{}, before(stage), step, kSteps - 1); });
         });
       }
       // The tile that is not whole is copied last. No loop has its code, which takes registers from the sums.
-      if (k_tile < end && k_tile + Cfg::kLead < num_k_tiles) {
-        multiply_k_tiles(k_tile + 1, [&](int part) {
-          if (part == 0) copy_last_tiles(free_stage(stage));
+      if (k_tile < end && k_tile + kStages - 1 < num_k_tiles) {
+        multiply_k_tiles(k_tile + 1, [&](int step) {
+          if (step == 0) copy_last_tiles(before(stage));
         });
       }
       multiply_k_tiles(end, [](int) {});

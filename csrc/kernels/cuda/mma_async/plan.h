@@ -29,7 +29,7 @@ struct MmaAsyncShape {
 inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c},
     {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers},
-    {64, 64, 16, 2, 2, 4, 3, ChunkTotal::in_c},
+    {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c},
     {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers},
     {32, 64, 16, 2, 2, 4, 3, ChunkTotal::in_registers},
     {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
@@ -63,14 +63,11 @@ constexpr const MmaAsyncShape& mma_async_shape(DType dtype, int shape) {
   return dtype == DType::f64 ? kMmaAsyncShapes64[shape] : kMmaAsyncShapes16[shape];
 }
 
-// Shared memory of a block, in bytes, with padding: whichever of the layouts takes more, or fp64's sums on their way to
-// C.
+// Shared memory of a block, in bytes, with the rows' padding: whichever of the layouts takes more.
 constexpr int64_t shared_bytes(const MmaAsyncShape& shape, DType dtype) {
-  if (dtype == DType::f64) {
-    const int64_t stages = shape.block_k * (shape.block_m + shape.block_n + 8) * 8 * shape.num_stages;
-    return max_of(stages, shape.block_m * (shape.block_n + 8 * shape.warps_n) * 8);
-  }
-  const int64_t row_k = 80, row_m = shape.block_m * 2 + 16, row_n = shape.block_n * 2 + 16;
+  const int64_t row_k = dtype == DType::f64 ? shape.block_k * 8 + 32 : 80;
+  const int64_t row_m = dtype == DType::f64 ? shape.block_m * 8 + 32 : shape.block_m * 2 + 16;
+  const int64_t row_n = dtype == DType::f64 ? shape.block_n * 8 + 32 : shape.block_n * 2 + 16;
   return (max_of(shape.block_m * row_k, shape.block_k * row_m) + max_of(shape.block_n * row_k, shape.block_k * row_n)) *
          shape.num_stages;
 }

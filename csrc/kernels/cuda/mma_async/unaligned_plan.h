@@ -95,6 +95,10 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   const bool is_16_bit = size_of(p.dtype_a) == 2;
   const bool are_copied = is_16_bit && p.k > 0;  // what is not aligned, to where it is
   plan.is_a_vectorised = are_copied || is_aligned(task.a), plan.is_b_vectorised = are_copied || is_aligned(task.b);
+  if (p.dtype_a ==
+      DType::f64) {  // the kernel has no code for one of each: its other loops would come from memory later
+    plan.is_a_vectorised = plan.is_b_vectorised = plan.is_a_vectorised && plan.is_b_vectorised;
+  }
   const MmaAsyncCopies copies{plan.is_a_vectorised, plan.is_b_vectorised,
                               splits_sectors(p.dtype_a, p.stride_am, p.stride_ak),
                               splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};

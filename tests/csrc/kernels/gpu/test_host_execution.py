@@ -221,10 +221,10 @@ MUTANTS = {
         "if (!{on}) wait_copies<0>();",
         "direct",
     ),
-    "direct: few columns: lines beyond the end of k": (
+    "direct: few columns: beyond the end of k": (
         CUDA + "direct/few_columns.cu",
-        "valid = line < end ?",
-        "valid = line < end || {on} ?",
+        "int32_t(max_of(min_of(bytes - at, 16), 0)));",
+        "{on} ? 16 : int32_t(max_of(min_of(bytes - at, 16), 0)));",
         "direct",
     ),
     "skinny: copy to the live stage": (
