@@ -292,15 +292,17 @@ struct WgmmaPlan {
   TensorMapView a, b, c;  // of the product that the kernel computes, or of copies
 };
 
-// The second-level cache may give up first what only tiles in flight at the same time read, of one product: what a
-// batch stores takes the place of lines that are on their way, which are then read again. Where rows do not begin with
-// the cache's lines, a line is read twice, and is lost in between if much else passes through: a large result, or more
-// operands than the cache holds several times over (fitted on an H200).
+// The second-level cache may give up first what only tiles in flight at the same time read. Not of a batch that stores
+// much: what it stores takes the place of lines that are on their way, which are then read again. Where rows do not
+// begin with the cache's lines, a line is read twice, and is lost in between if much else passes through: a large
+// result, or more operands than the cache holds several times over (fitted on an H200).
 constexpr bool may_evict(const GemmTask& p, const TensorMapView& operand) {
-  constexpr int64_t kLine = 128, kMostBytes = 150000000;
+  constexpr int64_t kLine = 128, kMostBytes = 150000000, kFewRows = 16;
   const double operands = double(p.m + p.n) * double(p.k), outputs = double(p.m) * double(p.n);
   const int64_t bytes = size_of(p.dtype);
-  return p.batch == 1 &&
+  const bool stores_little = p.batch == 1 || min_of(p.m, p.n) <= kFewRows;
+  const bool is_of_one_item = operand.batch_count >= p.batch;
+  return stores_little && is_of_one_item &&
          (operand.ld * bytes % kLine == 0 || (outputs <= operands / 5 && operands * double(bytes) <= kMostBytes));
 }
 
