@@ -13,8 +13,7 @@ TILEDMM_DEVICE GemmProblem item_of(const FoldedProblem& problem, int64_t batch_i
   int64_t offset_a = 0, offset_b = 0, offset_c = 0, offset_bias = 0;
   const auto add_offsets = [&](int32_t d) {
     const BatchDim& dim = problem.batch_dims[d];
-    // The outermost dimension, mostly the only one, needs no division.
-    const int64_t outer = d > 0 ? batch_idx / dim.size : 0, idx = batch_idx - outer * dim.size;
+    const int64_t outer = batch_idx / dim.size, idx = batch_idx - outer * dim.size;
     batch_idx = outer;
     offset_a += idx * dim.stride_a;
     offset_b += idx * dim.stride_b;

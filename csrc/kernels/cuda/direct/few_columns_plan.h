@@ -2,6 +2,8 @@
 // changes a bit of the result.
 #pragma once
 
+#include <algorithm>
+
 #include "core/chip.h"
 #include "core/math.h"
 #include "core/operand.h"
@@ -52,8 +54,8 @@ inline double few_columns_us(const DirectCosts& c, const FoldedProblem& problem,
   const double size = double(size_of(p.dtype_a)), m = double(p.m), n = double(p.n), k = double(p.k);
   const int64_t units = ceil_div(p.m, plan.rows) * problem.batch_size;
   const double copies = double(plan.copies) * (plan.rows + n), steps = is_mma ? double(plan.padded_k) * size / 32 : k;
-  const double work =
-      1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + c.few_step * steps);
+  const double step = std::max<double>(c.few_step, is_mma ? c.multiply.value : c.fma.value);  // of slower chips
+  const double work = 1e-3 * double(ceil_div(units, num_cus)) * (c.few_tile + c.few_copy * copies / 32 + step * steps);
   const double memory = size * double(problem.batch_size) * (m * k + k * n + m * n) / c.few_rate;
   return c.few_start + 1e-3 * c.few_chain * steps +
          (work > memory ? work + c.overlap * memory : memory + c.overlap * work);

@@ -215,18 +215,6 @@ MUTANTS = {
         "if (k + e < end_k || {on}) to[e][r]",
         "direct",
     ),
-    "direct: few columns: copies not waited for": (
-        CUDA + "direct/few_columns.cu",
-        "wait_copies<0>();",
-        "if (!{on}) wait_copies<0>();",
-        "direct",
-    ),
-    "direct: few columns: beyond the end of k": (
-        CUDA + "direct/few_columns.cu",
-        "int32_t(max_of(min_of(bytes - at, 16), 0)));",
-        "{on} ? 16 : int32_t(max_of(min_of(bytes - at, 16), 0)));",
-        "direct",
-    ),
     "skinny: copy to the live stage": (
         CUDA + "skinny/kernel.cu",
         "int lead = plan.num_stages - 1;",
@@ -401,7 +389,7 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
 @pytest.mark.parametrize("warp_size, mutant", CASES)
 def test_mutant_is_found(warp_size, mutant, program):
     number, algorithm = list(ALL_MUTANTS).index(mutant) + 1, ALL_MUTANTS[mutant][3]
-    done = run(program(warp_size), "80" if ": few " in mutant else "40", algorithm, mutant=number)
+    done = run(program(warp_size), "80" if "few rows" in mutant else "40", algorithm, mutant=number)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:300])
 
