@@ -14,16 +14,17 @@ using BatchStride = int64_t BatchDim::*;
 // A or B^T as the product sees it: m (n) rows of k elements.
 struct OperandView {
   const void* data;
+  DType dtype;
   int64_t rows, k;
   int64_t stride_row, stride_k;
   BatchStride batch_stride;
 };
 
 inline OperandView view_a(const GemmProblem& p) {
-  return {p.a, p.m, p.k, p.stride_am, p.stride_ak, &BatchDim::stride_a};
+  return {p.a, p.dtype_a, p.m, p.k, p.stride_am, p.stride_ak, &BatchDim::stride_a};
 }
 inline OperandView view_b(const GemmProblem& p) {
-  return {p.b, p.n, p.k, p.stride_bn, p.stride_bk, &BatchDim::stride_b};
+  return {p.b, p.dtype_b, p.n, p.k, p.stride_bn, p.stride_bk, &BatchDim::stride_b};
 }
 
 // Items of an operand that a batch does not repeat.
@@ -49,7 +50,7 @@ struct TaskOperand {
 // As it lies, aligned to 16 bytes at most; to 8 where no stride is 1, since no rows are copied then.
 inline TaskOperand operand_of(const OperandView& view, const FoldedProblem& problem) {
   const bool along_k = is_k_major(view), has_rows = view.stride_k == 1 || view.stride_row == 1;
-  const int64_t size = size_of(problem.gemm.dtype_a);
+  const int64_t size = size_of(view.dtype);
   auto bits = int64_t(reinterpret_cast<uintptr_t>(view.data)) | size * (along_k ? view.stride_row : view.stride_k);
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) bits |= size * problem.batch_dims[d].*view.batch_stride;
   bits |= has_rows ? 16 : 8;
@@ -68,7 +69,7 @@ inline int copy_width(const OperandView& view, const FoldedProblem& problem) {
   if (view.stride_k != 1 && view.stride_row != 1) return 2;
   const int64_t num_rows = view.stride_k == 1 ? view.rows : view.k;
   const int64_t row_stride = view.stride_k == 1 ? view.stride_row : view.stride_k;
-  const auto bytes = uint64_t(size_of(problem.gemm.dtype_a));
+  const auto bytes = uint64_t(size_of(view.dtype));
   auto bits = uint64_t(reinterpret_cast<uintptr_t>(view.data));
   if (num_rows > 1) bits |= uint64_t(row_stride) * bytes;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {

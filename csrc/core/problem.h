@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace tiledmm {
 
@@ -28,6 +29,14 @@ enum class Status : int32_t {
 };
 
 constexpr int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+
+// How the dtypes of A, B and C differ. A bias has one that another of them has.
+enum class Mix : int32_t {
+  none,         // not at all
+  wide_result,  // A and B have one of 16 bits, C has fp32
+  operands,     // fp32 beside one of 16 bits in any other way: products are those of the elements in fp32
+  other,        // no kernel has this
+};
 
 inline constexpr int kMaxBatchDims = 64;
 
@@ -85,6 +94,16 @@ struct GemmProblem {
   void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
 };
 
+constexpr Mix mix_of(const GemmProblem& p) {
+  const DType bias = p.bias ? p.dtype_bias : p.dtype_c;
+  if (p.dtype_a == p.dtype_b && p.dtype_a == p.dtype_c) return bias == p.dtype_c ? Mix::none : Mix::other;
+  const DType narrow = p.dtype_a != DType::f32 ? p.dtype_a : p.dtype_b != DType::f32 ? p.dtype_b : p.dtype_c;
+  for (const DType dtype : {p.dtype_a, p.dtype_b, p.dtype_c, bias}) {
+    if (size_of(narrow) != 2 || (dtype != DType::f32 && dtype != narrow)) return Mix::other;
+  }
+  return p.dtype_a == p.dtype_b && p.dtype_a == narrow ? Mix::wide_result : Mix::operands;
+}
+
 // Whether C's elements are neighbours down its columns, and not along its rows.
 constexpr bool is_column_major(const GemmProblem& problem) { return problem.stride_cm == 1 && problem.stride_cn != 1; }
 
@@ -120,6 +139,14 @@ struct FoldedProblem {
   int64_t asked_n;  // the caller's n, before a batch was folded into it
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
+
+// Bytes of the operands and of C, once.
+inline double bytes_moved(const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  const double m = double(p.m), n = double(p.n), k = double(p.k);
+  return (m * k * double(size_of(p.dtype_a)) + k * n * double(size_of(p.dtype_b)) + m * n * double(size_of(p.dtype_c))) *
+         double(problem.batch_size);
+}
 
 // The same question for a batch of a GPU, whose items may have a bias each.
 inline bool is_blended(const FoldedProblem& problem) {

@@ -60,23 +60,26 @@ struct Fields {
 #pragma clang diagnostic ignored "-Wc++20-designator"
 #endif
 
-// Dtypes that go together.
-struct Operands {
-  DType a, b, bias, c;
-};
-constexpr Operands of_one(DType dtype) { return {dtype, dtype, dtype, dtype}; }
-
 // What of a problem a kernel takes: the dtypes of its operands, and what else it asks for.
 struct Takes {
-  Operands operands[4] = {of_one(DType::f32), of_one(DType::f64), of_one(DType::f16), of_one(DType::bf16)};
-  int32_t num_operands = 4;
+  DType dtypes[kNumDTypes] = {DType::f32, DType::f64, DType::f16, DType::bf16};
+  int32_t num_dtypes = 4;
   const char* served = "it serves fp32, fp64, fp16 and bf16";
+  bool wide_result = false;        // a C in fp32 of operands in 16 bits
+  bool mixed = false;              // fp32 beside one dtype of 16 bits, in any places
   bool alpha = true, bias = true;  // alpha other than 1; a bias, of any strides, and beta
   bool row_sums = false, kept_sum = false, scales = false, groups = false, gated = false;
+
+  constexpr bool has(DType dtype) const {
+    for (int32_t i = 0; i < num_dtypes; ++i) {
+      if (dtypes[i] == dtype) return true;
+    }
+    return false;
+  }
 };
-inline constexpr Takes kTakesFp32 = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32"};
+inline constexpr Takes kTakesFp32 = {.dtypes = {DType::f32}, .num_dtypes = 1, .served = "it serves fp32"};
 inline constexpr Takes kTakes16Bits = {
-    .operands = {of_one(DType::f16), of_one(DType::bf16)}, .num_operands = 2, .served = "it serves fp16 and bf16"};
+    .dtypes = {DType::f16, DType::bf16}, .num_dtypes = 2, .served = "it serves fp16 and bf16"};
 
 struct Rung {
   const char* name;         // as the user names it
@@ -111,13 +114,18 @@ inline bool is_empty(const FoldedProblem& problem) {
 // Why a kernel does not take a problem, whatever the chip; null if it does.
 inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
   const Takes& takes = rung.takes;
-  bool is_served = false;
-  for (int32_t i = 0; i < takes.num_operands; ++i) {
-    const Operands& own = takes.operands[i];
-    is_served |=
-        p.dtype_a == own.a && p.dtype_b == own.b && p.dtype_c == own.c && (!p.bias || p.dtype_bias == own.bias);
+  switch (mix_of(p)) {
+    case Mix::none:
+    case Mix::wide_result:
+      if (!takes.has(p.dtype_a)) return takes.served;
+      if (p.dtype_c != p.dtype_a && !takes.wide_result) return "its result has the dtype of the operands";
+      break;
+    case Mix::operands:
+      if (!takes.mixed) return "its operands and its result have one dtype";
+      break;
+    case Mix::other:
+      return "dtypes that differ: served is fp32 beside one of 16 bits";
   }
-  if (!is_served) return takes.served;
   if (p.alpha != 1 && !takes.alpha) return "it does not scale sums";
   if (p.bias && !takes.bias) return "it adds no bias";
   if (p.row_sums && !takes.row_sums) return "it does not sum rows";

@@ -62,7 +62,7 @@ constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
 inline int64_t chunk_k(const GemmProblem& problem) {
   const int64_t n = problem.n, k = problem.k;
   if (problem.dtype_a == DType::f64) return chunk_k_f64(n, k);
-  const bool is_f32 = problem.dtype_a == DType::f32;
+  const bool is_f32 = problem.dtype_a == DType::f32 || problem.dtype_b == DType::f32;
   return is_f32 && !problem.allow_tf32 ? simt_chunk_k(n, k) : mma_chunk_k(n, k, is_f32);
 }
 

@@ -108,11 +108,12 @@ bool is_left_to_native(FoldedProblem& problem, int32_t& algorithm, const Chip& c
   return true;
 }
 
-// A single product of row-major matrices.
-FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, DType dtype) {
+// A single product of row-major matrices, of another's dtypes.
+FoldedProblem plain_problem(int64_t m, int64_t n, int64_t k, const GemmProblem& dtypes) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
+  p.m = m, p.n = n, p.k = k;
+  p.dtype_a = dtypes.dtype_a, p.dtype_b = dtypes.dtype_b, p.dtype_c = p.dtype_bias = dtypes.dtype_c;
   p.stride_am = k, p.stride_ak = 1, p.stride_bk = n, p.stride_bn = 1, p.stride_cm = n, p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = k, problem.asked_n = n;
   return problem;
@@ -134,7 +135,7 @@ double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const int dtype = int(rung.is_split ? DType::f16 : p.dtype_a);  // split: at least one product of 16 bits
   const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
-  const double bytes = (m * k + k * n + m * n) * batch * double(size_of(p.dtype_a));
+  const double bytes = bytes_moved(problem);
   return std::max(2 * m * n * k * batch / (peak * 1e6), bytes / (chip.tbytes_per_second * 1e6));
 }
 
@@ -157,7 +158,7 @@ Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {
 // The one of the ladder's two orders that is faster with many rows; it is taken for any number of them.
 Order faster_order_of_ladder(const FoldedProblem& problem, Mask legal, const Chip& chip) {
   constexpr int64_t kManyRows = 4096;
-  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm.dtype_a);
+  FoldedProblem many = plain_problem(kManyRows, problem.asked_n, problem.gemm.k, problem.gemm);
   many.chunk_k = problem.chunk_k;
   const Rung* fastest = cheapest(many, legal, chip).rung;
   return fastest ? fastest->order : Order::chain;

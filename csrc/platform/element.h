@@ -54,6 +54,15 @@ template <>
   return {float_to_bf16(value)};
 }
 
+template <class T>
+inline constexpr DType kDTypeOf = DType::f32;
+template <>
+inline constexpr DType kDTypeOf<double> = DType::f64;
+template <>
+inline constexpr DType kDTypeOf<Half> = DType::f16;
+template <>
+inline constexpr DType kDTypeOf<BFloat16> = DType::bf16;
+
 template <DType DTYPE>
 using ElementOf = std::tuple_element_t<size_t(DTYPE), std::tuple<float, double, Half, BFloat16>>;
 
@@ -72,6 +81,23 @@ auto visit_dtype(DType dtype, const Visit& visit) {
   }
 }
 
+// The same with those of A and B, which are of one dtype, or fp32 and one of 16 bits.
+template <class Visit>
+auto visit_operands(const GemmProblem& problem, const Visit& visit) {
+  return visit_dtype(problem.dtype_a, [&](auto* a) {
+    using A = std::remove_pointer_t<decltype(a)>;
+    if constexpr (sizeof(A) == 8) {
+      return visit(a, a);
+    } else if constexpr (sizeof(A) == 2) {
+      return problem.dtype_b == DType::f32 ? visit(a, static_cast<float*>(nullptr)) : visit(a, a);
+    } else {
+      return problem.dtype_b == DType::f32   ? visit(a, a)
+             : problem.dtype_b == DType::f16 ? visit(a, static_cast<Half*>(nullptr))
+                                             : visit(a, static_cast<BFloat16*>(nullptr));
+    }
+  });
+}
+
 template <class A>
 TILEDMM_SCALAR_ATTRIBUTES A activate_as(Activation activation, A value) {
   switch (activation) {
@@ -88,17 +114,27 @@ TILEDMM_SCALAR_ATTRIBUTES A activate_as(Activation activation, A value) {
   }
 }
 
+// Element `idx` of a bias, whose dtype the problem says, in the type that sums have.
+template <class A>
+A bias_element(const GemmProblem& problem, int64_t idx) {
+  return visit_dtype(problem.dtype_bias, [&](auto* element) {
+    return A(to_acc(static_cast<const std::remove_pointer_t<decltype(element)>*>(problem.bias)[idx]));
+  });
+}
+
 // C[i, j] = activation(alpha * acc + beta * bias), rounded once. Both products are rounded: all kernels do the same.
-template <class T>
-void store_element(const GemmProblem& problem, int64_t i, int64_t j, Acc<T> acc) {
-  acc *= Acc<T>(problem.alpha);
+template <class A>
+void store_element(const GemmProblem& problem, int64_t i, int64_t j, A acc) {
+  acc *= A(problem.alpha);
   if (problem.bias) {
-    const T* from = static_cast<const T*>(problem.bias) + i * problem.stride_bias_m + j * problem.stride_bias_n;
-    acc += Acc<T>(problem.beta) * to_acc(*from);
+    acc += A(problem.beta) * bias_element<A>(problem, i * problem.stride_bias_m + j * problem.stride_bias_n);
   }
-  T* const to = static_cast<T*>(problem.c) + i * problem.stride_cm + j * problem.stride_cn;
-  if (problem.sum_offset && problem.activation != Activation::none) to[problem.sum_offset] = from_acc<T>(acc);
-  *to = from_acc<T>(activate_as(problem.activation, acc));
+  visit_dtype(problem.dtype_c, [&](auto* element) {
+    using C = std::remove_pointer_t<decltype(element)>;
+    C* const to = static_cast<C*>(problem.c) + i * problem.stride_cm + j * problem.stride_cn;
+    if (problem.sum_offset && problem.activation != Activation::none) to[problem.sum_offset] = from_acc<C>(Acc<C>(acc));
+    *to = from_acc<C>(Acc<C>(activate_as(problem.activation, acc)));
+  });
 }
 
 // The product at place `batch_idx` of the batch, as a problem of its own.

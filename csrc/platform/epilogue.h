@@ -3,6 +3,36 @@
 
 #include "platform/gpu.h"
 
+namespace tiledmm {
+namespace gpu {
+
+// What a C is made of, and its bias, where their dtypes are not those of the operands: fp32 or 16 bits, as the problem
+// says.
+struct AnyElement {};
+
+}  // namespace gpu
+
+namespace {
+
+template <>
+struct ElementTraits<gpu::AnyElement> {
+  using Acc = float;
+};
+
+// visit_operands with a third: the element type of C and of its bias.
+template <class Visit>
+auto visit_elements(const GemmProblem& problem, const Visit& visit) {
+  return visit_operands(problem, [&](auto* a, auto* b) {
+    if constexpr (std::is_same_v<decltype(a), decltype(b)>) {
+      if (sizeof *a == 8 || problem.dtype_c == problem.dtype_a) return visit(a, b, a);
+    }
+    if constexpr (sizeof *a < 8) return visit(a, b, static_cast<gpu::AnyElement*>(nullptr));
+  });
+}
+
+}  // namespace
+}  // namespace tiledmm
+
 namespace tiledmm::gpu {
 
 // The product at place `batch_idx` of the batch. IS_SHORT: in few instructions, since those that are jumped over delay
@@ -79,12 +109,24 @@ TILEDMM_DEVICE A activated(Activation activation, A value) {
     return activate_as(activation, value);
 }
 
+// An element of fp32 or 16 bits at `idx`.
+TILEDMM_DEVICE float load_any(const void* memory, DType dtype, int64_t idx) {
+  if (dtype == DType::f32) return load_global(static_cast<const float*>(memory) + idx);
+  if (dtype == DType::f16) return as_acc(load_global(static_cast<const Half*>(memory) + idx));
+  return as_acc(load_global(static_cast<const BFloat16*>(memory) + idx));
+}
+
 // beta times the element's bias; without one `none`: -0 changes no sum, not even a zero's sign.
 template <class T>
 TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> none = Acc<T>(-0.0)) {
   if (!problem.bias || row >= problem.m || col >= problem.n) return none;
-  const T* from = static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n;
-  return Acc<T>(problem.beta) * as_acc(load_global(from));
+  if constexpr (std::is_same_v<T, AnyElement>) {
+    const int64_t idx = row * problem.stride_bias_m + col * problem.stride_bias_n;
+    return float(problem.beta) * load_any(problem.bias, problem.dtype_bias, idx);
+  } else {
+    const T* from = static_cast<const T*>(problem.bias) + row * problem.stride_bias_m + col * problem.stride_bias_n;
+    return Acc<T>(problem.beta) * as_acc(load_global(from));
+  }
 }
 // alpha * acc + beta * bias.
 template <class T>
@@ -98,7 +140,16 @@ template <class T>
 TILEDMM_DEVICE void store_activated(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
   if (row >= problem.m || col >= problem.n) return;
   if (problem.activation != Activation::none) acc = activated<T>(problem.activation, acc);
-  store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
+  [[maybe_unused]] const int64_t idx = row * problem.stride_cm + col * problem.stride_cn;
+  if constexpr (!std::is_same_v<T, AnyElement>) {
+    store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
+  } else if (problem.dtype_c == DType::f32) {
+    store_global(static_cast<float*>(problem.c) + idx, acc);
+  } else if (problem.dtype_c == DType::f16) {
+    store_global(static_cast<Half*>(problem.c) + idx, rounded_to<Half>(acc));
+  } else {
+    store_global(static_cast<BFloat16*>(problem.c) + idx, rounded_to<BFloat16>(acc));
+  }
 }
 
 // C[row, col] = activation(alpha * acc + beta * bias).

@@ -102,7 +102,8 @@ bool allows_tf32() {
 }
 
 Outcome compute(GemmProblem& problem, int32_t algorithm, c10::Device device, bool may_use_tf32) {
-  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && problem.dtype_a == DType::f32 && allows_tf32();
+  const bool is_f32 = problem.dtype_a == DType::f32 && mix_of(problem) == Mix::none;
+  problem.allow_tf32 = may_use_tf32 && !device.is_cpu() && is_f32 && allows_tf32();
   Outcome outcome;
   outcome.status = call(
       device, &outcome.kernel,

@@ -12,18 +12,18 @@
 namespace tiledmm::cpu {
 namespace {
 
-template <class T>
+template <class A, class B>
 void naive(const GemmProblem& problem) {
-  const T* a = static_cast<const T*>(problem.a);
-  const T* b = static_cast<const T*>(problem.b);
+  const A* a = static_cast<const A*>(problem.a);
+  const B* b = static_cast<const B*>(problem.b);
   for (int64_t i = 0; i < problem.m; ++i) {
     for (int64_t j = 0; j < problem.n; ++j) {
-      Acc<T> acc = 0;
+      Acc<A> acc = 0;
       for (int64_t p = 0; p < problem.k; ++p) {
         acc += to_acc(a[i * problem.stride_am + p * problem.stride_ak]) *
                to_acc(b[p * problem.stride_bk + j * problem.stride_bn]);
       }
-      store_element<T>(problem, i, j, acc);
+      store_element(problem, i, j, acc);
     }
   }
 }
@@ -32,10 +32,9 @@ void naive(const GemmProblem& problem) {
 
 Status launch_naive(const FoldedProblem& folded, const Plan&, const Executor&) {
   const GemmProblem& problem = folded.gemm;
-  visit_dtype(problem.dtype_a, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
+  visit_operands(problem, [&](auto* a, auto* b) {
     for (int64_t batch_idx = 0; batch_idx < batch_size(problem); ++batch_idx) {
-      naive<T>(batch_item(problem, batch_idx));
+      naive<std::remove_pointer_t<decltype(a)>, std::remove_pointer_t<decltype(b)>>(batch_item(problem, batch_idx));
     }
   });
   return Status::ok;

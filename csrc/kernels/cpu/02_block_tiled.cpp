@@ -42,22 +42,21 @@ void multiply(A (*acc)[Config::kBlock], const A (*tile_a)[Config::kBlock], const
   }
 }
 
-template <class T>
+template <class A, class B>
 void block_tile(const GemmProblem& problem, int64_t row, int64_t col) {
-  using A = Acc<T>;
   constexpr int64_t kBlock = Config::kBlock;
-  alignas(64) A tile_a[kBlock][kBlock], tile_b[kBlock][kBlock], acc[kBlock][kBlock] = {};
-  const T* a = static_cast<const T*>(problem.a) + row * problem.stride_am;
-  const T* b = static_cast<const T*>(problem.b) + col * problem.stride_bn;
+  alignas(64) Acc<A> tile_a[kBlock][kBlock], tile_b[kBlock][kBlock], acc[kBlock][kBlock] = {};
+  const A* a = static_cast<const A*>(problem.a) + row * problem.stride_am;
+  const B* b = static_cast<const B*>(problem.b) + col * problem.stride_bn;
   const int64_t rows = min_of(kBlock, problem.m - row), cols = min_of(kBlock, problem.n - col);
   for (int64_t p = 0; p < problem.k; p += kBlock) {
     const int64_t depth = min_of(kBlock, problem.k - p);
-    load_block_tile<T>(tile_a, a + p * problem.stride_ak, problem.stride_am, problem.stride_ak, rows, depth);
-    load_block_tile<T>(tile_b, b + p * problem.stride_bk, problem.stride_bk, problem.stride_bn, depth, cols);
-    multiply<A>(acc, tile_a, tile_b, depth);
+    load_block_tile(tile_a, a + p * problem.stride_ak, problem.stride_am, problem.stride_ak, rows, depth);
+    load_block_tile(tile_b, b + p * problem.stride_bk, problem.stride_bk, problem.stride_bn, depth, cols);
+    multiply(acc, tile_a, tile_b, depth);
   }
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < cols; ++j) store_element<T>(problem, row + i, col + j, acc[i][j]);
+    for (int64_t j = 0; j < cols; ++j) store_element(problem, row + i, col + j, acc[i][j]);
   }
 }
 
@@ -66,12 +65,13 @@ void block_tile(const GemmProblem& problem, int64_t row, int64_t col) {
 Status launch_block_tiled(const FoldedProblem& folded, const Plan&, const Executor& executor) {
   const GemmProblem& problem = folded.gemm;
   const int64_t tiles_m = ceil_div(problem.m, Config::kBlock), tiles_n = ceil_div(problem.n, Config::kBlock);
-  visit_dtype(problem.dtype_a, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
+  visit_operands(problem, [&](auto* a, auto* b) {
+    using A = std::remove_pointer_t<decltype(a)>;
+    using B = std::remove_pointer_t<decltype(b)>;
     parallel_for(executor, batch_size(problem) * tiles_m * tiles_n, [&](int64_t task_idx) {
       const int64_t tile = task_idx % (tiles_m * tiles_n);
-      block_tile<T>(batch_item(problem, task_idx / (tiles_m * tiles_n)), tile / tiles_n * Config::kBlock,
-                    tile % tiles_n * Config::kBlock);
+      block_tile<A, B>(batch_item(problem, task_idx / (tiles_m * tiles_n)), tile / tiles_n * Config::kBlock,
+                       tile % tiles_n * Config::kBlock);
     });
   });
   return Status::ok;

@@ -15,7 +15,7 @@ struct NaiveConfig {
   static_assert(kBlockN % 32 == 0, "a warp reads 32 neighbours of B");
 };
 
-template <class T>
+template <class A, class B, class C>
 TILEDMM_KERNEL(NaiveConfig::kThreads, 1)
 naive(FoldedProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
@@ -24,24 +24,26 @@ naive(FoldedProblem problem) {
     const int64_t row = tile.row + thread_idx() / NaiveConfig::kBlockN;
     const int64_t col = tile.col + thread_idx() % NaiveConfig::kBlockN;
     if (row >= gemm.m || col >= gemm.n) continue;
-    const T* a = static_cast<const T*>(gemm.a) + row * gemm.stride_am;
-    const T* b = static_cast<const T*>(gemm.b) + col * gemm.stride_bn;
-    Acc<T> acc = 0;
+    const A* a = static_cast<const A*>(gemm.a) + row * gemm.stride_am;
+    const B* b = static_cast<const B*>(gemm.b) + col * gemm.stride_bn;
+    Acc<C> acc = 0;
     for (int64_t k = 0; k < gemm.k; ++k) {
       acc = multiply_add(as_acc(load_global(a)), as_acc(load_global(b)), acc);
       a += gemm.stride_ak;
       b += gemm.stride_bk;
     }
-    store_element<T>(gemm, row, col, acc);
+    store_element<C>(gemm, row, col, acc);
   }
 }
 
 }  // namespace
 
 Status launch_naive(const FoldedProblem& problem, const Plan&, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
-    return launch_kernel(naive<T>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),
+  return visit_elements(problem.gemm, [&](auto* a, auto* b, auto* c) {
+    using A = std::remove_pointer_t<decltype(a)>;
+    using B = std::remove_pointer_t<decltype(b)>;
+    using C = std::remove_pointer_t<decltype(c)>;
+    return launch_kernel(naive<A, B, C>, num_tiles(problem.gemm, NaiveConfig::kBlockM, NaiveConfig::kBlockN),
                          num_batch_blocks(problem), NaiveConfig::kThreads, 0, executor, problem);
   });
 }

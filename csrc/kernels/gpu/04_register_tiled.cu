@@ -79,22 +79,23 @@ TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
   }
 }
 
-template <class Config, class T>
+template <class Config, class A, class B, class C>
 TILEDMM_KERNEL(Config::num_threads(kWarpSize), Config::kBlocksPerCu)
 register_tiled(FoldedProblem problem) {
   constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
   constexpr int kBlockM = Config::block_m(kWarpSize), kBlockN = Config::kBlockN, kLanesN = Config::kLanesN;
   constexpr int kLanesM = kWarpSize / kLanesN;
-  auto& smem = block_shared<RegisterTiledShared<Config, T>>();
+  auto& smem = block_shared<RegisterTiledShared<Config, C>>();
   const int warp = thread_idx() / kWarpSize, lane = thread_idx() % kWarpSize;
   const int warp_row = warp / Config::kWarpsN * kLanesM * kThreadM, thread_row = warp_row + lane / kLanesN * 4;
   const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
     const GemmProblem gemm = item_of(problem, batch_idx);
     const TilePlace tile = tile_place<kBlockM, kBlockN>(gemm);
-    const auto a = operand_a<T>(gemm), b = operand_b<T>(gemm);
+    const auto a = operand_a<A>(gemm);
+    const auto b = operand_b<B>(gemm);
     const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);
-    Acc<T> acc[kThreadM][kThreadN] = {};
+    Acc<C> acc[kThreadM][kThreadN] = {};
     for (int64_t k = 0; k < gemm.k; k += Config::kBlockK) {
       if (is_a_k_major) {
         load_block_tile<Config, true, kBlockM>(a, tile.row, k, smem.tiles.a);
@@ -108,7 +109,7 @@ register_tiled(FoldedProblem problem) {
       }
       block_barrier();  // the tiles are whole
       TILEDMM_UNROLL for (int p = 0; p < Config::kBlockK; ++p) {
-        Acc<T> frag_a[kThreadM], frag_b[kThreadN];
+        Acc<C> frag_a[kThreadM], frag_b[kThreadN];
         load_fragment(&smem.tiles.a[p][thread_row], 4 * kLanesM, frag_a);
         load_fragment(&smem.tiles.b[p][thread_col], 4 * kLanesN, frag_b);
         TILEDMM_UNROLL for (int i = 0; i < kThreadM; ++i) {
@@ -128,12 +129,12 @@ register_tiled(FoldedProblem problem) {
   }
 }
 
-template <class Config, class T>
+template <class Config, class A, class B, class C>
 Status launch(const FoldedProblem& problem, const Executor& executor) {
   const int block_m = Config::block_m(warp_size(executor));
-  return launch_kernel(register_tiled<Config, T>, num_tiles(problem.gemm, block_m, Config::kBlockN),
+  return launch_kernel(register_tiled<Config, A, B, C>, num_tiles(problem.gemm, block_m, Config::kBlockN),
                        num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
-                       sizeof(RegisterTiledShared<Config, T>), executor, problem);
+                       sizeof(RegisterTiledShared<Config, C>), executor, problem);
 }
 
 using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;
@@ -153,12 +154,14 @@ static_assert(is_tile<Small>(false) && is_tile<Large>(true), "the plan knows the
 }  // namespace
 
 Status launch_register_tiled(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
-    if constexpr (sizeof(T) < 8) {  // the large tile's sums in fp64 would not fit into the registers
-      if (plan.as<LadderPlan>().is_large) return launch<Large, T>(problem, executor);
+  return visit_elements(problem.gemm, [&](auto* a, auto* b, auto* c) {
+    using A = std::remove_pointer_t<decltype(a)>;
+    using B = std::remove_pointer_t<decltype(b)>;
+    using C = std::remove_pointer_t<decltype(c)>;
+    if constexpr (sizeof(A) < 8) {  // the large tile's sums in fp64 would not fit into the registers
+      if (plan.as<LadderPlan>().is_large) return launch<Large, A, B, C>(problem, executor);
     }
-    return launch<Small, T>(problem, executor);
+    return launch<Small, A, B, C>(problem, executor);
   });
 }
 

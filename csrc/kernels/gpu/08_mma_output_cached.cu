@@ -20,7 +20,7 @@ mma_output_cached(FoldedProblem problem) {
       const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
       typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
       typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
-      WarpTile<Config, T> warp;
+      typename Tiles::Warp warp;
       block_barrier();  // nobody reads the last item's tiles any more
       tile_a.load_block_tile(0);
       tile_b.load_block_tile(0);
@@ -61,7 +61,7 @@ static_assert(Large::kBlockM == mma_tile(true, kIsAmd).block_m && Large::kBlockN
 }  // namespace
 
 Status launch_mma_output_cached(const FoldedProblem& problem, const Plan& plan, const Executor& executor) {
-  return launch_mma_tiles<MmaOutputCached>(problem, plan.as<LadderPlan>().is_large, executor);
+  return launch_mma_tiles<MmaOutputCached, true>(problem, plan.as<LadderPlan>().is_large, executor);
 }
 
 }  // namespace tiledmm::gpu

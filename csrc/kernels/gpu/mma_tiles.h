@@ -7,7 +7,8 @@
 namespace tiledmm::gpu {
 
 // The accumulators of one warp: its place in the block tile, its fragments, its way to C.
-template <class Config, class T>
+// C: what a result is made of.
+template <class Config, class T, class C = T>
 struct WarpTile {
   using M = Mma<T>;
   using Word = typename M::Word;
@@ -39,7 +40,7 @@ struct WarpTile {
   }
 
   // A row of fragments for each warp.
-  using Strips = WarpStrip<T, M::kM, kWarpN>[Config::kThreads / kWarpSize];
+  using Strips = WarpStrip<C, M::kM, kWarpN>[Config::kThreads / kWarpSize];
 
   // C = activation(acc + bias).
   TILEDMM_DEVICE void store(const GemmProblem& problem, const TilePlace& tile, Strips& strips) {
@@ -165,8 +166,9 @@ using LargeMmaConfig = std::conditional_t<sizeof(T) == 8, SmallMmaConfig<T>,
                                                              MmaConfig<128, 256, 128 / int(sizeof(T)), 256, 2>>>;
 
 // What the blocks of rungs 06 to 08 stage in shared memory.
-template <class Config, class T, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class Config, class T, class C, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct MmaTiles {
+  using Warp = WarpTile<Config, T, C>;
   using TileA = BlockTile<T, Config::kBlockM, Config::kBlockK, IS_A_K_MAJOR, Config::kThreads>;
   using TileB = BlockTile<T, Config::kBlockN, Config::kBlockK, IS_B_K_MAJOR, Config::kThreads>;
   union Shared {
@@ -174,21 +176,23 @@ struct MmaTiles {
       typename TileA::Shared a;
       typename TileB::Shared b;
     } tiles;
-    typename WarpTile<Config, T>::Strips strips;  // after the last k tile
+    typename Warp::Strips strips;  // after the last k tile
   };
   static_assert(sizeof(Shared) <= 64 << 10, "LDS of CDNA2, CDNA3 and RDNA");
 };
 
 // Launches rung 06, 07 or 08 with one of its two tiles and the layouts of the problem: Rung::launch<Config, T, Tiles>
-// with the number of blocks and of threads. Both tiles sum in the same order.
-template <class Rung>
+// with the number of blocks and of threads. Both tiles sum in the same order. HAS_WIDE_RESULT: C may be fp32 where the
+// operands are of 16 bits.
+template <class Rung, bool HAS_WIDE_RESULT = false>
 Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Executor& executor) {
   return visit_dtype(problem.gemm.dtype_a, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const auto launch_tile = [&](auto config) {
+    const auto launch_tile = [&](auto config, auto* result) {
       return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
         using Config = decltype(config);
-        using Tiles = MmaTiles<Config, T, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
+        using C = std::remove_pointer_t<decltype(result)>;
+        using Tiles = MmaTiles<Config, T, C, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
         const auto start = [&](auto* kernel, auto... more) {
           return launch_kernel(kernel, num_tiles(problem.gemm, Config::kBlockM, Config::kBlockN),
                                num_batch_blocks(problem), Config::kThreads, sizeof(typename Tiles::Shared), executor,
@@ -197,7 +201,13 @@ Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Execu
         return Rung::template launch<Config, T, Tiles>(problem, executor, start);
       });
     };
-    return is_large ? launch_tile(LargeMmaConfig<T>{}) : launch_tile(SmallMmaConfig<T>{});
+    const auto launch_result = [&](auto* result) {
+      return is_large ? launch_tile(LargeMmaConfig<T>{}, result) : launch_tile(SmallMmaConfig<T>{}, result);
+    };
+    if constexpr (HAS_WIDE_RESULT && sizeof(T) == 2) {
+      if (problem.gemm.dtype_c == DType::f32) return launch_result(static_cast<AnyElement*>(nullptr));
+    }
+    return launch_result(element);
   });
 }
 

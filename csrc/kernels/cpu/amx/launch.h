@@ -89,7 +89,6 @@ void multiply_items(const GemmProblem& problem, const AmxPlan& plan, int64_t fir
 // The chunks of k side by side, some at a time, and then their sums in the order of k.
 template <class Op>
 Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Executor& executor) {
-  using T = typename Op::Element;
   const GemmProblem item = oriented_item(problem, plan, 0);
   const int64_t tiles = ceil_div(item.m, kAmxStrip) * ceil_div(item.n, kAmxStrip);
   const int64_t num_chunks = ceil_div(item.k, kAmxChunkK);
@@ -103,7 +102,7 @@ Status multiply_split(const GemmProblem& problem, const AmxPlan& plan, const Exe
   float* const total = static_cast<float*>(workspace);
   float* const parts = total + part_floats;
   char* const near = reinterpret_cast<char*>(parts + side_by_side * part_floats);
-  const Output<T> output(item);
+  const Output output(item);
   const TileShapes shapes = tiles_of_rows(item.m);
   // Threads that add up the sums of the chunks and store tiles of C.
   const int64_t slices = threads_for_sums(side_by_side * part_floats, plan.num_threads);

@@ -143,7 +143,7 @@ constexpr bool has_bad_pitch(const AmxOperand& operand) {
 [[maybe_unused]] bool is_short_k(const GemmProblem& p, bool is_exchanged) {
   const int64_t stride_b = is_exchanged ? p.stride_am : p.stride_bn,
                 stride_c = is_exchanged ? p.stride_cm : p.stride_cn;
-  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && is_plain(p) &&
+  return p.k >= 1 && p.k <= kAmxShortK && stride_b == 1 && stride_c == 1 && is_plain(p) && p.dtype_c == p.dtype_a &&
          (is_exchanged ? p.m : p.n) > kAmxStrip;
 }
 

@@ -278,7 +278,7 @@ class BlockTask {
   const SharedPanels shared_;
   float* const parts_;
   const bool is_packed_;
-  const Output<T> output_;
+  const Output output_;
   const LaneView rows_, cols_;
   char *panel_a_, *panel_b_;
   float *partial_, *finished_, *totals_;

@@ -46,7 +46,7 @@ struct FlaggedRows {
       }
     }
     for (int64_t i = 0; i < count; ++i) {
-      store_block_tile<float>(item, rows[i], 1, col, num_cols, workspace.sums[i], kFlaggedColumns);
+      store_block_tile(item, rows[i], 1, col, num_cols, workspace.sums[i], kFlaggedColumns);
     }
   }
 

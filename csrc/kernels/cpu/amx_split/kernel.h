@@ -20,7 +20,6 @@ namespace {
 // exchanged, B's terms are those of the rows; the order stays that of A and B, and so do the bits.
 template <bool IS_EXCHANGED>
 struct SixProducts {
-  using Element = float;
   static constexpr int64_t kUnitBytes = tiledmm::cpu::kUnitBytes;
   static constexpr int64_t kRowOffset = (IS_EXCHANGED ? kHigh : kLow) * kTermBytes;
   static constexpr int64_t kColumnOffset = (IS_EXCHANGED ? kLow : kHigh) * kTermBytes;

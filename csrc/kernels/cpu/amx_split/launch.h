@@ -172,7 +172,7 @@ class Multiplication {
     if (!memory) return Status::out_of_memory;
     float* const total = static_cast<float*>(memory);
     float* const parts = total + part_floats;
-    const Output<float> output(p);
+    const Output output(p);
     for (int64_t first = 0; first < num_chunks; first += side_by_side) {
       const int64_t count = min_of(side_by_side, num_chunks - first);
       for_each_task(executor_, min_of(num_workers_, count), count, [&](int64_t worker_idx, int64_t i) {

@@ -43,7 +43,7 @@ const Rung amx_split_rung = {
     .name = "amx_split",
     .description = "AMX: fp32 as three bf16 terms, six products",
     .order = Order::amx_split_chunks,
-    .takes = {.operands = {of_one(DType::f32)}, .num_operands = 1, .served = "it serves fp32", .kept_sum = true},
+    .takes = {.dtypes = {DType::f32}, .num_dtypes = 1, .served = "it serves fp32", .kept_sum = true},
     .refuse_chip = refuse_chip,
     .for_each_plan = for_each_plan,
     .describe = describe,

@@ -111,7 +111,7 @@ class BlockTask {
   const AmxSplitPlan& plan_;
   const GemmProblem item_;
   const Panel a_, b_;
-  const Output<float> output_;
+  const Output output_;
   const LaneView rows_, cols_;
   char *panel_a_, *panel_b_;
   float *finished_, *totals_;

@@ -42,6 +42,7 @@ struct BlockTile {
   bool sums_are_c;                // sums is C itself
   bool is_finished;               // the last chunk is followed by the epilogue
   bool is_a_packed, is_b_packed;  // by the task before
+  const bool has_own_dtype_a = problem.dtype_a == kDTypeOf<T>;
 
   static int64_t num_words(int64_t depth) { return ceil_div(depth, Op::kPerWord); }
   // The words of packed lanes, for a chunk at most.
@@ -96,7 +97,26 @@ struct BlockTile {
   }
   int64_t bytes_b() const { return problem.n * problem.k * int64_t(sizeof(T)); }
   void pack_a(int64_t first, int64_t count, int64_t strip, int64_t k, int64_t depth, Word* to) const {
+    if (!has_own_dtype_a) return pack_other_a(first, count, strip, k, depth, to);
     pack_strips<T, Op>(rows_a(first, k), problem.stride_am, problem.stride_ak, count, strip, depth, to);
+  }
+  // Mix::operands: A has another dtype than B, of the same words.
+  void pack_other_a(int64_t first, int64_t count, int64_t strip, int64_t k, int64_t depth, Word* to) const {
+    if constexpr (std::is_same_v<Word, float>) {
+      const int64_t offset = (row + first) * problem.stride_am + k * problem.stride_ak;
+      const auto pack = [&](auto* element) {
+        using Element = std::remove_pointer_t<decltype(element)>;
+        pack_strips<Element, Fma<Element, float>>(static_cast<const Element*>(problem.a) + offset, problem.stride_am,
+                                                  problem.stride_ak, count, strip, depth, to);
+      };
+      if constexpr (!std::is_same_v<T, float>) {
+        pack(static_cast<float*>(nullptr));
+      } else if (problem.dtype_a == DType::f16) {
+        pack(static_cast<Half*>(nullptr));
+      } else {
+        pack(static_cast<BFloat16*>(nullptr));
+      }
+    }
   }
   void pack_b(int64_t first, int64_t count, int64_t k, int64_t depth, Word* to) const {
     pack_strips<T, Op>(cols_b(first, k), problem.stride_bn, problem.stride_bk, count, kThreadN, depth, to);
@@ -195,7 +215,7 @@ struct BlockTile {
       pc = k_begin;
       jc += config.block_n;
     }
-    if (jc >= cols) return {};
+    if (jc >= cols || !has_own_dtype_a) return {};
     return pieces_of(rows_a(ic, pc), problem.stride_am, problem.stride_ak, min_of(config.block_m, rows - ic),
                      min_of(kChunk, k_end - pc), words);
   }
@@ -233,18 +253,19 @@ struct BlockTile {
     constexpr auto kRows = std::make_integer_sequence<int, Config<Op>::kMaxThreadM>{};
     const bool is_first = pc == k_begin, is_last = pc + kChunk >= k_end;
     const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
+    const bool is_narrow = !std::is_same_v<T, A> && problem.dtype_c == kDTypeOf<T>;
     const auto multiply = find_multiply<T, Op>(tile_rows, tile_cols, a.row_bytes == sizeof(Word), b.packed, kRows);
-    if (is_plain && is_finished && is_first && is_last) {
-      T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + col + j;
-      constexpr bool kIsNarrow = !std::is_same_v<T, A>;
-      return multiply(words, a, b, {to, problem.stride_cm, tile_cols, kIsNarrow, false, config.is_c_far}, ahead);
+    if (is_plain && is_finished && is_first && is_last && (is_narrow || problem.dtype_c == kDTypeOf<A>)) {
+      char* to = static_cast<char*>(problem.c) +
+                 ((row + i) * problem.stride_cm + col + j) * int64_t(is_narrow ? sizeof(T) : sizeof(A));
+      return multiply(words, a, b, {to, problem.stride_cm, tile_cols, is_narrow, false, config.is_c_far}, ahead);
     }
     alignas(64) A near_sums[Config<Op>::kMaxThreadM * kThreadN];
     A* tile = sums ? sums + i * ld_sums + (sums_cover_one_block ? jr : j) : near_sums;
     const int64_t ld_tile = sums ? ld_sums : kThreadN;
     multiply(words, a, b, {tile, ld_tile, tile_cols, false, !is_first, sums_are_c && config.is_c_far}, ahead);
     if (is_last && is_finished && !(sums_are_c && is_plain)) {
-      store_block_tile<T>(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
+      store_block_tile(problem, row + i, tile_rows, col + j, tile_cols, tile, ld_tile);
     }
   }
 
@@ -313,7 +334,7 @@ struct BlockTile {
         pc += depth;
       } while (pc < k_end);
       if (is_finished) {
-        store_block_tile<T>(problem, row, rows, col + jc, block_cols, total, ld);
+        store_block_tile(problem, row, rows, col + jc, block_cols, total, ld);
       } else {
         for (int64_t i = 0; i < rows; ++i) {
           for (int64_t j = 0; j < block_cols; ++j) sums[i * ld_sums + jc + j] = total[i * ld + j];
@@ -383,7 +404,8 @@ struct BlockTile {
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
-    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1;
+    const bool is_plain =
+        tiledmm::is_plain(problem) && problem.stride_cn == 1 && problem.dtype_c == kDTypeOf<T>;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {
@@ -410,7 +432,7 @@ struct BlockTile {
           } else {
             A near_sums[kLanes];
             store(near_sums, sum);
-            store_block_tile<T>(problem, row + i, 1, col + jc + j, count, near_sums, kLanes);
+            store_block_tile(problem, row + i, 1, col + jc + j, count, near_sums, kLanes);
           }
         }
       }
@@ -440,7 +462,7 @@ struct BlockTile {
     const Dots<T, Op> dots{cols_b(0, k_begin), problem.stride_bn,    cols, k_end - k_begin, a, chunk_words,
                            config.fetches_b,   config.has_two_chains};
     dots.template for_each_vector<MR>([&](int64_t j, int64_t count, const A* totals, int64_t ld) {
-      if (is_finished) return store_block_tile<T>(problem, row, MR, col + j, count, totals, ld);
+      if (is_finished) return store_block_tile(problem, row, MR, col + j, count, totals, ld);
       for (int i = 0; i < MR; ++i) {
         for (int64_t c = 0; c < count; ++c) sums[i * ld_sums + j + c] = totals[i * ld + c];
       }

@@ -155,7 +155,7 @@ struct Items {
     for (int64_t i = 0; i < m; ++i) {
       row.c = to + i * problem.stride_cm;
       if (bias) row.bias = bias + i * problem.stride_bias_m;
-      store_block_tile<T>(row, 0, n, 0, count, sums + i * c.row * kLanes, c.col * kLanes);
+      store_block_tile(row, 0, n, 0, count, sums + i * c.row * kLanes, c.col * kLanes);
     }
   }
 };

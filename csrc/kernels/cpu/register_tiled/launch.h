@@ -31,7 +31,7 @@ struct TiledProduct {
   const bool splits = config.split_k > 1;  // chunks of k are computed side by side
   const int64_t task_k = splits ? Tile::kChunk : problem.k;
   // Sums from chunk to chunk: C serves when it can, few rows bring their own.
-  const bool sums_are_c = std::is_same_v<T, A> && problem.stride_cn == 1;
+  const bool sums_are_c = problem.dtype_c == kDTypeOf<A> && problem.stride_cn == 1;
   const bool needs_sums = task_k > Tile::kChunk && !sums_are_c && config.path == CpuPath::packed;
   const int64_t ld_sums = round_up(splits ? problem.n : min_of(config.task_n, config.block_n), Tile::kThreadN);
   const int64_t num_tiles = config.tasks_m * config.tasks_n, all_tiles = batch_size(problem) * num_tiles;
@@ -85,12 +85,10 @@ struct TiledProduct {
       tile.col = (config.keeps_b ? tile_idx / config.tasks_m : tile_idx % config.tasks_n) * config.task_n;
       tile.rows = min_of(config.task_m, item.m - tile.row);
       tile.cols = min_of(config.task_n, item.n - tile.col);
-      if constexpr (std::is_same_v<T, A>) {
-        if (sums_are_c) {
-          tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
-          tile.ld_sums = item.stride_cm;
-          tile.sums_are_c = true;
-        }
+      if (sums_are_c) {
+        tile.sums = static_cast<A*>(item.c) + tile.row * item.stride_cm + tile.col;
+        tile.ld_sums = item.stride_cm;
+        tile.sums_are_c = true;
       }
       if (needs_sums) {
         tile.sums = reinterpret_cast<A*>(tile.workspace + bytes_panels);
@@ -140,7 +138,7 @@ struct TiledProduct {
           for (int64_t j = 0; j < cols; ++j) to[j] = is_first ? from[j] : to[j] + from[j];
         }
       }
-      if (are_last) store_block_tile<T>(problem, row, rows, col, cols, total + row * ld_sums + col, ld_sums);
+      if (are_last) store_block_tile(problem, row, rows, col, cols, total + row * ld_sums + col, ld_sums);
     });
   }
 };
@@ -154,26 +152,24 @@ Status launch_as(const GemmProblem& problem, const CpuConfig& config, const Exec
   return TiledProduct<T, Op>{problem, config, executor}.run();
 }
 
-template <class T, class Op, DType DTYPE>
-Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
-  static_assert(Op::kPerWord == kernel_shape(kIsa, DTYPE).k_per_word, "the plan knows the words");
-  if (!plan.is_exchanged) return launch_as<T, Op>(problem, plan.config, executor);
+// What the kernel is given: C, or C^T.
+template <class Launch>
+Status launch_oriented(const GemmProblem& problem, const CpuPlan& plan, const Launch& launch) {
+  if (!plan.is_exchanged) return launch(problem);
   BatchDim dims[kMaxBatchDims];
-  return launch_as<T, Op>(exchange_operands(problem, dims), plan.config, executor);
+  return launch(exchange_operands(problem, dims));
 }
 
 #if !defined(TILEDMM_ISA_AVX512_BF16)  // whose launcher chooses
+// The kernel is that of B's dtype.
 Status launch(const GemmProblem& problem, const CpuPlan& plan, const Executor& executor) {
-  switch (problem.dtype_a) {
-    case DType::f32:
-      return launch_oriented<float, Fma<float, float>, DType::f32>(problem, plan, executor);
-    case DType::f64:
-      return launch_oriented<double, Fma<double, double>, DType::f64>(problem, plan, executor);
-    case DType::f16:
-      return launch_oriented<Half, Fma<Half, float>, DType::f16>(problem, plan, executor);
-    default:
-      return launch_oriented<BFloat16, Fma<BFloat16, float>, DType::bf16>(problem, plan, executor);
-  }
+  return launch_oriented(problem, plan, [&](const GemmProblem& oriented) {
+    return visit_dtype(oriented.dtype_b, [&](auto* element) {
+      using T = std::remove_pointer_t<decltype(element)>;
+      static_assert(kernel_shape(kIsa, kDTypeOf<T>).k_per_word == 1, "the plan knows the words");
+      return launch_as<T, Fma<T, Acc<T>>>(oriented, plan.config, executor);
+    });
+  });
 }
 #endif
 

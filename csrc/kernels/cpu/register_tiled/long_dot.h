@@ -63,7 +63,7 @@ __attribute__((noinline)) Status launch_dots(const GemmProblem& problem, const E
       const A* parts = sums + (i * problem.n + j) * ld;
       A total = parts[0];
       for (int64_t chunk = 1; chunk < num_chunks; ++chunk) total += parts[chunk];
-      store_block_tile<T>(problem, i, 1, j, 1, &total, 1);
+      store_block_tile(problem, i, 1, j, 1, &total, 1);
     }
   }
   executor.release(executor.self, sums);

@@ -22,7 +22,7 @@ struct CpuKernelShape {
   int64_t k_per_word;    // elements of k in a packed word: 2 where an instruction multiplies pairs
   int64_t word_bytes;
   int64_t acc_bytes;
-  bool sums_in_c;  // C has the accumulator's type: where its stride is 1, partial sums need no memory of their own
+  bool is_of_words;  // an operand's element is a word as it lies
 };
 
 // A micro-tile has two vectors a row, so that a broadcast of A serves two multiply-adds. Registers in AVX-512 and NEON:
@@ -130,7 +130,7 @@ struct CpuConfig {
 
 // Whether A consists of packed words as it lies: nothing is converted, and pairs are whole ones of neighbours.
 [[maybe_unused]] bool lies_in_words(int64_t k, bool is_a_k_major, const CpuKernelShape& shape) {
-  return shape.k_per_word == 1 ? shape.sums_in_c : is_a_k_major && k % shape.k_per_word == 0;
+  return shape.k_per_word == 1 ? shape.is_of_words : is_a_k_major && k % shape.k_per_word == 0;
 }
 
 // Rows of a task up to which a B that is contiguous along n is streamed, read once where it lies, instead of being
@@ -186,7 +186,8 @@ struct CpuConfigChoice {
   const bool is_far = n * k * kSize >= kFarBytes;  // B comes from memory
   // Rows of A, if they are contiguous, begin in one set of the nearest cache.
   const bool is_one_set = (is_a_k_major ? problem.stride_am : problem.stride_ak) * kSize % kSetBytes == 0;
-  const bool is_short_k = is_b_n_major && k >= 1 &&
+  const bool is_mixed = problem.dtype_a != problem.dtype_b;  // A is converted, so that it is always packed
+  const bool is_short_k = !is_mixed && is_b_n_major && k >= 1 &&
                           ceil_div(k, kShape.k_per_word) * kShape.word_bytes <= kMaxShortBytes && n >= kThreadN / 2;
   // All that there is to do, in tasks that are worth a thread.
   const double work =
@@ -210,7 +211,8 @@ struct CpuConfigChoice {
   CpuConfig config{};
 
   CpuConfig choose() {
-    if (batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1 && choose_items()) return config;
+    const bool may_be_items = batch > 1 && k >= 1 && k <= kChunk && kShape.k_per_word == 1;
+    if (may_be_items && mix_of(problem) == Mix::none && choose_items()) return config;
     // On Intel's Sapphire Rapids it is slower to pack a B on the way that comes from memory (0.8 to 0.9 of the speed).
     config.packs_b_on_the_way = is_b_n_major && lies_in_words(k, false, kShape) && !(is_far && is_intel);
     config.is_c_far = m * n * kSize >= kFarResultBytes;
@@ -249,7 +251,7 @@ struct CpuConfigChoice {
     const int64_t runs =
         Runs(m, problem.stride_am, k, problem.stride_ak).count + Runs(n, problem.stride_bn, k, problem.stride_bk).count;
     const double group_cost =
-        double(100 * kLanes) + 3 * words + 9 * operands + (kShape.sums_in_c ? 28 : 58) * results + 250 * double(runs);
+        double(100 * kLanes) + 3 * words + 9 * operands + (kShape.is_of_words ? 28 : 58) * results + 250 * double(runs);
     const bool is_whole = n % kLanes == 0 || micro_tile(ISA).vector_bytes == 64, is_row = m == 1 && is_b_n_major;
     const double least_cost = is_short_k ? 420 : !is_whole ? 900 : is_row ? 500 : 800;
     const double item_cost = is_whole ? least_cost + 0.5 * vectors + operands + 2 * results
@@ -321,8 +323,8 @@ struct CpuConfigChoice {
   void choose_micro_tile() {
     const int64_t few_columns = is_intel && !is_a_k_major ? kFewColumns / 2 : kFewColumns;
     const int64_t max_columns = is_one_set ? few_columns : is_a_k_major ? n : kTurnColumns;
-    config.is_a_in_place =
-        (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, kShape) && config.task_n <= max_columns;
+    config.is_a_in_place = !is_mixed && (is_a_k_major || is_a_m_major) && lies_in_words(k, is_a_k_major, kShape) &&
+                           config.task_n <= max_columns;
     const bool are_rows_in_one_set = config.is_a_in_place && is_a_k_major && is_one_set;
     const int64_t most_m = are_rows_in_one_set ? min_of(kShape.max_thread_m, kSetRows) : kShape.max_thread_m;
     // Micro-tiles as even as m allows, and tasks of whole micro-tiles.
@@ -335,7 +337,8 @@ struct CpuConfigChoice {
     const int64_t chunks = ceil_div(max_of(1, depth()), kChunk);
     const int64_t packed_rows = round_up(config.task_m, config.thread_m);
     config.is_resident = packed_rows * bytes_per_lane * chunks <= kPanelABytes;
-    const bool has_single_words = is_a_k_major && kShape.k_per_word == 1 && lies_in_words(k, is_a_k_major, kShape);
+    const bool has_single_words =
+        !is_mixed && is_a_k_major && kShape.k_per_word == 1 && lies_in_words(k, is_a_k_major, kShape);
     config.path = CpuPath::packed;
     if (is_short_k) {
       config.path = CpuPath::short_k;
@@ -365,7 +368,8 @@ struct CpuConfigChoice {
     config.keeps_b = is_packed && config.split_k == 1 && config.tasks_m > 1 &&
                      batch * config.tasks_m * config.tasks_n > threads && config.task_n <= kept_cols;
     if (config.keeps_b) config.block_n = round_up(config.task_n, kThreadN);
-    const bool sums_in_c = kShape.sums_in_c && problem.stride_cn == 1;
+    // Partial sums need no memory of their own where C has their type.
+    const bool sums_in_c = kShape.acc_bytes == size_of(problem.dtype_c) && problem.stride_cn == 1;
     if (!sums_in_c && depth() > kChunk && is_packed) {
       // Even tasks of so many rows that the sums of block_n columns fit.
       const int64_t fitting_rows = max_of(config.thread_m, kSumsBytes / kShape.acc_bytes / config.block_n);
@@ -388,12 +392,13 @@ struct CpuPlan {
 // consists of words is packed on the way. Fitted to both ways of random products on one thread of a Zen 4, by 256- and
 // 512-bit vectors.
 [[maybe_unused]] double operands_cost(int64_t m, int64_t n, int64_t k, bool is_a_k_major, bool is_b_n_major,
-                                      const CpuKernelShape& shape) {
+                                      bool is_mixed, const CpuKernelShape& shape) {
   constexpr double kPackACost = 0.5, kTurnACost = 1;              // of a word of a row
   constexpr double kPackBCost = 0.25, kPackBOnTheWayCost = 0.06;  // of a word of a column
   const auto words = double(ceil_div(k, shape.k_per_word));
   const bool is_far = double(m) * words * double(shape.word_bytes) >= double(kFarTurnBytes);
-  const bool is_in_place = lies_in_words(k, is_a_k_major, shape) && (is_a_k_major || (n <= kTurnColumns && !is_far));
+  const bool is_in_place =
+      !is_mixed && lies_in_words(k, is_a_k_major, shape) && (is_a_k_major || (n <= kTurnColumns && !is_far));
   const bool is_on_the_way = is_b_n_major && lies_in_words(k, false, shape);
   const double packing_a = is_in_place ? 0 : is_a_k_major ? kPackACost : kTurnACost;
   const double packing_b = m <= kFewRows ? 0 : is_on_the_way ? kPackBOnTheWayCost : kPackBCost;
@@ -401,11 +406,14 @@ struct CpuPlan {
 }
 
 // The operands exchange their roles where that costs less. Products commute, so no bit depends on it.
-[[maybe_unused]] bool exchanges_operands(const GemmProblem& p, const CpuKernelShape& shape) {
+template <Isa ISA>
+bool exchanges_operands(const GemmProblem& p) {
   // A strided store of C costs about two vector operations an element.
   const double stores = 2.0 * double(p.m) * double(p.n);
-  const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, p.stride_bn == 1, shape);
-  const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, p.stride_am == 1, shape);
+  const CpuKernelShape shape = kernel_shape(ISA, p.dtype_b), exchanged = kernel_shape(ISA, p.dtype_a);
+  const bool is_mixed = p.dtype_a != p.dtype_b;
+  const double cost = operands_cost(p.m, p.n, p.k, p.stride_ak == 1, p.stride_bn == 1, is_mixed, shape);
+  const double cost_exchanged = operands_cost(p.n, p.m, p.k, p.stride_bk == 1, p.stride_am == 1, is_mixed, exchanged);
   return cost + (p.stride_cn != 1) * stores > cost_exchanged + (p.stride_cm != 1) * stores;
 }
 
@@ -420,13 +428,14 @@ struct CpuPlan {
   return exchanged;
 }
 
+// DTYPE: that of the operand that is B where they have exchanged their roles.
 template <Isa ISA, DType DTYPE>
-CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip) {
+CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip, bool is_exchanged) {
   constexpr CpuKernelShape shape = kernel_shape(ISA, DTYPE);
   const GemmProblem& p = problem.gemm;
   CpuPlan plan;
-  plan.is_exchanged = exchanges_operands(p, shape);
-  if (problem.batch_size == 1 && p.m * p.n <= kMaxDots && p.k >= kMinDotChunks * kChunkWords * shape.k_per_word &&
+  plan.is_exchanged = is_exchanged;
+  if (problem.batch_size == 1 && p.dtype_a == p.dtype_b && p.m * p.n <= kMaxDots && p.k >= kMinDotChunks * kChunkWords * shape.k_per_word &&
       p.stride_ak == 1 && p.stride_bk == 1) {
     plan.config = {};
     plan.config.path = CpuPath::long_dots;

@@ -25,22 +25,23 @@ const char* refuse_chip(const Chip& chip) {
 }
 
 template <Isa ISA, DType DTYPE>
-void plan_dtype(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  visit(choose_cpu_plan<ISA, DTYPE>(problem, chip),
+void plan_dtype(const FoldedProblem& problem, const Chip& chip, bool is_exchanged, PlanSearch& visit) {
+  visit(choose_cpu_plan<ISA, DTYPE>(problem, chip, is_exchanged),
         cost_us(problem, chip, kEfficiency * kFlopsPerCycle[int(ISA)][int(DTYPE)], true));
 }
 
 template <Isa ISA>
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  switch (problem.gemm.dtype_a) {
+  const bool is_exchanged = exchanges_operands<ISA>(problem.gemm);
+  switch (is_exchanged ? problem.gemm.dtype_a : problem.gemm.dtype_b) {
     case DType::f32:
-      return plan_dtype<ISA, DType::f32>(problem, chip, visit);
+      return plan_dtype<ISA, DType::f32>(problem, chip, is_exchanged, visit);
     case DType::f64:
-      return plan_dtype<ISA, DType::f64>(problem, chip, visit);
+      return plan_dtype<ISA, DType::f64>(problem, chip, is_exchanged, visit);
     case DType::f16:
-      return plan_dtype<ISA, DType::f16>(problem, chip, visit);
+      return plan_dtype<ISA, DType::f16>(problem, chip, is_exchanged, visit);
     case DType::bf16:
-      return plan_dtype<ISA, DType::bf16>(problem, chip, visit);
+      return plan_dtype<ISA, DType::bf16>(problem, chip, is_exchanged, visit);
   }
 }
 
@@ -48,7 +49,7 @@ template <Isa ISA>
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const CpuPlan& own = plan.as<CpuPlan>();
   const CpuConfig& config = own.config;
-  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype_a);
+  const CpuKernelShape shape = kernel_shape(ISA, problem.gemm.dtype_b);
   fields.add("path", kCpuPathNames[int(config.path)]);
   if (config.path == CpuPath::long_dots) return;
   if (config.path == CpuPath::items) return fields.add("task_items", config.task_groups * shape.thread_n / 2);
@@ -67,7 +68,7 @@ constexpr Rung rung(const char* name, const char* description, Order order, Laun
           .number = 4,
           .is_native = true,
           .order = order,
-          .takes = {.kept_sum = true},
+          .takes = {.wide_result = true, .mixed = ISA != Isa::avx512_bf16, .kept_sum = true},
           .refuse_chip = refuse_chip<ISA>,
           .for_each_plan = for_each_plan<ISA>,
           .describe = describe<ISA>,

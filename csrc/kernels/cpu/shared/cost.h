@@ -13,7 +13,7 @@ inline double cost_us(const FoldedProblem& problem, const Chip& chip, double flo
   const GemmProblem& p = problem.gemm;
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const double compute_us = 2 * m * n * k * batch / (flops_per_cycle * kGHz * 1e3);
-  const double memory_us = (m * k + k * n + m * n) * batch * double(size_of(p.dtype_a)) / kBytesPerUs;
+  const double memory_us = bytes_moved(problem) / kBytesPerUs;
   const double one_thread_us = compute_us > memory_us ? compute_us : memory_us;
   const double many_threads_us = one_thread_us / chip.num_cus + kThreadsUs;
   const bool is_parallel = is_threaded && chip.num_cus > 1 && many_threads_us < one_thread_us;

@@ -19,36 +19,36 @@ TILEDMM_INLINE void store_lanes(T* to, int64_t stride, Reg<Acc<T>> v, int64_t co
   for (int64_t l = 0; l < count; ++l) to[l * stride] = narrow[l];
 }
 
-// `count` elements of a bias, `stride` apart; the others are 0.
-template <class T>
-TILEDMM_INLINE Reg<Acc<T>> load_bias(const T* from, int64_t stride, int64_t count) {
-  Acc<T> values[Simd<Acc<T>>::kLanes] = {};
-  for (int64_t l = 0; l < count; ++l) values[l] = to_acc(from[l * stride]);
+// The bias of `count` elements of C along n from (row, col) on; the others are 0.
+template <class A>
+TILEDMM_INLINE Reg<A> load_bias(const GemmProblem& problem, int64_t row, int64_t col, int64_t count) {
+  const int64_t first = row * problem.stride_bias_m + col * problem.stride_bias_n;
+  A values[Simd<A>::kLanes] = {};
+  for (int64_t l = 0; l < count; ++l) values[l] = bias_element<A>(problem, first + l * problem.stride_bias_n);
   return load(values);
 }
 
 // C = activation(alpha * sums + beta * bias) for rows x cols of C from (row, col).
 template <class T, Activation ACT>
-void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                      const Acc<T>* sums, int64_t ld_sums) {
+void store_block_tile_as(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                         const Acc<T>* sums, int64_t ld_sums) {
   using A = Acc<T>;
   constexpr int kLanes = Simd<A>::kLanes;
-  const T* bias = static_cast<const T*>(problem.bias);
-  const bool is_blending = is_blended(problem), bias_along_n = bias && problem.stride_bias_m == 0 && !is_blending;
+  const bool is_blending = is_blended(problem);
+  const bool bias_along_n = problem.bias && problem.stride_bias_m == 0 && !is_blending;
   const Reg<A> alpha = broadcast(A(problem.alpha)), beta = broadcast(A(problem.beta));
   for (int64_t j = 0; j < cols; j += kLanes) {
     const int64_t count = min_of(kLanes, cols - j);
     Reg<A> bias_n{};
-    if (bias_along_n) bias_n = load_bias(bias + (col + j) * problem.stride_bias_n, problem.stride_bias_n, count);
+    if (bias_along_n) bias_n = load_bias<A>(problem, row, col + j, count);
     for (int64_t i = 0; i < rows; ++i) {
       const A* from = sums + i * ld_sums + j;
       Reg<A> v = count == kLanes ? load(from) : load_partial(from, count);
       if (is_blending) {
         v *= alpha;
-        const T* from = bias + (row + i) * problem.stride_bias_m + (col + j) * problem.stride_bias_n;
-        if (bias) v += beta * load_bias(from, problem.stride_bias_n, count);
-      } else if (bias) {
-        v += bias_along_n ? bias_n : broadcast(to_acc(bias[(row + i) * problem.stride_bias_m]));
+        if (problem.bias) v += beta * load_bias<A>(problem, row + i, col + j, count);
+      } else if (problem.bias) {
+        v += bias_along_n ? bias_n : broadcast(bias_element<A>(problem, (row + i) * problem.stride_bias_m));
       }
       T* to = static_cast<T*>(problem.c) + (row + i) * problem.stride_cm + (col + j) * problem.stride_cn;
       if constexpr (ACT != Activation::none) {
@@ -64,26 +64,43 @@ void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int
 }
 
 template <class T>
-void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                      const Acc<T>* sums, int64_t ld_sums) {
-  auto store_as = &store_block_tile<T, Activation::none>;
+void store_block_tile_as(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                         const Acc<T>* sums, int64_t ld_sums) {
+  auto store_as = &store_block_tile_as<T, Activation::none>;
   switch (problem.activation) {
     case Activation::none:
       break;
     case Activation::relu:
-      store_as = &store_block_tile<T, Activation::relu>;
+      store_as = &store_block_tile_as<T, Activation::relu>;
       break;
     case Activation::gelu:
-      store_as = &store_block_tile<T, Activation::gelu>;
+      store_as = &store_block_tile_as<T, Activation::gelu>;
       break;
     case Activation::gelu_tanh:
-      store_as = &store_block_tile<T, Activation::gelu_tanh>;
+      store_as = &store_block_tile_as<T, Activation::gelu_tanh>;
       break;
     case Activation::silu:
-      store_as = &store_block_tile<T, Activation::silu>;
+      store_as = &store_block_tile_as<T, Activation::silu>;
       break;
   }
   store_as(problem, row, rows, col, cols, sums, ld_sums);
+}
+
+// The same for elements of C's dtype.
+inline void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                             const double* sums, int64_t ld_sums) {
+  store_block_tile_as<double>(problem, row, rows, col, cols, sums, ld_sums);
+}
+inline void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                             const float* sums, int64_t ld_sums) {
+  switch (problem.dtype_c) {
+    case DType::f16:
+      return store_block_tile_as<Half>(problem, row, rows, col, cols, sums, ld_sums);
+    case DType::bf16:
+      return store_block_tile_as<BFloat16>(problem, row, rows, col, cols, sums, ld_sums);
+    default:
+      return store_block_tile_as<float>(problem, row, rows, col, cols, sums, ld_sums);
+  }
 }
 
 }  // namespace

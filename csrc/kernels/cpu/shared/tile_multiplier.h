@@ -65,7 +65,6 @@ inline Target target_of_tile(const GemmProblem& item, int64_t idx) {
 }
 
 // The epilogue for blocks of at most 32 x 32: sums to C.
-template <class T>
 class Output {
  public:
   explicit Output(const GemmProblem& item) : item_(item), transposed_(transposed(item)) {
@@ -87,12 +86,38 @@ class Output {
     const GemmProblem& by_rows = is_column_major_ ? transposed_ : item_;
     if (!by_rows.bias) return;
     const int64_t col = is_column_major_ ? target.row : target.col, cols = is_column_major_ ? target.rows : target.cols;
-    const T* from = static_cast<const T*>(by_rows.bias) + col * by_rows.stride_bias_n;
-    for (int64_t j = 0; j < cols; ++j) bias[j] = to_acc(from[j * by_rows.stride_bias_n]);
+    for (int64_t j = 0; j < cols; ++j) bias[j] = bias_element<float>(by_rows, (col + j) * by_rows.stride_bias_n);
   }
 
   // Rows `first` .. first + 3 of a block, of those that exist.
   TILEDMM_INLINE void store_rows(const float* sums, const Target& target, const float* bias, int64_t first) const {
+    switch (item_.dtype_c) {
+      case DType::bf16:
+        return store_rows_as<BFloat16>(sums, target, bias, first);
+      case DType::f16:
+        return store_rows_as<Half>(sums, target, bias, first);
+      default:
+        return store_rows_as<float>(sums, target, bias, first);
+    }
+  }
+
+  void store(const float* sums, int64_t ld, const Target& target) const {
+    if (!is_column_major_)
+      return store_block_tile(item_, target.row, target.rows, target.col, target.cols, sums, ld);
+    alignas(64) float near[kTileFloats];
+    for (int64_t i = 0; i < target.rows; i += 16) {
+      for (int64_t j = 0; j < target.cols; j += 16) {
+        transpose_tile(sums + i * ld + j, ld * 4, kTileRows, near + j * kAmxStrip + i, kStripRowBytes);
+      }
+    }
+    store_block_tile(transposed_, target.col, target.cols, target.row, target.rows, near, kAmxStrip);
+  }
+
+  static constexpr int64_t kRows = 4;  // at a time
+
+ private:
+  template <class T>
+  TILEDMM_INLINE void store_rows_as(const float* sums, const Target& target, const float* bias, int64_t first) const {
     const int64_t end = min_of(first + kRows, num_rows(target));
     if (!is_column_major_) {
       T* to = static_cast<T*>(item_.c) + target.row * item_.stride_cm + target.col;
@@ -119,22 +144,8 @@ class Output {
     for (int64_t i = first; i < end; ++i) store_row(near[i - first], bias, to + i * item_.stride_cn, target.rows);
   }
 
-  void store(const float* sums, int64_t ld, const Target& target) const {
-    if (!is_column_major_)
-      return store_block_tile<T>(item_, target.row, target.rows, target.col, target.cols, sums, ld);
-    alignas(64) float near[kTileFloats];
-    for (int64_t i = 0; i < target.rows; i += 16) {
-      for (int64_t j = 0; j < target.cols; j += 16) {
-        transpose_tile(sums + i * ld + j, ld * 4, kTileRows, near + j * kAmxStrip + i, kStripRowBytes);
-      }
-    }
-    store_block_tile<T>(transposed_, target.col, target.cols, target.row, target.rows, near, kAmxStrip);
-  }
-
-  static constexpr int64_t kRows = 4;  // at a time
-
- private:
   // Lanes beyond `cols` may hold anything: they are not stored.
+  template <class T>
   TILEDMM_INLINE void store_row(const float* from, const float* bias, T* to, int64_t cols) const {
     constexpr int kLanes = Simd<float>::kLanes;
     Reg<float> values[kAmxStrip / kLanes];
@@ -182,7 +193,7 @@ constexpr TileShapes tiles_of_rows(int64_t m) {
 template <class Op>
 class Multiplier {
  public:
-  explicit Multiplier(const Output<typename Op::Element>& output) : output_(output) {}
+  explicit Multiplier(const Output& output) : output_(output) {}
 
   // Sums of `steps` of k, MT x NT tiles, to `to` [32][32] when the next tile begins or flush() is called, and from
   // there to the target. They start from `from`, or from zero where it is null. Rows that the tiles lack
@@ -228,7 +239,7 @@ class Multiplier {
   }
 
  private:
-  static constexpr int64_t kRows = Output<typename Op::Element>::kRows;
+  static constexpr int64_t kRows = Output::kRows;
 
   template <int TILE>
   static TILEDMM_INLINE void start(const float* from) {
@@ -315,7 +326,7 @@ class Multiplier {
     converting_ = nullptr;
   }
 
-  const Output<typename Op::Element>& output_;
+  const Output& output_;
   float* waiting_ = nullptr;  // where the sums go that are in the registers
   Target target_;
   const float* converting_ = nullptr;  // sums that become rows of C

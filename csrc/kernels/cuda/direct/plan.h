@@ -52,7 +52,7 @@ inline bool is_wide(const OperandView& view, const FoldedProblem& problem, int c
 inline bool is_wide_result(const FoldedProblem& problem, int count, bool is_mma) {
   const GemmProblem& p = problem.gemm;
   if (p.stride_cn != 1 || count == 1 || p.n % count != 0 || (is_mma && !is_plain(p))) return false;
-  const OperandView rows_of_c{p.c, p.m, p.n, p.stride_cm, p.stride_cn, &BatchDim::stride_c};
+  const OperandView rows_of_c{p.c, p.dtype_c, p.m, p.n, p.stride_cm, p.stride_cn, &BatchDim::stride_c};
   return copy_width(rows_of_c, problem) >= min_of(count * size_of(p.dtype_c), 16);
 }
 
