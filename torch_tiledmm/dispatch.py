@@ -108,7 +108,9 @@ class Explanation:
         p = self.problem
         threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
-        problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {p['dtype']} {p['layout']}"
+        dtypes = p["dtype"] if p["dtype"] == p["b_dtype"] else f"{p['dtype']} x {p['b_dtype']}"
+        dtypes += f" -> {p['out_dtype']}" * (len({p["dtype"], p["b_dtype"], p["out_dtype"]}) > 1)
+        problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {dtypes} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"
         if self.modelled_after:
             head += f"\ncosts are modelled after {self.modelled_after}: nobody has fitted them to this chip"
@@ -162,6 +164,7 @@ _OPERATORS = frozenset(
     for packet in (
         torch.ops.tiledmm.matmul,
         torch.ops.tiledmm.matmul_out,
+        torch.ops.tiledmm.addmm,
         torch.ops.tiledmm.linear,
         torch.ops.tiledmm.linear_and_sum,
         torch.ops.tiledmm.linear_weight_grads,
@@ -235,10 +238,13 @@ def explain(
     num_threads: int | None = None,
     batch: int = 0,
     plans_of: str | None = None,
+    b_dtype: str | torch.dtype | None = None,
+    out_dtype: str | torch.dtype | None = None,
 ) -> Explanation:
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
-    ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype; ``layout`` says for A and for B whether it is
+    ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype, of A, and of B and the result as well unless ``b_dtype`` and
+    ``out_dtype`` say another, as in `matmul`; ``layout`` says for A and for B whether it is
     stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` is a device of torch (``cpu``, ``cuda``,
     ``cuda:1``), which means what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or
     ``hip:gfx942``, which need not be present; ``num_threads`` is torch's by default; ``batch`` counts the products of
@@ -268,7 +274,19 @@ def explain(
         check_algorithm(plans_of)
     chip = _visible_chip(str(device))
     answer = json.loads(
-        torch.ops.tiledmm._explain(m, n, k, as_dtype(dtype), layout, chip, num_threads, batch, plans_of or "")
+        torch.ops.tiledmm._explain(
+            m,
+            n,
+            k,
+            as_dtype(dtype),
+            layout,
+            chip,
+            num_threads,
+            batch,
+            plans_of or "",
+            None if b_dtype is None else as_dtype(b_dtype),
+            None if out_dtype is None else as_dtype(out_dtype),
+        )
     )
     if "error" in answer:
         raise ValueError(f"device: got {str(device)!r}, {answer['error']}")

@@ -45,10 +45,13 @@ def register_sharding_rules() -> None:
         (ops.ordered_sum, _ordered_sum_rules),
     ):
         register_sharding(op.default)(partial(_with_strided_shards, rules))
-    # DTensor remembers its choice per operands and integer arguments; here a string or a list takes part in the choice.
+    # DTensor remembers its choice, and what the result is, per operands and integer arguments; here strings, dtypes and
+    # lists take part in that.
     schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    for op in (ops.matmul, ops.addmm):
+        schema_info[op.default].static_kwargkey = ["out_dtype"]
     for op in (ops.linear, ops.linear_and_sum):
-        schema_info[op.default].static_kwargkey = ["activation"]
+        schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
     schema_info[ops.ordered_sum.default].static_argnum = 1
 
 
@@ -80,7 +83,7 @@ def _with_strided_shards(rules_of: Callable[..., Rules], *operands: Any, **optio
     return rules
 
 
-def _matmul_rules(a: DTensorSpec, b: DTensorSpec, *, algorithm: str = "auto") -> Rules:
+def _matmul_rules(a: DTensorSpec, b: DTensorSpec, **options: Any) -> Rules:
     """([placement of the result], [of a, of b]) without communication, for one dimension of the device mesh."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -111,10 +114,7 @@ def _addmm_rules(
     input: DTensorSpec | None,
     a: DTensorSpec,
     b: DTensorSpec,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    algorithm: str = "auto",
+    **options: Any,
 ) -> Rules:
     """([placement of the result], [of input, of a, of b]); see `_matmul_rules`.
 
@@ -143,7 +143,7 @@ def _linear_rules(
     bias: DTensorSpec | None = None,
     *,
     activation: str = "none",
-    algorithm: str = "auto",
+    **options: Any,
 ) -> Rules:
     """([placement of the result], [of input, of weight, of bias]); see `_matmul_rules`.
 
@@ -171,7 +171,7 @@ def _linear_rules(
     return rules
 
 
-def _linear_and_sum_rules(*operands: DTensorSpec | None, activation: str, algorithm: str = "auto") -> Rules:
+def _linear_and_sum_rules(*operands: DTensorSpec | None, activation: str, **options: Any) -> Rules:
     """([placements of the result and of the sum], [of input, of weight, of bias]); see `_matmul_rules`."""
     rules = _linear_rules(*operands, activation=activation)  # type: ignore[arg-type]
     return [(out * 2, placements) for out, placements in rules]

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from .dispatch import ACTIVATIONS, DTYPES, check_algorithm
 from .ops import has_own_products, linear
 
-_ATTRIBUTES = ("algorithm", "activation")
+_ATTRIBUTES = ("algorithm", "activation", "out_dtype")
 # Where a layer may hold the forward of its class, bound to itself: accelerate's hooks keep it in the second while they
 # are on the layer, and leave it in the first when they go.
 _PLACES_OF_FORWARD = ("forward", "_old_forward")
@@ -36,9 +36,9 @@ class TiledLinear(nn.Linear):
         in_features, out_features, bias, device, dtype: as in nn.Linear.
         algorithm: as in `torch_tiledmm.linear`, for any device; what the layer's own cannot serve is refused when it
             is called.
-        activation: as in `torch_tiledmm.linear`.
+        activation, out_dtype: as in `torch_tiledmm.linear`.
 
-    The last two are attributes and may be changed at any time; print shows what is not the default. They are pickled,
+    The last three are attributes and may be changed at any time; print shows what is not the default. They are pickled,
     and no part of the state_dict.
 
     Raises:
@@ -49,6 +49,7 @@ class TiledLinear(nn.Linear):
     # pickles may be older than the attributes.
     algorithm = "auto"
     activation = "none"
+    out_dtype: torch.dtype | None = None
     __constants__ = [*nn.Linear.__constants__, *_ATTRIBUTES]  # what TorchScript sees of a class
 
     def __init__(
@@ -61,6 +62,7 @@ class TiledLinear(nn.Linear):
         *,
         algorithm: str = "auto",
         activation: str = "none",
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         check_algorithm(algorithm)
         if activation not in ACTIVATIONS:
@@ -68,6 +70,7 @@ class TiledLinear(nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.algorithm = algorithm
         self.activation = activation
+        self.out_dtype = out_dtype
 
     @classmethod
     def from_linear(cls, layer: nn.Linear, *, algorithm: str = "auto", activation: str = "none") -> TiledLinear:
@@ -103,7 +106,14 @@ class TiledLinear(nn.Linear):
         super().__setattr__(name, value)
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias, activation=self.activation, algorithm=self.algorithm)
+        return linear(
+            input,
+            self.weight,
+            self.bias,
+            activation=self.activation,
+            algorithm=self.algorithm,
+            out_dtype=self.out_dtype,
+        )
 
     def extra_repr(self) -> str:
         # Also of a layer that was restored: torchao's layers keep the extra_repr that they had.
@@ -192,9 +202,9 @@ def restore_linear(model: nn.Module) -> LinearSwap:
     What was made as TiledLinear becomes nn.Linear.
 
     Returns:
-        The names replaced; skipped are layers with an activation, which nn.Linear cannot do, those whose class was
-        made from TiledLinear by somebody else, and those on which somebody put a `forward`, which may call ours. Hooks
-        of accelerate stay, and may go before or after.
+        The names replaced; skipped are layers with an activation or an out_dtype, which nn.Linear cannot do, those
+        whose class was made from TiledLinear by somebody else, and those on which somebody put a `forward`, which may
+        call ours. Hooks of accelerate stay, and may go before or after.
 
     Raises:
         TypeError: `model` is not a module.
@@ -213,6 +223,8 @@ def restore_linear(model: nn.Module) -> LinearSwap:
             swap.skipped.append(
                 (name, f"its activation is {module.activation!r}, which {former_class.__name__} has not")
             )
+        elif module.out_dtype is not None:
+            swap.skipped.append((name, f"its out_dtype is {module.out_dtype}, which {former_class.__name__} has not"))
         else:
             _change_class(module, former_class)
             for attribute in _ATTRIBUTES:

@@ -23,7 +23,14 @@ _matmul = torch.ops.tiledmm.matmul.default
 _linear = torch.ops.tiledmm.linear.default
 
 
-def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None = None) -> Tensor:
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    algorithm: str = "auto",
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Matrix product with the semantics of `torch.matmul`:
 
         matmul(torch.randn(8, 3, 4), torch.randn(4, 5)).shape  # torch.Size([8, 3, 5])
@@ -32,18 +39,23 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
     Args:
         a: (k,), (m, k) or (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied. Or a
             nested tensor of layout torch.jagged, by a matrix: any dimension but the last may be the ragged one.
-        b: (k,), (k, n) or (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
+        b: (k,), (k, n) or (..., k, n); device of `a`. Batch dimensions broadcast. Its dtype is that of `a`, or one of
+            them is float32 and the other float16 or bfloat16: such a product is exact for the elements as they are.
         algorithm: a name of `torch_tiledmm.algorithms(device)`: each device has its own. "auto" is what
             `torch_tiledmm.use_algorithm` says, else the cheapest legal kernel.
-        out: the result goes there; its shape, dtype and device, any strides, no memory in common with `a` and `b`.
-            Gradients do not pass through it.
+        out: the result goes there; its shape and device, a dtype as `out_dtype` accepts, any strides, no memory in
+            common with `a` and `b`. Gradients do not pass through it.
+        out_dtype: of the result, to which the float32 sums are rounded once: float32 or the operands' other dtype where
+            these are float32, float16 or bfloat16, and float16 or bfloat16 where both are float32. None: the operands'
+            dtype, float32 where they differ. A gradient comes in it and is not rounded before it is multiplied.
 
     Returns:
-        `out`, or the product in new memory, contiguous. float16 and bfloat16 are summed in float32 and rounded
-        once. A row's bits depend neither on m, nor on the place in the batch, nor on the number of threads.
+        `out`, or the product in new memory, contiguous. float16 and bfloat16 are summed in float32 and rounded once;
+        where dtypes differ, tf32 is never used. A row's bits depend neither on m, nor on the place in the batch, nor on
+        the number of threads.
 
     Raises:
-        TypeError: a dtype that is not accepted, or two different dtypes.
+        TypeError: a dtype that is not accepted, or dtypes that do not go together.
         ValueError: an algorithm that is not known.
         NotImplementedError: an algorithm that cannot serve this device; a layout other than strided and, for the first
             operand, jagged.
@@ -51,34 +63,47 @@ def matmul(a: Tensor, b: Tensor, *, algorithm: str = "auto", out: Tensor | None 
     """
     product: Tensor
     if out is None:
-        if direct.is_here and not is_compiling():
+        if direct.is_here and out_dtype is None and not is_compiling():
             product = direct.matmul(a, b, algorithm)
             if product is not NotImplemented:
                 return product
         if _is_nested(a) or _is_nested(b):
-            return _jagged(lambda values: matmul(values, b, algorithm=algorithm), a, "a", b=b)
+            return _jagged(lambda values: matmul(values, b, algorithm=algorithm, out_dtype=out_dtype), a, "a", b=b)
         if _is_onnx_exported():
-            return torch.matmul(a, b)
-        product = _matmul(a, b) if algorithm == "auto" else _matmul(a, b, algorithm=algorithm)
+            return torch.matmul(*_alike(a, b, out_dtype)).to(_result_dtype(a, b, out_dtype))
+        if algorithm == "auto" and out_dtype is None:
+            product = _matmul(a, b)
+        else:
+            product = _matmul(a, b, algorithm=algorithm, out_dtype=out_dtype)
         return product
+    if out_dtype not in (None, out.dtype):
+        raise TypeError(f"out_dtype: got {out_dtype} with an out of dtype {out.dtype}; accepted is that, or None")
     torch.ops.tiledmm.matmul_out.default(a, b, out, algorithm=algorithm)
     return out
 
 
 def addmm(
-    input: Tensor | None, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, algorithm: str = "auto"
+    input: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    algorithm: str = "auto",
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`beta * input + alpha * (a @ b)`, with the semantics of `torch.addmm`, for batches of matrices, too:
 
         addmm(torch.randn(5), torch.randn(3, 4), torch.randn(4, 5), alpha=0.5).shape  # torch.Size([3, 5])
 
     Args:
-        input: any shape that broadcasts to the product's; dtype and device of `a`; any strides. None: nothing is added.
+        input: any shape that broadcasts to the product's; dtype of `a`, of `b` or of the result, device of `a`; any
+            strides. None: nothing is added.
         a: (..., m, k); float32, float64, float16 or bfloat16; any strides, no operand is copied.
-        b: (..., k, n); dtype and device of `a`. Batch dimensions broadcast.
+        b: (..., k, n); device of `a`, dtype as in `matmul`. Batch dimensions broadcast.
         beta: 0: `input` is not read, and NaN in it is not propagated.
         alpha: 0: `a` and `b` are not read.
-        algorithm: as for `matmul`.
+        algorithm, out_dtype: as for `matmul`.
 
     Returns:
         The sum in new memory, contiguous. It is computed in the dtype in which products are summed and rounded once. A
@@ -89,14 +114,23 @@ def addmm(
         As `matmul`.
     """
     if _is_onnx_exported():
-        product = alpha * torch.matmul(a, b)
-        return product if input is None or beta == 0 else beta * input + product
-    out: Tensor = torch.ops.tiledmm.addmm.default(input, a, b, beta=beta, alpha=alpha, algorithm=algorithm)
+        product = alpha * torch.matmul(*_alike(a, b, out_dtype))
+        sum_ = product if input is None or beta == 0 else beta * input + product
+        return sum_.to(_result_dtype(a, b, out_dtype))
+    out: Tensor = torch.ops.tiledmm.addmm.default(
+        input, a, b, beta=beta, alpha=alpha, algorithm=algorithm, out_dtype=out_dtype
+    )
     return out
 
 
 def linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none", algorithm: str = "auto"
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    algorithm: str = "auto",
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`activation(input @ weight.T + bias)`, with the semantics of `torch.nn.functional.linear`:
 
@@ -105,13 +139,14 @@ def linear(
     Args:
         input: (..., in_features); float32, float64, float16 or bfloat16; any strides. Or a nested tensor of layout
             torch.jagged, of which any dimension but the last may be the ragged one.
-        weight: (out_features, in_features) or (in_features,); dtype and device of `input`; read as it is stored. A
-            tensor of a class with products of its own, such as torchao's quantized ones, computes them itself:
-            `torch.nn.functional.linear` is called, and the activation after it.
-        bias: (out_features,) or (1,), or None; added before the activation.
+        weight: (out_features, in_features) or (in_features,); device of `input`, dtype as `b` in `matmul`; read as it
+            is stored. A tensor of a class with products of its own, such as torchao's quantized ones, computes them
+            itself: `torch.nn.functional.linear` is called, and the activation after it.
+        bias: (out_features,) or (1,), or None; dtype of `input`, of `weight` or of the result; added before the
+            activation.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded. On a GPU, gelu
             and silu of float16 and bfloat16 are applied to the rounded sum where a gradient is needed.
-        algorithm: see `matmul`.
+        algorithm, out_dtype: see `matmul`.
 
     Returns:
         (..., out_features), contiguous; for a nested input, nested as that is. It is rounded once, after bias and
@@ -120,17 +155,17 @@ def linear(
 
     Raises:
         As `matmul`; ValueError also for an activation that is not known. NotImplementedError also for an algorithm
-        other than "auto" where the weight has products of its own.
+        other than "auto", or an `out_dtype`, where the weight has products of its own.
     """
     out: Tensor
-    if direct.is_here and not is_compiling():
+    if direct.is_here and out_dtype is None and not is_compiling():
         out = direct.linear(input, weight, bias, activation, algorithm)
         if out is not NotImplemented:
             return out
     if _is_nested(input) or _is_nested(weight) or _is_nested(bias):
 
         def on_values(values: Tensor) -> Tensor:
-            return linear(values, weight, bias, activation=activation, algorithm=algorithm)
+            return linear(values, weight, bias, activation=activation, algorithm=algorithm, out_dtype=out_dtype)
 
         return _jagged(on_values, input, "input", weight=weight, bias=bias)
     is_left_to_weight = has_own_products(weight)
@@ -139,12 +174,21 @@ def linear(
             f"weight: got a {type(weight).__name__}, which has products of its own, with algorithm {algorithm!r}; "
             'accepted with it is "auto"'
         )
-    if is_left_to_weight or _is_onnx_exported():
+    if is_left_to_weight and out_dtype is not None:
+        raise NotImplementedError(
+            f"weight: got a {type(weight).__name__}, which has products of its own, with out_dtype {out_dtype}; "
+            "accepted with it is None"
+        )
+    if is_left_to_weight:
         return _by_torch(input, weight, bias, activation)
-    if activation == "none" and algorithm == "auto":
+    if _is_onnx_exported():
+        return _by_torch(*_alike(input, weight, out_dtype), bias, activation).to(
+            _result_dtype(input, weight, out_dtype)
+        )
+    if activation == "none" and algorithm == "auto" and out_dtype is None:
         out = _linear(input, weight, bias)
     else:
-        out = _linear(input, weight, bias, activation=activation, algorithm=algorithm)
+        out = _linear(input, weight, bias, activation=activation, algorithm=algorithm, out_dtype=out_dtype)
     return out
 
 
@@ -161,6 +205,16 @@ def has_own_products(tensor: object) -> bool:
     # Classes made of other tensors have this method. Unlike torch's own question, this can be asked in torch.compile.
     tensor_class = type(tensor)
     return hasattr(tensor_class, "__tensor_flatten__") and not tensor_class.__module__.startswith("torch.distributed.")
+
+
+def _result_dtype(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    return out_dtype or torch.promote_types(a.dtype, b.dtype)
+
+
+def _alike(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Two operands in the widest dtype of theirs and of the result, as functions of torch want them."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), _result_dtype(a, b, out_dtype))
+    return a.to(dtype), b.to(dtype)
 
 
 def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -245,7 +299,7 @@ def _own_shape(tensor: Tensor, mapped_dim: int | None) -> list[int]:
     return [size for d, size in enumerate(tensor.shape) if d != mapped_dim]
 
 
-def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, algorithm: str) -> Tensor:
+def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, **options: Any) -> Tensor:
     """The product of mapped operands, mapped dimension first; at least one operand is mapped."""
     own_a, own_b = a.dim() - (a_dim is not None), b.dim() - (b_dim is not None)
     a = a if a_dim is None else a.movedim(a_dim, 0)
@@ -255,17 +309,17 @@ def _mapped_matmul(a_dim: int | None, b_dim: int | None, a: Tensor, b: Tensor, a
     b = b.unsqueeze(-1) if own_b == 1 else b
     batch_dims = max(own_a, own_b, 2) - 2
     a, b = _align(a, a_dim is not None, batch_dims), _align(b, b_dim is not None, batch_dims)
-    out: Tensor = torch.ops.tiledmm.matmul.default(a, b, algorithm=algorithm)
+    out: Tensor = torch.ops.tiledmm.matmul.default(a, b, **options)
     out = out.squeeze(-1) if own_b == 1 else out
     return out.squeeze(-1 if own_b == 1 else -2) if own_a == 1 else out
 
 
 def _matmul_vmap(
-    info: object, in_dims: Sequence[int | None], a: Tensor, b: Tensor, *, algorithm: str = "auto"
+    info: object, in_dims: Sequence[int | None], a: Tensor, b: Tensor, **options: Any
 ) -> tuple[Tensor, int]:
     a_dim, b_dim = in_dims[:2]
-    _check_mapped(torch.ops.tiledmm.matmul.default, in_dims, a, b, algorithm=algorithm)
-    return _mapped_matmul(a_dim, b_dim, a, b, algorithm), 0
+    _check_mapped(torch.ops.tiledmm.matmul.default, in_dims, a, b, **options)
+    return _mapped_matmul(a_dim, b_dim, a, b, **options), 0
 
 
 def _addmm_vmap(
@@ -274,12 +328,9 @@ def _addmm_vmap(
     input: Tensor | None,
     a: Tensor,
     b: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    algorithm: str = "auto",
+    **options: Any,
 ) -> tuple[Tensor, int]:
-    _check_mapped(torch.ops.tiledmm.addmm.default, in_dims, input, a, b)
+    _check_mapped(torch.ops.tiledmm.addmm.default, in_dims, input, a, b, **options)
     input_dim, a_dim, b_dim = in_dims[:3]
     if a_dim is None and b_dim is None:
         a, a_dim = a.expand(info.batch_size, *a.shape), 0
@@ -291,7 +342,7 @@ def _addmm_vmap(
     if input is not None and input_dim is not None:
         input = input.movedim(input_dim, 0)
         input = input.reshape(input.shape[0], *[1] * (batch_dims + 3 - input.dim()), *input.shape[1:])
-    return torch.ops.tiledmm.addmm.default(input, a, b, beta=beta, alpha=alpha, algorithm=algorithm), 0
+    return torch.ops.tiledmm.addmm.default(input, a, b, **options), 0
 
 
 def _linear_vmap(
@@ -302,29 +353,29 @@ def _linear_vmap(
     bias: Tensor | None = None,
     *,
     activation: str = "none",
-    algorithm: str = "auto",
+    **options: Any,
 ) -> tuple[Tensor, int]:
     input_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
     operands = (input, weight, bias)
     dims = (input_dim, weight_dim, bias_dim)
-    _check_mapped(torch.ops.tiledmm.linear.default, dims, *operands, activation=activation, algorithm=algorithm)
+    _check_mapped(torch.ops.tiledmm.linear.default, dims, *operands, activation=activation, **options)
     if weight_dim is None and bias_dim is None:
         assert input_dim is not None
         input = input.movedim(input_dim, 0)
-        return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, algorithm=algorithm), 0
+        return torch.ops.tiledmm.linear.default(input, weight, bias, activation=activation, **options), 0
     if weight_dim is not None:
         weight = weight.movedim(weight_dim, 0)
     has_columns = weight.dim() - (weight_dim is not None) == 2
     transposed = weight.mT if has_columns else weight
     if input_dim is None and weight_dim is None:
-        out = torch.ops.tiledmm.matmul.default(input, transposed, algorithm=algorithm).unsqueeze(0)
+        out = torch.ops.tiledmm.matmul.default(input, transposed, **options).unsqueeze(0)
     else:
-        out = _mapped_matmul(input_dim, None if weight_dim is None else 0, input, transposed, algorithm)
+        out = _mapped_matmul(input_dim, None if weight_dim is None else 0, input, transposed, **options)
     if bias is not None and bias_dim is not None:
         bias = bias.movedim(bias_dim, 0)
         columns = bias.shape[1:] if has_columns else ()
         bias = bias.reshape(bias.shape[0], *[1] * (out.dim() - 1 - len(columns)), *columns)
-    out = out if bias is None else out + bias
+    out = out if bias is None else (out + bias).to(out.dtype)
     return (out if activation == "none" else torch.ops.tiledmm.activate.default(out, activation)), 0
 
 

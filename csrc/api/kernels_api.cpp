@@ -288,6 +288,8 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   shape.add(field("k", std::to_string(problem->k)));
   shape.add(field("batch", std::to_string(batch_size(*problem))));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype_a)])));
+  shape.add(field("b_dtype", quoted(kDTypeNames[int(problem->dtype_b)])));
+  shape.add(field("out_dtype", quoted(kDTypeNames[int(problem->dtype_c)])));
   const std::string order = choice.rung ? kOrderNames[int(choice.rung->order)] : "none";
   explained.add(field("problem", "{" + shape.text + "}"));
   explained.add(field("device", quoted(device)));

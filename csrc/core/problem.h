@@ -94,14 +94,16 @@ struct GemmProblem {
   void set_dtypes(DType dtype) { dtype_a = dtype_b = dtype_bias = dtype_c = dtype; }
 };
 
-constexpr Mix mix_of(const GemmProblem& p) {
-  const DType bias = p.bias ? p.dtype_bias : p.dtype_c;
-  if (p.dtype_a == p.dtype_b && p.dtype_a == p.dtype_c) return bias == p.dtype_c ? Mix::none : Mix::other;
-  const DType narrow = p.dtype_a != DType::f32 ? p.dtype_a : p.dtype_b != DType::f32 ? p.dtype_b : p.dtype_c;
-  for (const DType dtype : {p.dtype_a, p.dtype_b, p.dtype_c, bias}) {
+constexpr Mix mix_of(DType a, DType b, DType bias, DType c) {
+  if (a == b && a == c) return bias == c ? Mix::none : Mix::other;
+  const DType narrow = a != DType::f32 ? a : b != DType::f32 ? b : c;
+  for (const DType dtype : {a, b, bias, c}) {
     if (size_of(narrow) != 2 || (dtype != DType::f32 && dtype != narrow)) return Mix::other;
   }
-  return p.dtype_a == p.dtype_b && p.dtype_a == narrow ? Mix::wide_result : Mix::operands;
+  return a == b && a == narrow ? Mix::wide_result : Mix::operands;
+}
+constexpr Mix mix_of(const GemmProblem& p) {
+  return mix_of(p.dtype_a, p.dtype_b, p.bias ? p.dtype_bias : p.dtype_c, p.dtype_c);
 }
 
 // Whether C's elements are neighbours down its columns, and not along its rows.
@@ -144,7 +146,8 @@ struct FoldedProblem {
 inline double bytes_moved(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
   const double m = double(p.m), n = double(p.n), k = double(p.k);
-  return (m * k * double(size_of(p.dtype_a)) + k * n * double(size_of(p.dtype_b)) + m * n * double(size_of(p.dtype_c))) *
+  return (m * k * double(size_of(p.dtype_a)) + k * n * double(size_of(p.dtype_b)) +
+          m * n * double(size_of(p.dtype_c))) *
          double(problem.batch_size);
 }
 

@@ -53,7 +53,7 @@ PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
   if (!algorithm) Py_RETURN_NOTIMPLEMENTED;
   // Tensors of our own: another thread may give their objects other ones.
   const Tensor a = THPVariable_Unpack(args[0]), b = THPVariable_Unpack(args[1]);
-  return wrapped([&] { return matmul_op().call(a, b, *algorithm); });
+  return wrapped([&] { return matmul_op().call(a, b, *algorithm, std::nullopt); });
 }
 
 // linear(input, weight, bias or None, activation, algorithm)
@@ -64,7 +64,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
   if (!are_plain(args, has_bias ? 3 : 2) || !activation || !algorithm) Py_RETURN_NOTIMPLEMENTED;
   const Tensor input = THPVariable_Unpack(args[0]), weight = THPVariable_Unpack(args[1]);
   const std::optional<Tensor> bias = has_bias ? std::optional(THPVariable_Unpack(args[2])) : std::nullopt;
-  return wrapped([&] { return linear_op().call(input, weight, bias, *activation, *algorithm); });
+  return wrapped([&] { return linear_op().call(input, weight, bias, *activation, *algorithm, std::nullopt); });
 }
 
 using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

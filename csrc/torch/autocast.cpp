@@ -13,24 +13,24 @@ using at::Tensor;
 
 template <at::DeviceType DEVICE>
 struct Autocast {
-  static Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
+  static Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, OptionalDtype out_dtype) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
     const TorchOnOneThreadInChild own_thread;
-    return matmul_op().call(cast(a), cast(b), algorithm);
+    return matmul_op().call(cast(a), cast(b), algorithm, out_dtype);
   }
 
   static Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double beta, double alpha,
-                      std::string_view algorithm) {
+                      std::string_view algorithm, OptionalDtype out_dtype) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
     const TorchOnOneThreadInChild own_thread;
-    return addmm_op().call(cast(input), cast(a), cast(b), beta, alpha, algorithm);
+    return addmm_op().call(cast(input), cast(a), cast(b), beta, alpha, algorithm, out_dtype);
   }
 
   static Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                       std::string_view activation, std::string_view algorithm) {
+                       std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
     const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
     const TorchOnOneThreadInChild own_thread;
-    return linear_op().call(cast(input), cast(weight), cast(bias), activation, algorithm);
+    return linear_op().call(cast(input), cast(weight), cast(bias), activation, algorithm, out_dtype);
   }
 
   static Tensor cast(const Tensor& tensor) {

@@ -219,38 +219,44 @@ bool align_batches(Tensor& a, Tensor& b, c10::DispatchKeySet below) {
   return true;
 }
 
-Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, std::string_view algorithm) {
+Tensor matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, std::string_view algorithm,
+                       OptionalDtype out_dtype) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a, b);
-  if (wanted.nothing() || a.dim() == 0 || b.dim() == 0) return matmul_op().redispatch(below, a, b, algorithm);
+  if (wanted.nothing() || a.dim() == 0 || b.dim() == 0)
+    return matmul_op().redispatch(below, a, b, algorithm, out_dtype);
+  const auto option = [&] { return ProductOption(a, b, Tensor(), algorithm, out_dtype).text(); };
   if (b.dim() == 2 && a.dim() >= 2) {
-    return differentiate<MatmulFormula<true>>(wanted, a, b, Tensor(), below, algorithm);
+    return differentiate<MatmulFormula<true>>(wanted, a, b, Tensor(), below, option());
   }
-  if (are_equal_batches(a, b)) return differentiate<MatmulFormula<false>>(wanted, a, b, Tensor(), below, algorithm);
+  if (are_equal_batches(a, b)) return differentiate<MatmulFormula<false>>(wanted, a, b, Tensor(), below, option());
   // What does not fit goes to the kernel as it was given, which raises.
-  if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2)) return matmul_op().redispatch(below, a, b, algorithm);
+  if (a.sym_size(-1) != b.sym_size(b.dim() == 1 ? 0 : -2))
+    return matmul_op().redispatch(below, a, b, algorithm, out_dtype);
 
   if (a.dim() == 1) {
-    return b.dim() == 1 ? matmul_op().call(a.unsqueeze(0), b.unsqueeze(1), algorithm).squeeze()
-                        : matmul_op().call(a.unsqueeze(0), b, algorithm).squeeze(-2);
+    return b.dim() == 1 ? matmul_op().call(a.unsqueeze(0), b.unsqueeze(1), algorithm, out_dtype).squeeze()
+                        : matmul_op().call(a.unsqueeze(0), b, algorithm, out_dtype).squeeze(-2);
   }
-  if (b.dim() == 1) return matmul_op().call(a, b.unsqueeze(1), algorithm).squeeze(-1);
+  if (b.dim() == 1) return matmul_op().call(a, b.unsqueeze(1), algorithm, out_dtype).squeeze(-1);
   Tensor left = a, right = b;
-  if (!align_batches(left, right, below)) return matmul_op().redispatch(below, a, b, algorithm);
-  return matmul_op().call(left, right, algorithm);
+  if (!align_batches(left, right, below)) return matmul_op().redispatch(below, a, b, algorithm, out_dtype);
+  return matmul_op().call(left, right, algorithm, out_dtype);
 }
 
 Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, const Tensor& a, const Tensor& b,
-                      double beta, double alpha, std::string_view algorithm) {
+                      double beta, double alpha, std::string_view algorithm, OptionalDtype out_dtype) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a, b, input);
   if (wanted.nothing() || !a.defined() || !b.defined() || a.dim() < 2 || b.dim() < 2) {
-    return addmm_op().redispatch(below, input, a, b, beta, alpha, algorithm);
+    return addmm_op().redispatch(below, input, a, b, beta, alpha, algorithm, out_dtype);
   }
   const Shape<c10::SymInt> shape = addmm_shape<c10::SymInt>(input, a, b);
   Tensor left = a, right = b, added = input.value_or(Tensor());
   if (added.defined()) added = broadcast(added, shape, below);
-  const std::string option = AddmmOption{beta, alpha, std::string(algorithm)}.text();
+  ProductOption asked(a, b, added, algorithm, out_dtype);
+  asked.beta = beta, asked.alpha = alpha;
+  const std::string option = asked.text();
   if (b.dim() == 2) return differentiate<AddmmFormula<true>>(wanted, a, b, added, below, option);
   if (!are_equal_batches(a, b)) align_batches(left, right, below);
   return differentiate<AddmmFormula<false>>(wanted, left, right, added, below, option);
@@ -259,48 +265,53 @@ Tensor addmm_autograd(c10::DispatchKeySet keys, const OptionalTensor& input, con
 // activation(X W^T + bias) under a gradient: the sum is kept for backward. Where a kernel writes both in one pass, they
 // are given to the two Functions that would compute them.
 Tensor activated_linear(const Wanted& wanted, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                        std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm) {
+                        std::string_view activation, c10::DispatchKeySet below, std::string_view algorithm,
+                        OptionalDtype out_dtype) {
   if (!input.is_cpu() || wanted.tangent || is_transform_active()) {
-    return activate_op().call(linear_op().call(input, weight, bias, "none", algorithm), activation);
+    return activate_op().call(linear_op().call(input, weight, bias, "none", algorithm, out_dtype), activation);
   }
   Computed result, sum;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     std::tie(result.result, sum.result) =
-        linear_and_sum_op().redispatch(below, input, weight, bias, activation, algorithm);
+        linear_and_sum_op().redispatch(below, input, weight, bias, activation, algorithm, out_dtype);
   }
-  const Tensor z = apply_function<LinearFormula<false>>(input, weight, bias.value_or(Tensor()), below, algorithm, sum);
+  const Tensor own_bias = bias.value_or(Tensor());
+  const std::string option = ProductOption(input, weight, own_bias, algorithm, out_dtype).text();
+  const Tensor z = apply_function<LinearFormula<false>>(input, weight, own_bias, below, option, sum);
   return apply_function<ActivateFormula>(z, Tensor(), Tensor(), below, activation, result);
 }
 
 Tensor linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                       std::string_view activation, std::string_view algorithm) {
+                       std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(input, weight, bias);
   const bool is_given = input.defined() && weight.defined();  // else the kernel raises
-  if (wanted.nothing() || !is_given) return linear_op().redispatch(below, input, weight, bias, activation, algorithm);
+  if (wanted.nothing() || !is_given)
+    return linear_op().redispatch(below, input, weight, bias, activation, algorithm, out_dtype);
   const Tensor own_bias = bias.value_or(Tensor());
   const bool is_usual = input.dim() >= 1 && weight.dim() == 2 &&
                         (!own_bias.defined() || (own_bias.dim() == 1 && own_bias.sym_size(0) == weight.sym_size(0)));
   if (is_usual) {
+    const auto option = [&] { return ProductOption(input, weight, own_bias, algorithm, out_dtype).text(); };
     if (activation == "none") {
-      return differentiate<LinearFormula<false>>(wanted, input, weight, own_bias, below, algorithm);
+      return differentiate<LinearFormula<false>>(wanted, input, weight, own_bias, below, option());
     }
     if (activation == "relu") {
-      return differentiate<LinearFormula<true>>(wanted, input, weight, own_bias, below, algorithm);
+      return differentiate<LinearFormula<true>>(wanted, input, weight, own_bias, below, option());
     }
     if (activation == "gelu" || activation == "gelu_tanh" || activation == "silu") {
-      return activated_linear(wanted, input, weight, optional(own_bias), activation, below, algorithm);
+      return activated_linear(wanted, input, weight, optional(own_bias), activation, below, algorithm, out_dtype);
     }
   }
   if (input.dim() >= 1 && weight.dim() == 1) {
-    return linear_op().call(input, weight.unsqueeze(0), bias, activation, algorithm).squeeze(-1);
+    return linear_op().call(input, weight.unsqueeze(0), bias, activation, algorithm, out_dtype).squeeze(-1);
   }
   if (!is_usual && weight.dim() == 2 && own_bias.defined() && own_bias.dim() <= 1 && own_bias.sym_numel() == 1) {
     const Tensor wide = broadcast(own_bias, weight.sym_sizes().slice(0, 1), below);
-    return linear_op().call(input, weight, wide, activation, algorithm);
+    return linear_op().call(input, weight, wide, activation, algorithm, out_dtype);
   }
-  return linear_op().redispatch(below, input, weight, bias, activation, algorithm);  // raises
+  return linear_op().redispatch(below, input, weight, bias, activation, algorithm, out_dtype);  // raises
 }
 
 Tensor activate_autograd(c10::DispatchKeySet keys, const Tensor& x, std::string_view activation) {

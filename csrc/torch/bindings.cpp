@@ -5,14 +5,16 @@
 TORCH_LIBRARY(tiledmm, m) {
   // The kernels take any strides. Otherwise torch.compile would copy an operand anew for each call that reads it.
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
-  m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\") -> Tensor", tags);
+  m.def("matmul(Tensor a, Tensor b, *, str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor", tags);
   m.def("matmul_out(Tensor a, Tensor b, Tensor(a!) out, *, str algorithm=\"auto\") -> ()", tags);
   // alpha a b + beta input, rounded once; an input broadcasts to the product's shape. beta = 0: it is not read.
-  m.def("addmm(Tensor? input, Tensor a, Tensor b, *, float beta=1, float alpha=1, str algorithm=\"auto\") -> Tensor",
-        tags);
   m.def(
-      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\", str algorithm=\"auto\") "
-      "-> Tensor",
+      "addmm(Tensor? input, Tensor a, Tensor b, *, float beta=1, float alpha=1, str algorithm=\"auto\", "
+      "ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\", str algorithm=\"auto\", "
+      "ScalarType? out_dtype=None) -> Tensor",
       tags);
   // The gradients of linear's weight and bias: grad^T input and the sums of grad's columns, for grad (rows,
   // out_features) and input (rows, in_features).
@@ -20,8 +22,8 @@ TORCH_LIBRARY(tiledmm, m) {
   // linear with an activation, and the sum before it, which a gradient needs to know: (result, sum). On a GPU the
   // result is the activation of the rounded sum.
   m.def(
-      "linear_and_sum(Tensor input, Tensor weight, Tensor? bias=None, *, str activation, str algorithm=\"auto\") "
-      "-> (Tensor, Tensor)",
+      "linear_and_sum(Tensor input, Tensor weight, Tensor? bias=None, *, str activation, str algorithm=\"auto\", "
+      "ScalarType? out_dtype=None) -> (Tensor, Tensor)",
       tags);
   // An activation of each element ("logistic" and "normal_density", too), and grad times the activation's derivative at
   // x: the bits of an element depend on nothing but its value. For relu, x may be its result.
@@ -33,5 +35,5 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(
       "_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads, int batch=0, "
-      "str plans_of=\"\") -> str");
+      "str plans_of=\"\", ScalarType? b_dtype=None, ScalarType? out_dtype=None) -> str");
 }

@@ -55,14 +55,58 @@ struct Kept {
   Tensor first, second, result;
 };
 
-// The gradients of a product's two operands. SHARES_B: one b for the whole batch of a. product(left, right) multiplies.
+// What a product is asked for beside its operands, as the text that an option is: the algorithm alone, or numbers and
+// dtypes before it. Dtypes are there where they are not all one: backward has to round a gradient to that of its
+// operand, and may have nothing of the operand to ask.
+struct ProductOption {
+  double beta = 1, alpha = 1;
+  std::string algorithm;
+  OptionalDtype first, second, third, result;  // of the operands and the result; none: all have one
+
+  ProductOption(const Tensor& a, const Tensor& b, const Tensor& added, std::string_view asked, OptionalDtype out_dtype)
+      : algorithm(asked) {
+    const at::ScalarType type = a.scalar_type(), type_b = b.scalar_type();
+    const at::ScalarType type_added = added.defined() ? added.scalar_type() : type;
+    if (type == type_b && type == type_added && type == out_dtype.value_or(type)) return;
+    first = type, second = type_b, third = type_added;
+    result = out_dtype.value_or(type == type_b ? type : at::kFloat);
+  }
+  explicit ProductOption(std::string_view text) {
+    const size_t end = text.rfind(',');
+    algorithm = text.substr(end == text.npos ? 0 : end + 1);
+    if (end == text.npos) return;
+    const std::string numbers(text.substr(0, end));
+    int types[4] = {-1, -1, -1, -1};
+    std::sscanf(numbers.c_str(), "%la,%la,%d,%d,%d,%d", &beta, &alpha, &types[0], &types[1], &types[2], &types[3]);
+    OptionalDtype* const own[] = {&first, &second, &third, &result};
+    for (int i = 0; i < 4; ++i) {
+      if (types[i] >= 0) *own[i] = at::ScalarType(types[i]);
+    }
+  }
+
+  std::string text() const {
+    if (beta == 1 && alpha == 1 && !result) return algorithm;
+    char numbers[120];
+    const auto number = [](OptionalDtype type) { return type ? int(*type) : -1; };
+    std::snprintf(numbers, sizeof numbers, "%a,%a,%d,%d,%d,%d,", beta, alpha, number(first), number(second),
+                  number(third), number(result));  // exact
+    return numbers + (algorithm == "auto" ? std::string(kPlainAuto) : algorithm);
+  }
+};
+
+// A gradient in the dtype of its operand.
+Tensor rounded_to(OptionalDtype dtype, const Tensor& grad) { return dtype ? grad.to(*dtype) : grad; }
+
+// The gradients of a product's two operands. SHARES_B: one b for the whole batch of a. product(left, right, dtype)
+// multiplies.
 template <bool SHARES_B, class Product>
-void set_operand_grads(const Tensor& grad, const Kept& kept, const Needs& needs, const Product& product,
-                       variable_list& grads) {
-  if (needs[0]) grads[0] = product(grad, kept.second.mT());
+void set_operand_grads(const Tensor& grad, const Kept& kept, const Needs& needs, const ProductOption& option,
+                       const Product& product, variable_list& grads) {
+  if (needs[0]) grads[0] = product(grad, kept.second.mT(), option.first);
   // One product for the whole batch: a gradient of b for each item, to be added up, would take far more memory.
   if (needs[1]) {
-    grads[1] = SHARES_B ? product(as_rows(kept.first).mT(), as_rows(grad)) : product(kept.first.mT(), grad);
+    grads[1] = SHARES_B ? product(as_rows(kept.first).mT(), as_rows(grad), option.second)
+                        : product(kept.first.mT(), grad, option.second);
   }
 }
 
@@ -74,43 +118,28 @@ struct MatmulFormula : Formula {
   static constexpr const char* kName = "TiledMatmulBackward";
 
   static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor& b, const Tensor&,
-                        std::string_view algorithm) {
-    return matmul_op().redispatch(below, a, b, algorithm);
+                        std::string_view text) {
+    const ProductOption option(text);
+    return matmul_op().redispatch(below, a, b, option.algorithm, option.result);
   }
-  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view algorithm) {
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view text) {
+    const ProductOption option(text);
     variable_list grads(2);
-    const auto product = [&](const Tensor& left, const Tensor& right) {
-      return matmul_op().call(left, right, algorithm);
+    const auto product = [&](const Tensor& left, const Tensor& right, OptionalDtype dtype) {
+      return matmul_op().call(left, right, option.algorithm, dtype);
     };
-    set_operand_grads<SHARES_B>(grad, kept, needs, product, grads);
+    set_operand_grads<SHARES_B>(grad, kept, needs, option, product, grads);
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor&,
-                        std::string_view algorithm) {
-    const Tensor left = a_t.defined() ? matmul_op().call(a_t, primal.second, algorithm) : Tensor();
-    const Tensor right = b_t.defined() ? matmul_op().call(primal.first, b_t, algorithm) : Tensor();
+                        std::string_view text) {
+    const ProductOption option(text);
+    const auto product = [&](const Tensor& left, const Tensor& right) {
+      return matmul_op().call(left, right, option.algorithm, option.result);
+    };
+    const Tensor left = a_t.defined() ? product(a_t, primal.second) : Tensor();
+    const Tensor right = b_t.defined() ? product(primal.first, b_t) : Tensor();
     return !left.defined() ? right : !right.defined() ? left : left + right;
-  }
-};
-
-// The numbers and the algorithm of an addmm, as the text that an option is.
-struct AddmmOption {
-  double beta, alpha;
-  std::string algorithm;
-
-  std::string text() const {
-    char numbers[80];
-    std::snprintf(numbers, sizeof numbers, "%a,%a,", beta, alpha);  // exact
-    return numbers + (algorithm == "auto" ? std::string(kPlainAuto) : algorithm);
-  }
-  static AddmmOption of(std::string_view text) {
-    AddmmOption option;
-    const std::string own(text);
-    char *end = nullptr, *last = nullptr;
-    option.beta = std::strtod(own.c_str(), &end);
-    option.alpha = std::strtod(end + 1, &last);
-    option.algorithm = last + 1;
-    return option;
   }
 };
 
@@ -122,29 +151,30 @@ struct AddmmFormula : Formula {
 
   static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor& b, const Tensor& input,
                         std::string_view text) {
-    const AddmmOption option = AddmmOption::of(text);
-    return addmm_op().redispatch(below, optional(input), a, b, option.beta, option.alpha, option.algorithm);
+    const ProductOption option(text);
+    return addmm_op().redispatch(below, optional(input), a, b, option.beta, option.alpha, option.algorithm,
+                                 option.result);
   }
   static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view text) {
-    const AddmmOption option = AddmmOption::of(text);
-    const auto scaled_product = [&](const Tensor& left, const Tensor& right) {
-      return addmm_op().call(std::nullopt, left, right, 0, option.alpha, option.algorithm);
+    const ProductOption option(text);
+    const auto scaled_product = [&](const Tensor& left, const Tensor& right, OptionalDtype dtype) {
+      return addmm_op().call(std::nullopt, left, right, 0, option.alpha, option.algorithm, dtype);
     };
     variable_list grads(3);
-    set_operand_grads<SHARES_B>(grad, kept, needs, scaled_product, grads);
-    if (needs[2]) grads[2] = option.beta == 1 ? grad : grad * option.beta;
+    set_operand_grads<SHARES_B>(grad, kept, needs, option, scaled_product, grads);
+    if (needs[2]) grads[2] = rounded_to(option.third, option.beta == 1 ? grad : grad * option.beta);
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor& input_t,
                         std::string_view text) {
-    const AddmmOption option = AddmmOption::of(text);
+    const ProductOption option(text);
     Tensor sum = input_t.defined() ? option.beta == 1 ? input_t : input_t * option.beta : Tensor();
     const auto add = [&](const Tensor& left, const Tensor& right) {
-      sum = addmm_op().call(optional(sum), left, right, 1, option.alpha, option.algorithm);
+      sum = addmm_op().call(optional(sum), left, right, 1, option.alpha, option.algorithm, option.result);
     };
     if (a_t.defined()) add(a_t, primal.second);
     if (b_t.defined()) add(primal.first, b_t);
-    return sum;
+    return rounded_to(option.result, sum);
   }
 };
 
@@ -156,33 +186,38 @@ struct LinearFormula : Formula {
   static constexpr const char* kName = IS_RELU ? "TiledLinearReluBackward" : "TiledLinearBackward";
 
   static Tensor forward(c10::DispatchKeySet below, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                        std::string_view algorithm) {
-    return linear_op().redispatch(below, input, weight, optional(bias), IS_RELU ? "relu" : "none", algorithm);
+                        std::string_view text) {
+    const ProductOption option(text);
+    return linear_op().redispatch(below, input, weight, optional(bias), IS_RELU ? "relu" : "none", option.algorithm,
+                                  option.result);
   }
   static variable_list backward(const Tensor& grad_result, const Kept& kept, const Needs& needs,
-                                std::string_view algorithm) {
+                                std::string_view text) {
+    const ProductOption option(text);
+    const std::string& algorithm = option.algorithm;
     const Tensor grad = IS_RELU ? activate_backward_op().call(grad_result, kept.result, "relu") : grad_result;
     variable_list grads(3);
-    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second, algorithm);
+    if (needs[0]) grads[0] = matmul_op().call(grad, kept.second, algorithm, option.first);
     if (!needs[1] && !needs[2]) return grads;
     const Tensor grad_rows = as_rows(grad);
     // In one pass, unless the gradients are to be differentiated themselves.
-    if (needs[1] && needs[2] && !at::GradMode::is_enabled() && !is_transform_active() && !isFwGradDefined(grad) &&
-        !isFwGradDefined(kept.first)) {
+    if (needs[1] && needs[2] && !option.result && !at::GradMode::is_enabled() && !is_transform_active() &&
+        !isFwGradDefined(grad) && !isFwGradDefined(kept.first)) {
       std::tie(grads[1], grads[2]) = linear_weight_grads_op().call(grad_rows, as_rows(kept.first), algorithm);
       return grads;
     }
-    if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(kept.first), algorithm);
-    if (needs[2]) grads[2] = ordered_sum_op().call(grad_rows, {0}).squeeze(0);
+    if (needs[1]) grads[1] = matmul_op().call(grad_rows.mT(), as_rows(kept.first), algorithm, option.second);
+    if (needs[2]) grads[2] = rounded_to(option.third, ordered_sum_op().call(grad_rows, {0}).squeeze(0));
     return grads;
   }
   static Tensor tangent(const Kept& primal, const Tensor& input_t, const Tensor& weight_t, const Tensor& bias_t,
-                        std::string_view algorithm) {
+                        std::string_view text) {
+    const ProductOption option(text);
     const Tensor &input = primal.first, &weight = primal.second;
     Tensor sum;
     OptionalTensor bias = optional(bias_t);
     const auto add = [&](const Tensor& x, const Tensor& w) {
-      const Tensor term = linear_op().call(x, w, bias, "none", algorithm);
+      const Tensor term = linear_op().call(x, w, bias, "none", option.algorithm, option.result);
       bias.reset();
       sum = sum.defined() ? sum + term : term;
     };

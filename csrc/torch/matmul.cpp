@@ -23,16 +23,16 @@ namespace {
 
 using at::Tensor;
 
-Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
+Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, OptionalDtype out_dtype) {
   check_operand("a", a);
   check_operand("b", b);
-  check_alike("a", a, "b", b);
-  const DType dtype = to_dtype("a", a);
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
+  const at::TensorOptions options = a.options().dtype(dtypes.result);
   const int32_t algorithm_idx = to_algorithm(algorithm);
   if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) {  // the common case, without the general one's work
-    const Tensor out = new_result({a.size(0), b.size(1)}, a.options());
+    const Tensor out = new_result({a.size(0), b.size(1)}, options);
     GemmProblem problem{};
-    problem.set_dtypes(dtype);
+    dtypes.set(problem);
     fill_operands(problem, a, b);
     problem.c = out.mutable_data_ptr();
     problem.stride_cm = b.size(1);
@@ -41,8 +41,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
     return out;
   }
   const MatmulShape<int64_t> shape(a, b);
-  const Tensor out = new_result(shape.out, a.options());
-  matmul_into(a, b, out, shape, dtype, algorithm_idx);
+  const Tensor out = new_result(shape.out, options);
+  matmul_into(a, b, out, shape, dtypes, algorithm_idx);
   return out;
 }
 
@@ -50,8 +50,7 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   check_operand("a", a);
   check_operand("b", b);
   check_operand("out", out);
-  check_alike("a", a, "b", b);
-  check_alike("a", a, "out", out);
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out.scalar_type(), "out", out);
   const MatmulShape<int64_t> shape(a, b);
   TORCH_CHECK(out.sizes() == c10::IntArrayRef(shape.out), "tiledmm: out has shape ", out.sizes(), "; the result has ",
               c10::IntArrayRef(shape.out));
@@ -66,41 +65,36 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
                 "tiledmm: ", answer == Answer::yes ? "" : "it takes too long to find out whether ",
                 "out shares memory with ", operand == &a ? "a" : "b", "; accepted is a tensor of its own");
   }
-  matmul_into(a, b, out, shape, to_dtype("a", a), to_algorithm(algorithm));
+  matmul_into(a, b, out, shape, dtypes, to_algorithm(algorithm));
 }
 
 Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double beta, double alpha,
-             std::string_view algorithm) {
+             std::string_view algorithm, OptionalDtype out_dtype) {
   check_operand("a", a);
   check_operand("b", b);
-  check_alike("a", a, "b", b);
   const bool is_given = input && input->defined();
-  if (is_given) {
-    check_operand("input", *input);
-    check_alike("a", a, "input", *input);
-  }
+  if (is_given) check_operand("input", *input);
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype, "input", input);
   const Shape<int64_t> shape = addmm_shape<int64_t>(input, a, b);
-  const Tensor out = new_result(shape, a.options());
-  matmul_into(a, b, out, MatmulShape<int64_t>(a, b), to_dtype("a", a), to_algorithm(algorithm), true,
+  const Tensor out = new_result(shape, a.options().dtype(dtypes.result));
+  matmul_into(a, b, out, MatmulShape<int64_t>(a, b), dtypes, to_algorithm(algorithm), true,
               is_given ? input->expand(shape) : Tensor(), beta, alpha);
   return out;
 }
 
 // The result, and, where it is to be kept, the sum before the activation.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                      std::string_view activation, std::string_view algorithm, bool keeps_sum, Tensor& sum) {
+                      std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype, bool keeps_sum,
+                      Tensor& sum) {
   check_operand("input", input);
   check_operand("weight", weight);
-  check_alike("input", input, "weight", weight);
-  if (bias && bias->defined()) {
-    check_operand("bias", *bias);
-    check_alike("input", input, "bias", *bias);
-  }
-  const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options());
+  if (bias && bias->defined()) check_operand("bias", *bias);
+  const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
+  const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options().dtype(dtypes.result));
   const int64_t dim = input.dim(), weight_dim = weight.dim();
 
   GemmProblem problem{};
-  problem.set_dtypes(to_dtype("input", input));
+  dtypes.set(problem);
   problem.activation = to_activation(activation);
   problem.a = input.const_data_ptr();
   problem.b = weight.const_data_ptr();
@@ -137,17 +131,18 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
-              std::string_view algorithm) {
+              std::string_view algorithm, OptionalDtype out_dtype) {
   Tensor none;
-  return compute_linear(input, weight, bias, activation, algorithm, false, none);
+  return compute_linear(input, weight, bias, activation, algorithm, out_dtype, false, none);
 }
 
 // CPU: in one pass.
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                          std::string_view activation, std::string_view algorithm) {
+                                          std::string_view activation, std::string_view algorithm,
+                                          OptionalDtype out_dtype) {
   check_keeps_sum(activation);
   Tensor sum;
-  const Tensor out = compute_linear(input, weight, bias, activation, algorithm, true, sum);
+  const Tensor out = compute_linear(input, weight, bias, activation, algorithm, out_dtype, true, sum);
   return {out, sum};
 }
 
@@ -169,9 +164,9 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
 // GPU: its kernels keep no sum.
 std::tuple<Tensor, Tensor> linear_and_sum_in_two_passes(const Tensor& input, const Tensor& weight,
                                                         const std::optional<Tensor>& bias, std::string_view activation,
-                                                        std::string_view algorithm) {
+                                                        std::string_view algorithm, OptionalDtype out_dtype) {
   check_keeps_sum(activation);
-  const Tensor sum = linear(input, weight, bias, "none", algorithm);
+  const Tensor sum = linear(input, weight, bias, "none", algorithm, out_dtype);
   return {elementwise(to_function(activation), sum, Tensor()), sum};
 }
 
@@ -191,7 +186,7 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   const TorchOnOneThreadInChild own_thread;
   check_operand("a", a);
-  const DType dtype = to_dtype("a", a);
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"a", a});
   const Tensor out = new_result(ordered_sum_shape<int64_t>(a, dims), a.options());
   const std::vector<bool> is_summed = summed_dims(a, dims);
   std::vector<int64_t> order;
@@ -205,7 +200,7 @@ Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   const Tensor rows = a.permute(order).reshape({summed, out.numel()});
   // On the CPU one number, again and again.
   const Tensor ones = a.is_cpu() ? at::ones({}, a.options()).expand({1, summed}) : at::ones({1, summed}, a.options());
-  matmul_into(ones, rows, out.view({1, out.numel()}), MatmulShape<int64_t>(ones, rows), dtype, to_algorithm("auto"),
+  matmul_into(ones, rows, out.view({1, out.numel()}), MatmulShape<int64_t>(ones, rows), dtypes, to_algorithm("auto"),
               false);
   return out;
 }
@@ -243,7 +238,8 @@ std::string info() {
 }
 
 std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::string_view layout,
-                    std::string_view device, int64_t num_threads, int64_t batch, std::string_view plans_of) {
+                    std::string_view device, int64_t num_threads, int64_t batch, std::string_view plans_of,
+                    OptionalDtype b_dtype, OptionalDtype out_dtype) {
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", "tiledmm: layout '", layout,
                     "' is not known; accepted are NN, NT, TN, TT");
   TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && batch >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n,
@@ -252,7 +248,8 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.m = m;
   problem.n = n;
   problem.k = k;
-  problem.set_dtypes(to_dtype("dtype", at::empty({0}, at::TensorOptions().dtype(dtype))));
+  const auto of_dtype = [](at::ScalarType type) { return at::empty({0}, at::TensorOptions().dtype(type)); };
+  product_dtypes({"a", of_dtype(dtype)}, {"b", of_dtype(b_dtype.value_or(dtype))}, out_dtype).set(problem);
   problem.stride_am = layout[0] == 'N' ? k : 1;
   problem.stride_ak = layout[0] == 'N' ? 1 : m;
   problem.stride_bk = layout[1] == 'N' ? n : 1;

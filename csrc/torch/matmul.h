@@ -10,19 +10,23 @@
 
 namespace tiledmm {
 
+using OptionalDtype = std::optional<at::ScalarType>;
+
 // This name means auto, too, and torch_tiledmm.use_algorithm does not replace it: a backward pass gives it to the
 // products of what was recorded with auto.
 constexpr std::string_view kPlainAuto = "plain_auto";
 
-using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm);
+using MatmulOp = at::Tensor(const at::Tensor& a, const at::Tensor& b, std::string_view algorithm,
+                            OptionalDtype out_dtype);
 using MatmulOutOp = void(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, std::string_view algorithm);
 using AddmmOp = at::Tensor(const std::optional<at::Tensor>& input, const at::Tensor& a, const at::Tensor& b,
-                           double beta, double alpha, std::string_view algorithm);
+                           double beta, double alpha, std::string_view algorithm, OptionalDtype out_dtype);
 using LinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            std::string_view activation, std::string_view algorithm);
+                            std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype);
 using LinearAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input, const at::Tensor& weight,
                                                           const std::optional<at::Tensor>& bias,
-                                                          std::string_view activation, std::string_view algorithm);
+                                                          std::string_view activation, std::string_view algorithm,
+                                                          OptionalDtype out_dtype);
 using ActivateOp = at::Tensor(const at::Tensor& x, std::string_view activation);
 using ActivateBackwardOp = at::Tensor(const at::Tensor& grad, const at::Tensor& x, std::string_view activation);
 using OrderedSumOp = at::Tensor(const at::Tensor& a, at::IntArrayRef dims);

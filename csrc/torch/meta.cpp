@@ -10,19 +10,18 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-Tensor empty(const Tensor& like, c10::SymIntArrayRef shape) { return like.new_empty_symint(shape); }
+Tensor empty(const Tensor& like, c10::SymIntArrayRef shape, OptionalDtype dtype = std::nullopt) {
+  return like.new_empty_symint(shape, at::TensorOptions().dtype(dtype.value_or(like.scalar_type())));
+}
 
-Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm) {
-  check_alike("a", a, "b", b);
-  to_dtype("a", a);
+Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, OptionalDtype out_dtype) {
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
   to_algorithm(algorithm);
-  return empty(a, MatmulShape<SymInt>(a, b).out);
+  return empty(a, MatmulShape<SymInt>(a, b).out, dtypes.result);
 }
 
 void matmul_out(const Tensor& a, const Tensor& b, Tensor& out, std::string_view algorithm) {
-  check_alike("a", a, "b", b);
-  check_alike("a", a, "out", out);
-  to_dtype("a", a);
+  product_dtypes({"a", a}, {"b", b}, out.scalar_type(), "out", out);
   to_algorithm(algorithm);
   const Shape<SymInt> shape = MatmulShape<SymInt>(a, b).out;
   bool fits = out.dim() == int64_t(shape.size());
@@ -31,28 +30,25 @@ void matmul_out(const Tensor& a, const Tensor& b, Tensor& out, std::string_view 
 }
 
 Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& b, double, double,
-             std::string_view algorithm) {
-  check_alike("a", a, "b", b);
-  if (input && input->defined()) check_alike("a", a, "input", *input);
-  to_dtype("a", a);
+             std::string_view algorithm, OptionalDtype out_dtype) {
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype, "input", input);
   to_algorithm(algorithm);
-  return empty(a, addmm_shape<SymInt>(input, a, b));
+  return empty(a, addmm_shape<SymInt>(input, a, b), dtypes.result);
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, std::string_view activation,
-              std::string_view algorithm) {
-  check_alike("input", input, "weight", weight);
-  if (bias && bias->defined()) check_alike("input", input, "bias", *bias);
-  to_dtype("input", input);
+              std::string_view algorithm, OptionalDtype out_dtype) {
+  const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
   to_activation(activation);
   to_algorithm(algorithm);
-  return empty(input, linear_shape<SymInt>(input, weight, bias));
+  return empty(input, linear_shape<SymInt>(input, weight, bias), dtypes.result);
 }
 
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                          std::string_view activation, std::string_view algorithm) {
+                                          std::string_view activation, std::string_view algorithm,
+                                          OptionalDtype out_dtype) {
   check_keeps_sum(activation);
-  const Tensor out = linear(input, weight, bias, activation, algorithm);
+  const Tensor out = linear(input, weight, bias, activation, algorithm, out_dtype);
   return {out, empty(out, out.sym_sizes())};
 }
 

@@ -182,10 +182,11 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
   problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
 }
 
-void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape, DType dtype,
-                 int32_t algorithm, bool may_use_tf32, const Tensor& added, double beta, double alpha) {
+void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape,
+                 const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32, const Tensor& added, double beta,
+                 double alpha) {
   GemmProblem problem{};
-  problem.set_dtypes(dtype);
+  dtypes.set(problem);
   problem.alpha = alpha, problem.beta = beta;
   fill_operands(problem, a, b);
   if (added.defined()) {

@@ -40,7 +40,7 @@ void fill_operands(GemmProblem& problem, const at::Tensor& a, const at::Tensor& 
 
 // out = alpha a b + beta added, all checked, out of the right shape; an `added` that is given has that shape, too.
 void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, const MatmulShape<int64_t>& shape,
-                 DType dtype, int32_t algorithm, bool may_use_tf32 = true, const at::Tensor& added = at::Tensor(),
-                 double beta = 1, double alpha = 1);
+                 const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32 = true,
+                 const at::Tensor& added = at::Tensor(), double beta = 1, double alpha = 1);
 
 }  // namespace tiledmm

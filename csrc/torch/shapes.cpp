@@ -43,11 +43,49 @@ void check_operand(const char* name, const Tensor& tensor) {
               tensor.sizes(), ", has been given back; accepted is a tensor whose storage holds its elements");
 }
 
+namespace {
+
+void check_one_device(const NamedTensor& tensor, const NamedTensor& other) {
+  TORCH_CHECK(tensor.tensor.device() == other.tensor.device(), "tiledmm: ", tensor.name, " is on ",
+              tensor.tensor.device(), " and ", other.name, " on ", other.tensor.device(),
+              "; both must be on one device");
+}
+
+}  // namespace
+
 void check_alike(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), "tiledmm: ", name, " has dtype ", tensor.scalar_type(),
                    " and ", other_name, " has ", other.scalar_type(), "; both must have one dtype");
-  TORCH_CHECK(tensor.device() == other.device(), "tiledmm: ", name, " is on ", tensor.device(), " and ", other_name,
-              " on ", other.device(), "; both must be on one device");
+  check_one_device({name, tensor}, {other_name, other});
+}
+
+ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, OptionalDtype out_dtype,
+                             const char* added_name, const std::optional<Tensor>& added) {
+  ProductDtypes dtypes{};
+  dtypes.a = to_dtype(a.name, a.tensor);
+  dtypes.b = to_dtype(b.name, b.tensor);
+  const at::ScalarType type_a = a.tensor.scalar_type(), type_b = b.tensor.scalar_type();
+  const DType wider = dtypes.a == dtypes.b ? dtypes.a : DType::f32;
+  TORCH_CHECK_TYPE(mix_of(dtypes.a, dtypes.b, wider, wider) != Mix::other, "tiledmm: ", a.name, " has dtype ", type_a,
+                   " and ", b.name, " has ", type_b,
+                   "; both must have one dtype, or one torch.float32 and the other torch.float16 or torch.bfloat16");
+  check_one_device(a, b);
+  dtypes.result = out_dtype.value_or(type_a == type_b ? type_a : at::kFloat);
+  const std::optional<DType> result = dtype_of(dtypes.result);
+  TORCH_CHECK_TYPE(result && mix_of(dtypes.a, dtypes.b, *result, *result) != Mix::other, "tiledmm: the result of ",
+                   a.name, ", which has dtype ", type_a, ", and ", b.name, ", which has ", type_b,
+                   ", cannot have dtype ", dtypes.result,
+                   "; accepted are theirs and torch.float32, and torch.float16 or torch.bfloat16 where both have "
+                   "torch.float32");
+  dtypes.c = dtypes.bias = *result;
+  if (added && added->defined()) {
+    dtypes.bias = to_dtype(added_name, *added);
+    TORCH_CHECK_TYPE(dtypes.bias == dtypes.a || dtypes.bias == dtypes.b || dtypes.bias == dtypes.c,
+                     "tiledmm: ", added_name, " has dtype ", added->scalar_type(), " and ", a.name, " has ", type_a,
+                     "; accepted are the dtypes of the operands and of the result");
+    check_one_device({added_name, *added}, a);
+  }
+  return dtypes;
 }
 
 int32_t to_algorithm(std::string_view name) {

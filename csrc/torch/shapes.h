@@ -14,6 +14,7 @@
 
 #include "core/elementwise.h"
 #include "core/problem.h"
+#include "torch/matmul.h"
 
 namespace tiledmm {
 
@@ -28,6 +29,25 @@ void check_operand(const char* name, const at::Tensor& tensor);
 
 // Operands have one of the four dtypes, and one device.
 void check_alike(const char* name, const at::Tensor& tensor, const char* other_name, const at::Tensor& other);
+
+// The dtypes of a product: of its operands, of what is added, of its result.
+struct ProductDtypes {
+  DType a, b, bias, c;
+  at::ScalarType result;
+
+  void set(GemmProblem& problem) const {
+    problem.dtype_a = a, problem.dtype_b = b, problem.dtype_bias = bias, problem.dtype_c = c;
+  }
+};
+
+// Checks that operands have dtypes that go together, and one device. Without an out_dtype the result has that of the
+// operands, fp32 where they differ. What is added, if it is defined, has the dtype of one of them or of the result.
+struct NamedTensor {
+  const char* name;
+  const at::Tensor& tensor;
+};
+ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, OptionalDtype out_dtype = std::nullopt,
+                             const char* added_name = "", const std::optional<at::Tensor>& added = std::nullopt);
 
 template <class Size>
 using Shape = c10::SmallVector<Size, 6>;

@@ -404,8 +404,7 @@ struct BlockTile {
   template <int WORDS>
   TILEDMM_INLINE void multiply_short_k() const {
     Word* panel_b = reinterpret_cast<Word*>(workspace);
-    const bool is_plain =
-        tiledmm::is_plain(problem) && problem.stride_cn == 1 && problem.dtype_c == kDTypeOf<T>;
+    const bool is_plain = tiledmm::is_plain(problem) && problem.stride_cn == 1 && problem.dtype_c == kDTypeOf<T>;
     for (int64_t jc = 0; jc < cols; jc += kShortColumns) {
       const int64_t block_cols = min_of(kShortColumns, cols - jc), ld = round_up(block_cols, kLanes);
       for (int64_t w = 0; w < WORDS; ++w) {

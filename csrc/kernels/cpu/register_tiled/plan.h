@@ -435,8 +435,8 @@ CpuPlan choose_cpu_plan(const FoldedProblem& problem, const Chip& chip, bool is_
   const GemmProblem& p = problem.gemm;
   CpuPlan plan;
   plan.is_exchanged = is_exchanged;
-  if (problem.batch_size == 1 && p.dtype_a == p.dtype_b && p.m * p.n <= kMaxDots && p.k >= kMinDotChunks * kChunkWords * shape.k_per_word &&
-      p.stride_ak == 1 && p.stride_bk == 1) {
+  if (problem.batch_size == 1 && p.dtype_a == p.dtype_b && p.m * p.n <= kMaxDots &&
+      p.k >= kMinDotChunks * kChunkWords * shape.k_per_word && p.stride_ak == 1 && p.stride_bk == 1) {
     plan.config = {};
     plan.config.path = CpuPath::long_dots;
     return plan;

@@ -102,8 +102,7 @@ class Output {
   }
 
   void store(const float* sums, int64_t ld, const Target& target) const {
-    if (!is_column_major_)
-      return store_block_tile(item_, target.row, target.rows, target.col, target.cols, sums, ld);
+    if (!is_column_major_) return store_block_tile(item_, target.row, target.rows, target.col, target.cols, sums, ld);
     alignas(64) float near[kTileFloats];
     for (int64_t i = 0; i < target.rows; i += 16) {
       for (int64_t j = 0; j < target.cols; j += 16) {
