@@ -85,7 +85,7 @@ class _Counts(ctypes.Structure):  # csrc/platform/host_gpu.h
 
 @dataclass(frozen=True)
 class Counts:
-    """What one product asked of the GPU. Elements are of the product's dtype."""
+    """What one product asked of the GPU. Elements are of A's dtype."""
 
     global_load_elements: int  # by all threads, each time anew
     global_load_sectors: int  # 32 bytes; within one access of a warp, each sector counts once
@@ -123,8 +123,8 @@ def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activa
     given = {"a": a, "b": b, "bias": bias, "out": out}
     operands = {name: tensor for name, tensor in given.items() if tensor is not None}
     for name, tensor in operands.items():
-        if tensor.dtype != a.dtype or tensor.dtype not in DTYPES.values():
-            raise TypeError(f"{name}: got {tensor.dtype}, expected one dtype for all of {', '.join(DTYPES)}")
+        if tensor.dtype not in DTYPES.values():
+            raise TypeError(f"{name}: got {tensor.dtype}, expected one of {', '.join(DTYPES)}")
         if tensor.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected one on the CPU")
     if a.dim() not in (2, 3) or a.shape[:-2] != b.shape[:-2] or a.dim() != b.dim() or a.shape[-1] != b.shape[-2]:
@@ -149,12 +149,13 @@ def matmul(
     out: Tensor | None = None,
     alpha: float = 1,
     beta: float = 1,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Counts]:
     """``activation(alpha * (a @ b) + beta * bias)`` by a GPU kernel run on the CPU, and what it counted.
 
-    ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), both of one dtype and any strides; ``bias``
-    is (n,) or of the result's shape. ``seed`` orders the threads between barriers, 0: by their number. ``out`` is
-    written if given.
+    ``a`` is (batch, m, k) or (m, k), ``b`` (batch, k, n) or (k, n), of any strides; ``bias`` is (n,) or of the result's
+    shape. Dtypes go together as in `torch_tiledmm.matmul`, with ``out_dtype``. ``seed`` orders the threads between
+    barriers, 0: by their number. ``out`` is written if given.
 
     Raises RuntimeError for what the executor finds (a race on shared memory, a barrier that only a part of a block
     reaches), NotImplementedError where the algorithm cannot serve the problem, ValueError for an unknown algorithm or
@@ -162,7 +163,10 @@ def matmul(
     """
     _check(a, b, bias, out, activation)
     if out is None:
-        out = torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
+        out = torch.full(
+            (*a.shape[:-1], b.shape[-1]), torch.nan, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype)
+        )
+    numbers = {dtype: number for number, dtype in enumerate(DTYPES.values())}
     problem = _GemmProblem(
         m=a.shape[-2],
         n=b.shape[-1],
@@ -176,7 +180,10 @@ def matmul(
         c=out.data_ptr(),
         stride_cm=out.stride(-2),
         stride_cn=out.stride(-1),
-        dtype=list(DTYPES.values()).index(a.dtype),
+        dtype_a=numbers[a.dtype],
+        dtype_b=numbers[b.dtype],
+        dtype_bias=numbers[out.dtype if bias is None else bias.dtype],
+        dtype_c=numbers[out.dtype],
         activation=ACTIVATIONS.index(activation),
         alpha=alpha,
         beta=beta,

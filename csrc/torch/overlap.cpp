@@ -111,21 +111,25 @@ Answer overlaps_itself(const at::Tensor& tensor) {
   return answer;
 }
 
-// sum stride_i x_i = distance + sum stride_j y_j, turned by y_j -> size_j - 1 - y_j into one sum of terms.
+// sum stride_i x_i = distance + sum stride_j y_j, turned by y_j -> size_j - 1 - y_j into one sum of terms. Counted in
+// elements of the smaller size, of which the other tensor's have several: one dimension more, of stride 1.
 Answer overlap(const at::Tensor& first, const at::Tensor& second) {
   if (first.numel() == 0 || second.numel() == 0) return Answer::no;
+  const int64_t element_size = std::min(first.element_size(), second.element_size());
   Terms terms;
   int64_t reach = 0;
   for (const at::Tensor* tensor : {&first, &second}) {
-    for (int64_t d = 0; d < tensor->dim(); ++d) {
-      terms.push_back({tensor->stride(d), tensor->size(d) - 1});
-      if (tensor == &second) reach += tensor->stride(d) * (tensor->size(d) - 1);
-    }
+    const int64_t parts = tensor->element_size() / element_size;
+    const auto add = [&](int64_t factor, int64_t most) {
+      terms.push_back({factor, most});
+      if (tensor == &second) reach += factor * most;
+    };
+    for (int64_t d = 0; d < tensor->dim(); ++d) add(tensor->stride(d) * parts, tensor->size(d) - 1);
+    add(1, parts - 1);
   }
   const int64_t bytes =
       static_cast<const char*>(second.const_data_ptr()) - static_cast<const char*>(first.const_data_ptr());
-  const int64_t element_size = first.element_size(), odd_bytes = bytes % element_size;
-  const int64_t distance = bytes / element_size;
+  const int64_t odd_bytes = bytes % element_size, distance = bytes / element_size;
   Equation equation(terms);
   const Answer answer = equation.can_be(distance + reach);
   if (odd_bytes == 0 || answer == Answer::yes) return answer;

@@ -12,7 +12,7 @@ enum class Answer { no, yes, too_many_steps };
 // Whether two elements of the tensor share memory.
 Answer overlaps_itself(const at::Tensor& tensor);
 
-// Whether two tensors of one dtype have a byte in common.
+// Whether two tensors have a byte in common. The size of an element of one divides that of the other.
 Answer overlap(const at::Tensor& first, const at::Tensor& second);
 
 // Whether they may have, asked at length only where they share storage.

@@ -180,5 +180,8 @@ def test_shapes_that_do_not_fit(device, sizes, message):
 
 
 def test_other_dtypes_are_refused():
-    with pytest.raises(TypeError, match="a has dtype Float and input has Double; both must have one dtype"):
+    with pytest.raises(
+        TypeError,
+        match="input has dtype Double and a has Float; accepted are the dtypes of the operands and of the result",
+    ):
         addmm(torch.randn(5, dtype=torch.float64), torch.randn(3, 4), torch.randn(4, 5))

@@ -282,8 +282,8 @@ def test_vmap_makes_the_checks_of_the_kernel():
 
     for error, pattern, call in (
         (ValueError, "activation 'tanh'", lambda: torch.vmap(tanh)(x, bias)),
-        (TypeError, "one dtype", lambda: torch.vmap(lambda x, b: linear(x, weight[0], b))(x, bias.double())),
-        (TypeError, "one dtype", lambda: torch.vmap(lambda w: linear(x, w, bias[0].double()))(weight)),
+        (TypeError, "bias has dtype", lambda: torch.vmap(lambda x, b: linear(x, weight[0], b))(x, bias.double())),
+        (TypeError, "bias has dtype", lambda: torch.vmap(lambda w: linear(x, w, bias[0].double()))(weight)),
         (RuntimeError, r"bias has shape \[2\]", lambda: torch.vmap(lambda w: linear(x[:2], w, bias[0, :2]))(x)),
         (RuntimeError, r"bias has shape \[2\]", lambda: torch.vmap(lambda w, b: linear(x, w, b))(weight, bias[:, :2])),
         (RuntimeError, r"weight \[3, 4\] do not fit", lambda: torch.vmap(lambda w: linear(x, w))(weight.mT)),

@@ -45,6 +45,37 @@ def test_every_rung_is_right_in_any_order(warp_size, dtype):
                 assert_close(out, expect_matmul(a, b))
 
 
+@pytest.mark.takes_long("host_gpu")
+@pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("warp_size", host_gpu.WARP_SIZES)
+def test_dtypes_that_differ(warp_size, narrow):
+    """Rungs of one order agree to the bit. What is added and activated may have the dtype of any of the three."""
+    for dtypes in itertools.product((torch.float32, narrow), repeat=3):
+        if len(set(dtypes)) == 1:
+            continue
+        is_wide = dtypes[0] == dtypes[1] == narrow
+        algorithms = {"chain": ("naive", "register_tiled.4x4", "register_tiled")}
+        if is_wide:
+            algorithms["mma_chain"] = ("mma_output_cached",)
+        for (m, n, k), layout in zip(
+            ((33, 47, 29), (65, 70, 50), (1, 5, 3), (3, 4, 0)), ("NN", "NT", "TN", "TT"), strict=True
+        ):
+            a = rand(k, m, dtype=dtypes[0]).mT if layout[0] == "T" else rand(m, k, dtype=dtypes[0])
+            b = rand(n, k, dtype=dtypes[1]).mT if layout[1] == "T" else rand(k, n, dtype=dtypes[1])
+            bias = rand(n, dtype=dtypes[m % 3])
+            how = {"warp_size": warp_size, "bias": bias, "activation": "silu", "out_dtype": dtypes[2]}
+            for names in algorithms.values():
+                results = [host_gpu.matmul(a, b, algorithm=name, **how)[0] for name in names]
+                assert_close(results[0], expect_linear(a, b.mT, bias, "silu", dtypes[2]))
+                assert all(torch.equal(result, results[0]) for result in results)
+                if is_wide:
+                    plain = host_gpu.matmul(a, b, algorithm=names[0], warp_size=warp_size)[0]
+                    wide = host_gpu.matmul(a, b, algorithm=names[0], warp_size=warp_size, out_dtype=dtypes[2])[0]
+                    assert torch.equal(wide.to(narrow), plain)
+    with pytest.raises(NotImplementedError, match="its operands and its result have one dtype"):
+        host_gpu.matmul(rand(3, 4), rand(4, 5, dtype=narrow), algorithm="block_tiled")
+
+
 def test_batch_bias_activation():
     a, b, bias = rand(3, 20, 30), rand(3, 30, 10), rand(10)
     for algorithm in VARIANTS:

@@ -118,13 +118,35 @@ def test_every_operator_and_form(dtype, device):
     assert left() == {}
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="aten has these for GPUs alone")
-def test_forms_with_a_dtype():
-    a, b = operands(torch.bfloat16, "cuda")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
+def test_forms_with_a_dtype(narrow, device):
+    """torch itself has them for GPUs alone."""
+    ops, wide = torch.ops.aten, torch.float32
+    a, b = operands(narrow, device)
+    matrix = torch.randn(a.shape[0], b.shape[1]).to(device)
     torch_tiledmm.enable()
-    expect(torch.mm(a, b, out_dtype=torch.bfloat16), (a, b, 1))
-    expect(torch.mm(a, b, out_dtype=torch.float32), (a, b, 1))
-    assert served()["mm.dtype"] == 1 and left()["mm.dtype"] == "a result of another dtype"
+    for dtype in (narrow, wide):
+        expected = torch_tiledmm.matmul(a, b, out_dtype=dtype)
+        for out in (
+            ops.mm.dtype(a, b, dtype),
+            ops.mm.dtype_out(a, b, dtype, out=torch.empty_like(expected)),
+            ops.bmm.dtype(a[None], b[None], dtype)[0],
+            ops.bmm.dtype_out(a[None], b[None], dtype, out=torch.empty_like(expected[None]))[0],
+        ):
+            assert torch.equal(out, expected)
+        for added in {matrix.to(narrow), matrix.to(dtype)}:
+            expected = torch_tiledmm.addmm(added, a, b, beta=0.5, alpha=2, out_dtype=dtype)
+            for out in (
+                ops.addmm.dtype(added, a, b, dtype, beta=0.5, alpha=2),
+                ops.addmm.dtype_out(added, a, b, dtype, beta=0.5, alpha=2, out=torch.empty_like(expected)),
+                ops.baddbmm.dtype(added[None], a[None], b[None], dtype, beta=0.5, alpha=2)[0],
+            ):
+                assert torch.equal(out, expected)
+    assert served()["mm.dtype"] == served()["baddbmm.dtype"] // 2 == 2 and left() == {}
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        ops.mm.dtype(a, b, torch.float64)
+    assert left()["mm.dtype"] == "a result of another dtype"
 
 
 SAMPLED = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "matmul", "einsum", "__rmatmul__",

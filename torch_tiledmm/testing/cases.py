@@ -178,6 +178,7 @@ class Case:
     seed: int
     kinds: tuple[tuple[str, str], ...]  # of values, by operand; uniform where one is not named
     layouts: tuple[tuple[str, Layout], ...]  # by tensor; plain where one is not named
+    dtypes: tuple[tuple[str, str], ...] = ()  # by tensor, "out" included, where they are not all `dtype`
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -211,6 +212,14 @@ class Case:
         batch_a, batch_b = self.shape("a")[:-2], self.shape("b")[:-2] if self.op != "linear" else ()
         return tuple(torch.broadcast_shapes(batch_a, batch_b))
 
+    def torch_dtype(self, name: str) -> torch.dtype:
+        return DTYPES[dict(self.dtypes).get(name, self.dtype)]
+
+    @property
+    def _out_dtype(self) -> str:
+        """As an argument behind others."""
+        return f", out_dtype={self.torch_dtype('out')}" if self.dtypes else ""
+
     def layout(self, name: str) -> Layout:
         layout, num_dims = dict(self.layouts).get(name), len(self.shape(name))
         if layout is None or len(layout.order) == num_dims:
@@ -234,7 +243,7 @@ class Case:
         return code + [("memory", f"assert_unchanged({name}_memory, {name}_before)") for name in self.operands]
 
     def _make_tensor(self, name: str, seed: int, has_literals: bool) -> list[tuple[str, str]]:
-        shape, layout, dtype = self.shape(name), self.layout(name), DTYPES[self.dtype]
+        shape, layout, dtype = self.shape(name), self.layout(name), self.torch_dtype(name)
         strides, count = layout.strides(shape), layout.num_elements(shape)
         kind = dict(self.kinds).get(name, "uniform")
         if has_literals and count <= _NUM_LITERALS:
@@ -253,13 +262,14 @@ class Case:
     def _compute(self) -> str:
         how = f'algorithm="{self.algorithm}"'
         if self.op == "linear":
+            how += self._out_dtype
             call = f'torch.ops.tiledmm.linear(input, weight, bias, activation="{self.activation}", {how})'
             return f"def compute(input, weight, bias=None):\n    return {call}"
-        call = f"def compute(a, b):\n    return torch.ops.tiledmm.matmul(a, b, {how})"
+        call = f"def compute(a, b):\n    return torch.ops.tiledmm.matmul(a, b, {how}{self._out_dtype})"
         if self.op == "matmul_out":
             shape, layout = self.shape("out"), self.layout("out")
             strides = layout.strides(shape)
-            call += f'\nout_memory = nans({layout.num_elements(shape)}, {DTYPES[self.dtype]}, "{self.device}")\n'
+            call += f'\nout_memory = nans({layout.num_elements(shape)}, {self.torch_dtype("out")}, "{self.device}")\n'
             call += f"out = {self._view('out', layout, shape, strides)}\n"
             call += "def compute_out():\n    out_memory.fill_(torch.nan)\n"
             call += f"    torch.ops.tiledmm.matmul_out(a, b, out, {how})\n    return out.clone()"
@@ -357,7 +367,7 @@ class Case:
                 return f"expect_linear_of_rounded_sum(input, weight, {bias}{activation}{how})"
             # A vector as weight has no dimension that a bias could have.
             arguments = f"input, weight, {'bias.reshape(())' if self.b_is_vector and bias == 'bias' else bias}"
-        expected = f"expect_{'linear' if self.op == 'linear' else 'matmul'}({arguments}{activation})"
+        expected = f"expect_{'linear' if self.op == 'linear' else 'matmul'}({arguments}{activation}{self._out_dtype})"
         if not self.is_tf32:
             return expected
         right = "b" if self.op != "linear" else "weight" if self.b_is_vector else "weight.mT"
@@ -492,7 +502,24 @@ def draw_case(
     if activation.startswith("gelu"):
         shared["grad"] = ("expanded",)
     layouts = {name: draw_layout(rng, case.shape(name), shared.get(name, ())) for name in (*case.tensors, "out")}
-    return replace(case, kinds=tuple(kinds.items()), layouts=tuple(layouts.items()))
+    case = replace(case, kinds=tuple(kinds.items()), layouts=tuple(layouts.items()))
+    # By itself, as the algorithm above.
+    return replace(case, dtypes=draw_dtypes(random.Random(f"{seed} {number} dtypes"), case))
+
+
+def draw_dtypes(rng: random.Random, case: Case) -> tuple[tuple[str, str], ...]:
+    """For every other case of values: dtypes that differ, fp32 beside one of 16 bits."""
+    if case.mode != "values" or case.dtype == "fp64" or rng.random() < 0.5:
+        return ()
+    pair = ("fp32", rng.choice(("fp16", "bf16")) if case.dtype == "fp32" else case.dtype)
+    first, second, out = (rng.choice(pair) for _ in range(3))
+    if first == second == out:
+        return ()
+    names = (*case.operands[:2], "out")
+    dtypes = dict(zip(names, (first, second, out), strict=True))
+    if "bias" in case.operands:
+        dtypes["bias"] = rng.choice((first, second, out))
+    return tuple(dtypes.items())
 
 
 def draw_algorithm(rng: random.Random, dtype: str, device: str) -> str:

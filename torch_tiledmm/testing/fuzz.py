@@ -106,6 +106,8 @@ def _simpler_cases(case: Case) -> Iterator[Case]:
     """Large steps first."""
     if case.layouts:
         yield replace(case, layouts=())
+    if case.dtypes:
+        yield replace(case, dtypes=())
     kinds = {dict(case.kinds).get(name, "uniform") for name in case.tensors}
     for kind in ("integers", "uniform"):
         if kinds == {kind}:

@@ -11,8 +11,8 @@ well, and a result that is truncated instead of rounded fails.
 u is the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order,
 fused or not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham,
 Accuracy and Stability of Numerical Algorithms, section 3.1); the one more is the reference's and
-second-order terms. fp16 and bf16 accumulate in
-fp32, where their products are exact. For fp64 the reference has the same error as the result, so the first
+second-order terms. fp16 and bf16 accumulate in fp32, where their products are exact, and so do operands of two dtypes,
+as if both were fp32. For fp64 the reference has the same error as the result, so the first
 term counts twice.
 
 The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per
@@ -75,27 +75,36 @@ class Expected:
     frobenius_bound: float  # of the Frobenius norm of out - value; not finite if an operand is not
 
 
-def expect_matmul(a: torch.Tensor, b: torch.Tensor) -> Expected:
-    """The expected result of ``matmul(a, b)``: shapes as torch.matmul takes them, one of the four dtypes."""
-    return _expect(f"matmul {tuple(a.shape)} x {tuple(b.shape)}", a, b, None, "none")
+def expect_matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> Expected:
+    """The expected result of ``matmul`` with these arguments: shapes as torch.matmul takes them."""
+    return _expect(f"matmul {tuple(a.shape)} x {tuple(b.shape)}", a, b, None, "none", out_dtype=out_dtype)
 
 
 def expect_addmm(
-    input: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, beta: float = 1, alpha: float = 1
+    input: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    beta: float = 1,
+    alpha: float = 1,
+    out_dtype: torch.dtype | None = None,
 ) -> Expected:
     """The expected result of ``addmm`` with these arguments. alpha and beta, which are rounded to the accumulator's
     dtype, and their products are four roundings more.
     """
     what = f"addmm {tuple(a.shape)} x {tuple(b.shape)}, alpha {alpha}, beta {beta}, input {input is not None}"
-    return _expect(what, a, b, input if beta != 0 else None, "none", alpha, beta)
+    return _expect(what, a, b, input if beta != 0 else None, "none", alpha, beta, out_dtype)
 
 
 def expect_linear(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "none"
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
 ) -> Expected:
     """The expected result of ``linear`` with these arguments, shapes as F.linear takes them."""
     what = f"linear {tuple(input.shape)} x {tuple(weight.shape)}^T, {activation}, bias {bias is not None}"
-    return _expect(what, input, weight.mT if weight.dim() == 2 else weight, bias, activation)
+    return _expect(what, input, weight.mT if weight.dim() == 2 else weight, bias, activation, out_dtype=out_dtype)
 
 
 def assert_close(out: torch.Tensor, expected: Expected) -> None:
@@ -132,8 +141,10 @@ def _expect(
     activation: str,
     alpha: float = 1,
     beta: float = 1,
+    out_dtype: torch.dtype | None = None,
 ) -> Expected:
-    dtype, k = a.dtype, a.shape[-1]
+    dtype, k = out_dtype or torch.promote_types(a.dtype, b.dtype), a.shape[-1]
+    may_flush = torch.bfloat16 in (dtype, a.dtype if a.dtype == b.dtype else None)
     acc_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     u_acc = torch.finfo(acc_dtype).eps / 2
     u_out = torch.finfo(dtype).eps / 2
@@ -153,7 +164,7 @@ def _expect(
 
     num_ops = k + 1 + _ACTIVATION_ROUNDINGS[activation]
     absolute = torch.full_like(value, num_ops * _SMALLEST_DENORMAL[acc_dtype])
-    if dtype == torch.bfloat16:
+    if may_flush:
         ones_a, ones_b = torch.ones_like(a), torch.ones_like(b)
         absolute += 2.0**-126 * (torch.matmul(a.abs(), ones_b) + torch.matmul(ones_a, b.abs()) + k + 1)
 
