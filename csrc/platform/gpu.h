@@ -470,6 +470,18 @@ Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y
 #else
 #if defined(__CUDACC__) && !defined(__HIP__)
 inline int warp_size(const Executor&) { return kWarpSize; }
+// Lets a kernel have so much dynamic shared memory. The limit is the kernel's, for all threads of the program, so that
+// it is set to what a block can have: a limit by each call's need would refuse another thread's larger call.
+inline bool allow_shared_bytes(const void* function, size_t bytes, const Executor& executor) {
+  if (bytes <= 48 << 10) return true;
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, function) != cudaSuccess) return false;
+  if (attributes.maxDynamicSharedSizeBytes >= int(bytes)) return true;
+  int most = 0;
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, executor.device_idx);
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              most - int(attributes.sharedSizeBytes)) == cudaSuccess;
+}
 #else
 inline int warp_size(const Executor& executor) { return executor.warp_size; }
 #endif
@@ -483,10 +495,7 @@ Status launch_kernel(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
 #if defined(__CUDACC__) && !defined(__HIP__)
   const auto* function = reinterpret_cast<const void*>(kernel);
-  if (shared_bytes > 48 << 10 &&
-      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)) != cudaSuccess) {
-    return Status::launch_failed;
-  }
+  if (!allow_shared_bytes(function, shared_bytes, executor)) return Status::launch_failed;
   const bool is_launched = cudaLaunchKernel(function, grid, block, arguments, shared_bytes,
                                             static_cast<cudaStream_t>(executor.stream)) == cudaSuccess;
 #elif defined(TILEDMM_HIP_STANDALONE)
@@ -509,10 +518,7 @@ Status launch_early(void (*kernel)(Params...), int64_t blocks, int64_t blocks_y,
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, executor.device_idx);
   if (major >= 9 && blocks <= 0x7fffffff) {
     const auto* function = reinterpret_cast<const void*>(kernel);
-    if (shared_bytes > 48 << 10 &&
-        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)) != cudaSuccess) {
-      return Status::launch_failed;
-    }
+    if (!allow_shared_bytes(function, shared_bytes, executor)) return Status::launch_failed;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -138,10 +138,13 @@ TILEDMM_KERNEL(kRowThreads, sizeof(Acc<T>) == 8 ? 1 : 4)
 run_rows(ReduceProblem p, Acc<T>* part_sums, int64_t num_parts, int segments, bool are_running) {
   using A = Acc<T>;
   auto& shared = block_shared<RowsShared<A, STAGE>>();
-  // The rest begins while parts are summed: then x is there, and the parts' sums are waited for where they are read.
+  // The rest begins while parts are summed: then a caller's x is there, and the parts' sums are waited for where they
+  // are read. An x in the place of y is the parts' sums of a longer row.
   if constexpr (STAGE != Stage::rest) {
     wait_for_earlier_kernels();
     let_later_kernels_start();
+  } else {
+    if (p.x == p.y) wait_for_earlier_kernels();
   }
   const int lane = thread_idx() % kLanes, group = thread_idx() / kLanes, segment = lane % segments;
   Group<A>& own = shared.groups[group];
