@@ -207,7 +207,7 @@ BITS_MAY_VARY = (
     "gelu|gelu_backward|silu|silu_backward|sigmoid|softplus|tanh|exp|expm1|log|erf|erfc|sqrt|rsqrt|pow|layer_norm"
 )
 # On request: ONNX, which has no operators of ours, and weights with products of their own.
-LEFT_TO_TORCH = ("torch.matmul(a, b)", "functional.")
+LEFT_TO_TORCH = ("torch.matmul(*_alike(a, b, out_dtype))", "functional.")
 
 
 def test_no_function_of_torch_is_called_whose_bits_vary():

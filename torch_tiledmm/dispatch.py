@@ -167,6 +167,7 @@ _OPERATORS = frozenset(
         torch.ops.tiledmm.addmm,
         torch.ops.tiledmm.linear,
         torch.ops.tiledmm.linear_and_sum,
+        torch.ops.tiledmm.gated_linear,
         torch.ops.tiledmm.linear_weight_grads,
     )
     for name in (packet, packet.default)

@@ -40,6 +40,9 @@ def register_sharding_rules() -> None:
         (ops.linear, _linear_rules),
         (ops.linear_and_sum, _linear_and_sum_rules),
         (ops.linear_weight_grads, _linear_weight_grads_rules),
+        (ops.gated_linear, _gated_linear_rules),
+        (ops.gated, _gated_rules),
+        (ops.gated_backward, _gated_backward_rules),
         (ops.activate, _activate_rules),
         (ops.activate_backward, _activate_backward_rules),
         (ops.ordered_sum, _ordered_sum_rules),
@@ -48,7 +51,7 @@ def register_sharding_rules() -> None:
     # DTensor remembers its choice, and what the result is, per operands and integer arguments; here strings, dtypes and
     # lists take part in that.
     schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    for op in (ops.matmul, ops.addmm):
+    for op in (ops.matmul, ops.addmm, ops.gated_linear, ops.gated):
         schema_info[op.default].static_kwargkey = ["out_dtype"]
     for op in (ops.linear, ops.linear_and_sum):
         schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
@@ -175,6 +178,38 @@ def _linear_and_sum_rules(*operands: DTensorSpec | None, activation: str, **opti
     """([placements of the result and of the sum], [of input, of weight, of bias]); see `_matmul_rules`."""
     rules = _linear_rules(*operands, activation=activation)  # type: ignore[arg-type]
     return [(out * 2, placements) for out, placements in rules]
+
+
+def _gated_linear_rules(
+    input: DTensorSpec,
+    gate: DTensorSpec,
+    up: DTensorSpec,
+    gate_bias: DTensorSpec | None = None,
+    up_bias: DTensorSpec | None = None,
+    **options: Any,
+) -> Rules:
+    """([placement of the result], [of input, of both weights, of both biases]); see `_matmul_rules`."""
+    biases = (gate_bias, up_bias)
+    rules = _linear_rules(input, gate, gate_bias or up_bias, activation="silu")
+    return [
+        (out, [placed[0], placed[1], placed[1], *(None if own is None else placed[2] for own in biases)])  # type: ignore[list-item]
+        for out, placed in rules
+    ]
+
+
+def _gated_rules(gate: DTensorSpec, up: DTensorSpec, **options: Any) -> Rules:
+    """([placement of the result], [of gate, of up]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [([own], [own, own]) for own in (Replicate(), *map(Shard, range(gate.ndim)))]
+
+
+def _gated_backward_rules(grad: DTensorSpec, gate: DTensorSpec, up: DTensorSpec, **options: Any) -> Rules:
+    """([placements of both gradients], [of grad, of gate, of up]); see `_matmul_rules`."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rules: Rules = [([own] * 2, [own] * 3) for own in (Replicate(), *map(Shard, range(gate.ndim)))]
+    return [*rules, ([Partial(), Partial()], [Partial(), Replicate(), Replicate()])]
 
 
 def _activate_rules(x: DTensorSpec, activation: str) -> Rules:

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.compiler import is_compiling, is_exporting
 from torch.jit._builtins import _register_builtin
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from . import direct
@@ -189,6 +190,61 @@ def linear(
         out = _linear(input, weight, bias)
     else:
         out = _linear(input, weight, bias, activation=activation, algorithm=algorithm, out_dtype=out_dtype)
+    return out
+
+
+def gated_linear(
+    input: Tensor,
+    gate: Tensor,
+    up: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    algorithm: str = "auto",
+    out_dtype: torch.dtype | None = None,
+    keeps_sums: bool = True,
+) -> Tensor:
+    """`activation(input @ gate.T + gate_bias) * (input @ up.T + up_bias)`, a gated feed-forward's first half (Shazeer,
+    "GLU variants improve transformer", 2020):
+
+        gated_linear(torch.randn(8, 3, 4), torch.randn(5, 4), torch.randn(5, 4)).shape  # torch.Size([8, 3, 5])
+
+    Args:
+        input: (..., in_features), as in `linear`; no nested tensor.
+        gate, up: (out_features, in_features), dtypes as `weight` of `linear`; each is read where it lies. One tensor
+            that holds both is given by its parts: stacked `w.chunk(2)`, interleaved `(w[::2], w[1::2])`. Without an
+            `up`, `gate` is a stacked one, (2 * out_features, in_features), and so is `gate_bias`.
+        gate_bias, up_bias: (out_features,), or None; both of one dtype, as `bias` of `linear`.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        algorithm, out_dtype: see `matmul`; of both products, and of the result.
+        keeps_sums: whether a backward pass finds both products' results, in the result's dtype, or computes them again.
+
+    Returns:
+        (..., out_features), contiguous. Both sums stay in float32 (float64), and what comes of them is rounded once.
+        Where a gradient is needed they are rounded to the result's dtype before. A row's bits depend neither on m, nor
+        on the place in the batch, nor on the number of threads.
+
+    Raises:
+        As `linear`; RuntimeError for weights of unlike shapes, TypeError for weights or biases of unlike dtypes.
+    """
+    if up is None:
+        if gate.dim() != 2 or gate.shape[0] % 2:
+            raise RuntimeError(
+                f"gate: got shape {list(gate.shape)} without an up; accepted is (2 * out_features, in_features)"
+            )
+        gate, up = gate.chunk(2)
+        gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2)
+    if _is_onnx_exported():
+        product = _by_torch(input, gate, gate_bias, activation) * _by_torch(input, up, up_bias, "none")
+        return product if out_dtype is None else product.to(out_dtype)
+    options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
+    operands = (input, gate, up, gate_bias, up_bias)
+    out: Tensor
+    if not keeps_sums and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        out = checkpoint(torch.ops.tiledmm.gated_linear.default, *operands, use_reentrant=False, **options)
+    else:
+        out = torch.ops.tiledmm.gated_linear.default(*operands, **options)
     return out
 
 
@@ -389,11 +445,65 @@ def _activate_backward_vmap(
     info: Any, in_dims: Sequence[int | None], grad: Tensor, x: Tensor, activation: str
 ) -> tuple[Tensor, int]:
     _check_mapped(torch.ops.tiledmm.activate_backward.default, in_dims, grad, x, activation=activation)
-    grad, x = (
-        operand.expand(info.batch_size, *operand.shape) if dim is None else operand.movedim(dim, 0)
-        for operand, dim in ((grad, in_dims[0]), (x, in_dims[1]))
-    )
+    grad, x = _mapped_first(info, in_dims, grad, x)
     return torch.ops.tiledmm.activate_backward.default(grad, x, activation), 0
+
+
+def _mapped_first(info: Any, in_dims: Sequence[int | None], *operands: Tensor) -> list[Tensor]:
+    """Operands of one shape, the mapped dimension first; those that are not mapped are repeated."""
+    return [
+        operand.expand(info.batch_size, *operand.shape) if dim is None else operand.movedim(dim, 0)
+        for operand, dim in zip(operands, in_dims, strict=False)
+    ]
+
+
+def _gated_vmap(
+    info: Any, in_dims: Sequence[int | None], gate: Tensor, up: Tensor, **options: Any
+) -> tuple[Tensor, int]:
+    _check_mapped(torch.ops.tiledmm.gated.default, in_dims, gate, up, **options)
+    return torch.ops.tiledmm.gated.default(*_mapped_first(info, in_dims, gate, up), **options), 0
+
+
+def _gated_backward_vmap(
+    info: Any, in_dims: Sequence[int | None], grad: Tensor, gate: Tensor, up: Tensor, **options: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    _check_mapped(torch.ops.tiledmm.gated_backward.default, in_dims, grad, gate, up, **options)
+    grads = torch.ops.tiledmm.gated_backward.default(*_mapped_first(info, in_dims, grad, gate, up), **options)
+    return grads, (0, 0)
+
+
+def _gated_linear_vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    algorithm: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, int]:
+    dims = (*in_dims, None, None)[:5]
+    options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
+    _check_mapped(torch.ops.tiledmm.gated_linear.default, dims, input, gate, up, gate_bias, up_bias, **options)
+    if dims[1:] == (None,) * 4:
+        mapped = input.movedim(dims[0], 0)
+        return torch.ops.tiledmm.gated_linear.default(mapped, gate, up, gate_bias, up_bias, **options), 0
+    result = out_dtype or torch.promote_types(input.dtype, gate.dtype)
+    wide = torch.float64 if result == torch.float64 else torch.float32
+    sums = []
+    for own, weight, bias in (((0, 1, 3), gate, gate_bias), ((0, 2, 4), up, up_bias)):
+        own_dims = [dims[place] for place in own]
+        is_mapped = any(dim is not None for dim in own_dims)
+        if is_mapped:
+            sums.append(_linear_vmap(info, own_dims, input, weight, bias, algorithm=algorithm, out_dtype=wide)[0])
+        else:
+            product = torch.ops.tiledmm.linear.default(input, weight, bias, algorithm=algorithm, out_dtype=wide)
+            sums.append(product.expand(info.batch_size, *product.shape))
+    sums = [sum_.expand(info.batch_size, *sum_.shape[1:]) for sum_ in sums]
+    return torch.ops.tiledmm.gated.default(*sums, activation=activation, out_dtype=result), 0
 
 
 def _ordered_sum_vmap(
@@ -419,6 +529,8 @@ def _fake(mode: FakeTensorMode, op: OpOverload, types: Sequence[type], args: Seq
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with in_kernel_invocation_manager(mode):
         out = op(*args, **kwargs)
+    if isinstance(out, tuple):
+        return tuple(FakeTensor(mode, own, device) for own in out)
     return FakeTensor(mode, out, device)
 
 
@@ -444,6 +556,10 @@ def _linear_flops(input_shape: Sequence[int], weight_shape: Sequence[int], *args
     return 2 * math.prod(input_shape[:-1]) * math.prod(weight_shape)
 
 
+def _gated_linear_flops(input_shape: Sequence[int], gate_shape: Sequence[int], *args: object, **kwargs: object) -> int:
+    return 2 * _linear_flops(input_shape, gate_shape)
+
+
 def _register() -> None:
     for name, rule in (
         ("tiledmm::matmul", _matmul_vmap),
@@ -451,6 +567,9 @@ def _register() -> None:
         ("tiledmm::linear", _linear_vmap),
         ("tiledmm::activate", _activate_vmap),
         ("tiledmm::activate_backward", _activate_backward_vmap),
+        ("tiledmm::gated", _gated_vmap),
+        ("tiledmm::gated_backward", _gated_backward_vmap),
+        ("tiledmm::gated_linear", _gated_linear_vmap),
         ("tiledmm::ordered_sum", _ordered_sum_vmap),
     ):
         torch.library.register_vmap(name, rule)
@@ -460,6 +579,7 @@ def _register() -> None:
         (torch.ops.tiledmm.addmm, _addmm_flops),
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
+        (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
     ):
         register_flop_formula(op)(formula)

@@ -2,6 +2,9 @@
 //
 //   y[i] = function(x[i]), or, where grad is given, grad[i] * function'(x[i])      i < count
 //
+// Of a gated pair, where `other` is given, y[i] = function(x[i]) * other[i], or, where grad is given as well, both
+// gradients: y[i] = grad[i] * other[i] * function'(x[i]) and y_other[i] = grad[i] * function(x[i]).
+//
 // All operands are contiguous and have one dtype. They are computed in the accumulator's type and rounded once.
 #pragma once
 
@@ -27,7 +30,26 @@ struct ElementwiseProblem {
   const void* x;
   const void* grad;  // null: the function itself
   void* y;           // may be x or grad
+  // A gated pair; its function is an activation, and y has dtype_y: fp32 operands may have a y of 16 bits.
+  const void* other = nullptr;
+  void* y_other = nullptr;
+  DType dtype_y = DType::f32;
 };
+
+// Calls visit with an integral_constant of an activation.
+template <class Visit>
+auto visit_activation(Function function, const Visit& visit) {
+  switch (function) {
+    case Function::relu:
+      return visit(std::integral_constant<Activation, Activation::relu>{});
+    case Function::gelu:
+      return visit(std::integral_constant<Activation, Activation::gelu>{});
+    case Function::gelu_tanh:
+      return visit(std::integral_constant<Activation, Activation::gelu_tanh>{});
+    default:
+      return visit(std::integral_constant<Activation, Activation::silu>{});
+  }
+}
 
 // Calls visit with an integral_constant of `function`, and of whether it is the slope that is asked for.
 template <class Visit>

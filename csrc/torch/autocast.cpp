@@ -33,6 +33,15 @@ struct Autocast {
     return linear_op().call(cast(input), cast(weight), cast(bias), activation, algorithm, out_dtype);
   }
 
+  static Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up,
+                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                             std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return gated_linear_op().call(cast(input), cast(gate), cast(up), cast(gate_bias), cast(up_bias), activation,
+                                  algorithm, out_dtype);
+  }
+
   static Tensor cast(const Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), tensor, DEVICE);
   }
@@ -47,12 +56,14 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("matmul", &Autocast<at::kCPU>::matmul);
   m.impl("addmm", &Autocast<at::kCPU>::addmm);
   m.impl("linear", &Autocast<at::kCPU>::linear);
+  m.impl("gated_linear", &Autocast<at::kCPU>::gated_linear);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("matmul", &Autocast<at::kCUDA>::matmul);
   m.impl("addmm", &Autocast<at::kCUDA>::addmm);
   m.impl("linear", &Autocast<at::kCUDA>::linear);
+  m.impl("gated_linear", &Autocast<at::kCUDA>::gated_linear);
 }
 
 }  // namespace tiledmm

@@ -330,6 +330,44 @@ Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, 
   return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
 }
 
+Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor& up, std::string_view activation,
+                      OptionalDtype out_dtype) {
+  const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
+  const Wanted wanted(gate, up);
+  const bool is_given = gate.defined() && up.defined();  // else the kernel raises
+  if (wanted.nothing() || !is_given) return gated_op().redispatch(below, gate, up, activation, out_dtype);
+  const at::ScalarType result = check_gated<c10::SymInt>(gate, up, activation, out_dtype);
+  return differentiate<GatedFormula>(wanted, gate, up, Tensor(), below, activation).to(result);
+}
+
+// In one pass, unless it is to be differentiated itself.
+std::tuple<Tensor, Tensor> gated_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& gate,
+                                                   const Tensor& up, std::string_view activation) {
+  const Wanted wanted(grad, gate, up);
+  const bool is_given = grad.defined() && gate.defined() && up.defined();  // else the kernel raises
+  if (wanted.nothing() || !is_given) {
+    return gated_backward_op().redispatch(keys & c10::after_autograd_keyset, grad, gate, up, activation);
+  }
+  check_gated<c10::SymInt>(gate, up, activation);
+  return {activate_backward_op().call(grad * up, gate, activation), grad * activate_op().call(gate, activation)};
+}
+
+// Under a gradient both sums are kept, in the result's dtype.
+Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, const Tensor& gate, const Tensor& up,
+                             const OptionalTensor& gate_bias, const OptionalTensor& up_bias,
+                             std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
+  const Wanted wanted(input, gate, up), of_biases(gate_bias.value_or(Tensor()), up_bias.value_or(Tensor()));
+  const bool is_given = input.defined() && gate.defined() && up.defined();  // else the kernel raises
+  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {
+    return gated_linear_op().redispatch(keys & c10::after_autograd_keyset, input, gate, up, gate_bias, up_bias,
+                                        activation, algorithm, out_dtype);
+  }
+  check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation);
+  const Tensor gate_sum = linear_op().call(input, gate, gate_bias, "none", algorithm, out_dtype);
+  const Tensor up_sum = linear_op().call(input, up, up_bias, "none", algorithm, out_dtype);
+  return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
+}
+
 Tensor ordered_sum_autograd(c10::DispatchKeySet keys, const Tensor& a, at::IntArrayRef dims) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a);
@@ -368,6 +406,9 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("linear", &linear_autograd);
   m.impl("activate", &activate_autograd);
   m.impl("activate_backward", &activate_backward_autograd);
+  m.impl("gated_linear", &gated_linear_autograd);
+  m.impl("gated", &gated_autograd);
+  m.impl("gated_backward", &gated_backward_autograd);
   m.impl("ordered_sum", &ordered_sum_autograd);
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());

@@ -29,6 +29,14 @@ TORCH_LIBRARY(tiledmm, m) {
   // x: the bits of an element depend on nothing but its value. For relu, x may be its result.
   m.def("activate(Tensor x, str activation) -> Tensor", tags);
   m.def("activate_backward(Tensor grad, Tensor x, str activation) -> Tensor", tags);
+  // activation(input gate^T + gate_bias) * (input up^T + up_bias), of fp32 sums, rounded once.
+  m.def(
+      "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias=None, Tensor? up_bias=None, *, "
+      "str activation=\"silu\", str algorithm=\"auto\", ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  // What is left of that for each element, activation(gate) * up, and its gradients, in one pass.
+  m.def("gated(Tensor gate, Tensor up, *, str activation, ScalarType? out_dtype=None) -> Tensor", tags);
+  m.def("gated_backward(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)", tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   m.def("_info() -> str");

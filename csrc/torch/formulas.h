@@ -303,6 +303,29 @@ struct ActivateBackwardFormula : Formula {
   }
 };
 
+// activation(gate) * up; the option is the activation.
+struct GatedFormula : Formula {
+  static constexpr size_t kInputs = 2;
+  static constexpr const char* kName = "TiledGatedBackward";
+
+  static std::array<Tensor, 2> kept(const Tensor& gate, const Tensor& up, const Needs&) { return {gate, up}; }
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& gate, const Tensor& up, const Tensor&,
+                        std::string_view activation) {
+    return gated_op().redispatch(below, gate, up, activation, std::nullopt);
+  }
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs&, std::string_view activation) {
+    variable_list grads(2);
+    std::tie(grads[0], grads[1]) = gated_backward_op().call(grad, kept.first, kept.second, activation);
+    return grads;
+  }
+  static Tensor tangent(const Kept& primal, const Tensor& gate_t, const Tensor& up_t, const Tensor&,
+                        std::string_view activation) {
+    const auto by_slope = [&] { return activate_backward_op().call(gate_t * primal.second, primal.first, activation); };
+    const auto by_value = [&] { return up_t * activate_op().call(primal.first, activation); };
+    return !gate_t.defined() ? by_value() : !up_t.defined() ? by_slope() : by_slope() + by_value();
+  }
+};
+
 // A tensor that says a shape and takes no memory.
 Tensor of_shape(c10::SymIntArrayRef sizes, const Tensor& like) {
   return at::empty({}, at::TensorOptions().dtype(like.dtype()).device(like.device())).expand_symint(sizes);

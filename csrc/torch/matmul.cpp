@@ -50,6 +50,7 @@ void matmul_out(const Tensor& a, const Tensor& b, at::Tensor& out, std::string_v
   check_operand("a", a);
   check_operand("b", b);
   check_operand("out", out);
+  to_dtype("out", out);
   const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out.scalar_type(), "out", out);
   const MatmulShape<int64_t> shape(a, b);
   TORCH_CHECK(out.sizes() == c10::IntArrayRef(shape.out), "tiledmm: out has shape ", out.sizes(), "; the result has ",
@@ -182,6 +183,59 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
   return elementwise(to_function(activation), x, grad);
 }
 
+// activation(gate) * up.
+Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
+  check_operand("gate", gate);
+  check_operand("up", up);
+  const at::ScalarType result = check_gated<int64_t>(gate, up, activation, out_dtype);
+  const TorchOnOneThreadInChild own_thread;
+  const Tensor own_gate = gate.contiguous(), own_up = up.contiguous();
+  const Tensor out = new_result(gate.sizes(), gate.options().dtype(result));
+  ElementwiseProblem problem{};
+  problem.function = to_function(activation);
+  problem.dtype = to_dtype("gate", gate), problem.dtype_y = *dtype_of(result);
+  problem.count = gate.numel();
+  problem.x = own_gate.const_data_ptr(), problem.other = own_up.const_data_ptr();
+  problem.y = out.mutable_data_ptr();
+  run(problem, gate.device());
+  return out;
+}
+
+std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
+                                          std::string_view activation) {
+  check_operand("grad", grad);
+  check_operand("gate", gate);
+  check_operand("up", up);
+  check_gated<int64_t>(gate, up, activation);
+  check_gated<int64_t>(grad, gate, activation);
+  const TorchOnOneThreadInChild own_thread;
+  const Tensor own_grad = grad.contiguous(), own_gate = gate.contiguous(), own_up = up.contiguous();
+  const Tensor gate_grad = new_result(gate.sizes(), gate.options()), up_grad = new_result(up.sizes(), up.options());
+  ElementwiseProblem problem{};
+  problem.function = to_function(activation);
+  problem.dtype = problem.dtype_y = to_dtype("gate", gate);
+  problem.count = gate.numel();
+  problem.x = own_gate.const_data_ptr(), problem.other = own_up.const_data_ptr();
+  problem.grad = own_grad.const_data_ptr();
+  problem.y = gate_grad.mutable_data_ptr(), problem.y_other = up_grad.mutable_data_ptr();
+  run(problem, gate.device());
+  return {gate_grad, up_grad};
+}
+
+// Both sums in the type of accumulators, then one pass over them.
+Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
+                    const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
+                    OptionalDtype out_dtype) {
+  check_operand("input", input);
+  check_operand("gate", gate);
+  check_operand("up", up);
+  check_gated_linear<int64_t>(input, gate, up, gate_bias, up_bias, activation);
+  const ProductDtypes dtypes = product_dtypes({"input", input}, {"gate", gate}, out_dtype, "gate_bias", gate_bias);
+  const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
+  const Tensor gate_sum = linear(input, gate, gate_bias, "none", algorithm, of_sums);
+  return gated(gate_sum, linear(input, up, up_bias, "none", algorithm, of_sums), activation, dtypes.result);
+}
+
 // As a product with ones, whose order of summation is fixed; tf32 never rounds the elements.
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   const TorchOnOneThreadInChild own_thread;
@@ -283,6 +337,9 @@ TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
+  m.impl("gated_linear", &gated_linear);
+  m.impl("gated", &gated);
+  m.impl("gated_backward", &gated_backward);
   m.impl("ordered_sum", &ordered_sum);
 }
 
@@ -295,6 +352,9 @@ TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
+  m.impl("gated_linear", &gated_linear);
+  m.impl("gated", &gated);
+  m.impl("gated_backward", &gated_backward);
   m.impl("ordered_sum", &ordered_sum);
 }
 

@@ -29,6 +29,13 @@ using LinearAndSumOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& inpu
                                                           OptionalDtype out_dtype);
 using ActivateOp = at::Tensor(const at::Tensor& x, std::string_view activation);
 using ActivateBackwardOp = at::Tensor(const at::Tensor& grad, const at::Tensor& x, std::string_view activation);
+using GatedOp = at::Tensor(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
+                           OptionalDtype out_dtype);
+using GatedBackwardOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& gate,
+                                                           const at::Tensor& up, std::string_view activation);
+using GatedLinearOp = at::Tensor(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
+                                 const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
+                                 std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype);
 using OrderedSumOp = at::Tensor(const at::Tensor& a, at::IntArrayRef dims);
 using LinearWeightGradsOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad, const at::Tensor& input,
                                                                std::string_view algorithm);
@@ -47,6 +54,9 @@ TILEDMM_OPERATOR(linear_and_sum, LinearAndSumOp)
 TILEDMM_OPERATOR(linear_weight_grads, LinearWeightGradsOp)
 TILEDMM_OPERATOR(activate, ActivateOp)
 TILEDMM_OPERATOR(activate_backward, ActivateBackwardOp)
+TILEDMM_OPERATOR(gated, GatedOp)
+TILEDMM_OPERATOR(gated_backward, GatedBackwardOp)
+TILEDMM_OPERATOR(gated_linear, GatedLinearOp)
 TILEDMM_OPERATOR(ordered_sum, OrderedSumOp)
 #undef TILEDMM_OPERATOR
 

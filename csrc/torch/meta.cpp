@@ -21,6 +21,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, Opti
 }
 
 void matmul_out(const Tensor& a, const Tensor& b, Tensor& out, std::string_view algorithm) {
+  to_dtype("out", out);
   product_dtypes({"a", a}, {"b", b}, out.scalar_type(), "out", out);
   to_algorithm(algorithm);
   const Shape<SymInt> shape = MatmulShape<SymInt>(a, b).out;
@@ -64,6 +65,25 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
   return empty(x, x.sym_sizes());
 }
 
+Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
+  return empty(gate, gate.sym_sizes(), check_gated<SymInt>(gate, up, activation, out_dtype));
+}
+
+std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
+                                          std::string_view activation) {
+  check_gated<SymInt>(gate, up, activation);
+  check_gated<SymInt>(grad, gate, activation);
+  return {empty(gate, gate.sym_sizes()), empty(up, up.sym_sizes())};
+}
+
+Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
+                    const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
+                    OptionalDtype out_dtype) {
+  check_gated_linear<SymInt>(input, gate, up, gate_bias, up_bias, activation);
+  linear(input, up, up_bias, "none", algorithm, out_dtype);
+  return linear(input, gate, gate_bias, "none", algorithm, out_dtype);
+}
+
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
   return empty(a, ordered_sum_shape<SymInt>(a, dims));
@@ -88,6 +108,9 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("linear_weight_grads", &linear_weight_grads);
   m.impl("activate", &activate);
   m.impl("activate_backward", &activate_backward);
+  m.impl("gated_linear", &gated_linear);
+  m.impl("gated", &gated);
+  m.impl("gated_backward", &gated_backward);
   m.impl("ordered_sum", &ordered_sum);
 }
 

@@ -35,10 +35,10 @@ bool broadcast_strides(const Tensor& tensor, at::IntArrayRef shape, int64_t* str
   return true;
 }
 
-// Why a tensor is none of ours beside `a`, where its dtype is to be `type` or `other`; null if it is.
-const char* refuse_tensor(const Tensor& tensor, const Tensor& a, at::ScalarType type, at::ScalarType other) {
+// Why a tensor is none of ours beside `a`, whose dtype or `other` it is to have; null if it is.
+const char* refuse_tensor(const Tensor& tensor, const Tensor& a, OptionalDtype other = std::nullopt) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested()) return kOtherLayout;
-  if (tensor.scalar_type() != type && tensor.scalar_type() != other) return "operands of unlike dtypes";
+  if (tensor.scalar_type() != a.scalar_type() && tensor.scalar_type() != other) return "operands of unlike dtypes";
   if (tensor.device() != a.device()) return "operands on unlike devices";
   return nullptr;
 }
@@ -59,9 +59,8 @@ const char* multiply(Override& own, const Product& product, Tensor& out, bool ma
   const std::optional<DType> dtype = dtype_of(a.scalar_type()), dtype_c = dtype_of(result);
   if (!dtype) return kOtherDtype;
   if (!dtype_c || mix_of(*dtype, *dtype, *dtype_c, *dtype_c) == Mix::other) return "a result of another dtype";
-  const at::ScalarType type = a.scalar_type();
-  if (const char* reason = refuse_tensor(a, a, type, type)) return reason;
-  if (const char* reason = refuse_tensor(b, a, type, type)) return reason;
+  if (const char* reason = refuse_tensor(a, a)) return reason;
+  if (const char* reason = refuse_tensor(b, a)) return reason;
   if (!fit<DIMS_A, DIMS_B>(a, b)) return "shapes that do not fit";
 
   constexpr int kDims = DIMS_A == 3 ? 3 : (DIMS_A == 2) + (DIMS_B == 2);
@@ -73,9 +72,7 @@ const char* multiply(Override& own, const Product& product, Tensor& out, bool ma
   const at::IntArrayRef sizes(shape, size_t(kDims));
 
   GemmProblem problem{};
-  problem.dtype_a = problem.dtype_b = *dtype;
-  problem.dtype_c = *dtype_c;
-  problem.dtype_bias = product.added && product.added->scalar_type() == result ? *dtype_c : *dtype;
+  problem.dtype_a = problem.dtype_b = problem.dtype_bias = *dtype, problem.dtype_c = *dtype_c;
   fill_operands(problem, a, b);
   problem.activation = product.activation;
   for (const Scalar* scalar : {product.beta, product.alpha}) {
@@ -86,13 +83,15 @@ const char* multiply(Override& own, const Product& product, Tensor& out, bool ma
   int64_t added[3] = {};
   const bool is_adding = product.added && problem.beta != 0;
   if (product.added) {
-    if (const char* reason = refuse_tensor(*product.added, a, type, result)) return reason;
+    if (const char* reason = refuse_tensor(*product.added, a, result)) return reason;
+    if (product.added->scalar_type() == result) problem.dtype_bias = *dtype_c;
     if (!broadcast_strides(*product.added, sizes, added)) return "shapes that do not fit";
   }
 
   Tensor own_out = out;
   if (out.defined()) {
-    if (const char* reason = refuse_tensor(out, a, result, result)) return reason;
+    if (const char* reason = refuse_tensor(out, a, result)) return reason;
+    if (out.scalar_type() != result) return "a result of another dtype";
     if (out.sizes() != sizes) {
       if (!may_resize) return "shapes that do not fit";
       at::native::resize_output(out, sizes);

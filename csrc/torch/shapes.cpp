@@ -109,6 +109,11 @@ void check_keeps_sum(std::string_view activation) {
                     "tiledmm: linear_and_sum has activation 'none'; accepted are relu, gelu, gelu_tanh, silu");
 }
 
+void check_gating(std::string_view activation) {
+  TORCH_CHECK_VALUE(to_activation(activation) != Activation::none,
+                    "tiledmm: a gate has activation 'none'; accepted are relu, gelu, gelu_tanh, silu");
+}
+
 Function to_function(std::string_view name) {
   for (int i = 0; i < kNumFunctions; ++i) {
     if (name == kFunctionNames[i]) return Function(i + 1);

@@ -150,8 +150,9 @@ Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, cons
   return out;
 }
 
-// linear_and_sum: without an activation the sum is the result.
+// linear_and_sum: without an activation the sum is the result. A gate has one, too.
 void check_keeps_sum(std::string_view activation);
+void check_gating(std::string_view activation);
 
 // The operands of activate_backward: of one shape, and a function that has a slope.
 template <class Size>
@@ -163,6 +164,42 @@ void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view a
               "; both must have one shape");
   TORCH_CHECK_VALUE(is_activation(to_function(activation)), "tiledmm: activation '", activation,
                     "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
+}
+
+// Two weights of one shape and dtype, with biases that are alike.
+template <class Size>
+void check_gated_linear(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
+                        const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
+                        std::string_view activation) {
+  check_alike("gate", gate, "up", up);
+  TORCH_CHECK(gate.dim() == up.dim() && gate.dim() >= 1 && must_equal(size_of<Size>(gate, 0), size_of<Size>(up, 0)),
+              "tiledmm: gate has shape ", shape_of<Size>(gate), " and up ", shape_of<Size>(up),
+              "; both must have one shape");
+  linear_shape<Size>(input, gate, gate_bias);
+  linear_shape<Size>(input, up, up_bias);
+  if (gate_bias && gate_bias->defined() && up_bias && up_bias->defined()) {
+    check_alike("gate_bias", *gate_bias, "up_bias", *up_bias);
+  }
+  check_gating(activation);
+}
+
+// The sums of a gated pair: of one shape, dtype and device; their result has that dtype, or 16 bits of fp32.
+template <class Size>
+at::ScalarType check_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
+                           OptionalDtype out_dtype = std::nullopt) {
+  check_alike("gate", gate, "up", up);
+  to_dtype("gate", gate);
+  bool fits = gate.dim() == up.dim();
+  for (int64_t d = 0; fits && d < up.dim(); ++d) fits = must_equal(size_of<Size>(gate, d), size_of<Size>(up, d));
+  TORCH_CHECK(fits, "tiledmm: gate has shape ", shape_of<Size>(gate), " and up ", shape_of<Size>(up),
+              "; both must have one shape");
+  check_gating(activation);
+  const at::ScalarType type = gate.scalar_type(), result = out_dtype.value_or(type);
+  const bool is_narrowed = type == at::kFloat && (result == at::kHalf || result == at::kBFloat16);
+  TORCH_CHECK_TYPE(result == type || is_narrowed, "tiledmm: the result of gate, which has dtype ", type,
+                   ", cannot have dtype ", result,
+                   "; accepted are its own, and torch.float16 or torch.bfloat16 where it has torch.float32");
+  return result;
 }
 
 // Which dimensions an ordered_sum is over.

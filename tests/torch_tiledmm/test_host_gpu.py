@@ -372,7 +372,8 @@ class ElementwiseProblem(ctypes.Structure):  # csrc/core/elementwise.h
         ("function", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("count", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("x", "grad", "y")],
+        *[(name, ctypes.c_void_p) for name in ("x", "grad", "y", "other", "y_other")],
+        ("dtype_y", ctypes.c_int32),
     ]
 
 

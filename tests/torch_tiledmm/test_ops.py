@@ -639,7 +639,7 @@ def test_a_sparse_gradient_is_refused_by_name():
     [
         (TypeError, "a has dtype Float and b has Double", lambda: matmul(randn(2, 2), randn(2, 2).double())),
         (TypeError, "a has dtype Long; accepted", lambda: matmul(torch.ones(2, 2).long(), torch.ones(2, 2).long())),
-        (TypeError, "input has dtype Float and bias", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
+        (TypeError, "bias has dtype Double and input", lambda: linear(randn(2, 2), randn(2, 2), randn(2).double())),
         (TypeError, "b is None; accepted is a tensor", lambda: matmul(randn(2, 2), None)),
         (TypeError, "input is None; accepted is a tensor", lambda: linear(None, randn(2, 2).requires_grad_())),
         (RuntimeError, r"shapes of a \[2, 3\] and b \[4, 5\]", lambda: matmul(randn(2, 3), randn(4, 5))),

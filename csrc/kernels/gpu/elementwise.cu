@@ -81,11 +81,79 @@ elementwise(const T* x, const T* grad, T* y, int64_t num_vectors, int64_t count,
   }
 }
 
+// As many elements as 16 bytes of T hold.
+template <class T, class Y>
+struct alignas(Elements<T>::kCount * sizeof(Y)) Results {
+  Y values[Elements<T>::kCount];
+};
+
+// activation(x) * other, and the gradients of both: of elements T, with results Y.
+template <class T, class Y, Activation ACT, bool HAS_GRAD>
+TILEDMM_KERNEL(kElementwiseThreads, 2)
+gated(const T* x, const T* other, const T* grad, Y* y, T* y_other, int64_t num_vectors, int64_t count,
+      int64_t num_threads) {
+  using V = Elements<T>;
+  constexpr Function kFunction = Function(int32_t(ACT));
+  const auto compute = [](T x, T other, T grad, Y& y, T& y_other) {
+    const Acc<T> value = evaluate<Y, kFunction, false>(as_acc(x));
+    if constexpr (HAS_GRAD) {
+      const Acc<T> product = as_acc(grad) * as_acc(other), slope = evaluate<T, kFunction, true>(as_acc(x));
+      y = rounded_to<Y>(ACT == Activation::relu ? slope != 0 ? product : Acc<T>(0) : product * slope);
+      y_other = rounded_to<T>(as_acc(grad) * value);
+    } else {
+      y = rounded_to<Y>(value * as_acc(other));
+    }
+  };
+  const int64_t first = block_idx() * kElementwiseThreads + thread_idx();
+  for (int64_t i = first; i < num_vectors; i += num_threads) {
+    const V own = load_global(reinterpret_cast<const V*>(x) + i);
+    const V others = load_global(reinterpret_cast<const V*>(other) + i);
+    V grads{}, of_other;
+    Results<T, Y> results;
+    if constexpr (HAS_GRAD) grads = load_global(reinterpret_cast<const V*>(grad) + i);
+    TILEDMM_UNROLL for (int l = 0; l < V::kCount; ++l) {
+      compute(own.values[l], others.values[l], grads.values[l], results.values[l], of_other.values[l]);
+    }
+    store_global(reinterpret_cast<Results<T, Y>*>(y) + i, results);
+    if constexpr (HAS_GRAD) store_global(reinterpret_cast<V*>(y_other) + i, of_other);
+  }
+  for (int64_t i = num_vectors * V::kCount + first; i < count; i += num_threads) {
+    Y own;
+    T of_other{};
+    compute(load_global(x + i), load_global(other + i), HAS_GRAD ? load_global(grad + i) : T{}, own, of_other);
+    store_global(y + i, own);
+    if constexpr (HAS_GRAD) store_global(y_other + i, of_other);
+  }
+}
+
+// Calls start(kernel, its pointers ...) for a gated pair.
+template <class T, class Start>
+Status launch_gated(const ElementwiseProblem& p, const Start& start) {
+  const auto as = [](const void* memory) { return static_cast<const T*>(memory); };
+  return visit_activation(p.function, [&](auto activation) {
+    constexpr Activation kActivation = decltype(activation)::value;
+    const auto launch = [&](auto* result, auto has_grad) {
+      using Y = std::remove_pointer_t<decltype(result)>;
+      return start(gated<T, Y, kActivation, decltype(has_grad)::value>, as(p.x), as(p.other), as(p.grad),
+                   static_cast<Y*>(p.y), static_cast<T*>(p.y_other));
+    };
+    if (p.grad) return launch(static_cast<T*>(nullptr), std::true_type{});
+    if constexpr (std::is_same_v<T, float>) {
+      if (p.dtype_y == DType::f16) return launch(static_cast<Half*>(nullptr), std::false_type{});
+      if (p.dtype_y == DType::bf16) return launch(static_cast<BFloat16*>(nullptr), std::false_type{});
+    }
+    return launch(static_cast<T*>(nullptr), std::false_type{});
+  });
+}
+
 }  // namespace
 
 Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor) {
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(problem.x) | reinterpret_cast<uintptr_t>(problem.grad) |
-                              reinterpret_cast<uintptr_t>(problem.y);
+  uintptr_t addresses = 0;
+  for (const void* memory : {problem.x, problem.grad, problem.other, static_cast<const void*>(problem.y),
+                             static_cast<const void*>(problem.y_other)}) {
+    addresses |= reinterpret_cast<uintptr_t>(memory);
+  }
   const int64_t in_vector = 16 / size_of(problem.dtype);
   const int64_t num_vectors = addresses % 16 == 0 ? problem.count / in_vector : 0;
   const int64_t num_steps = num_vectors ? num_vectors : problem.count;
@@ -93,11 +161,14 @@ Status launch_elementwise(const ElementwiseProblem& problem, const Executor& exe
       min_of(ceil_div(num_steps, kElementwiseThreads), int64_t(executor.num_cus) * kElementwiseBlocksPerCu);
   return visit_dtype(problem.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    return visit_function(problem, [&](auto function, auto is_slope) {
-      return launch_kernel(elementwise<T, decltype(function)::value, decltype(is_slope)::value>, blocks, 1,
-                           kElementwiseThreads, 0, executor, static_cast<const T*>(problem.x),
-                           static_cast<const T*>(problem.grad), static_cast<T*>(problem.y), num_vectors, problem.count,
+    const auto start = [&](auto* kernel, auto... pointers) {
+      return launch_kernel(kernel, blocks, 1, kElementwiseThreads, 0, executor, pointers..., num_vectors, problem.count,
                            blocks * kElementwiseThreads);
+    };
+    if (problem.other) return launch_gated<T>(problem, start);
+    return visit_function(problem, [&](auto function, auto is_slope) {
+      return start(elementwise<T, decltype(function)::value, decltype(is_slope)::value>,
+                   static_cast<const T*>(problem.x), static_cast<const T*>(problem.grad), static_cast<T*>(problem.y));
     });
   });
 }

@@ -54,17 +54,61 @@ void compute_elements(const ElementwiseProblem& problem, int64_t begin, int64_t 
   }
 }
 
+// activation(x) * other, and the gradients of both: of elements T, with results Y.
+template <class T, class Y, Activation ACT>
+void compute_gated(const ElementwiseProblem& problem, int64_t begin, int64_t end) {
+  using A = Acc<T>;
+  constexpr int kLanes = Simd<A>::kLanes;
+  const T* grad = static_cast<const T*>(problem.grad);
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t count = min_of(kLanes, end - i);
+    const Reg<A> x = load_some(static_cast<const T*>(problem.x) + i, count);
+    Reg<A> other = load_some(static_cast<const T*>(problem.other) + i, count);
+    A values[kLanes], slopes[kLanes];
+    store(values, x), store(slopes, x);
+    for (int l = 0; l < kLanes; ++l) values[l] = activate<ACT>(values[l]);
+    if (grad) {
+      for (int l = 0; l < kLanes; ++l) slopes[l] = slope<ACT>(slopes[l]);
+      const Reg<A> own_grad = load_some(grad + i, count);
+      other = own_grad * other;
+      // An infinite gradient times relu's 0 would be NaN.
+      const Reg<A> slope_of_x = load(slopes);
+      other = ACT == Activation::relu ? slope_of_x != 0 ? other : Reg<A>{} : other * slope_of_x;
+      store_converted(static_cast<T*>(problem.y_other) + i, own_grad * load(values), count);
+    } else {
+      other = load(values) * other;
+    }
+    store_converted(static_cast<Y*>(problem.y) + i, other, count);
+  }
+}
+
+using ComputeElements = void (*)(const ElementwiseProblem& problem, int64_t begin, int64_t end);
+
+inline ComputeElements find_elements_function(const ElementwiseProblem& problem) {
+  return visit_dtype(problem.dtype, [&](auto* element) -> ComputeElements {
+    using T = std::remove_pointer_t<decltype(element)>;
+    if (!problem.other) {
+      return visit_function(problem, [](auto function, auto is_slope) -> ComputeElements {
+        return &compute_elements<T, decltype(function)::value, decltype(is_slope)::value>;
+      });
+    }
+    return visit_activation(problem.function, [&](auto activation) -> ComputeElements {
+      constexpr Activation kActivation = decltype(activation)::value;
+      if constexpr (std::is_same_v<T, float>) {
+        if (problem.dtype_y == DType::f16) return &compute_gated<T, Half, kActivation>;
+        if (problem.dtype_y == DType::bf16) return &compute_gated<T, BFloat16, kActivation>;
+      }
+      return &compute_gated<T, T, kActivation>;
+    });
+  });
+}
+
 [[maybe_unused]] void elementwise(const ElementwiseProblem& problem, const Executor& executor) {
   const int64_t num_tasks = executor.num_threads == 1 ? 1 : ceil_div(problem.count, kElementwiseTask);
   const int64_t per_task = num_tasks == 1 ? problem.count : kElementwiseTask;
-  visit_dtype(problem.dtype, [&](auto* element) {
-    using T = std::remove_pointer_t<decltype(element)>;
-    visit_function(problem, [&](auto function, auto is_slope) {
-      const auto compute = &compute_elements<T, decltype(function)::value, decltype(is_slope)::value>;
-      for_each_task(executor, min_of(int64_t(executor.num_threads), num_tasks), num_tasks, [&](int64_t, int64_t task) {
-        compute(problem, task * per_task, min_of((task + 1) * per_task, problem.count));
-      });
-    });
+  const ComputeElements compute = find_elements_function(problem);
+  for_each_task(executor, min_of(int64_t(executor.num_threads), num_tasks), num_tasks, [&](int64_t, int64_t task) {
+    compute(problem, task * per_task, min_of((task + 1) * per_task, problem.count));
   });
 }
 
