@@ -80,6 +80,14 @@ constexpr bool sums_rows(const TileShape& shape) {
   return (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
 }
 
+// Whether there are kernels of this tile for a C in fp32 of operands in 16 bits: few tiles of each kind, since they are
+// compiled once more for it. They sum no rows and store no C transposed, which no other tile than theirs would gain by
+// much, and small ones do not work in clusters but to share a tile.
+constexpr bool has_wide_result(const TileShape& shape) {
+  return shape.block_m == 64 ? shape.block_n <= 128 && shape.block_n != 96
+                             : shape.block_m == 128 && shape.block_n % 64 == 0;
+}
+
 // Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
 inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 
@@ -88,12 +96,13 @@ constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
   return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
 }
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
-// of their own for clusters, which sum no rows.
+// of their own for clusters, which sum no rows and whose C has the operands' dtype.
 constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
 // Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
 // the B that all multiply, or beside each other, with a part of A.
-constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, bool sums_rows = false) {
-  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1) && (!sums_rows || always_built_with_clusters(shape));
+constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, bool sums_rows = false, bool is_wide = false) {
+  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1) &&
+         (!(sums_rows || is_wide) || always_built_with_clusters(shape));
 }
 static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
 
@@ -241,7 +250,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const double bytes = 2 * batch * (m * k + k * n + m * n);
+  const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
   double rate = costs.rate;
   if (p.m <= shape.block_m && !p.b.is_k_major && num_splits == 1) {
@@ -391,7 +400,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
-    if (p.sums_rows && !sums_rows(shape)) continue;
+    if ((p.sums_rows && !sums_rows(shape)) || (p.is_wide && !has_wide_result(shape))) continue;
     if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
@@ -404,7 +413,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
       if (splits && (!may_split || (shape.block_n < 64 && !visit.wants_all()))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
-      if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows)) continue;
+      if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows, p.is_wide)) continue;
       // What clusters gain is less than what aligned rows would.
       if (!visit.wants_all() &&
           (is_aligned(p) || model_microseconds(from.costs, plan, aligned, num_sms) >= visit.least_us()))
@@ -429,7 +438,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
 inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearch& visit) {
   const GemmTask& task = search.task;
   for_each_tile_plan_of(search, task, false, search.plan, num_sms, visit);
-  if (task.is_c_aligned && !task.sums_rows) {
+  if (task.is_c_aligned && !task.sums_rows && !task.is_wide) {
     WgmmaPlan exchanged = search.plan;
     std::swap(exchanged.a, exchanged.b);
     for_each_tile_plan_of(search, transposed(task), true, exchanged, num_sms, visit);
