@@ -54,7 +54,7 @@ struct Arguments {
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
   bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias
   float alpha, beta;
-  bool is_bias_f32;  // beside operands in 16 bits: of a C in fp32
+  bool is_bias_f32;  // where C has fp32 and operands 16 bits; else it has C's dtype
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
   void* c;

@@ -29,7 +29,7 @@ inline constexpr bool kIsWide = !std::is_same_v<typename Cfg::T, typename Cfg::C
 template <class Cfg>
 using BiasPointer = const std::conditional_t<kIsWide<Cfg>, void, typename Cfg::C>*;
 
-// The bias from its element `idx` on.
+// A bias from element `idx` on, and that element.
 template <class Cfg>
 __device__ __forceinline__ BiasPointer<Cfg> bias_at(const Arguments& args, BiasPointer<Cfg> bias, int64_t idx) {
   if constexpr (!kIsWide<Cfg>)

@@ -1,4 +1,4 @@
-// wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
+// wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums, which a C in fp32 has unrounded.
 //
 // Beyond rung 09, wgmma_single, which shows its main loop alone: one producer thread has the copy engine (TMA) fill a
 // ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation and register
@@ -468,15 +468,15 @@ template <class T, class C, int TILE>
 const char* launch_tile(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
-  constexpr bool kIsWideC = sizeof(C) != sizeof(T);
   if (task.problem.gemm.row_sums) {
-    if constexpr (sums_rows(kShape) && !kIsWideC) return launch_config<Config<T, C, M, N, true, true, true>>(task);
+    if constexpr (sums_rows(kShape) && std::is_same_v<T, C>)
+      return launch_config<Config<T, C, M, N, true, true, true>>(task);
     return "this tile does not sum rows";
   }
   if constexpr (shares_tiles(kShape)) {
     if (task.plan.tiles.shares_tiles) return launch_layout<T, C, TILE, false, true>(task);
   }
-  if constexpr (may_cluster(kShape, true, false, kIsWideC) && !always_built_with_clusters(kShape)) {
+  if constexpr (may_cluster(kShape, true) && !always_built_with_clusters(kShape)) {
     if (task.plan.tiles.cluster_m || task.plan.tiles.cluster_n) return launch_layout<T, C, TILE, true>(task);
   }
   return launch_layout<T, C, TILE, always_built_with_clusters(kShape)>(task);

@@ -80,9 +80,9 @@ constexpr bool sums_rows(const TileShape& shape) {
   return (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
 }
 
-// Whether there are kernels of this tile for a C in fp32 of operands in 16 bits: few tiles of each kind, since they are
-// compiled once more for it. They sum no rows and store no C transposed, which no other tile than theirs would gain by
-// much, and small ones do not work in clusters but to share a tile.
+// Whether there are kernels of this tile for a C in fp32 of operands in 16 bits. There are few, since they are compiled
+// beside those for a C in 16 bits: by the model, products of random sizes take 2 % longer than by all tiles. They sum
+// no rows, and store no C transposed, for which the largest have no registers.
 constexpr bool has_wide_result(const TileShape& shape) {
   return shape.block_m == 64 ? shape.block_n <= 128 && shape.block_n != 96
                              : shape.block_m == 128 && shape.block_n % 64 == 0;
@@ -96,13 +96,12 @@ constexpr bool has_parts(const TileShape& shape, bool is_b_k_major, int log_m) {
   return !is_b_k_major || shape.block_n % (8 << log_m) == 0;
 }
 // Whether every kernel of this tile can work in clusters. The code for it costs small tiles 2 to 7 %: they have kernels
-// of their own for clusters, which sum no rows and whose C has the operands' dtype.
+// of their own for clusters, which sum no rows.
 constexpr bool always_built_with_clusters(const TileShape& shape) { return shape.block_m >= 128; }
 // Whether there is a kernel in which blocks of a cluster have tiles below each other, each of which fetches a part of
 // the B that all multiply, or beside each other, with a part of A.
-constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, bool sums_rows = false, bool is_wide = false) {
-  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1) &&
-         (!(sums_rows || is_wide) || always_built_with_clusters(shape));
+constexpr bool may_cluster(const TileShape& shape, bool is_b_k_major, bool sums_rows = false) {
+  return shape.block_n >= 64 && has_parts(shape, is_b_k_major, 1) && (!sums_rows || always_built_with_clusters(shape));
 }
 static_assert(!may_cluster({128, 168}, true), "a part of 84 rows begins within the pattern");
 
@@ -413,7 +412,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
       if (splits && (!may_split || (shape.block_n < 64 && !visit.wants_all()))) continue;
       plan.splits_chunks = splits;
       consider(0, 0);
-      if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows, p.is_wide)) continue;
+      if (p.batch > 1 || !may_cluster(shape, p.b.is_k_major, p.sums_rows)) continue;
       // What clusters gain is less than what aligned rows would.
       if (!visit.wants_all() &&
           (is_aligned(p) || model_microseconds(from.costs, plan, aligned, num_sms) >= visit.least_us()))

@@ -256,11 +256,12 @@ constexpr Case kCases[] = {
      .num_sms = 2,
      .is_wide = true,
      .is_bias_f32 = true},
-    // A plain kernel, operands that the copy engine cannot take.
+    // Clusters of small tiles, operands that the copy engine cannot take.
     {.tile = {64, 128},
-     .m = 200,
+     .m = 260,
      .n = 150,
      .k = 99,
+     .cluster_n = 1,
      .dtype = DType::f16,
      .is_c_along_m = true,
      .margin = 1,
