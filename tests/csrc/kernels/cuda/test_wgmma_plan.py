@@ -122,7 +122,7 @@ def test_every_plan_is_legal(plan):
         assert sums_rows and not shares and not log_n and (block_m >= 128 or not log_m)
     # A C in fp32: a few tiles, all of which are of use.
     wide = set()
-    for (m, n, k, *_), (block_m, block_n, splits, sums_chunks, _, shares, log_m, log_n, is_exchanged, time, _) in zip(
+    for (m, n, k, *_), (block_m, block_n, splits, sums_chunks, _, shares, _, _, is_exchanged, time, _) in zip(
         problems + unaligned, plan([(m, n, k, 1, 2) for m, n, k, *_ in problems + unaligned]), strict=True
     ):
         assert not is_exchanged and 0 < time, (m, n, k)
