@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_block_tile_f32(const float (&acc)[Cfg::kAc
         }
       }
     }
-    if (__builtin_expect(args.stores_by_tma, true)) {
+    if (__builtin_expect(Cfg::kIsPlain || args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
