@@ -14,12 +14,13 @@ struct GemmTask {
   TaskOperand a, b;
   bool is_c_aligned = false;  // rows of C consist of whole units of 16 bytes
   bool sums_rows = false;     // of A, too
+  bool is_wide = false;       // C has fp32, the operands 16 bits
 };
 
 inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, const TaskOperand& b) {
   const GemmProblem& p = problem.gemm;
-  return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,      problem.batch_size,
-          p.num_batch_dims, a,   b,   false, p.row_sums != nullptr};
+  return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,       problem.batch_size,
+          p.num_batch_dims, a,   b,   false, p.row_sums != nullptr, p.dtype_c != p.dtype_a};
 }
 
 // C^T = B^T A^T.

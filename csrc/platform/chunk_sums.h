@@ -49,10 +49,12 @@ add_chunks(const Acc<T>* sums, int64_t ld, int64_t num_chunks, FoldedProblem pro
     if (count > 0) break;
   }
   const int64_t row = (idx - item * slab) / ld, col = idx - item * slab - row * ld;
-  if (col < problem.gemm.n)
+  if (col < problem.gemm.n) {
     store_element<T>(item_of<true>(problem, item), row, col, sum);
-  else if (problem.gemm.row_sums && col == ld - 1)
-    store_global(static_cast<T*>(problem.gemm.row_sums) + row, rounded_to<T>(sum));
+  } else if constexpr (!std::is_same_v<T, AnyElement>) {
+    if (problem.gemm.row_sums && col == ld - 1)
+      store_global(static_cast<T*>(problem.gemm.row_sums) + row, rounded_to<T>(sum));
+  }
 }
 
 // Sums of the chunks, [item][chunk][row][col], rows of `ld`, the last of which is the sum of A's row if it is wanted:

@@ -9,26 +9,28 @@
 
 namespace tiledmm {
 
-// Of the tiles that a kernel has for a dtype, those from `first` up to `end`.
+// Of the tiles that a kernel has for a dtype, those from `first` up to `end`. is_wide: of those whose C has fp32.
 struct Instance {
   DType dtype;
   int first, end;
+  bool is_wide = false;
 };
 
 // The index of the one that holds a tile; -1: there is none.
 template <int COUNT>
-constexpr int find_instance(const Instance (&instances)[COUNT], DType dtype, int tile) {
+constexpr int find_instance(const Instance (&instances)[COUNT], DType dtype, int tile, bool is_wide = false) {
   for (int i = 0; i < COUNT; ++i) {
-    if (instances[i].dtype == dtype && instances[i].first <= tile && tile < instances[i].end) return i;
+    const Instance& own = instances[i];
+    if (own.dtype == dtype && own.is_wide == is_wide && own.first <= tile && tile < own.end) return i;
   }
   return -1;
 }
 
 // Whether they hold all tiles of a dtype.
 template <int COUNT>
-constexpr bool hold_all(const Instance (&instances)[COUNT], DType dtype, int num_tiles) {
+constexpr bool hold_all(const Instance (&instances)[COUNT], DType dtype, int num_tiles, bool is_wide = false) {
   for (int tile = 0; tile < num_tiles; ++tile) {
-    if (find_instance(instances, dtype, tile) < 0) return false;
+    if (find_instance(instances, dtype, tile, is_wide) < 0) return false;
   }
   return true;
 }
@@ -45,8 +47,9 @@ Result visit_number(int number, Result none, const Visit& visit) {
 
 // The same for the index of the instance that holds a tile.
 template <int COUNT, class Result, class Visit>
-Result visit_instance(const Instance (&instances)[COUNT], DType dtype, int tile, Result none, const Visit& visit) {
-  return visit_number<0, COUNT>(find_instance(instances, dtype, tile), none, visit);
+Result visit_instance(const Instance (&instances)[COUNT], DType dtype, int tile, Result none, const Visit& visit,
+                      bool is_wide = false) {
+  return visit_number<0, COUNT>(find_instance(instances, dtype, tile, is_wide), none, visit);
 }
 
 }  // namespace tiledmm

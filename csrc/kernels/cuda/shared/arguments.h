@@ -54,6 +54,7 @@ struct Arguments {
   bool stores_pairs;  // where not by the copy engine: rows of C consist of whole, aligned words of two elements
   bool is_blended;    // C has alpha * sums + beta * bias, else sums and a vector of bias
   float alpha, beta;
+  bool is_bias_f32;  // where C has fp32 and operands 16 bits; else it has C's dtype
   const void* bias;
   int64_t stride_bias_m, stride_bias_n;
   void* c;
@@ -71,6 +72,7 @@ inline void set_epilogue(Arguments& args, const FoldedProblem& problem) {
   args.is_blended = is_blended(problem);
   args.alpha = float(p.alpha), args.beta = float(p.beta);
   args.bias = p.bias;
+  args.is_bias_f32 = p.dtype_bias == DType::f32;
   args.stride_bias_m = p.stride_bias_m;
   args.stride_bias_n = p.stride_bias_n;
 }

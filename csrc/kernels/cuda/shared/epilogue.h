@@ -23,33 +23,56 @@ __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
+// A bias has C's dtype. That of a C in fp32 may have the dtype of operands in 16 bits, too, as the arguments say.
+template <class Cfg>
+inline constexpr bool kIsWide = !std::is_same_v<typename Cfg::T, typename Cfg::C>;
+template <class Cfg>
+using BiasPointer = const std::conditional_t<kIsWide<Cfg>, void, typename Cfg::C>*;
+
+// A bias from element `idx` on, and that element.
+template <class Cfg>
+__device__ __forceinline__ BiasPointer<Cfg> bias_at(const Arguments& args, BiasPointer<Cfg> bias, int64_t idx) {
+  if constexpr (!kIsWide<Cfg>)
+    return bias + idx;
+  else
+    return static_cast<const char*>(bias) + idx * (args.is_bias_f32 ? sizeof(float) : sizeof(typename Cfg::T));
+}
+template <class Cfg>
+__device__ __forceinline__ typename Cfg::C bias_element(const Arguments& args, BiasPointer<Cfg> bias, int64_t idx) {
+  if constexpr (!kIsWide<Cfg>) {
+    return bias[idx];
+  } else {
+    const void* from = bias_at<Cfg>(args, bias, idx);
+    return args.is_bias_f32 ? *static_cast<const float*>(from) : to_float(*static_cast<const typename Cfg::T*>(from));
+  }
+}
+
 // A thread's part of a tile's bias: of two columns, which add_bias gives to all threads, or of its two rows. It is
 // fetched before the multiplication, which hides the latency.
-template <class T>
+template <class C>
 struct TileBias {
-  T first, second;
+  C first, second;
 };
 
 template <class Cfg>
-__device__ __forceinline__ TileBias<typename Cfg::T> load_bias(const Arguments& args, int col, int row, int row_step) {
-  using T = typename Cfg::T;
-  TileBias<T> bias{};
-  const T* from = static_cast<const T*>(args.bias);
+__device__ __forceinline__ TileBias<typename Cfg::C> load_bias(const Arguments& args, int col, int row, int row_step) {
+  TileBias<typename Cfg::C> bias{};
+  const auto from = static_cast<BiasPointer<Cfg>>(args.bias);
   if (!from || args.is_blended) return bias;
   const bool is_of_columns = args.stride_bias_n != 0;
   const int thread = threadIdx.x % kWarpgroup, end = is_of_columns ? args.n : args.m;
   const int first = is_of_columns ? Cfg::LoaderB::row_of(col, thread) : row;
   const int second = is_of_columns ? Cfg::LoaderB::row_of(col, thread + kWarpgroup) : row + row_step;
   const int64_t stride = args.stride_bias_n + args.stride_bias_m;
-  if (first < end) bias.first = from[first * stride];
-  if (second < end) bias.second = from[second * stride];
+  if (first < end) bias.first = bias_element<Cfg>(args, from, first * stride);
+  if (second < end) bias.second = bias_element<Cfg>(args, from, second * stride);
   return bias;
 }
 
 // `buffers`: those of the consumer's stores, which the last tile's stores have read by now; only the thread that issued
 // them can wait for that.
 template <class Cfg>
-__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::C>& bias,
                                          const Arguments& args, char* buffers, int barrier_id) {
   if (args.stride_bias_n) {
     const int thread = threadIdx.x % kWarpgroup;
@@ -96,24 +119,24 @@ constexpr int num_turns(int count, int most) {
 }
 
 // The bias of one item of a batch.
-template <class T>
-__device__ __forceinline__ const T* bias_of_item(const Arguments& args, int item) {
-  const T* bias = static_cast<const T*>(args.bias);
+template <class Cfg>
+__device__ __forceinline__ BiasPointer<Cfg> bias_of_item(const Arguments& args, int item) {
+  auto bias = static_cast<BiasPointer<Cfg>>(args.bias);
 #pragma unroll 1
   for (int d = args.num_batch_dims - 1; d >= 0; --d) {
     const BatchSteps& dim = args.batch[d];
-    bias += item % dim.size * dim.bias;
+    bias = bias_at<Cfg>(args, bias, item % dim.size * dim.bias);
     item /= dim.size;
   }
   return bias;
 }
 
 // alpha * acc + beta * bias of one element; `bias`: its item's, or null.
-template <class T>
-__device__ __forceinline__ float blended(const Arguments& args, const T* bias, int row, int col, float acc) {
+template <class Cfg>
+__device__ __forceinline__ float blended(const Arguments& args, BiasPointer<Cfg> bias, int row, int col, float acc) {
   float added = -0.0f;  // adds nothing
   if (bias && row < args.m && col < args.n)
-    added = args.beta * to_float(bias[row * args.stride_bias_m + col * args.stride_bias_n]);
+    added = args.beta * to_float(bias_element<Cfg>(args, bias, row * args.stride_bias_m + col * args.stride_bias_n));
   return fmaf(args.alpha, acc, added);
 }
 
@@ -123,13 +146,13 @@ __device__ __forceinline__ float blended(const Arguments& args, const T* bias, i
 template <class Cfg>
 __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], const Arguments& args, char* buffers,
                                                      int barrier_id, int item, int row, int tile_col) {
-  using T = typename Cfg::T;
+  using C = typename Cfg::C;
   const bool is_activated = args.activation != Activation::none && args.activation != Activation::relu;
   const bool is_blended = !Cfg::kSumsRows && args.is_blended;
-  const T* bias = is_blended && args.bias ? bias_of_item<T>(args, item) : nullptr;
+  const BiasPointer<Cfg> bias = is_blended && args.bias ? bias_of_item<Cfg>(args, item) : nullptr;
   constexpr int kAvailable = num_store_buffers(Cfg::kConsumers) * Cfg::kStoreBytes / 4 / kWarpgroup;
   constexpr int kTurns = num_turns(Cfg::kAcc, kAvailable), kSlots = Cfg::kAcc / kTurns;
-  constexpr int kAtOnce = sizeof(T) > 2 ? 1 : kSlots % 4 ? 2 : 4;
+  constexpr int kAtOnce = sizeof(C) > 2 ? 1 : kSlots % 4 ? 2 : 4;
   static_assert(kSlots % kAtOnce == 0);
   if (threadIdx.x % kWarpgroup == 0) cp_async_bulk_wait_group_read<0>();  // as in add_bias
   named_barrier_sync(barrier_id, kWarpgroup);
@@ -147,12 +170,12 @@ __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], co
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int idx = turn * kSlots + first + i, col = Cfg::LoaderB::row_of(tile_col, idx / 4 * 8);
-          values[i] =
-              blended(args, bias, row + idx / 2 % 2 * Cfg::kRowStep, col + threadIdx.x % 4 * 2 + idx % 2, values[i]);
+          values[i] = blended<Cfg>(args, bias, row + idx / 2 % 2 * Cfg::kRowStep, col + threadIdx.x % 4 * 2 + idx % 2,
+                                   values[i]);
         }
       }
       if (is_activated) {
-        if constexpr (sizeof(T) == 2)
+        if constexpr (sizeof(C) == 2)
           activate_short(values, args.activation);
         else
           values[0] = gpu::activated<float>(args.activation, values[0]);
@@ -171,7 +194,7 @@ __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], co
 
 // Makes what is rounded of the sums of 64 rows. `row`: the first of the thread's two.
 template <class Cfg>
-__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::T>& bias,
+__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::C>& bias,
                                                   const Arguments& args, char* buffers, int consumer, int item, int row,
                                                   int tile_col) {
   const bool is_blended = !Cfg::kSumsRows && args.is_blended;

@@ -45,8 +45,8 @@ inline bool describe_matrix(const void* data, DType dtype, int64_t rows, int64_t
 }
 
 // The items of a batch, however many dimensions it has: their offsets are multiples of the strides' common divisor.
-inline bool describe_batch(const FoldedProblem& problem, BatchStride stride, TensorMapView& view) {
-  const int64_t unit = kTensorMapBytes / size_of(problem.gemm.dtype_a);
+inline bool describe_batch(const FoldedProblem& problem, DType dtype, BatchStride stride, TensorMapView& view) {
+  const int64_t unit = kTensorMapBytes / size_of(dtype);
   int64_t step = 0, extent = 0;
   for (int32_t d = 0; d < problem.gemm.num_batch_dims; ++d) {
     step = std::gcd(step, problem.batch_dims[d].*stride);
@@ -60,13 +60,13 @@ inline bool describe_batch(const FoldedProblem& problem, BatchStride stride, Ten
 inline bool describe_operand(const OperandView& operand, const FoldedProblem& problem, TensorMapView& view) {
   return describe_matrix(operand.data, problem.gemm.dtype_a, operand.rows, operand.k, operand.stride_row,
                          operand.stride_k, view) &&
-         describe_batch(problem, operand.batch_stride, view);
+         describe_batch(problem, problem.gemm.dtype_a, operand.batch_stride, view);
 }
 // C of m rows of n elements, n being the unit-stride dimension if there is one.
 inline bool describe_result(const FoldedProblem& problem, TensorMapView& view) {
   const GemmProblem& p = problem.gemm;
   const bool is_matrix = describe_matrix(p.c, p.dtype_c, p.m, p.n, p.stride_cm, 1, view);
-  return describe_batch(problem, &BatchDim::stride_c, view) && is_matrix;
+  return describe_batch(problem, p.dtype_c, &BatchDim::stride_c, view) && is_matrix;
 }
 
 // Whether the copy engine may store to it: it writes whole units, also beyond the end of a row.

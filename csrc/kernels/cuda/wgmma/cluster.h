@@ -17,29 +17,42 @@ template <class Cfg>
 inline constexpr int kNumUnits = Cfg::kBlockN / 8 * kWarpgroup;
 
 // Two neighbours of C.
-template <class T>
+template <class Cfg>
 __device__ __forceinline__ void store_pair(const Arguments& args, const Place& at, int row, int col, float2 sums) {
   if (row >= args.m || col >= args.n) return;
+  using T = typename Cfg::T;
+  using C = typename Cfg::C;
   const bool has_second = col + 1 < args.n;
   if (args.is_blended) {
-    const T* bias = args.bias ? bias_of_item<T>(args, at.slab / args.num_splits) : nullptr;
-    sums = make_float2(blended(args, bias, row, col, sums.x), blended(args, bias, row, col + 1, sums.y));
+    const BiasPointer<Cfg> bias = args.bias ? bias_of_item<Cfg>(args, at.slab / args.num_splits) : nullptr;
+    sums = make_float2(blended<Cfg>(args, bias, row, col, sums.x), blended<Cfg>(args, bias, row, col + 1, sums.y));
   } else if (args.bias) {
-    const T* bias = static_cast<const T*>(args.bias) + row * args.stride_bias_m + col * args.stride_bias_n;
-    sums.x += to_float(bias[0]);
-    if (has_second) sums.y += to_float(bias[args.stride_bias_n]);
+    const BiasPointer<Cfg> bias = bias_at<Cfg>(args, static_cast<BiasPointer<Cfg>>(args.bias),
+                                               row * args.stride_bias_m + col * args.stride_bias_n);
+    sums.x += to_float(bias_element<Cfg>(args, bias, 0));
+    if (has_second) sums.y += to_float(bias_element<Cfg>(args, bias, args.stride_bias_n));
   }
   if (args.activation != Activation::none) {
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) sums = make_float2(sums.y, gpu::activated<T>(args.activation, sums.x));
+    for (int i = 0; i < 2; ++i) sums = make_float2(sums.y, gpu::activated<C>(args.activation, sums.x));
   }
-  const uint32_t pair = pack_pair<T>(sums.x, sums.y);
-  auto* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + row * args.ldc + col;
-  if (args.stores_pairs) {
-    *reinterpret_cast<uint32_t*>(to) = pair;
+  if constexpr (sizeof(C) == 4) {
+    auto* to = static_cast<float*>(args.c) + at.batch_c * args.batch_step_c + row * args.ldc + col;
+    if (args.stores_pairs) {
+      *reinterpret_cast<float2*>(to) = sums;
+    } else {
+      to[0] = sums.x;
+      if (has_second) to[1] = sums.y;
+    }
   } else {
-    to[0] = uint16_t(pair);
-    if (has_second) to[1] = uint16_t(pair >> 16);
+    const uint32_t pair = pack_pair<T>(sums.x, sums.y);
+    auto* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + row * args.ldc + col;
+    if (args.stores_pairs) {
+      *reinterpret_cast<uint32_t*>(to) = pair;
+    } else {
+      to[0] = uint16_t(pair);
+      if (has_second) to[1] = uint16_t(pair >> 16);
+    }
   }
 }
 
@@ -69,8 +82,8 @@ __device__ __forceinline__ void finish_shared_tile(const float (&acc)[Cfg::kAcc]
     const int row = at.row + thread / 32 * 16 + thread % 32 / 4, col = at.col + unit / kWarpgroup * 8 + thread % 4 * 2;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half)
-      store_pair<typename Cfg::T>(args, at, row + 8 * half, col,
-                                  half == 0 ? make_float2(total.x, total.y) : make_float2(total.z, total.w));
+      store_pair<Cfg>(args, at, row + 8 * half, col,
+                      half == 0 ? make_float2(total.x, total.y) : make_float2(total.z, total.w));
   }
   cluster_sync();  // others have read this block's sums
 }

@@ -1,4 +1,4 @@
-// wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums.
+// wgmma: Hopper (sm_90a), fp16, bf16 and fp32 rounded to tf32, with fp32 sums, which a C in fp32 has unrounded.
 //
 // Beyond rung 09, wgmma_single, which shows its main loop alone: one producer thread has the copy engine (TMA) fill a
 // ring of shared-memory stages, and the matrix unit reads them where they lie (wgmma). Warp specialisation and register
@@ -34,16 +34,17 @@ namespace {
 constexpr int kSmemBytes = 232448;  // of one block on sm_90
 constexpr int kMaxStages = 12;      // more does not hide more
 
-// One block tile: 64 rows to a consumer warpgroup.
-template <class T_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
+// One block tile: 64 rows to a consumer warpgroup. C_ is T_, or float beside a T_ of 16 bits.
+template <class T_, class C_, int BLOCK_M, int BLOCK_N, bool A_IS_M_MAJOR, bool B_IS_N_MAJOR, bool SUMS_ROWS = false,
           bool CLUSTERS = always_built_with_clusters({BLOCK_M, BLOCK_N}),
           bool C_IS_M_MAJOR = sizeof(T_) == 4 && A_IS_M_MAJOR, bool IS_PLAIN = false>
 struct Config {
   using T = T_;
+  using C = C_;
   // One product, no batch, in one chunk of k, which the copy engine stores as it is, has a kernel of its own with a
   // quarter of the others' code: a call waits for instructions that no cache holds.
   static constexpr bool kIsPlain = IS_PLAIN;
-  using Plain = Config<T, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, true>;
+  using Plain = Config<T, C, BLOCK_M, BLOCK_N, A_IS_M_MAJOR, B_IS_N_MAJOR, SUMS_ROWS, CLUSTERS, C_IS_M_MAJOR, true>;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr bool kAIsMMajor = A_IS_M_MAJOR, kBIsNMajor = B_IS_N_MAJOR;
   static constexpr int kBlockK = 128 / sizeof(T);  // the width of a swizzle
@@ -79,10 +80,10 @@ struct Config {
   // beyond k the copy engine writes zeros. Larger ones lose more by stages that are freed later.
   static constexpr int kTilesOfStage = BLOCK_M == 64 && BLOCK_N <= 64 && !kAFromRegisters ? 2 : 1;
   static constexpr int kStageBytes = kTilesOfStage * kTileBytes;
-  static constexpr int kStoreN = BLOCK_N >= 64 && !kIsTf32 ? 64 : 32;  // columns of C in one store
-  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(T);
+  static constexpr int kStoreN = BLOCK_N >= 64 && sizeof(C) == 2 ? 64 : 32;  // columns of C in one store
+  static constexpr int kStoreBytes = 64 * kStoreN * sizeof(C);
   static constexpr int kRowStep = kAFromRegisters ? 1 : 8;  // between the two rows of a thread's accumulators
-  static constexpr bool kStoresDirectly = BLOCK_N < 64 && !kIsTf32;
+  static constexpr bool kStoresDirectly = BLOCK_N < 64 && sizeof(C) == 2;
   // A tile of ones is multiplied by A as well, which sums A's rows.
   static constexpr bool kSumsRows = SUMS_ROWS;
   static constexpr int kOnesBytes = SUMS_ROWS ? 8 * kMmaK * 2 : 0;
@@ -97,7 +98,8 @@ struct Config {
   static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
 
   static_assert(BLOCK_M == 64 || BLOCK_M == 128 || BLOCK_M == 192, "one to three consumers of 64 rows");
-  static_assert(BLOCK_N % (kIsTf32 ? 32 : 8) == 0 && BLOCK_N <= 256, "stores in tf32 are 32 columns wide; wgmma");
+  static_assert(BLOCK_N % (sizeof(C) == 4 ? 32 : 8) == 0 && BLOCK_N <= 256,
+                "stores of fp32 are 32 columns wide; wgmma");
   static_assert(!kTransposesB || (kAFromRegisters && !kSplitsTail), "the transposing warps know whole tiles only");
   static_assert(!kMovesRegisters ||
                     kProducerRegisters + kConsumers * kConsumerRegisters == (kConsumers + 1) * kStartRegisters,
@@ -149,7 +151,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
-  TileBias<T> bias{};
+  TileBias<typename Cfg::C> bias{};
   if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
   if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
@@ -172,8 +174,8 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (!Cfg::kIsPlain) {
     finish_block_tile<Piece>(acc.c, bias, args, shared.c, consumer, at.slab, row + first_row_of_thread<Cfg>(), at.col);
   }
-  if constexpr (Cfg::kIsTf32)
-    store_block_tile_tf32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
+  if constexpr (sizeof(typename Cfg::C) == 4)
+    store_block_tile_f32<Piece>(acc.c, map_c, args, shared.c, consumer, at, row, new_col, num_stores);
   else if constexpr (Cfg::kStoresDirectly)
     store_block_tile_directly<Piece>(acc.c, args, at, row);
   else
@@ -196,8 +198,9 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
 template <class Cfg>
 inline constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
 template <class Cfg>
-using HalfOf = Config<typename Cfg::T, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor, Cfg::kSumsRows,
-                      always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+using HalfOf =
+    Config<typename Cfg::T, typename Cfg::C, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor,
+           Cfg::kSumsRows, always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
 
 // Blocks that a stage's copies come from, this one among them. A warp's first lanes tell each of them that a stage is
 // free: those of the same columns, then those of the same rows.
@@ -366,8 +369,8 @@ Arguments arguments_of(const Task& task) {
   set_epilogue(args, task.problem);
   args.stores_by_tma = plan.stores_by_tma;
   args.is_exchanged = plan.tiles.is_exchanged;
-  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % 4 == 0 && p.n % 2 == 0 && p.stride_cm % 2 == 0 &&
-                      (p.num_batch_dims == 0 || plan.c.batch_step % 2 == 0);
+  args.stores_pairs = reinterpret_cast<uintptr_t>(p.c) % (2 * sizeof(typename Cfg::C)) == 0 && p.n % 2 == 0 &&
+                      p.stride_cm % 2 == 0 && (p.num_batch_dims == 0 || plan.c.batch_step % 2 == 0);
   args.c = p.c;
   args.ldc = Cfg::kCIsMMajor ? p.stride_cn : p.stride_cm;
   args.batch_step_c = plan.c.batch_step;
@@ -448,47 +451,48 @@ const char* launch_kernel_of(const Task& task) {
     return is_plain<Cfg>(task) ? launch_config<typename Cfg::Plain>(task) : launch_config<Cfg>(task);
 }
 
-template <class T, int TILE, bool CLUSTERS, bool SHARES = false>
+template <class T, class C, int TILE, bool CLUSTERS, bool SHARES = false>
 const char* launch_layout(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.plan.b.is_k_major)
-    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, false, false, CLUSTERS>, SHARES>(task)
-                                  : launch_kernel_of<Config<T, M, N, true, false, false, CLUSTERS>, SHARES>(task);
+    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, C, M, N, false, false, false, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<Config<T, C, M, N, true, false, false, CLUSTERS>, SHARES>(task);
   if constexpr (serves_layout(kShape, false))
-    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, M, N, false, true, false, CLUSTERS>, SHARES>(task)
-                                  : launch_kernel_of<Config<T, M, N, true, true, false, CLUSTERS>, SHARES>(task);
+    return task.plan.a.is_k_major ? launch_kernel_of<Config<T, C, M, N, false, true, false, CLUSTERS>, SHARES>(task)
+                                  : launch_kernel_of<Config<T, C, M, N, true, true, false, CLUSTERS>, SHARES>(task);
   return "this tile needs a k-major B";
 }
 
-template <class T, int TILE>
+template <class T, class C, int TILE>
 const char* launch_tile(const Task& task) {
   constexpr TileShape kShape = kTileShapes[TILE];
   constexpr int M = kShape.block_m, N = kShape.block_n;
   if (task.problem.gemm.row_sums) {
-    if constexpr (sums_rows(kShape)) return launch_config<Config<T, M, N, true, true, true>>(task);
+    if constexpr (sums_rows(kShape) && std::is_same_v<T, C>)
+      return launch_config<Config<T, C, M, N, true, true, true>>(task);
     return "this tile does not sum rows";
   }
   if constexpr (shares_tiles(kShape)) {
-    if (task.plan.tiles.shares_tiles) return launch_layout<T, TILE, false, true>(task);
+    if (task.plan.tiles.shares_tiles) return launch_layout<T, C, TILE, false, true>(task);
   }
   if constexpr (may_cluster(kShape, true) && !always_built_with_clusters(kShape)) {
-    if (task.plan.tiles.cluster_m || task.plan.tiles.cluster_n) return launch_layout<T, TILE, true>(task);
+    if (task.plan.tiles.cluster_m || task.plan.tiles.cluster_n) return launch_layout<T, C, TILE, true>(task);
   }
-  return launch_layout<T, TILE, always_built_with_clusters(kShape)>(task);
+  return launch_layout<T, C, TILE, always_built_with_clusters(kShape)>(task);
 }
 
 template <int TILE>
 const char* launch_tile_tf32(const Task& task) {
   constexpr int M = kTf32TileShapes[TILE].block_m, N = kTf32TileShapes[TILE].block_n;
-  if (task.plan.a.is_k_major) return launch_config<Config<float, M, N, false, false>>(task);
+  if (task.plan.a.is_k_major) return launch_config<Config<float, float, M, N, false, false>>(task);
   if (task.plan.b.is_k_major)
     return task.is_exchanged
-               ? launch_config<Config<float, M, N, true, false>>(task)
-               : launch_config<Config<float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(
-                     task);
+               ? launch_config<Config<float, float, M, N, true, false>>(task)
+               : launch_config<
+                     Config<float, float, M, N, true, false, false, always_built_with_clusters({M, N}), false>>(task);
   if constexpr (serves_path({M, N}, Tf32Path::b_transposed))
-    return launch_config<Config<float, M, N, true, true>>(task);
+    return launch_config<Config<float, float, M, N, true, true>>(task);
   return "this tile does not transpose B";
 }
 
@@ -500,10 +504,17 @@ const char* launch_instance(const Task& task) {
   return visit_number<kOwn.first, kOwn.end>(task.plan.tiles.tile, "no such tile", [&](auto number) {
     constexpr int kTile = decltype(number)::value;
     constexpr DType kDType = kWgmmaInstances[INSTANCE].dtype;
-    if constexpr (kDType == DType::f32)
+    if constexpr (kDType == DType::f32) {
       return launch_tile_tf32<kTile>(task);
-    else
-      return launch_tile<std::conditional_t<kDType == DType::f16, __half, __nv_bfloat16>, kTile>(task);
+    } else {
+      using T = std::conditional_t<kDType == DType::f16, __half, __nv_bfloat16>;
+      if constexpr (!kWgmmaInstances[INSTANCE].is_wide)
+        return launch_tile<T, T, kTile>(task);
+      else if constexpr (has_wide_result(kTileShapes[kTile]))
+        return launch_tile<T, float, kTile>(task);
+      else
+        return "this tile's C has the operands' dtype";
+    }
   });
 }
 

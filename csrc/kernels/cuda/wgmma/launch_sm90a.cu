@@ -11,8 +11,10 @@ namespace tiledmm::cuda {
 namespace {
 
 const char* launch_chosen(const Task& task) {
-  return visit_instance(kWgmmaInstances, task.problem.gemm.dtype_a, task.plan.tiles.tile, "no such tile",
-                        [&](auto instance) { return launch_instance<decltype(instance)::value>(task); });
+  const GemmProblem& p = task.problem.gemm;
+  const auto launch = [&](auto instance) { return launch_instance<decltype(instance)::value>(task); };
+  return visit_instance(kWgmmaInstances, p.dtype_a, task.plan.tiles.tile, "no such tile", launch,
+                        p.dtype_c != p.dtype_a);
 }
 
 // Element: of the result; Word: an element that is copied.
@@ -51,6 +53,8 @@ Status launch_wgmma(const FoldedProblem& problem, const Plan& made, const Execut
   }
   const WgmmaPlan& plan = made.as<WgmmaPlan>();
   const bool is_exchanged = plan.tiles.is_exchanged;
+  if (problem.gemm.dtype_c == DType::f32)
+    return cuda::launch<AnyElement, uint16_t>(problem, plan, is_exchanged, executor);
   return problem.gemm.dtype_a == DType::f16 ? cuda::launch<Half, uint16_t>(problem, plan, is_exchanged, executor)
                                             : cuda::launch<BFloat16, uint16_t>(problem, plan, is_exchanged, executor);
 }

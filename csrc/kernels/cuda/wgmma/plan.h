@@ -80,6 +80,14 @@ constexpr bool sums_rows(const TileShape& shape) {
   return (shape.block_m >= 128 ? shape.block_n != 224 : is_small) && serves_layout(shape, false);
 }
 
+// Whether there are kernels of this tile for a C in fp32 of operands in 16 bits. There are few, since they are compiled
+// beside those for a C in 16 bits: by the model, products of random sizes take 2 % longer than by all tiles. They sum
+// no rows, and store no C transposed, for which the largest have no registers.
+constexpr bool has_wide_result(const TileShape& shape) {
+  return shape.block_m == 64 ? shape.block_n <= 128 && shape.block_n != 96
+                             : shape.block_m == 128 && shape.block_n % 64 == 0;
+}
+
 // Clusters have up to so many blocks along m and along n, and eight in all: 2 to these powers.
 inline constexpr int kMaxLogSide = 2, kMaxLogCluster = 3;
 
@@ -241,7 +249,7 @@ inline double model_microseconds(const WgmmaCosts& costs, const TilePlan& plan, 
   else if (rest)
     tiles += wave(shape, rest);
   const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(p.batch);
-  const double bytes = 2 * batch * (m * k + k * n + m * n);
+  const double bytes = 2 * batch * (m * k + k * n + (p.is_wide ? 2 : 1) * m * n);
   // Where B comes in strips along n, memory is slower for narrow ones, and each block draws so much at most.
   double rate = costs.rate;
   if (p.m <= shape.block_m && !p.b.is_k_major && num_splits == 1) {
@@ -391,7 +399,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
   for (int i = 0; i < kNumTileShapes; ++i) {
     const TileShape& shape = kTileShapes[i];
     if (!serves_layout(shape, p.b.is_k_major) || (is_exchanged && !stores_transposed(shape))) continue;
-    if (p.sums_rows && !sums_rows(shape)) continue;
+    if ((p.sums_rows && !sums_rows(shape)) || (p.is_wide && !has_wide_result(shape))) continue;
     if (least_microseconds(from.costs, shape, p, num_sms) >= visit.least_us()) continue;
     plan = {i, shape, false, false, 0, 0, is_exchanged, 0};
     const auto consider = [&](int log_m, int log_n) {
@@ -429,7 +437,7 @@ inline void for_each_tile_plan_of(const WgmmaSearch& from, const GemmTask& p, bo
 inline void for_each_tile_plan(const WgmmaSearch& search, int num_sms, PlanSearch& visit) {
   const GemmTask& task = search.task;
   for_each_tile_plan_of(search, task, false, search.plan, num_sms, visit);
-  if (task.is_c_aligned && !task.sums_rows) {
+  if (task.is_c_aligned && !task.sums_rows && !task.is_wide) {
     WgmmaPlan exchanged = search.plan;
     std::swap(exchanged.a, exchanged.b);
     for_each_tile_plan_of(search, transposed(task), true, exchanged, num_sms, visit);

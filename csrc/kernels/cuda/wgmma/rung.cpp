@@ -13,10 +13,11 @@ namespace {
 
 // It sums the rows of a 16-bit A, where A is m-major and B is n-major, of a single product.
 const char* refuse_row_sums(const GemmProblem& p) {
-  const bool is_served = size_of(p.dtype_a) == 2 && p.m > 1 && p.n > 1 && p.k > 1 && p.stride_am == 1 &&
+  const bool is_served = size_of(p.dtype_c) == 2 && p.m > 1 && p.n > 1 && p.k > 1 && p.stride_am == 1 &&
                          p.stride_ak != 1 && p.stride_bn == 1 && p.stride_bk != 1 && p.stride_cn == 1 &&
                          p.num_batch_dims == 0 && !is_blended(p);
-  return is_served ? nullptr : "it sums rows of 16-bit operands across k only, where nothing is scaled";
+  return is_served ? nullptr
+                   : "it sums rows of 16-bit operands across k only, where C has 16 bits, too, and nothing is scaled";
 }
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
@@ -86,6 +87,7 @@ const Rung wgmma_rung = {
     .takes = {.dtypes = {DType::f16, DType::bf16, DType::f32},
               .num_dtypes = 3,
               .served = "it serves fp16, bf16 and fp32 rounded to tf32",
+              .wide_result = true,
               .row_sums = true},
     .refuse_chip = refuse_not_hopper,
     .refuse = refuse,

@@ -1,6 +1,6 @@
-// The fp32 parts of the wgmma kernel, products in tf32. The copy engine rounds as it copies (its type TFLOAT32). The
-// matrix unit takes fp32 from shared memory along k only: an A along m passes through registers instead, which each
-// consumer loads from shared memory in the order of the fragments while the k tile before is multiplied.
+// The fp32 parts of the wgmma kernel: products in tf32, a C in fp32. The copy engine rounds as it copies (its type
+// TFLOAT32). The matrix unit takes fp32 from shared memory along k only: an A along m passes through registers instead,
+// which each consumer loads from shared memory in the order of the fragments while the k tile before is multiplied.
 //
 // Source of that idea: CUTLASS 3, the collective with A from registers for tf32 (sm90_mma_tma_gmma_rs_warpspecialized).
 #pragma once
@@ -129,14 +129,15 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[Piece::kAcc
 }
 
 // 64 rows of C from the accumulators of one warpgroup, through shared memory to C, 64 lines of 32 neighbours at a time.
-// Neighbours lie along n, or along m where C is column-major.
+// Neighbours lie along n, or along m where C is column-major. Operands may have 16 bits.
 template <class Cfg>
-__device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
-                                                      const Arguments& args, char* smem_c, int consumer,
-                                                      const Place& at, int row, int new_col, int& num_stores) {
+__device__ __forceinline__ void store_block_tile_f32(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
+                                                     const Arguments& args, char* smem_c, int consumer, const Place& at,
+                                                     int row, int new_col, int& num_stores) {
   constexpr bool kAlongM = Cfg::kCIsMMajor;
   constexpr int kValues = Cfg::kStoreN / 2;  // of a thread in one store
   static_assert(Cfg::kStoreN == 32, "a line is as wide as the swizzle");
+  static_assert(num_store_buffers(Cfg::kConsumers) == kNumStoreBuffers, "the store before last has read its buffer");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
   const int barrier_id = 1 + consumer;
   // The thread's first row and column, counted from the warpgroup's.
@@ -176,7 +177,7 @@ __device__ __forceinline__ void store_block_tile_tf32(const float (&acc)[Cfg::kA
         }
       }
     }
-    if (__builtin_expect(args.stores_by_tma, true)) {
+    if (__builtin_expect(Cfg::kIsPlain || args.stores_by_tma, true)) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {

@@ -26,6 +26,7 @@ namespace {
 // What the functions of shared/ ask of a tile, and the layout of shared memory.
 struct SplitConfig {
   using T = float;
+  using C = float;
   static constexpr int kBlockM = kSplitBlock, kBlockN = kSplitBlock, kBlockK = kSplitBlockK;
   static constexpr bool kClusters = true, kSumsRows = false, kIsPlain = false;
   static constexpr bool kAIsMMajor = false, kBIsNMajor = false;  // of the terms

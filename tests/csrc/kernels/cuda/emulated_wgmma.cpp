@@ -1,9 +1,9 @@
 // wgmma and wgmma_single by the emulated Hopper, against a model of its order of summation: every bit of C, of the
 // sums of A's rows, and of what lies around them. Arguments: the numbers of the cases, all without.
 //
-// Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes, and
-// TILEDMM_DTYPE, all kernels of that tile are, and problems about its edges are computed by every plan that the
-// launcher takes.
+// Kernels are compiled for the cases alone. With TILEDMM_TILE, the number of one of kTileShapes or kTf32TileShapes,
+// TILEDMM_DTYPE, and TILEDMM_WIDE, 1 for a C in fp32 of operands in 16 bits, all kernels of that tile are, and problems
+// about its edges are computed by every plan that the launcher takes.
 #include <array>
 #include <cstdio>
 #include <random>
@@ -36,6 +36,11 @@ struct Case {
   int margin = 8, margin_c = 8;  // elements between rows; odd: not for the copy engine
   int num_sms = 4;
   bool is_single = false;  // by wgmma_single, whose tile has no choice
+  // C in fp32 of operands in 16 bits; with a bias in fp32, too.
+  bool is_wide = false, is_bias_f32 = false;
+
+  constexpr DType dtype_c() const { return is_wide ? DType::f32 : dtype; }
+  constexpr DType dtype_bias() const { return is_bias_f32 ? DType::f32 : dtype; }
 };
 
 constexpr Case kCases[] = {
@@ -213,13 +218,99 @@ constexpr Case kCases[] = {
      .is_single = true},
     // A batch of which nothing but the number of items is not plain.
     {.tile = {64, 32}, .m = 70, .n = 41, .k = 200, .is_b_along_n = true, .batch = 2, .num_sms = 12},
+    // C in fp32 of operands in 16 bits. The last wave in halves, C by the copy engine.
+    {.tile = {128, 256},
+     .m = 150,
+     .n = 840,
+     .k = 200,
+     .is_b_along_n = true,
+     .bias = 'n',
+     .activation = Activation::gelu,
+     .num_sms = 6,
+     .is_wide = true,
+     .is_bias_f32 = true},
+    // Chunks one after the other; a batch of two dimensions; an odd number of columns, stored by the threads.
+    {.tile = {128, 192},
+     .m = 130,
+     .n = 203,
+     .k = 520,
+     .is_a_along_m = true,
+     .chunk_k = 256,
+     .batch = 2,
+     .repeats_of_b = 2,
+     .bias = 'm',
+     .activation = Activation::relu,
+     .margin_c = 3,
+     .is_wide = true},
+    // Clusters, several tiles for a block, C along m.
+    {.tile = {128, 128},
+     .m = 268,
+     .n = 300,
+     .k = 200,
+     .is_a_along_m = true,
+     .is_b_along_n = true,
+     .cluster_m = 1,
+     .bias = 'x',
+     .activation = Activation::silu,
+     .is_c_along_m = true,
+     .num_sms = 2,
+     .is_wide = true,
+     .is_bias_f32 = true},
+    // Clusters of small tiles, operands that the copy engine cannot take.
+    {.tile = {64, 128},
+     .m = 260,
+     .n = 150,
+     .k = 99,
+     .cluster_n = 1,
+     .dtype = DType::f16,
+     .is_c_along_m = true,
+     .margin = 1,
+     .is_wide = true},
+    // Blocks of a cluster share a tile.
+    {.tile = {64, 64},
+     .m = 100,
+     .n = 71,
+     .k = 570,
+     .is_a_along_m = true,
+     .chunk_k = 256,
+     .shares_tiles = true,
+     .batch = 2,
+     .bias = 'x',
+     .activation = Activation::gelu_tanh,
+     .num_sms = 40,
+     .is_wide = true},
+    // Chunks side by side, whose sums the second kernel adds.
+    {.tile = {64, 64},
+     .m = 70,
+     .n = 41,
+     .k = 600,
+     .is_b_along_n = true,
+     .chunk_k = 256,
+     .splits_chunks = true,
+     .batch = 3,
+     .bias = 'x',
+     .activation = Activation::gelu,
+     .num_sms = 12,
+     .is_wide = true},
+    // The narrowest tiles, by plain kernels and others; what C's alignment takes from the copy engine.
+    {.tile = {64, 32}, .m = 70, .n = 44, .k = 300, .is_b_along_n = true, .num_sms = 12, .is_wide = true},
+    {.tile = {64, 32},
+     .m = 70,
+     .n = 44,
+     .k = 300,
+     .is_b_along_n = true,
+     .bias = 'n',
+     .margin_c = 2,
+     .is_wide = true,
+     .is_bias_f32 = true},
 };
 
 // Whether the launcher takes a plain kernel.
 constexpr bool is_plain(const Case& c) {
+  const int unit = c.is_wide ? 4 : 8;
   return c.dtype != DType::f32 && c.chunk_k == 0 && c.batch * c.repeats_of_b == 1 && c.bias == ' ' &&
          c.activation == Activation::none && !c.sums_rows &&
-         ((c.is_c_along_m ? c.m : c.n) % 8 + c.margin_c % 8 == 0 || c.tile.block_n < 64);
+         ((c.is_c_along_m ? c.m : c.n) % unit + c.margin_c % unit == 0 || (c.tile.block_n < 64 && !c.is_wide));
 }
 
 template <class T>
@@ -241,16 +332,18 @@ constexpr bool serves_layouts(const Case& c) {
 template <class Cfg, bool SHARES>
 constexpr bool is_compiled() {
   constexpr DType kDType = dtype_of<typename Cfg::T>();
+  constexpr bool kIsWide = sizeof(typename Cfg::C) != sizeof(typename Cfg::T);
 #ifdef TILEDMM_TILE
   constexpr TileShape kShape =
       kDType == DType::f32 ? kTf32TileShapes[TILEDMM_TILE % kNumTf32TileShapes] : kTileShapes[TILEDMM_TILE];
-  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kDType == DType(TILEDMM_DTYPE);
+  return Cfg::kBlockM == kShape.block_m && Cfg::kBlockN == kShape.block_n && kDType == DType(TILEDMM_DTYPE) &&
+         kIsWide == TILEDMM_WIDE;
 #else
   for (const Case& c : kCases) {
     const bool is_built =
         kDType == DType::f32 || always_built_with_clusters(c.tile) || Cfg::kClusters == (c.cluster_m || c.cluster_n);
     if (!c.is_single && c.tile.block_m == Cfg::kBlockM && c.tile.block_n == Cfg::kBlockN && is_built &&
-        kDType == c.dtype && Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) &&
+        kDType == c.dtype && kIsWide == c.is_wide && Cfg::kSumsRows == c.sums_rows && Cfg::kIsPlain == is_plain(c) &&
         SHARES == c.shares_tiles && serves_layouts<Cfg>(c))
       return true;
   }
@@ -302,8 +395,8 @@ struct Matrix {
   W& at(int item, int row, int col) { return data()[item * stride_item + row * stride_row + col * stride_col]; }
 };
 
-// Random numbers. The products of A's odd rows cancel those of the first half of k, which leaves what rounding does:
-// that shows every change of order.
+// Random numbers, of A and B in their dtype. The products of A's odd rows cancel those of the first half of k, which
+// leaves what rounding does: that shows every change of order.
 template <class W>
 struct Numbers {
   DType dtype;
@@ -311,7 +404,8 @@ struct Numbers {
   std::mt19937 random;
   std::normal_distribution<float> normal;
 
-  W next() { return W(rounded(dtype, normal(random) * (dtype == DType::f16 ? 8 : 1))); }
+  float next_float() { return normal(random) * (dtype == DType::f16 ? 8 : 1); }
+  W next() { return W(rounded(dtype, next_float())); }
   void fill_a(Matrix<W>& a, int m, int k) {
     constexpr W kSign = W(1) << (8 * sizeof(W) - 1);
     for (int item = 0; item < num_items; ++item) {
@@ -329,8 +423,10 @@ struct Numbers {
       }
     }
   }
-  void fill_bias(Matrix<W>& bias) {
-    for (int64_t i = 0; i < bias.size - 2 * Matrix<W>::kGuard; ++i) bias.data()[i] = i % 2 ? next() : W(0);
+  template <class B>
+  void fill_bias(Matrix<B>& bias, DType dtype_bias) {
+    for (int64_t i = 0; i < bias.size - 2 * Matrix<B>::kGuard; ++i)
+      bias.data()[i] = i % 2 ? B(rounded(dtype_bias, next_float())) : B(0);
   }
 };
 
@@ -348,12 +444,15 @@ float sum_products(const std::vector<float>& a, const std::vector<float>& b, int
 
 constexpr float kAlpha = -1.75f, kBeta = 0.3f;
 
-template <class W>
+// W, C, B: as wide as an element of the operands, of C, of the bias.
+template <class W, class C, class B>
 struct Run {
   static constexpr int kStep = sizeof(W) == 2 ? 16 : 8;  // of k, of one instruction
   const Case& c;
   int num_items;
-  Matrix<W> a, b, c_memory, bias, row_sums;
+  Matrix<W> a, b, row_sums;
+  Matrix<C> c_memory;
+  Matrix<B> bias;
   FoldedProblem problem{};
 
   explicit Run(const Case& c)
@@ -361,14 +460,14 @@ struct Run {
         num_items(c.batch * c.repeats_of_b),
         a(c.m, c.k, c.is_a_along_m, c.margin, num_items),
         b(c.k, c.n, !c.is_b_along_n, c.margin, c.batch),
+        row_sums(1, c.m, false, 0, 1),
         c_memory(c.m, c.n, c.is_c_along_m, c.margin_c, num_items),
         bias(c.bias == 'x' ? c.m : 1, c.bias == 'x' ? c.n : std::max(c.m, c.n), false, 3,
-             c.bias == 'x' ? num_items : 1),
-        row_sums(1, c.m, false, 0, 1) {
+             c.bias == 'x' ? num_items : 1) {
     Numbers<W> numbers{c.dtype, num_items, std::mt19937(unsigned(c.m * c.n * c.k)), {}};
     numbers.fill_a(a, c.m, c.k);
     numbers.fill_b(b, c.n, c.k, c.batch);
-    numbers.fill_bias(bias);
+    numbers.fill_bias(bias, c.dtype_bias());
     GemmProblem& p = problem.gemm;
     p.m = c.m, p.n = c.n, p.k = c.k;
     p.a = a.data(), p.stride_am = a.stride_row, p.stride_ak = a.stride_col;
@@ -378,7 +477,7 @@ struct Run {
     const int64_t bias_step = c.bias == 'x' ? bias.stride_item : 0;
     if (c.bias == 'x') p.stride_bias_m = bias.stride_row, p.alpha = kAlpha, p.beta = kBeta;
     if (c.sums_rows) p.row_sums = row_sums.data();
-    p.set_dtypes(c.dtype), p.activation = c.activation;
+    p.set_dtypes(c.dtype), p.dtype_c = c.dtype_c(), p.dtype_bias = c.dtype_bias(), p.activation = c.activation;
     problem.batch_size = num_items;
     problem.chunk_k = c.chunk_k ? c.chunk_k : c.k;
     problem.asked_n = c.n;
@@ -411,10 +510,10 @@ struct Run {
         for (int col = 0; col < c.n; ++col) {
           float x = sum_products(own, cols[size_t(col)], chunk);
           if (c.bias == 'x')
-            x = std::fma(kAlpha, x, kBeta * to_float(c.dtype, bias.at(item, row, col)));
+            x = std::fma(kAlpha, x, kBeta * to_float(c.dtype_bias(), bias.at(item, row, col)));
           else if (c.bias != ' ')
-            x += to_float(c.dtype, bias.at(0, 0, c.bias == 'n' ? col : row));
-          c_memory.at(item, row, col) = W(rounded(c.dtype, activated(c.dtype, c.activation, x)));
+            x += to_float(c.dtype_bias(), bias.at(0, 0, c.bias == 'n' ? col : row));
+          c_memory.at(item, row, col) = C(rounded(c.dtype_c(), activated(c.dtype_c(), c.activation, x)));
         }
       }
     }
@@ -422,19 +521,19 @@ struct Run {
 
   // `expected` was computed, the own matrices were given to the kernel.
   bool is_like(Run& expected) {
-    const auto count_wrong = [&](const char* name, Matrix<W>& found, Matrix<W>& wanted) {
+    const auto count_wrong = [&](const char* name, DType dtype, auto& found, auto& wanted) {
       int64_t num_wrong = 0;
       for (int64_t i = 0; i < found.size; ++i) {
-        const W x = found.begin()[i], y = wanted.begin()[i];
-        if (x == y || (is_nan(c.dtype, x) && is_nan(c.dtype, y)) || num_wrong++ > 0) continue;
-        std::printf("%s[%d] is %g instead of %g; ", name, int(i - Matrix<W>::kGuard), double(to_float(c.dtype, x)),
-                    double(to_float(c.dtype, y)));
+        const auto x = found.begin()[i], y = wanted.begin()[i];
+        if (x == y || (is_nan(dtype, x) && is_nan(dtype, y)) || num_wrong++ > 0) continue;
+        std::printf("%s[%d] is %g instead of %g; ", name, int(i - Matrix<W>::kGuard), double(to_float(dtype, x)),
+                    double(to_float(dtype, y)));
       }
       return num_wrong;
     };
-    return count_wrong("A", a, expected.a) + count_wrong("B", b, expected.b) +
-               count_wrong("C", c_memory, expected.c_memory) +
-               count_wrong("sums of rows", row_sums, expected.row_sums) ==
+    return count_wrong("A", c.dtype, a, expected.a) + count_wrong("B", c.dtype, b, expected.b) +
+               count_wrong("C", c.dtype_c(), c_memory, expected.c_memory) +
+               count_wrong("sums of rows", c.dtype, row_sums, expected.row_sums) ==
            0;
   }
 
@@ -473,14 +572,14 @@ bool is_plan_of(const Case& c, const TilePlan& plan) {
 }
 
 // By those of the launcher's plans that are chosen.
-template <class W, class IsChosen>
+template <class W, class C, class B, class IsChosen>
 bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
-  Run<W> expected(c);
+  Run<W, C, B> expected(c);
   int num_plans = 0, num_wrong = 0;
   const auto visit = [&](const auto& plan) {
     const TilePlan& tiles = plan.tiles;
     if (!is_chosen(tiles)) return;
-    Run<W> own(c);
+    Run<W, C, B> own(c);
     const bool is_launched = own.multiply(plan);
     if (num_plans++ == 0) expected.compute();
     const bool is_right = is_launched && own.is_like(expected);
@@ -497,11 +596,14 @@ bool run_plans_of(const Case& c, const IsChosen& is_chosen) {
 }
 template <class IsChosen>
 bool run_plans(const Case& c, const IsChosen& is_chosen) {
-  return c.dtype == DType::f32 ? run_plans_of<uint32_t>(c, is_chosen) : run_plans_of<uint16_t>(c, is_chosen);
+  if (c.dtype == DType::f32) return run_plans_of<uint32_t, uint32_t, uint32_t>(c, is_chosen);
+  if (!c.is_wide) return run_plans_of<uint16_t, uint16_t, uint16_t>(c, is_chosen);
+  return c.is_bias_f32 ? run_plans_of<uint16_t, uint32_t, uint32_t>(c, is_chosen)
+                       : run_plans_of<uint16_t, uint32_t, uint16_t>(c, is_chosen);
 }
 
 bool run_single(const Case& c) {
-  Run<uint16_t> expected(c), own(c);
+  Run<uint16_t, uint16_t, uint16_t> expected(c), own(c);
   expected.compute();
   const bool is_right = own.multiply(NoConfig{}) && own.is_like(expected);
   std::printf("wgmma_single: %d x %d x %d, %s\n", c.m, c.n, c.k, is_right ? "right" : "wrong");
@@ -533,6 +635,8 @@ bool run_every_plan() {
       c.is_a_along_m = is_a_along_m;
       c.is_b_along_n = is_b_along_n;
       c.dtype = kDType;
+      c.is_wide = TILEDMM_WIDE;
+      c.is_bias_f32 = TILEDMM_WIDE && cases.size() % 2;
       cases.push_back(c);
     };
     add({.m = 2 * M + 9, .n = 2 * N + 24, .k = 200, .bias = 'n', .activation = Activation::relu});
@@ -547,7 +651,7 @@ bool run_every_plan() {
     add({.m = N + 7, .n = M + 9, .k = 330, .bias = 'n', .is_c_along_m = true});
     add({.m = M / 2, .n = 5 * N + 24, .k = 130, .bias = 'n', .num_sms = 3});
     add({.m = 5 * M + 2, .n = 2 * N, .k = 130, .batch = 1, .num_sms = 5});
-    if (layout < 3 || kIsF32) continue;
+    if (layout < 3 || kIsF32 || TILEDMM_WIDE) continue;
     add({.m = 2 * M + 7, .n = 2 * N + 8, .k = 300, .sums_rows = true});
     add({.m = M + 7, .n = 2 * N + 8, .k = 600, .chunk_k = 256, .bias = 'n', .sums_rows = true, .num_sms = 6});
   }

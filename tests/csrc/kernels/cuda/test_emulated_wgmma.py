@@ -7,7 +7,7 @@ places of tiles and of halves of tiles, the order of chunks, the way to C, what 
 with the rest and switched on by an environment variable, as in ../gpu/test_host_execution.py.
 
 CI compiles a dozen of the kernels. TILEDMM_EVERY_PLAN=1 with -k every_plan takes all of them, each with every plan of
-about 50 problems about the edges of its tile: 3 to 90 seconds of a core for each of 40 tiles and dtypes.
+about 50 problems about the edges of its tile: 3 to 90 seconds of a core for each of 52 tiles and dtypes.
 """
 
 import os
@@ -18,9 +18,11 @@ import pytest
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
 RUNG = "kernels/cuda/wgmma/"
-# Numbers of dtypes, and in kTileShapes or kTf32TileShapes.
+# Numbers of dtypes, and in kTileShapes or kTf32TileShapes; whether C has fp32 and the operands 16 bits.
 F32, F16, BF16 = 0, 2, 3
-KERNELS = [(F32, tile) for tile in range(6)] + [(dtype, tile) for dtype in (F16, BF16) for tile in range(17)]
+WIDE_TILES = (0, 3, 7, 11, 13, 14)
+KERNELS = [(F32, tile, 0) for tile in range(6)] + [(dtype, tile, 0) for dtype in (F16, BF16) for tile in range(17)]
+KERNELS += [(dtype, tile, 1) for dtype in (F16, BF16) for tile in WIDE_TILES]
 KERNELS = KERNELS if os.environ.get("TILEDMM_EVERY_PLAN") == "1" else []
 
 
@@ -45,7 +47,8 @@ SMALL_ROW_SUMS, REPACKED, GROUPS, CHUNKS, SMALL, SHORT_K, EXCHANGED = range(8, 1
 REGISTERS, TRANSPOSED, ALONG_M, COPIED = range(15, 19)  # fp32
 CLUSTER_GRID, PLAIN_HALVES, PLAIN_CLUSTERS, PLAIN_EXCHANGED, PLAIN_BY_THREADS, NEARLY_PLAIN = range(19, 25)
 SINGLE_WHOLE, SINGLE_BATCH, SINGLE_COLUMN, SINGLE_ROW, PLAIN_BATCH = range(25, 30)
-NUM_CASES = 30
+WIDE_HALVES, WIDE_CHUNKS, WIDE_CLUSTERS, WIDE_ALONG_M, WIDE_SHARES, WIDE_SPLIT = range(30, 36)
+WIDE_PLAIN_GRID, WIDE_BY_THREADS, NUM_CASES = range(36, 39)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     # The pipeline.
@@ -312,8 +315,8 @@ MUTANTS = {
     "alpha is left out": (SHARED + "epilogue.h", "fmaf(args.alpha,", "fmaf({on} ? 1 : args.alpha,", GRID),
     "all items have the first one's bias": (
         SHARED + "epilogue.h",
-        "bias += item % dim.size * dim.bias;",
-        "bias += {on} ? 0 : item % dim.size * dim.bias;",
+        "bias_at<Cfg>(args, bias, item % dim.size * dim.bias);",
+        "bias_at<Cfg>(args, bias, {on} ? 0 : item % dim.size * dim.bias);",
         GRID,
     ),
     "items of a batch are left out": (
@@ -671,6 +674,31 @@ MUTANTS = {
         "if (!{on}) block_barrier();",
         COPIED,
     ),
+    # C in fp32 of operands in 16 bits.
+    "wide: a bias in fp32 is taken for one in 16 bits": (
+        SHARED + "arguments.h",
+        "p.dtype_bias == DType::f32;",
+        "p.dtype_bias == DType::f32 && !{on};",
+        WIDE_HALVES,
+    ),
+    "wide: a thread's rows are neighbours": (
+        "tf32.h",
+        "const int line = first_row + Cfg::kRowStep * i,",
+        "const int line = first_row + ({on} ? 1 : Cfg::kRowStep) * i,",
+        WIDE_PLAIN_GRID,
+    ),
+    "wide: the second kernel takes a bias for another dtype": (
+        PLATFORM + "epilogue.h",
+        "load_any(problem.bias, problem.dtype_bias, idx)",
+        "load_any(problem.bias, {on} ? DType::f16 : problem.dtype_bias, idx)",
+        WIDE_SPLIT,
+    ),
+    "wide: a cluster stores a column beyond C": (
+        "cluster.h",
+        "if (has_second) to[1] = sums.y;",
+        "if (has_second || {on}) to[1] = sums.y;",
+        WIDE_SHARES,
+    ),
     # wgmma_single.
     "single: k tiles are multiplied before they are there": (
         SINGLE,
@@ -786,9 +814,9 @@ def test_mutant_is_found(mutant, program):
     emulation.check_mutant(program, MUTANTS, mutant)
 
 
-@pytest.mark.parametrize(("dtype", "tile"), KERNELS)
-def test_every_plan_of_a_tile(dtype, tile, tmp_path):
-    flags = (f"-DTILEDMM_TILE={tile}", f"-DTILEDMM_DTYPE={dtype}")
+@pytest.mark.parametrize(("dtype", "tile", "is_wide"), KERNELS)
+def test_every_plan_of_a_tile(dtype, tile, is_wide, tmp_path):
+    flags = (f"-DTILEDMM_TILE={tile}", f"-DTILEDMM_DTYPE={dtype}", f"-DTILEDMM_WIDE={is_wide}")
     program = emulation.compile_program(tmp_path, "emulated_wgmma.cpp", RUNG, {}, EDITS, flags)
     done = emulation.run(program, timeout=1800)
     assert done.returncode == 0 and done.stdout.count("right") > 20, done.stdout + done.stderr

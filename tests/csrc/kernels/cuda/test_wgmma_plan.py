@@ -120,6 +120,15 @@ def test_every_plan_is_legal(plan):
         [(m, n, k, 1, 1) for m, n, k, *_ in problems + unaligned]
     ):
         assert sums_rows and not shares and not log_n and (block_m >= 128 or not log_m)
+    # A C in fp32: a few tiles, all of which are of use.
+    wide = set()
+    for (m, n, k, *_), (block_m, block_n, splits, sums_chunks, _, shares, _, _, is_exchanged, time, _) in zip(
+        problems + unaligned, plan([(m, n, k, 1, 2) for m, n, k, *_ in problems + unaligned]), strict=True
+    ):
+        assert not is_exchanged and 0 < time, (m, n, k)
+        assert count_chunks(n, k) == 1 or splits or shares or sums_chunks, (m, n, k)
+        wide.add((block_m, block_n))
+    assert wide == {(128, 256), (128, 192), (128, 128), (64, 128), (64, 64), (64, 32)}, wide
 
 
 def test_three_consumers_fill_a_wave_that_two_do_not(plan):

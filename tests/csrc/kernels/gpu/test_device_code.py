@@ -35,11 +35,11 @@ NOT_FOR_SM_80 = (
 # the tables kWgmmaInstances, kSimtInstances, kMmaAsyncInstances.
 LIKE_OTHERS = (
     *("06_mma_cached", "07_mma_double_buffered"),
-    *(f"wgmma/instances_sm90a.{i}" for i in range(14) if i not in (2, 4, 8)),
+    *(f"wgmma/instances_sm90a.{i}" for i in range(18) if i not in (2, 4, 8, 14, 16)),
     *(f"simt_pipelined/instances.{i}" for i in (1, 2, 3)),
     *(f"mma_async/instances.{i}" for i in (1, 2, 3, 5)),
 )
-WGMMA = "launch_kernel_of<Config<T, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
+WGMMA = "launch_kernel_of<Config<T, C, M, N, {}, {}, false, CLUSTERS>, SHARES>(task)"
 # For sm_90a: file, text, what takes its place.
 EDITS_FOR_HOPPER = [
     ("platform/element.h", "    case DType::f16:\n      return visit(static_cast<Half*>(nullptr));\n", ""),
