@@ -1,0 +1,186 @@
+"""Gated layers: values, bits, derivatives, transforms, the module.
+
+Planted bugs that these tests caught: gate and up exchanged; the slope without the other sum; a gradient of up without
+the activation; a bias that both sums get; a result of 16 bits rounded twice.
+"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import torch_tiledmm
+from torch_tiledmm import TiledGatedMLP, gated_linear, linear
+from torch_tiledmm.testing.reference import EXACT_ACTIVATIONS
+
+OPS = torch.ops.tiledmm
+GATES = ("silu", "gelu", "gelu_tanh", "relu")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def operands(m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = True) -> list:
+    scale = max(k, 1) ** -0.5
+    sizes = ((m, k), (n, k), (n, k), (n,), (n,))
+    tensors = [torch.randn(own).to(dtype) for own in sizes]
+    tensors[1:3] = [tensor * scale for tensor in tensors[1:3]]
+    return tensors if has_bias else [*tensors[:3], None, None]
+
+
+def exact(x, gate, up, gate_bias, up_bias, activation):
+    def product(weight, bias):
+        return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+    return EXACT_ACTIVATIONS[activation](product(gate, gate_bias)) * product(up, up_bias)
+
+
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values(dtype, activation):
+    for m, n, k in ((1, 64, 300), (5, 33, 1500), (70, 257, 129), (3, 4, 0), (0, 5, 3), (1, 1, 1)):
+        for has_bias in (True, False):
+            given = operands(m, n, k, dtype, has_bias)
+            out = gated_linear(*given, activation=activation)
+            assert out.dtype == dtype and out.is_contiguous()
+            eps = max(torch.finfo(dtype).eps, 2**-10 if dtype.itemsize == 2 else 0, k * torch.finfo(dtype).eps / 2**13)
+            rtol = eps if dtype.itemsize == 2 else 64 * eps
+            torch.testing.assert_close(out.double(), exact(*given, activation), rtol=rtol, atol=64 * 2**-22)
+
+
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_are_those_of_separate_calls(dtype, activation):
+    x, gate, up, gate_bias, up_bias = operands(40, 90, 700, dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    out = gated_linear(x, gate, up, gate_bias, up_bias, activation=activation)
+    sums = linear(x, gate, gate_bias, out_dtype=wide), linear(x, up, up_bias, out_dtype=wide)
+    assert torch.equal(out, (OPS.activate(sums[0], activation) * sums[1]).to(dtype))
+    for m in (1, 2, 7, 33):
+        assert torch.equal(gated_linear(x[-m:], gate, up, gate_bias, up_bias, activation=activation), out[-m:])
+    # One weight that holds both, stacked or interleaved.
+    stacked, biases = torch.cat([gate, up]), torch.cat([gate_bias, up_bias])
+    assert torch.equal(gated_linear(x, stacked, gate_bias=biases, activation=activation), out)
+    woven = torch.stack([gate, up], 1).flatten(0, 1)
+    assert torch.equal(gated_linear(x, woven[::2], woven[1::2], gate_bias, up_bias, activation=activation), out)
+    batch = gated_linear(x.view(4, 10, 700), gate, up, gate_bias, up_bias, activation=activation)
+    assert torch.equal(batch.view(40, 90), out)
+
+
+def test_other_dtypes():
+    x, gate, up, gate_bias, up_bias = operands(6, 9, 50, torch.bfloat16)
+    for own_x, out_dtype in ((x, torch.float32), (x.float(), None), (x.float(), torch.bfloat16)):
+        out = gated_linear(own_x, gate, up, gate_bias, up_bias, out_dtype=out_dtype)
+        assert out.dtype == (out_dtype or torch.float32)
+        torch.testing.assert_close(out.double(), exact(x, gate, up, gate_bias, up_bias, "silu"), rtol=0.01, atol=1e-4)
+        leaf = gate.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(gated_linear(own_x, leaf, up, out_dtype=out_dtype).sum(), leaf)
+        assert grad.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert gated_linear(x.float(), gate.float(), up.float()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("activation", GATES)
+def test_derivatives(activation):
+    given = [tensor.requires_grad_() for tensor in operands(3, 4, 5, torch.float64)]
+
+    def product(*operands):
+        return gated_linear(*operands, activation=activation)
+
+    assert gradcheck(product, given, check_forward_ad=True, check_batched_grad=True)
+    if activation != "relu":
+        assert gradgradcheck(product, given)
+    sums = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert gradcheck(lambda *own: OPS.gated(*own, activation=activation), sums, check_forward_ad=True)
+    grads = torch.autograd.grad(product(*given).square().sum(), given)
+    again = torch.autograd.grad(gated_linear(*given, activation=activation, keeps_sums=False).square().sum(), given)
+    assert all(map(torch.equal, grads, again))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_both_gradients_of_a_pair(dtype):
+    """In one pass, wherever an element lies; an infinite gradient times relu's 0 is none."""
+    for count in (1, 7, 16, 4099):
+        grad, gate, up = torch.randn(3, count + 3)[:, 3:].to(dtype)
+        for activation in GATES:
+            pair = OPS.gated_backward(grad, gate, up, activation=activation)
+            leaves = [tensor.double().requires_grad_() for tensor in (gate, up)]
+            expected = torch.autograd.grad(EXACT_ACTIVATIONS[activation](leaves[0]) * leaves[1], leaves, grad.double())
+            for own, exactly in zip(pair, expected, strict=True):
+                eps = max(torch.finfo(dtype).eps, 2**-40)
+                torch.testing.assert_close(own.double(), exactly, rtol=eps * 16, atol=eps * 16)
+    grad, gate = torch.tensor([torch.inf, 1.0]).to(dtype), torch.tensor([-1.0, torch.nan]).to(dtype)
+    assert OPS.gated_backward(grad, gate, grad, activation="relu")[0][0] == 0
+
+
+@pytest.mark.parametrize("in_dims", [(0, None, None, None, None), (0, 0, 0, 0, 0), (None, 1, None, None, 0)], ids=str)
+def test_vmap(in_dims):
+    given = operands(3, 4, 5, torch.float32)
+    mapped = [
+        tensor if dim is None else torch.stack([tensor * (i + 1) for i in range(6)], dim)
+        for tensor, dim in zip(given, in_dims, strict=True)
+    ]
+    out = torch.vmap(gated_linear, in_dims)(*mapped)
+    for i in range(6):
+        own = [tensor if dim is None else tensor.select(dim, i) for tensor, dim in zip(mapped, in_dims, strict=True)]
+        torch.testing.assert_close(out[i], gated_linear(*own))
+
+
+def test_compiled():
+    given = operands(3, 4, 5, torch.float32)
+    given[1].requires_grad_()
+    compiled = torch.compile(gated_linear, fullgraph=True, backend="aot_eager")
+    for keeps_sums in (True, False):
+        out = compiled(*given, keeps_sums=keeps_sums)
+        assert torch.equal(out, gated_linear(*given))
+        grads = [torch.autograd.grad(own.sum(), given[1])[0] for own in (out, gated_linear(*given))]
+        assert torch.equal(*grads)
+    detached = [tensor.detach() for tensor in given]
+    torch.library.opcheck(OPS.gated_linear.default, (*given[:3],), {"activation": "gelu"})
+    torch.library.opcheck(OPS.gated_linear.default, (*detached,), {"out_dtype": torch.bfloat16})
+    torch.library.opcheck(
+        OPS.gated.default, (detached[1], detached[2].clone().requires_grad_()), {"activation": "silu"}
+    )
+    torch.library.opcheck(OPS.gated_backward.default, (detached[1], detached[1], detached[2]), {"activation": "silu"})
+    exported = torch.export.export(TiledGatedMLP(5, 8), (detached[0],))
+    assert exported.module()(detached[0]).shape == (3, 5)
+
+
+def test_the_module():
+    mlp = TiledGatedMLP(5, 8, bias=True, activation="gelu_tanh")
+    x = torch.randn(2, 3, 5)
+    gate, up = F.linear(x, mlp.gate_proj.weight, mlp.gate_proj.bias), F.linear(x, mlp.up_proj.weight, mlp.up_proj.bias)
+    expected = mlp.down_proj(F.gelu(gate, approximate="tanh") * up)
+    for own in (mlp, copy.deepcopy(mlp), pickle.loads(pickle.dumps(mlp))):
+        torch.testing.assert_close(own(x), expected)
+    assert "gelu_tanh" in str(mlp)
+    assert set(mlp.state_dict()) == {f"{n}_proj.{p}" for n in ("gate", "up", "down") for p in ("weight", "bias")}
+    with pytest.raises(ValueError, match="activation: got 'tanh'"):
+        TiledGatedMLP(5, 8, activation="tanh")
+    assert torch_tiledmm.replace_gated_mlp(nn.Sequential(mlp)).replaced == []  # none of transformers
+    with pytest.raises(TypeError, match="expected a torch.nn.Module"):
+        torch_tiledmm.replace_gated_mlp(3)
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_does_not_fit(device, is_needed):
+    def of(*sizes, dtype=torch.float32):
+        return torch.randn(sizes).to(device, dtype).requires_grad_(is_needed)
+
+    half = torch.float16
+    for error, message, call in (
+        (RuntimeError, "gate has shape .* and up", lambda: gated_linear(of(2, 3), of(4, 3), of(5, 3))),
+        (RuntimeError, "do not fit", lambda: gated_linear(of(2, 2), of(4, 3), of(4, 3))),
+        (RuntimeError, "bias has shape", lambda: gated_linear(of(2, 3), of(4, 3), of(4, 3), of(3))),
+        (RuntimeError, r"gate: got shape .* without an up", lambda: gated_linear(of(2, 3), of(5, 3))),
+        (TypeError, "both must have one dtype", lambda: gated_linear(of(2, 3), of(4, 3), of(4, 3, dtype=half))),
+        (ValueError, "activation 'none'", lambda: gated_linear(of(2, 3), of(4, 3), of(4, 3), activation="none")),
+        (ValueError, "is not known", lambda: gated_linear(of(2, 3), of(4, 3), of(4, 3), activation="tanh")),
+        (RuntimeError, "both must have one shape", lambda: OPS.gated(of(2, 3), of(3, 2), activation="silu")),
+        (TypeError, "cannot have dtype", lambda: OPS.gated(of(2), of(2), activation="silu", out_dtype=torch.float64)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
