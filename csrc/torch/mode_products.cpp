@@ -64,8 +64,7 @@ const char* multiply(Override& own, const Product& product, Tensor& out, bool ma
   if (!fit<DIMS_A, DIMS_B>(a, b)) return "shapes that do not fit";
 
   constexpr int kDims = DIMS_A == 3 ? 3 : (DIMS_A == 2) + (DIMS_B == 2);
-  int64_t shape[3];
-  int dims = 0;
+  int64_t shape[3], dims = 0;
   if (DIMS_A == 3) shape[dims++] = a.size(0);
   if (DIMS_A >= 2) shape[dims++] = a.size(-2);
   if (DIMS_B >= 2) shape[dims++] = b.size(-1);
