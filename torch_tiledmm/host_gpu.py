@@ -129,10 +129,11 @@ def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activa
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected one on the CPU")
     if a.dim() not in (2, 3) or a.shape[:-2] != b.shape[:-2] or a.dim() != b.dim() or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a, b: got shapes {list(a.shape)} and {list(b.shape)}, expected (m, k) and (k, n) or batches")
-    shapes = {"bias": b.shape[-1:], "out": (*a.shape[:-1], b.shape[-1])}
+    of_result = (*a.shape[:-1], b.shape[-1])
+    shapes: dict[str, list[tuple[int, ...]]] = {"bias": [of_result[-1:], of_result], "out": [of_result]}
     for name in operands.keys() & shapes.keys():
-        if operands[name].shape != shapes[name]:
-            raise ValueError(f"{name}: got shape {list(operands[name].shape)}, expected {list(shapes[name])}")
+        if tuple(operands[name].shape) not in shapes[name]:
+            raise ValueError(f"{name}: got shape {list(operands[name].shape)}, expected {list(shapes[name][0])}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 

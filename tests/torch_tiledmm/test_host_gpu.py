@@ -17,7 +17,14 @@ from torch_tiledmm import host_gpu
 from torch_tiledmm.__main__ import main
 from torch_tiledmm.dispatch import algorithms, explain
 from torch_tiledmm.testing.ladder import ladder_rungs
-from torch_tiledmm.testing.reference import ACTIVATIONS, EXACT_ACTIVATIONS, assert_close, expect_linear, expect_matmul
+from torch_tiledmm.testing.reference import (
+    ACTIVATIONS,
+    EXACT_ACTIVATIONS,
+    assert_close,
+    expect_addmm,
+    expect_linear,
+    expect_matmul,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # By order of summation, with the variants of a rung; wgmma_single has instructions of Hopper alone.
@@ -74,6 +81,42 @@ def test_dtypes_that_differ(warp_size, narrow):
                     assert torch.equal(wide.to(narrow), plain)
     with pytest.raises(NotImplementedError, match="its operands and its result have one dtype"):
         host_gpu.matmul(rand(3, 4), rand(4, 5, dtype=narrow), algorithm="block_tiled")
+
+
+@pytest.mark.takes_long("host_gpu")
+@pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
+def test_wide_results_of_production_kernels(narrow):
+    """Rounded, a C in fp32 is the C in 16 bits, by every plan; what is added has either dtype. Planted bugs that this
+    test caught: a bias of 16 bits read as fp32, a total of chunks stored rounded.
+    """
+    wide = torch.float32
+    for m, n, k, layout in (
+        (24, 65, 2100, "TN"),
+        (5, 33, 4100, "NT"),
+        (33, 40, 70, "NN"),
+        (130, 257, 64, "NT"),
+        (1, 1, 1, "NT"),
+        (3, 4, 0, "NN"),
+    ):
+        a = rand(k, m, dtype=narrow).mT if layout[0] == "T" else rand(m, k, dtype=narrow)
+        b = rand(n, k, dtype=narrow).mT if layout[1] == "T" else rand(k, n, dtype=narrow)
+        how = {"layout": layout, "device": "host:host", "out_dtype": wide}
+        for name in ("mma_async", "skinny"):
+            plans = explain(m, n, k, narrow, plans_of=name, **how).candidates
+            assert plans or name == "skinny"
+            for plan in range(len(plans)):
+                memory = torch.full((m + 1, n + 3), torch.nan)
+                out, _ = host_gpu.matmul(a, b, algorithm=f"{name}:{plan}", out=memory[1:, 1 : n + 1])
+                assert torch.equal(out.to(narrow), host_gpu.matmul(a, b, algorithm="mma_async")[0]), (name, plan)
+                assert memory[0].isnan().all() and memory[:, 0].isnan().all() and memory[:, n + 1 :].isnan().all()
+            for bias in (rand(n, dtype=narrow), rand(m, n, dtype=wide)) if plans else ():
+                added = {"bias": bias, "alpha": 0.5, "beta": -2, "algorithm": name, "out_dtype": wide}
+                assert_close(host_gpu.matmul(a, b, **added)[0], expect_addmm(bias, a, b, -2, 0.5, wide))
+    items = rand(3, 9, 40, dtype=narrow), rand(3, 40, 17, dtype=narrow)
+    out, _ = host_gpu.matmul(*items, algorithm="mma_async", out_dtype=wide)
+    assert_close(out, expect_matmul(*items, wide))
+    with pytest.raises(NotImplementedError, match="that lie along k"):
+        host_gpu.matmul(rand(9, 40, dtype=narrow), rand(40, 17, dtype=narrow), algorithm="skinny", out_dtype=wide)
 
 
 def test_batch_bias_activation():

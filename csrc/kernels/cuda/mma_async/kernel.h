@@ -22,9 +22,11 @@ namespace {
 
 constexpr int kMaxBlocks = 0x7fffffff;
 
-template <class T_, int SHAPE, ChunkTotal TOTAL>
+// C: what a result is made of.
+template <class T_, class C_, int SHAPE, ChunkTotal TOTAL>
 struct Config {
   using T = T_;
+  using C = C_;
   static constexpr MmaAsyncShape kShape = mma_async_shape(sizeof(T) == 8 ? DType::f64 : DType::f16, SHAPE);
   static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
   static constexpr int kBlockK = sizeof(T) == 4 ? kShape.block_k / 2 : kShape.block_k;
@@ -405,7 +407,7 @@ mma_async(Work work, FoldedProblem problem) {
     if (work.partial)
       gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
     if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
-      sums.template store<T>(gemm, row, col, has_chunks, strip);
+      sums.template store<typename Cfg::C>(gemm, row, col, has_chunks, strip);
     } else {
       sums.template store<Acc<T>>(gemm, row, col, false, strip);
     }
@@ -439,7 +441,7 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncPlan& plan, con
   const Status status =
       launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, tiles_m * tiles_n * work.num_splits,
                     num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, work, problem);
-  return status == Status::ok && splits ? chunk_sums.template add<T>() : status;
+  return status == Status::ok && splits ? chunk_sums.template add<typename Cfg::C>() : status;
 }
 
 template <class Cfg>
@@ -450,15 +452,15 @@ Status launch_layout(const FoldedProblem& problem, const MmaAsyncPlan& plan, con
   });
 }
 
-template <class T, int SHAPE>
+template <class T, class C, int SHAPE>
 Status launch_shape(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {
     if (plan.choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
-      return launch_layout<Config<T, SHAPE, ChunkTotal::none>>(problem, plan, executor);
+      return launch_layout<Config<T, C, SHAPE, ChunkTotal::none>>(problem, plan, executor);
   }
-  return launch_layout<Config<T, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, plan, executor);
+  return launch_layout<Config<T, C, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, plan, executor);
 }
 
 }  // namespace
@@ -466,9 +468,10 @@ Status launch_shape(const FoldedProblem& problem, const MmaAsyncPlan& plan, cons
 template <int INSTANCE>
 Status launch_instance(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   constexpr Instance kOwn = kMmaAsyncInstances[INSTANCE];
+  using T = ElementOf<kOwn.dtype>;
+  using C = std::conditional_t<kOwn.is_wide, AnyElement, T>;
   return visit_number<kOwn.first, kOwn.end>(plan.choice.shape, Status::unsupported, [&](auto number) {
-    constexpr int kShape = decltype(number)::value;
-    return launch_shape<ElementOf<kOwn.dtype>, kShape>(problem, plan, executor);
+    return launch_shape<T, C, decltype(number)::value>(problem, plan, executor);
   });
 }
 

@@ -29,7 +29,8 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
   const auto launch = [&](auto instance) {
     return launch_instance<decltype(instance)::value>(problem, plan, executor);
   };
-  return visit_instance(kMmaAsyncInstances, problem.gemm.dtype_a, plan.choice.shape, Status::unsupported, launch);
+  return visit_instance(kMmaAsyncInstances, problem.gemm.dtype_a, plan.choice.shape, Status::unsupported, launch,
+                        mix_of(problem.gemm) == Mix::wide_result);
 }
 
 }  // namespace tiledmm::gpu

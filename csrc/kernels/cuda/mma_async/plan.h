@@ -48,13 +48,15 @@ static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsync
 static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 
 // Those that are compiled together; the slowest first.
-inline constexpr Instance kMmaAsyncInstances[] = {{DType::f64, 0, 1}, {DType::f64, 1, 3},  {DType::f64, 3, 5},
-                                                  {DType::f64, 5, 9}, {DType::bf16, 0, 3}, {DType::f16, 0, 3},
-                                                  {DType::f32, 0, 3}};
+inline constexpr Instance kMmaAsyncInstances[] = {
+    {DType::f64, 0, 1}, {DType::f64, 1, 3}, {DType::f64, 3, 5},        {DType::f64, 5, 9},      {DType::bf16, 0, 3},
+    {DType::f16, 0, 3}, {DType::f32, 0, 3}, {DType::bf16, 0, 3, true}, {DType::f16, 0, 3, true}};
 static_assert(hold_all(kMmaAsyncInstances, DType::f64, kNumMmaAsyncShapes64) &&
               hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16) &&
               hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16) &&
-              hold_all(kMmaAsyncInstances, DType::f32, kNumMmaAsyncShapes16));
+              hold_all(kMmaAsyncInstances, DType::f32, kNumMmaAsyncShapes16) &&
+              hold_all(kMmaAsyncInstances, DType::bf16, kNumMmaAsyncShapes16, true) &&
+              hold_all(kMmaAsyncInstances, DType::f16, kNumMmaAsyncShapes16, true));
 
 constexpr int num_mma_async_shapes(DType dtype) {
   return dtype == DType::f64 ? kNumMmaAsyncShapes64 : kNumMmaAsyncShapes16;
@@ -152,7 +154,8 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
   const double bytes = double(size_of(task.dtype)), words = double(ceil_div(k, splits)) * (bytes == 2 ? 0.5 : 1);
   const double multiply =
       words / 8 * step * (task.dtype == DType::f32 ? c.tf32.value : 1) * narrow_factor(shape, copies, c.narrow);
-  const double load = double((m + n) * k * batch) * bytes / rate, store = double(m * n * batch * splits) * bytes / rate;
+  const double load = double((m + n) * k * batch) * bytes / rate;
+  const double store = double(m * n * batch * splits) * bytes * (task.is_wide ? 2 : 1) / rate;
   const double first = shape.num_stages * shape.block_k * 0.5;  // words of the first stages
   double us = c.start + (multiply > load ? multiply : load);
   us +=

@@ -39,6 +39,7 @@ const Rung mma_async_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
+    .takes = {.wide_result = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_mma_async_plan,

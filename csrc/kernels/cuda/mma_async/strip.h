@@ -20,9 +20,11 @@ struct Strip {
   static constexpr int kRows = ROWS, kPad = 8;
   alignas(16) A acc[kRows][COLS + kPad];
 
-  // C = activation(alpha * acc + beta * bias), of elements Out. All lanes have written their part.
-  template <class Out>
+  // C = activation(alpha * acc + beta * bias), of elements Asked; AnyElement: of fp32. All lanes have written their
+  // part.
+  template <class Asked>
   TILEDMM_DEVICE void store(const GemmProblem& problem, int64_t row, int64_t col) {
+    using Out = std::conditional_t<std::is_same_v<Asked, AnyElement>, A, Asked>;
     using Values = VectorOf<A>;
     using Outs = VectorOf<Out>;
     constexpr int kVector = Outs::kElements;
@@ -31,9 +33,9 @@ struct Strip {
     if (!is_plain(problem)) {
       TILEDMM_NO_UNROLL for (int idx = lane; idx < kRows * COLS; idx += kWarpSize) {
         const int r = idx / COLS, c = idx % COLS;
-        const A sum = blended<Out>(problem, row + r, col + c, load_shared(&acc[r][c]));
+        const A sum = blended<Asked>(problem, row + r, col + c, load_shared(&acc[r][c]));
         store_shared(&acc[r][c],
-                     problem.activation == Activation::none ? sum : activated<Out>(problem.activation, sum));
+                     problem.activation == Activation::none ? sum : activated<Asked>(problem.activation, sum));
       }
       warp_barrier();
     }

@@ -122,12 +122,14 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   } else {
     other_us = copies_us(costs, task, p.stride_cm % 8 == 0);
     visit_tiles(costs);
-    MmaUnalignedCosts borrowed_unaligned;
-    const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
-    for_each_mma_unaligned_shape(unaligned_costs, task, chip, [&](int shape, double us) {
-      plan.unaligned_shape = shape;
-      visit(plan, us);
-    });
+    if (!task.is_wide) {  // the unaligned kernels store 16 bits
+      MmaUnalignedCosts borrowed_unaligned;
+      const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
+      for_each_mma_unaligned_shape(unaligned_costs, task, chip, [&](int shape, double us) {
+        plan.unaligned_shape = shape;
+        visit(plan, us);
+      });
+    }
   }
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;

@@ -229,15 +229,15 @@ struct TileLayout {
   }
 };
 
-// The sums of one warp: 16 columns of C for FRAGS times 8 rows.
-template <class T, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+// The sums of one warp: 16 columns of a C of elements C for FRAGS times 8 rows.
+template <class T, class C, int FRAGS, int BLOCK_K, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 struct WarpSums {
   using L = LayoutM16N8;
   using Word = typename WordOf<T>::Word;
   static_assert(L::kM == kGroup && L::kN == 8);
   static constexpr int kStepK = L::kWordsK * WordOf<T>::kElements;
   static constexpr bool kUsesLdmatrix = kHasLdmatrix && sizeof(T) == 2;
-  using Strip = WarpStrip<T, 8 * FRAGS, kGroup>;
+  using Strip = WarpStrip<C, 8 * FRAGS, kGroup>;
 
   Acc<T> acc[FRAGS][1][L::kAccs];  // of this chunk, as wait_for_sums takes them
   Acc<T> total[FRAGS][L::kAccs];   // of the chunks before
@@ -386,10 +386,10 @@ TILEDMM_DEVICE void copy_tiles(const FoldedProblem& problem, const Work& work, c
   }
 }
 
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& work, char* smem, int64_t num_blocks) {
   constexpr int kBlockK = skinny_block_k(kDType<T>, 8 * FRAGS);
-  using Sums = WarpSums<T, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
+  using Sums = WarpSums<T, C, FRAGS, kBlockK, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   const SkinnyPlan& plan = work.plan;
   const int num_threads = num_skinny_threads(plan);
   const int warp = (thread_idx() - kCopyThreads) / 32, col = warp * kGroup;
@@ -440,7 +440,7 @@ TILEDMM_DEVICE void multiply_tiles(const FoldedProblem& problem, const Work& wor
   }
 }
 
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 TILEDMM_KERNEL(kCopyThreads + 32 * skinny_max_groups(8 * FRAGS), 1)
 skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   char* smem = reinterpret_cast<char*>(&block_shared<Vector16>());
@@ -448,45 +448,46 @@ skinny(Work work, int64_t num_blocks, FoldedProblem problem) {
   if (thread_idx() < kCopyThreads) {
     copy_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   } else {
-    multiply_tiles<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
+    multiply_tiles<T, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>(problem, work, smem, num_blocks);
   }
 }
 
-template <class T, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class T, class C, int FRAGS, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
 Status launch_work(const FoldedProblem& problem, const Work& work, const Executor& executor) {
-  if constexpr (8 * FRAGS > skinny_max_m(kDType<T>)) {
+  constexpr bool kIsServed = std::is_same_v<C, T> || (IS_A_K_MAJOR && IS_B_K_MAJOR);
+  if constexpr (8 * FRAGS > skinny_max_m(kDType<T>) || !kIsServed) {
     return Status::unsupported;
   } else {
     const int64_t blocks = min_of(work.plan.num_units, executor.num_cus);
-    return launch_early(skinny<T, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
+    return launch_early(skinny<T, C, FRAGS, IS_A_K_MAJOR, IS_B_K_MAJOR>, blocks, 1, num_skinny_threads(work.plan),
                         size_t(work.plan.shared_bytes), executor, work, blocks, problem);
   }
 }
 
-template <class T>
+template <class T, class C>
 Status launch_layouts(const FoldedProblem& problem, const Work& work, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kA = decltype(is_a_k_major)::value, kB = decltype(is_b_k_major)::value;
     switch (skinny_block_m(problem.gemm.m)) {
       case 8:
-        return launch_work<T, 1, kA, kB>(problem, work, executor);
+        return launch_work<T, C, 1, kA, kB>(problem, work, executor);
       case 16:
-        return launch_work<T, 2, kA, kB>(problem, work, executor);
+        return launch_work<T, C, 2, kA, kB>(problem, work, executor);
       case 32:
-        return launch_work<T, 4, kA, kB>(problem, work, executor);
+        return launch_work<T, C, 4, kA, kB>(problem, work, executor);
       default:
-        return launch_work<T, 8, kA, kB>(problem, work, executor);
+        return launch_work<T, C, 8, kA, kB>(problem, work, executor);
     }
   });
 }
 
-template <class T>
+template <class T, class C = T>
 Status launch(const FoldedProblem& problem, Work& work, const Executor& executor) {
   ChunkSums<Acc<T>> chunk_sums(problem, problem.gemm.n, executor);
   if (work.plan.splits_chunks && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partials = chunk_sums.sums;
-  const Status status = launch_layouts<T>(problem, work, executor);
-  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.template add<T>() : status;
+  const Status status = launch_layouts<T, C>(problem, work, executor);
+  return status == Status::ok && work.plan.splits_chunks ? chunk_sums.template add<C>() : status;
 }
 
 }  // namespace
@@ -499,6 +500,10 @@ Status launch_skinny(const FoldedProblem& given, const Plan& made, const Executo
   work.width_b = own.width_b;
   work.plan = own.plan;
   const DType dtype = problem.gemm.dtype_a;
+  if (mix_of(problem.gemm) == Mix::wide_result) {
+    return dtype == DType::f16 ? launch<Half, AnyElement>(problem, work, executor)
+                               : launch<BFloat16, AnyElement>(problem, work, executor);
+  }
   return dtype == DType::f64   ? launch<double>(problem, work, executor)
          : dtype == DType::f16 ? launch<Half>(problem, work, executor)
                                : launch<BFloat16>(problem, work, executor);

@@ -14,6 +14,8 @@ const char* refuse(const FoldedProblem& problem, const Chip&) {
   const DType dtype = problem.gemm.dtype_a;
   if (min_of(problem.gemm.m, problem.gemm.n) > skinny_max_m(dtype))
     return dtype == DType::f64 ? "in fp64 it serves up to 8 rows or columns" : "it serves up to 64 rows or columns";
+  const bool are_along_k = is_k_major(view_a(problem.gemm)) && is_k_major(view_b(problem.gemm));
+  if (problem.gemm.dtype_c != dtype && !are_along_k) return "its C in fp32 needs operands in 16 bits that lie along k";
   return nullptr;
 }
 
@@ -46,7 +48,8 @@ const Rung skinny_rung = {
     .order = Order::mma_chunks,
     .takes = {.dtypes = {DType::f16, DType::bf16, DType::f64},
               .num_dtypes = 3,
-              .served = "it serves fp16, bf16 and fp64"},
+              .served = "it serves fp16, bf16 and fp64",
+              .wide_result = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_plan,
