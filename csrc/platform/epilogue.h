@@ -116,6 +116,16 @@ TILEDMM_DEVICE float load_any(const void* memory, DType dtype, int64_t idx) {
   return as_acc(load_global(static_cast<const BFloat16*>(memory) + idx));
 }
 
+TILEDMM_DEVICE void store_any(void* memory, DType dtype, int64_t idx, float value) {
+  if (dtype == DType::f32) {
+    store_global(static_cast<float*>(memory) + idx, value);
+  } else if (dtype == DType::f16) {
+    store_global(static_cast<Half*>(memory) + idx, rounded_to<Half>(value));
+  } else {
+    store_global(static_cast<BFloat16*>(memory) + idx, rounded_to<BFloat16>(value));
+  }
+}
+
 // beta times the element's bias; without one `none`: -0 changes no sum, not even a zero's sign.
 template <class T>
 TILEDMM_DEVICE Acc<T> load_bias(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> none = Acc<T>(-0.0)) {
@@ -140,15 +150,10 @@ template <class T>
 TILEDMM_DEVICE void store_activated(const GemmProblem& problem, int64_t row, int64_t col, Acc<T> acc) {
   if (row >= problem.m || col >= problem.n) return;
   if (problem.activation != Activation::none) acc = activated<T>(problem.activation, acc);
-  [[maybe_unused]] const int64_t idx = row * problem.stride_cm + col * problem.stride_cn;
-  if constexpr (!std::is_same_v<T, AnyElement>) {
-    store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
-  } else if (problem.dtype_c == DType::f32) {
-    store_global(static_cast<float*>(problem.c) + idx, acc);
-  } else if (problem.dtype_c == DType::f16) {
-    store_global(static_cast<Half*>(problem.c) + idx, rounded_to<Half>(acc));
+  if constexpr (std::is_same_v<T, AnyElement>) {
+    store_any(problem.c, problem.dtype_c, row * problem.stride_cm + col * problem.stride_cn, acc);
   } else {
-    store_global(static_cast<BFloat16*>(problem.c) + idx, rounded_to<BFloat16>(acc));
+    store_global(static_cast<T*>(problem.c) + row * problem.stride_cm + col * problem.stride_cn, rounded_to<T>(acc));
   }
 }
 
