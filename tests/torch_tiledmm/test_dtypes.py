@@ -112,6 +112,20 @@ def test_gradients_are_products_of_the_gradient_as_it_is(dtypes, activation):
 
 
 @pytest.mark.parametrize("dtypes", MIXES, ids=str)
+def test_gradients_of_products_are_rounded_once(dtypes):
+    first, second, result = dtypes
+    for batch in ((), (3,)):
+        a, b = randn(7, 40, dtype=first).expand(*batch, 7, 40), randn(40, 9, dtype=second).expand(*batch, 40, 9)
+        leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+        grad = randn(7, 9, dtype=result).expand(*batch, 7, 9)
+        grads = torch.autograd.grad(matmul(*leaves, out_dtype=result), leaves, grad)
+        assert torch.equal(grads[0], matmul(grad, b.mT, out_dtype=first))
+        assert torch.equal(grads[1], matmul(a.mT, grad, out_dtype=second))
+        scaled = torch.autograd.grad(addmm(None, *leaves, alpha=-2, out_dtype=result), leaves, grad)
+        assert torch.equal(scaled[0], -2 * grads[0]) and torch.equal(scaled[1], -2 * grads[1])
+
+
+@pytest.mark.parametrize("dtypes", MIXES, ids=str)
 def test_second_derivatives_and_tangents(dtypes):
     """Against those in float64 of the same operands; what is rounded on the way is small."""
     sizes = ((5, 6), (6, 4), (5, 4))

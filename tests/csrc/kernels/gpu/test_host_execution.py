@@ -38,7 +38,7 @@ SANITIZE = {
     64: ["-O0", "-g0", "-fsanitize=address"],
 }
 # Folder and instance: fp16 beside bf16, smaller tiles beside larger ones.
-LIKE_OTHERS = {("mma_async", i) for i in (1, 2, 3, 5)} | {("simt_pipelined", i) for i in (1, 2, 3)}
+LIKE_OTHERS = {("mma_async", i) for i in (1, 2, 3, 5, 7, 8)} | {("simt_pipelined", i) for i in (1, 2, 3)}
 # What runs and compares the kernels, which takes most of the time; its fibers are for g++. Its errors of memory are
 # left to fail elsewhere.
 RUNNER = {"sanitize.cpp", "executor.cpp"}
@@ -213,6 +213,24 @@ MUTANTS = {
         CUDA + "direct/shared.h",
         "if (k + e < end_k) to[e][r]",
         "if (k + e < end_k || {on}) to[e][r]",
+        "direct",
+    ),
+    "direct: few columns: the copies are not waited for": (
+        CUDA + "direct/few_columns.cu",
+        "wait_copies<0>();",
+        "if (!{on}) wait_copies<0>();",
+        "direct",
+    ),
+    "direct: few columns: beyond the end of k": (
+        CUDA + "direct/few_columns.cu",
+        "int32_t(max_of(min_of(bytes - at, 16), 0)));",
+        "{on} ? 16 : int32_t(max_of(min_of(bytes - at, 16), 0)));",
+        "direct_fma",
+    ),
+    "direct: few columns: rows that A lacks": (
+        CUDA + "direct/few_columns.cu",
+        "int32_t(min_of(work.m - first_row, few.rows));",
+        "{on} ? few.rows : int32_t(min_of(work.m - first_row, few.rows));",
         "direct",
     ),
     "skinny: copy to the live stage": (
