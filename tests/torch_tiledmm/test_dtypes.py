@@ -1,8 +1,7 @@
 """Results and operands of other dtypes: out_dtype, fp32 beside 16 bits. Values are in test_property.py's sweep, too.
 
 Planted bugs that these tests caught: a gradient that is rounded before it is multiplied; a gradient in the dtype of the
-other operand; a bias read as C's dtype; the chunk of 16-bit operands for a mixed product; A's words packed as B's; an
-out_dtype that vmap drops.
+other operand; a bias read as C's dtype; A's words packed as B's; an out_dtype that vmap drops.
 """
 
 import copy
