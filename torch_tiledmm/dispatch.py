@@ -108,7 +108,7 @@ class Explanation:
         p = self.problem
         threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
-        dtypes = p["dtype"] if p["dtype"] == p["b_dtype"] else f"{p['dtype']} x {p['b_dtype']}"
+        dtypes = str(p["dtype"]) if p["dtype"] == p["b_dtype"] else f"{p['dtype']} x {p['b_dtype']}"
         dtypes += f" -> {p['out_dtype']}" * (len({p["dtype"], p["b_dtype"], p["out_dtype"]}) > 1)
         problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {dtypes} {p['layout']}"
         head = f"{problem} on {self.device} ({self.isa}, {threads})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ GATES = ("silu", "gelu", "gelu_tanh", "relu")
 # Classes of transformers by what they call their layers: two of one size, or one that holds both.
 _PAIRS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP")
 _STACKED = ("Phi3MLP",)
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
@@ -113,7 +114,7 @@ def replace_gated_mlp(model: nn.Module, *, algorithm: str = "auto", keeps_sums: 
             swap.skipped.append((name, reason))
             continue
         module._tiled_gate = (_activation_of(module), algorithm, keeps_sums)  # type: ignore[assignment]
-        module.__class__ = _tiled_class(type(module))
+        module.__class__ = _tiled_class(type(module))  # type: ignore[arg-type]
         swap.replaced.append(name)
     return swap
 
@@ -144,7 +145,7 @@ def _is_known(module_class: type) -> bool:
     return module_class.__module__.startswith("transformers.") and module_class.__name__ in _PAIRS + _STACKED
 
 
-def _layers(module: nn.Module) -> tuple[nn.Module | None, ...]:
+def _layers(module: nn.Module) -> tuple[Any, ...]:
     """Those of the first half."""
     names = ("gate_up_proj",) if hasattr(module, "gate_up_proj") else ("gate_proj", "up_proj")
     return tuple(getattr(module, name, None) for name in names)

@@ -238,7 +238,7 @@ def gated_linear(
     if _is_onnx_exported():
         product = _by_torch(input, gate, gate_bias, activation) * _by_torch(input, up, up_bias, "none")
         return product if out_dtype is None else product.to(out_dtype)
-    options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
+    options: dict[str, Any] = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
     operands = (input, gate, up, gate_bias, up_bias)
     out: Tensor
     if not keeps_sums and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
@@ -488,7 +488,7 @@ def _gated_linear_vmap(
     dims = (*in_dims, None, None)[:5]
     options = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
     _check_mapped(torch.ops.tiledmm.gated_linear.default, dims, input, gate, up, gate_bias, up_bias, **options)
-    if dims[1:] == (None,) * 4:
+    if dims[0] is not None and dims[1:] == (None,) * 4:
         mapped = input.movedim(dims[0], 0)
         return torch.ops.tiledmm.gated_linear.default(mapped, gate, up, gate_bias, up_bias, **options), 0
     result = out_dtype or torch.promote_types(input.dtype, gate.dtype)
