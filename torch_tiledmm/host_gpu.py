@@ -125,6 +125,8 @@ def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, activa
     for name, tensor in operands.items():
         if tensor.dtype not in DTYPES.values():
             raise TypeError(f"{name}: got {tensor.dtype}, expected one of {', '.join(DTYPES)}")
+        if (tensor.dtype == torch.float64) != (a.dtype == torch.float64):
+            raise TypeError(f"{name}: got {tensor.dtype}, which does not go with {a.dtype} of a")
         if tensor.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected one on the CPU")
     if a.dim() not in (2, 3) or a.shape[:-2] != b.shape[:-2] or a.dim() != b.dim() or a.shape[-1] != b.shape[-2]:

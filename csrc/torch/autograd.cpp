@@ -330,11 +330,17 @@ Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, 
   return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
 }
 
+// Whether the kernel below would not refuse a tensor by its name. Undefined: it is left out.
+bool is_plain(const Tensor& tensor) {
+  return !tensor.defined() ||
+         (tensor.layout() == at::kStrided && !tensor.is_nested() && dtype_of(tensor.scalar_type()));
+}
+
 Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor& up, std::string_view activation,
                       OptionalDtype out_dtype) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(gate, up);
-  const bool is_given = gate.defined() && up.defined();  // else the kernel raises
+  const bool is_given = gate.defined() && up.defined() && is_plain(gate) && is_plain(up);  // else the kernel raises
   if (wanted.nothing() || !is_given) return gated_op().redispatch(below, gate, up, activation, out_dtype);
   const at::ScalarType result = check_gated<c10::SymInt>(gate, up, activation, out_dtype);
   return differentiate<GatedFormula>(wanted, gate, up, Tensor(), below, activation).to(result);
@@ -344,11 +350,13 @@ Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor
 std::tuple<Tensor, Tensor> gated_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& gate,
                                                    const Tensor& up, std::string_view activation) {
   const Wanted wanted(grad, gate, up);
-  const bool is_given = grad.defined() && gate.defined() && up.defined();  // else the kernel raises
+  const bool is_given = grad.defined() && gate.defined() && up.defined() && is_plain(grad) && is_plain(gate) &&
+                        is_plain(up);  // else the kernel raises
   if (wanted.nothing() || !is_given) {
     return gated_backward_op().redispatch(keys & c10::after_autograd_keyset, grad, gate, up, activation);
   }
   check_gated<c10::SymInt>(gate, up, activation);
+  check_one_shape<c10::SymInt>({"grad", grad}, {"gate", gate});
   return {activate_backward_op().call(grad * up, gate, activation), grad * activate_op().call(gate, activation)};
 }
 
@@ -357,12 +365,13 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
                              const OptionalTensor& gate_bias, const OptionalTensor& up_bias,
                              std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
   const Wanted wanted(input, gate, up), of_biases(gate_bias.value_or(Tensor()), up_bias.value_or(Tensor()));
-  const bool is_given = input.defined() && gate.defined() && up.defined();  // else the kernel raises
-  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {
+  const bool is_given = input.defined() && gate.defined() && up.defined() && is_plain(input) && is_plain(gate) &&
+                        is_plain(up) && is_plain(gate_bias.value_or(Tensor())) && is_plain(up_bias.value_or(Tensor()));
+  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {  // or the kernel raises
     return gated_linear_op().redispatch(keys & c10::after_autograd_keyset, input, gate, up, gate_bias, up_bias,
                                         activation, algorithm, out_dtype);
   }
-  check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation);
+  check_gated_linear<c10::SymInt>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
   const Tensor gate_sum = linear_op().call(input, gate, gate_bias, "none", algorithm, out_dtype);
   const Tensor up_sum = linear_op().call(input, up, up_bias, "none", algorithm, out_dtype);
   return gated_op().call(gate_sum, up_sum, activation, std::nullopt);

@@ -207,7 +207,7 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate
   check_operand("gate", gate);
   check_operand("up", up);
   check_gated<int64_t>(gate, up, activation);
-  check_gated<int64_t>(grad, gate, activation);
+  check_one_shape<int64_t>({"grad", grad}, {"gate", gate});
   const TorchOnOneThreadInChild own_thread;
   const Tensor own_grad = grad.contiguous(), own_gate = gate.contiguous(), own_up = up.contiguous();
   const Tensor gate_grad = new_result(gate.sizes(), gate.options()), up_grad = new_result(up.sizes(), up.options());
@@ -229,8 +229,9 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
   check_operand("input", input);
   check_operand("gate", gate);
   check_operand("up", up);
-  check_gated_linear<int64_t>(input, gate, up, gate_bias, up_bias, activation);
-  const ProductDtypes dtypes = product_dtypes({"input", input}, {"gate", gate}, out_dtype, "gate_bias", gate_bias);
+  if (gate_bias && gate_bias->defined()) check_operand("gate_bias", *gate_bias);
+  if (up_bias && up_bias->defined()) check_operand("up_bias", *up_bias);
+  const ProductDtypes dtypes = check_gated_linear<int64_t>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
   const Tensor gate_sum = linear(input, gate, gate_bias, "none", algorithm, of_sums);
   return gated(gate_sum, linear(input, up, up_bias, "none", algorithm, of_sums), activation, dtypes.result);

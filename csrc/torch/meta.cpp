@@ -72,15 +72,14 @@ Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, 
 std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
                                           std::string_view activation) {
   check_gated<SymInt>(gate, up, activation);
-  check_gated<SymInt>(grad, gate, activation);
+  check_one_shape<SymInt>({"grad", grad}, {"gate", gate});
   return {empty(gate, gate.sym_sizes()), empty(up, up.sym_sizes())};
 }
 
 Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
                     const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
                     OptionalDtype out_dtype) {
-  check_gated_linear<SymInt>(input, gate, up, gate_bias, up_bias, activation);
-  linear(input, up, up_bias, "none", algorithm, out_dtype);
+  check_gated_linear<SymInt>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
   return linear(input, gate, gate_bias, "none", algorithm, out_dtype);
 }
 

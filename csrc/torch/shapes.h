@@ -166,33 +166,43 @@ void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view a
                     "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
 }
 
+// Two tensors of one shape, one of the four dtypes, and one device.
+template <class Size>
+void check_one_shape(const NamedTensor& a, const NamedTensor& b) {
+  to_dtype(a.name, a.tensor);
+  to_dtype(b.name, b.tensor);
+  check_alike(a.name, a.tensor, b.name, b.tensor);
+  bool fits = a.tensor.dim() == b.tensor.dim();
+  for (int64_t d = 0; fits && d < b.tensor.dim(); ++d) {
+    fits = must_equal(size_of<Size>(a.tensor, d), size_of<Size>(b.tensor, d));
+  }
+  TORCH_CHECK(fits, "tiledmm: ", a.name, " has shape ", shape_of<Size>(a.tensor), " and ", b.name, " ",
+              shape_of<Size>(b.tensor), "; both must have one shape");
+}
+
 // Two weights of one shape and dtype, with biases that are alike.
 template <class Size>
-void check_gated_linear(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
-                        const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
-                        std::string_view activation) {
-  check_alike("gate", gate, "up", up);
-  TORCH_CHECK(gate.dim() == up.dim() && gate.dim() >= 1 && must_equal(size_of<Size>(gate, 0), size_of<Size>(up, 0)),
-              "tiledmm: gate has shape ", shape_of<Size>(gate), " and up ", shape_of<Size>(up),
-              "; both must have one shape");
+ProductDtypes check_gated_linear(const at::Tensor& input, const at::Tensor& gate, const at::Tensor& up,
+                                 const std::optional<at::Tensor>& gate_bias, const std::optional<at::Tensor>& up_bias,
+                                 std::string_view activation, OptionalDtype out_dtype) {
+  const NamedTensor own_input{"input", input};
+  const ProductDtypes dtypes = product_dtypes(own_input, {"gate", gate}, out_dtype, "gate_bias", gate_bias);
+  product_dtypes(own_input, {"up", up}, out_dtype, "up_bias", up_bias);
+  check_one_shape<Size>({"gate", gate}, {"up", up});
   linear_shape<Size>(input, gate, gate_bias);
   linear_shape<Size>(input, up, up_bias);
   if (gate_bias && gate_bias->defined() && up_bias && up_bias->defined()) {
     check_alike("gate_bias", *gate_bias, "up_bias", *up_bias);
   }
   check_gating(activation);
+  return dtypes;
 }
 
-// The sums of a gated pair: of one shape, dtype and device; their result has that dtype, or 16 bits of fp32.
+// The sums of a gated pair; their result has their dtype, or 16 bits of fp32.
 template <class Size>
 at::ScalarType check_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
                            OptionalDtype out_dtype = std::nullopt) {
-  check_alike("gate", gate, "up", up);
-  to_dtype("gate", gate);
-  bool fits = gate.dim() == up.dim();
-  for (int64_t d = 0; fits && d < up.dim(); ++d) fits = must_equal(size_of<Size>(gate, d), size_of<Size>(up, d));
-  TORCH_CHECK(fits, "tiledmm: gate has shape ", shape_of<Size>(gate), " and up ", shape_of<Size>(up),
-              "; both must have one shape");
+  check_one_shape<Size>({"gate", gate}, {"up", up});
   check_gating(activation);
   const at::ScalarType type = gate.scalar_type(), result = out_dtype.value_or(type);
   const bool is_narrowed = type == at::kFloat && (result == at::kHalf || result == at::kBFloat16);

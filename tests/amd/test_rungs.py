@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     dtype: f"9MmaConfigILi64ELi64ELi{k}ELi128ELi2ELi1EE" for dtype, k in (("fp64", 16), ("fp32", 32), ("fp16", 64))
 }
-LETTERS = {"fp64": ("EEd", "IdE"), "fp32": ("EEf", "IfE"), "fp16": ("4Half",)}
+# Of A, B and C, where a kernel may have different ones.
+LETTERS = {"fp64": ("EEd", "IdE", "Iddd"), "fp32": ("EEf", "IfE", "Ifff"), "fp16": ("4Half",)}
 # rung: file, parts of the kernel's name, block tile, threads (those of 64 lanes), has sums
 RUNGS = {
     "01": ("01_naive.cu", ["5naiveI"], (8, 32), 256, False),
@@ -53,6 +54,8 @@ def kernel_of(code, rung: str, dtype: str):
     file, parts, *_ = RUNGS[rung]
     parts = [*parts, SMALL[dtype]] if rung >= "05" else parts
     for name, kernel in code.kernels.items():
+        if "AnyElement" in name:
+            continue
         if all(part in name for part in parts) and any(letters in name for letters in LETTERS[dtype]):
             return kernel
     raise AssertionError(f"{file} has no kernel {parts} of {dtype}: {list(code.kernels)}")

@@ -475,12 +475,17 @@ OPERANDS = {
     "linear": {"input": (3, 4), "weight": (5, 4), "bias": (5,)},
     "linear_and_sum": {"input": (3, 4), "weight": (5, 4), "bias": (5,)},
     "linear_weight_grads": {"grad": (3, 5), "input": (3, 4)},
+    "gated_linear": {"input": (3, 4), "gate": (5, 4), "up": (5, 4), "gate_bias": (5,), "up_bias": (5,)},
+    "gated": {"gate": (3, 4), "up": (3, 4)},
+    "gated_backward": {"grad": (3, 4), "gate": (3, 4), "up": (3, 4)},
     "activate": {"x": (3, 4)},
     "activate_backward": {"grad": (3, 4), "x": (3, 4)},
     "ordered_sum": {"a": (3, 4)},
 }
 OTHER_ARGUMENTS = {
     "linear_and_sum": {"activation": "silu"},
+    "gated": {"activation": "silu"},
+    "gated_backward": {"activation": "silu"},
     "activate": {"activation": "silu"},
     "activate_backward": {"activation": "silu"},
     "ordered_sum": {"dims": [0]},
@@ -600,8 +605,8 @@ def test_a_tensor_of_another_kind_is_refused_by_name(kind, mode):
         pytest.skip("a class of Python's, which refuses for itself")
     for op, role in ROLES:
         needs_matrix = kind in ("csr", "csc", "bsr", "bsc")
-        may_be_none = role == "bias" or (op, role) == ("addmm", "input")
-        if (role == "bias" and needs_matrix) or (may_be_none and kind == "None"):
+        may_be_none = role.endswith("bias") or (op, role) == ("addmm", "input")
+        if (role.endswith("bias") and needs_matrix) or (may_be_none and kind == "None"):
             continue
         if len(OPERANDS[op]) == 1 and kind in ("meta", "None"):  # a tensor of its own device; no tensor at all
             continue
