@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .dispatch import check_algorithm
-from .modules import LinearSwap, TiledLinear
-from .ops import gated_linear
+from .modules import LinearSwap, TiledLinear, obstacle
+from .ops import TORCH_ACTIVATIONS, gated_linear, has_own_products
 
-GATES = ("silu", "gelu", "gelu_tanh", "relu")
+GATES = tuple(TORCH_ACTIVATIONS)
 # Classes of transformers by what they call their layers: two of one size, or one that holds both.
 _PAIRS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP")
 _STACKED = ("Phi3MLP",)
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 class TiledGatedMLP(nn.Module):
@@ -159,16 +151,21 @@ def _is_plain(layer: nn.Module | None) -> bool:
     elif type(layer) is not nn.Linear:
         return False
     own = vars(layer)
-    has_hooks = any(own[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
-    return not has_hooks and not own["_backward_pre_hooks"] and "forward" not in own and "weight" in own["_parameters"]
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    weight = own["_parameters"].get("weight")  # a parametrized layer has none
+    is_read = weight is not None and weight.layout == torch.strided and not has_own_products(weight)
+    return is_read and "forward" not in own and not any(own[name] for name in hooks)
 
 
 def _reason_to_keep(module: nn.Module) -> str:
     """Why a module cannot be replaced; empty if it can."""
     if "forward" in vars(module):
         return "a forward was put on it, which would be called in the place of ours"
-    if not all(map(_is_plain, _layers(module))):
-        return "a layer in it is no plain nn.Linear"
+    for layer in _layers(module):
+        if isinstance(layer, nn.Linear) and (reason := obstacle(layer)):
+            return "a layer in it cannot be: " + reason
+        if not _is_plain(layer):
+            return "a layer in it is no plain nn.Linear"
     return "" if _activation_of(module) else "its activation is none of " + ", ".join(GATES)
 
 
@@ -177,7 +174,8 @@ def _activation_of(module: nn.Module) -> str:
     function = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
     x = torch.linspace(-6, 6, 97, dtype=torch.float64)
     values = function(x) if callable(function) else x
-    return next((name for name, own in _FUNCTIONS.items() if torch.allclose(values, own(x), rtol=0, atol=1e-9)), "")
+    names = (name for name, own in TORCH_ACTIVATIONS.items() if torch.allclose(values, own(x), rtol=0, atol=1e-9))
+    return next(names, "")
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class TiledLinear(nn.Linear):
         """
         if not isinstance(layer, nn.Linear) or type(layer).forward not in (nn.Linear.forward, TiledLinear.forward):
             raise TypeError(f"layer: got a {type(layer).__name__}, expected a torch.nn.Linear with the forward of that")
-        reason = _obstacle(layer)
+        reason = obstacle(layer)
         if not _is_forward_of_class(layer, vars(layer).get("forward")):
             reason = "a forward was put on it, which the new layer would not have; remove that first"
         elif not reason and "weight" not in layer._parameters:
@@ -289,10 +289,10 @@ def _reason_to_keep(module: nn.Linear) -> str:
             return f"it has an attribute {attribute!r} of its own"
     if _is_bypassed(module):
         return "a forward was put on it, which would be called in the place of ours; remove that, replace, put it back"
-    return _obstacle(module)
+    return obstacle(module)
 
 
-def _obstacle(module: nn.Linear) -> str:
+def obstacle(module: nn.Linear) -> str:
     """Why the operator cannot compute what a layer computes; empty if it can."""
     if is_parametrized(module):
         return "parametrized; replace first, then parametrize"

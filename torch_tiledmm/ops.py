@@ -4,6 +4,7 @@ documentation, vmap, flop counts.
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -273,17 +274,22 @@ def _alike(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> tuple[Tensor,
     return a.to(dtype), b.to(dtype)
 
 
+TORCH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+}
+
+
 def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """`linear` in functions of torch."""
-    functional = torch.nn.functional
-    z = functional.linear(input, weight, bias)
-    if activation in ("gelu", "gelu_tanh"):
-        return functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
-    if activation in ("relu", "silu"):
-        return functional.relu(z) if activation == "relu" else functional.silu(z)
-    if activation != "none":
+    z = torch.nn.functional.linear(input, weight, bias)
+    if activation == "none":
+        return z
+    if activation not in TORCH_ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not known; accepted are none, relu, gelu, gelu_tanh, silu")
-    return z
+    return TORCH_ACTIVATIONS[activation](z)
 
 
 def _is_onnx_exported() -> bool:

@@ -2,8 +2,8 @@
 //
 //   y[i] = function(x[i]), or, where grad is given, grad[i] * function'(x[i])      i < count
 //
-// Of a gated pair, where `other` is given, y[i] = function(x[i]) * other[i], or, where grad is given as well, both
-// gradients: y[i] = grad[i] * other[i] * function'(x[i]) and y_other[i] = grad[i] * function(x[i]).
+// A gated pair has `other`, too: y[i] = function(x[i]) * other[i], or, where grad is given, both gradients:
+// y[i] = grad[i] * other[i] * function'(x[i]) and y_other[i] = grad[i] * function(x[i]).
 //
 // All operands are contiguous and have one dtype. They are computed in the accumulator's type and rounded once.
 #pragma once
@@ -54,23 +54,16 @@ auto visit_activation(Function function, const Visit& visit) {
 // Calls visit with an integral_constant of `function`, and of whether it is the slope that is asked for.
 template <class Visit>
 auto visit_function(const ElementwiseProblem& problem, const Visit& visit) {
-  const auto visit_slope = [&](auto function) {
-    return problem.grad ? visit(function, std::true_type{}) : visit(function, std::false_type{});
-  };
-  switch (problem.function) {
-    case Function::relu:
-      return visit_slope(std::integral_constant<Function, Function::relu>{});
-    case Function::gelu:
-      return visit_slope(std::integral_constant<Function, Function::gelu>{});
-    case Function::gelu_tanh:
-      return visit_slope(std::integral_constant<Function, Function::gelu_tanh>{});
-    case Function::silu:
-      return visit_slope(std::integral_constant<Function, Function::silu>{});
-    case Function::logistic:
-      return visit(std::integral_constant<Function, Function::logistic>{}, std::false_type{});
-    default:
-      return visit(std::integral_constant<Function, Function::normal_density>{}, std::false_type{});
+  if (problem.function == Function::logistic) {
+    return visit(std::integral_constant<Function, Function::logistic>{}, std::false_type{});
   }
+  if (problem.function == Function::normal_density) {
+    return visit(std::integral_constant<Function, Function::normal_density>{}, std::false_type{});
+  }
+  return visit_activation(problem.function, [&](auto activation) {
+    constexpr std::integral_constant<Function, Function(int32_t(decltype(activation)::value))> function{};
+    return problem.grad ? visit(function, std::true_type{}) : visit(function, std::false_type{});
+  });
 }
 
 }  // namespace tiledmm

@@ -81,7 +81,8 @@ auto visit_dtype(DType dtype, const Visit& visit) {
   }
 }
 
-// The same with those of A and B, which are of one dtype, or fp32 and one of 16 bits.
+// visit_operands calls visit with null pointers to the element types of A and of B. They are of one dtype, or one is
+// fp32 and the other has 16 bits.
 template <class Visit>
 auto visit_operands(const GemmProblem& problem, const Visit& visit) {
   return visit_dtype(problem.dtype_a, [&](auto* a) {

@@ -9,7 +9,8 @@
 
 namespace tiledmm {
 
-// Of the tiles that a kernel has for a dtype, those from `first` up to `end`. is_wide: of those whose C has fp32.
+// An instance is a part of the tiles that a kernel has for a dtype: those from `first` up to `end`. is_wide: the tiles
+// counted are those whose C has fp32.
 struct Instance {
   DType dtype;
   int first, end;

@@ -19,6 +19,8 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <mutex>
 #include <type_traits>
 
@@ -330,18 +332,19 @@ Tensor activate_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, 
   return differentiate<ActivateBackwardFormula>(wanted, grad, x, Tensor(), below, activation);
 }
 
-// Whether the kernel below would not refuse a tensor by its name. Undefined: it is left out.
-bool is_plain(const Tensor& tensor) {
-  return !tensor.defined() ||
-         (tensor.layout() == at::kStrided && !tensor.is_nested() && dtype_of(tensor.scalar_type()));
+// Whether all are what the kernels read. If not, the kernel below raises, and names the one that is not.
+bool are_plain(std::initializer_list<Tensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested() && dtype_of(tensor.scalar_type());
+  });
 }
+bool is_plain_or_none(const OptionalTensor& tensor) { return !tensor || !tensor->defined() || are_plain({*tensor}); }
 
 Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor& up, std::string_view activation,
                       OptionalDtype out_dtype) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(gate, up);
-  const bool is_given = gate.defined() && up.defined() && is_plain(gate) && is_plain(up);  // else the kernel raises
-  if (wanted.nothing() || !is_given) return gated_op().redispatch(below, gate, up, activation, out_dtype);
+  if (wanted.nothing() || !are_plain({gate, up})) return gated_op().redispatch(below, gate, up, activation, out_dtype);
   const at::ScalarType result = check_gated<c10::SymInt>(gate, up, activation, out_dtype);
   return differentiate<GatedFormula>(wanted, gate, up, Tensor(), below, activation).to(result);
 }
@@ -350,9 +353,7 @@ Tensor gated_autograd(c10::DispatchKeySet keys, const Tensor& gate, const Tensor
 std::tuple<Tensor, Tensor> gated_backward_autograd(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& gate,
                                                    const Tensor& up, std::string_view activation) {
   const Wanted wanted(grad, gate, up);
-  const bool is_given = grad.defined() && gate.defined() && up.defined() && is_plain(grad) && is_plain(gate) &&
-                        is_plain(up);  // else the kernel raises
-  if (wanted.nothing() || !is_given) {
+  if (wanted.nothing() || !are_plain({grad, gate, up})) {
     return gated_backward_op().redispatch(keys & c10::after_autograd_keyset, grad, gate, up, activation);
   }
   check_gated<c10::SymInt>(gate, up, activation);
@@ -365,9 +366,8 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
                              const OptionalTensor& gate_bias, const OptionalTensor& up_bias,
                              std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype) {
   const Wanted wanted(input, gate, up), of_biases(gate_bias.value_or(Tensor()), up_bias.value_or(Tensor()));
-  const bool is_given = input.defined() && gate.defined() && up.defined() && is_plain(input) && is_plain(gate) &&
-                        is_plain(up) && is_plain(gate_bias.value_or(Tensor())) && is_plain(up_bias.value_or(Tensor()));
-  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {  // or the kernel raises
+  const bool is_given = are_plain({input, gate, up}) && is_plain_or_none(gate_bias) && is_plain_or_none(up_bias);
+  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {
     return gated_linear_op().redispatch(keys & c10::after_autograd_keyset, input, gate, up, gate_bias, up_bias,
                                         activation, algorithm, out_dtype);
   }

@@ -141,7 +141,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                           std::string_view activation, std::string_view algorithm,
                                           OptionalDtype out_dtype) {
-  check_keeps_sum(activation);
+  check_has_activation("linear_and_sum", activation);
   Tensor sum;
   const Tensor out = compute_linear(input, weight, bias, activation, algorithm, out_dtype, true, sum);
   return {out, sum};
@@ -166,7 +166,7 @@ Tensor elementwise(Function function, const Tensor& x, const Tensor& grad) {
 std::tuple<Tensor, Tensor> linear_and_sum_in_two_passes(const Tensor& input, const Tensor& weight,
                                                         const std::optional<Tensor>& bias, std::string_view activation,
                                                         std::string_view algorithm, OptionalDtype out_dtype) {
-  check_keeps_sum(activation);
+  check_has_activation("linear_and_sum", activation);
   const Tensor sum = linear(input, weight, bias, "none", algorithm, out_dtype);
   return {elementwise(to_function(activation), sum, Tensor()), sum};
 }
@@ -183,6 +183,19 @@ Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view a
   return elementwise(to_function(activation), x, grad);
 }
 
+// What both passes over a gated pair, which is contiguous, have in common; they compute what `y` and `grad` ask for.
+ElementwiseProblem gated_pair(const Tensor& gate, const Tensor& up, std::string_view activation, const Tensor& y) {
+  ElementwiseProblem problem{};
+  problem.function = to_function(activation);
+  problem.dtype = to_dtype("gate", gate);
+  problem.dtype_y = to_dtype("y", y);
+  problem.count = gate.numel();
+  problem.x = gate.const_data_ptr();
+  problem.other = up.const_data_ptr();
+  problem.y = y.mutable_data_ptr();
+  return problem;
+}
+
 // activation(gate) * up.
 Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
   check_operand("gate", gate);
@@ -191,13 +204,7 @@ Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, 
   const TorchOnOneThreadInChild own_thread;
   const Tensor own_gate = gate.contiguous(), own_up = up.contiguous();
   const Tensor out = new_result(gate.sizes(), gate.options().dtype(result));
-  ElementwiseProblem problem{};
-  problem.function = to_function(activation);
-  problem.dtype = to_dtype("gate", gate), problem.dtype_y = *dtype_of(result);
-  problem.count = gate.numel();
-  problem.x = own_gate.const_data_ptr(), problem.other = own_up.const_data_ptr();
-  problem.y = out.mutable_data_ptr();
-  run(problem, gate.device());
+  run(gated_pair(own_gate, own_up, activation, out), gate.device());
   return out;
 }
 
@@ -211,13 +218,9 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate
   const TorchOnOneThreadInChild own_thread;
   const Tensor own_grad = grad.contiguous(), own_gate = gate.contiguous(), own_up = up.contiguous();
   const Tensor gate_grad = new_result(gate.sizes(), gate.options()), up_grad = new_result(up.sizes(), up.options());
-  ElementwiseProblem problem{};
-  problem.function = to_function(activation);
-  problem.dtype = problem.dtype_y = to_dtype("gate", gate);
-  problem.count = gate.numel();
-  problem.x = own_gate.const_data_ptr(), problem.other = own_up.const_data_ptr();
+  ElementwiseProblem problem = gated_pair(own_gate, own_up, activation, gate_grad);
   problem.grad = own_grad.const_data_ptr();
-  problem.y = gate_grad.mutable_data_ptr(), problem.y_other = up_grad.mutable_data_ptr();
+  problem.y_other = up_grad.mutable_data_ptr();
   run(problem, gate.device());
   return {gate_grad, up_grad};
 }

@@ -48,7 +48,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 std::tuple<Tensor, Tensor> linear_and_sum(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                           std::string_view activation, std::string_view algorithm,
                                           OptionalDtype out_dtype) {
-  check_keeps_sum(activation);
+  check_has_activation("linear_and_sum", activation);
   const Tensor out = linear(input, weight, bias, activation, algorithm, out_dtype);
   return {out, empty(out, out.sym_sizes())};
 }
@@ -61,7 +61,6 @@ Tensor activate(const Tensor& x, std::string_view activation) {
 
 Tensor activate_backward(const Tensor& grad, const Tensor& x, std::string_view activation) {
   check_slope<SymInt>(grad, x, activation);
-  to_dtype("x", x);
   return empty(x, x.sym_sizes());
 }
 

@@ -104,14 +104,9 @@ Activation to_activation(std::string_view name) {
                     "' is not known; accepted are none, relu, gelu, gelu_tanh, silu");
 }
 
-void check_keeps_sum(std::string_view activation) {
-  TORCH_CHECK_VALUE(to_activation(activation) != Activation::none,
-                    "tiledmm: linear_and_sum has activation 'none'; accepted are relu, gelu, gelu_tanh, silu");
-}
-
-void check_gating(std::string_view activation) {
-  TORCH_CHECK_VALUE(to_activation(activation) != Activation::none,
-                    "tiledmm: a gate has activation 'none'; accepted are relu, gelu, gelu_tanh, silu");
+void check_has_activation(const char* who, std::string_view activation) {
+  TORCH_CHECK_VALUE(to_activation(activation) != Activation::none, "tiledmm: ", who,
+                    " has activation 'none'; accepted are relu, gelu, gelu_tanh, silu");
 }
 
 Function to_function(std::string_view name) {

@@ -40,12 +40,13 @@ struct ProductDtypes {
   }
 };
 
-// Checks that operands have dtypes that go together, and one device. Without an out_dtype the result has that of the
-// operands, fp32 where they differ. What is added, if it is defined, has the dtype of one of them or of the result.
 struct NamedTensor {
   const char* name;
   const at::Tensor& tensor;
 };
+
+// Checks that operands have dtypes that go together, and one device. Without an out_dtype the result has that of the
+// operands, fp32 where they differ. What is added, if it is defined, has the dtype of one of them or of the result.
 ProductDtypes product_dtypes(const NamedTensor& a, const NamedTensor& b, OptionalDtype out_dtype = std::nullopt,
                              const char* added_name = "", const std::optional<at::Tensor>& added = std::nullopt);
 
@@ -150,21 +151,8 @@ Shape<Size> linear_shape(const at::Tensor& input, const at::Tensor& weight, cons
   return out;
 }
 
-// linear_and_sum: without an activation the sum is the result. A gate has one, too.
-void check_keeps_sum(std::string_view activation);
-void check_gating(std::string_view activation);
-
-// The operands of activate_backward: of one shape, and a function that has a slope.
-template <class Size>
-void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view activation) {
-  check_alike("grad", grad, "x", x);
-  bool fits = grad.dim() == x.dim();
-  for (int64_t d = 0; fits && d < x.dim(); ++d) fits = must_equal(size_of<Size>(grad, d), size_of<Size>(x, d));
-  TORCH_CHECK(fits, "tiledmm: grad has shape ", shape_of<Size>(grad), " and x ", shape_of<Size>(x),
-              "; both must have one shape");
-  TORCH_CHECK_VALUE(is_activation(to_function(activation)), "tiledmm: activation '", activation,
-                    "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
-}
+// Refuses 'none' for `who`: linear_and_sum, whose sum would be the result, or a gate.
+void check_has_activation(const char* who, std::string_view activation);
 
 // Two tensors of one shape, one of the four dtypes, and one device.
 template <class Size>
@@ -178,6 +166,14 @@ void check_one_shape(const NamedTensor& a, const NamedTensor& b) {
   }
   TORCH_CHECK(fits, "tiledmm: ", a.name, " has shape ", shape_of<Size>(a.tensor), " and ", b.name, " ",
               shape_of<Size>(b.tensor), "; both must have one shape");
+}
+
+// The operands of activate_backward: of one shape, and a function that has a slope.
+template <class Size>
+void check_slope(const at::Tensor& grad, const at::Tensor& x, std::string_view activation) {
+  check_one_shape<Size>({"grad", grad}, {"x", x});
+  TORCH_CHECK_VALUE(is_activation(to_function(activation)), "tiledmm: activation '", activation,
+                    "' has no backward; accepted are relu, gelu, gelu_tanh, silu");
 }
 
 // Two weights of one shape and dtype, with biases that are alike.
@@ -194,7 +190,7 @@ ProductDtypes check_gated_linear(const at::Tensor& input, const at::Tensor& gate
   if (gate_bias && gate_bias->defined() && up_bias && up_bias->defined()) {
     check_alike("gate_bias", *gate_bias, "up_bias", *up_bias);
   }
-  check_gating(activation);
+  check_has_activation("a gate", activation);
   return dtypes;
 }
 
@@ -203,7 +199,7 @@ template <class Size>
 at::ScalarType check_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
                            OptionalDtype out_dtype = std::nullopt) {
   check_one_shape<Size>({"gate", gate}, {"up", up});
-  check_gating(activation);
+  check_has_activation("a gate", activation);
   const at::ScalarType type = gate.scalar_type(), result = out_dtype.value_or(type);
   const bool is_narrowed = type == at::kFloat && (result == at::kHalf || result == at::kBFloat16);
   TORCH_CHECK_TYPE(result == type || is_narrowed, "tiledmm: the result of gate, which has dtype ", type,

@@ -106,6 +106,41 @@ def test_layers_that_are_no_plain_ones_any_more():
     assert swap.skipped == [("model.layers.0.mlp", "a layer in it is no plain nn.Linear")] and len(swap.replaced) == 1
 
 
+class Quantized(torch.Tensor):
+    """Ones, whatever is stored: a weight of a class with products of its own."""
+
+    @staticmethod
+    def __new__(cls, stored):
+        return torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=stored.dtype)
+
+    def __init__(self, stored):
+        self.stored = stored
+
+    def __tensor_flatten__(self):
+        return ["stored"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args = [torch.ones_like(arg.stored) if isinstance(arg, cls) else arg for arg in args]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_weights_with_products_of_their_own(is_before):
+    """A weight that is quantised before or after the replacement keeps its own products."""
+    model, given = make("Llama"), make_input()
+    layer = model.model.layers[0].mlp.up_proj
+    swap = None if is_before else replace_gated_mlp(model)
+    stored = layer.weight.detach()
+    layer.weight = nn.Parameter(Quantized(stored), requires_grad=False)
+    swap = swap or replace_gated_mlp(model)
+    actual = model(**given).logits
+    assert [name for name, _ in swap.skipped] == (["model.layers.0.mlp"] if is_before else [])
+    assert not is_before or "Quantized" in swap.skipped[0][1]
+    layer.weight = nn.Parameter(torch.ones_like(stored))
+    torch.testing.assert_close(actual, model(**given).logits, rtol=1e-9, atol=1e-11)
+
+
 def test_compiled():
     model, given = make("Qwen3"), make_input()
     expected = model(**given).logits

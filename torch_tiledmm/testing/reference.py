@@ -11,9 +11,8 @@ well, and a result that is truncated instead of rounded fails.
 u is the unit roundoff and gamma(j) = j u_acc / (1 - j u_acc). Summing k products and a bias in any order,
 fused or not, meets at most k + 1 roundings of relative size u_acc along the way of any one product (Higham,
 Accuracy and Stability of Numerical Algorithms, section 3.1); the one more is the reference's and
-second-order terms. fp16 and bf16 accumulate in fp32, where their products are exact, and so do operands of two dtypes,
-as if both were fp32. For fp64 the reference has the same error as the result, so the first
-term counts twice.
+second-order terms. fp16 and bf16 accumulate in fp32, where their products are exact. Operands of two dtypes do so,
+too, as if both were fp32. For fp64 the reference has the same error as the result, so the first term counts twice.
 
 The absolute term covers underflow, where rounding is no longer relative: half the smallest denormal per
 operation. bf16 has more of it: the vdpbf16ps and tdpbf16ps instructions read denormal inputs as zero and write zero

@@ -86,7 +86,7 @@ void store_block_tile_as(const GemmProblem& problem, int64_t row, int64_t rows, 
   store_as(problem, row, rows, col, cols, sums, ld_sums);
 }
 
-// The same for elements of C's dtype.
+// store_block_tile calls store_block_tile_as with the element type that C has.
 inline void store_block_tile(const GemmProblem& problem, int64_t row, int64_t rows, int64_t col, int64_t cols,
                              const double* sums, int64_t ld_sums) {
   store_block_tile_as<double>(problem, row, rows, col, cols, sums, ld_sums);
