@@ -47,7 +47,7 @@ from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E4
 from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: E402
 from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
-from .ops import addmm, gated_linear, linear, matmul  # noqa: E402
+from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul  # noqa: E402
 
 __all__ = [
     "LinearSwap",
@@ -60,7 +60,9 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "gated_grouped_matmul",
     "gated_linear",
+    "grouped_matmul",
     "is_enabled",
     "linear",
     "matmul",

@@ -45,6 +45,7 @@ def register_sharding_rules() -> None:
         (ops.gated_backward, _gated_backward_rules),
         (ops.activate, _activate_rules),
         (ops.activate_backward, _activate_backward_rules),
+        (ops.grouped_matmul, _grouped_matmul_rules),
         (ops.ordered_sum, _ordered_sum_rules),
     ):
         register_sharding(op.default)(partial(_with_strided_shards, rules))
@@ -53,7 +54,7 @@ def register_sharding_rules() -> None:
     schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for op in (ops.matmul, ops.addmm, ops.gated_linear, ops.gated):
         schema_info[op.default].static_kwargkey = ["out_dtype"]
-    for op in (ops.linear, ops.linear_and_sum):
+    for op in (ops.linear, ops.linear_and_sum, ops.grouped_matmul):
         schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
     schema_info[ops.ordered_sum.default].static_argnum = 1
 
@@ -195,6 +196,43 @@ def _gated_linear_rules(
         (out, [placed[0], placed[1], placed[1], *(None if own is None else placed[2] for own in biases)])  # type: ignore[list-item]
         for out, placed in rules
     ]
+
+
+def _grouped_matmul_rules(
+    a: DTensorSpec,
+    b: DTensorSpec,
+    offs: DTensorSpec | None = None,
+    bias: DTensorSpec | None = None,
+    *,
+    activation: str = "none",
+    **options: Any,
+) -> Rules:
+    """([placement of the result], [of a, of b, of offs, of bias]); see `_matmul_rules`.
+
+    What offsets count stays whole, and so do they: a part of it is no part of every group.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rules: Rules = []
+
+    def add(out: Placement, of_a: Placement, of_b: Placement, of_bias: Placement) -> None:
+        placed = [of_a, of_b, None if offs is None else Replicate(), None if bias is None else of_bias]
+        rules.append(([out], placed))  # type: ignore[arg-type]
+
+    last = 2 if a.ndim == b.ndim else 1  # the result's last dimension
+    add(Replicate(), Replicate(), Replicate(), Replicate())
+    if a.ndim == 3 or b.ndim == 2:  # rows
+        add(Shard(last - 1), Shard(a.ndim - 2), Replicate(), Replicate())
+    if b.ndim == 3 or a.ndim == 2:  # columns
+        add(Shard(last), Replicate(), Shard(b.ndim - 1), Shard(1))
+    if a.ndim == b.ndim == 3:
+        add(Shard(0), Shard(0), Shard(0), Shard(0))
+    if activation == "none":
+        if a.ndim == 3 or b.ndim == 3:  # k
+            add(Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), Partial())
+        add(Partial(), Partial(), Replicate(), Partial())
+        add(Partial(), Replicate(), Partial(), Partial())
+    return rules
 
 
 def _gated_rules(gate: DTensorSpec, up: DTensorSpec, **options: Any) -> Rules:

@@ -49,7 +49,6 @@ class _GemmProblem(ctypes.Structure):  # csrc/core/problem.h
         *[(name, ctypes.c_void_p) for name in ("scale_a", "scale_b")],
         ("grouping", ctypes.c_int32),
         ("group_ends", ctypes.c_void_p),
-        ("num_groups", ctypes.c_int64),
         ("gated_b", ctypes.c_void_p),
     ]
 
@@ -169,7 +168,60 @@ def matmul(
         out = torch.full(
             (*a.shape[:-1], b.shape[-1]), torch.nan, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype)
         )
-    numbers = {dtype: number for number, dtype in enumerate(DTYPES.values())}
+    fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), "alpha": alpha, "beta": beta}
+    if bias is not None:
+        added = bias.expand(out.shape)
+        fields["bias"], fields["dtype_bias"] = added.data_ptr(), _number(bias.dtype)
+        fields["stride_bias_m"], fields["stride_bias_n"] = added.stride()[-2:]
+    if a.dim() == 3:
+        step = added.stride(0) if bias is not None else 0
+        fields["batch_dims"] = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0), step))
+        fields["num_batch_dims"] = 1
+    return out, _compute(a, b, out, fields, algorithm, warp_size, seed)
+
+
+def grouped_matmul(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    algorithm: str,
+    warp_size: int = 32,
+    seed: int = 0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`torch_tiledmm.grouped_matmul` of groups of rows, (m, k) by (G, k, n), or of k, (m, k) by (k, n), by a GPU kernel
+    run on the CPU. ``bias`` is (G, n). Shapes and dtypes are the caller's to check; errors otherwise as of `matmul`.
+    """
+    is_rows = b.dim() == 3
+    shape = (a.shape[0], b.shape[-1]) if is_rows else (len(offs), a.shape[0], b.shape[-1])
+    out = torch.full(shape, torch.nan, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype))
+    steps = (0, b.stride(0), 0) if is_rows else (0, 0, out.stride(0))
+    groups = _BatchDim(len(offs), *steps, 0 if bias is None else bias.stride(0))
+    ends = offs.contiguous()
+    fields = {
+        "activation": ACTIVATIONS.index(activation),
+        "batch_dims": (_BatchDim * 1)(groups),
+        "num_batch_dims": 1,
+        "grouping": 1 if is_rows else 2,
+        "group_ends": ends.data_ptr(),
+    }
+    if bias is not None:
+        fields |= {"bias": bias.data_ptr(), "dtype_bias": _number(bias.dtype), "stride_bias_n": bias.stride(1)}
+    _compute(a, b, out, fields, algorithm, warp_size, seed)
+    return out
+
+
+def _number(dtype: torch.dtype) -> int:
+    return list(DTYPES.values()).index(dtype)
+
+
+def _compute(
+    a: Tensor, b: Tensor, out: Tensor, fields: dict[str, Any], algorithm: str, warp_size: int, seed: int
+) -> Counts:
+    """Runs the product of a's and b's last two dimensions, with what else of a problem is in fields."""
     problem = _GemmProblem(
         m=a.shape[-2],
         n=b.shape[-1],
@@ -183,21 +235,11 @@ def matmul(
         c=out.data_ptr(),
         stride_cm=out.stride(-2),
         stride_cn=out.stride(-1),
-        dtype_a=numbers[a.dtype],
-        dtype_b=numbers[b.dtype],
-        dtype_bias=numbers[out.dtype if bias is None else bias.dtype],
-        dtype_c=numbers[out.dtype],
-        activation=ACTIVATIONS.index(activation),
-        alpha=alpha,
-        beta=beta,
+        dtype_a=_number(a.dtype),
+        dtype_b=_number(b.dtype),
+        dtype_c=_number(out.dtype),
+        **{"dtype_bias": _number(out.dtype), **fields},
     )
-    if bias is not None:
-        added = bias.expand(out.shape)
-        problem.bias, problem.stride_bias_m, problem.stride_bias_n = added.data_ptr(), *added.stride()[-2:]
-    if a.dim() == 3:
-        step = added.stride(0) if bias is not None else 0
-        dims = (_BatchDim * 1)(_BatchDim(a.shape[0], a.stride(0), b.stride(0), out.stride(0), step))
-        problem.batch_dims, problem.num_batch_dims = dims, 1
     counts, reason = _Counts(), ctypes.create_string_buffer(256)
     status = _library(warp_size).tiledmm_host_gemm(
         ctypes.byref(problem),
@@ -212,7 +254,7 @@ def matmul(
         error = {-1: RuntimeError, 1: ValueError, 2: NotImplementedError}.get(status, RuntimeError)
         raise error(f"{algorithm}: {reason.value.decode()}")
     size = a.element_size()
-    return out, Counts(
+    return Counts(
         global_load_elements=counts.global_load_bytes // size,
         global_load_sectors=counts.global_load_sectors,
         global_store_sectors=counts.global_store_sectors,

@@ -249,6 +249,112 @@ def gated_linear(
     return out
 
 
+def grouped_matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    activation: str = "none",
+    algorithm: str = "auto",
+    checks_offs: bool = False,
+) -> Tensor:
+    """Products of several sizes in one call, in the four forms of `torch.nn.functional.grouped_mm`. `offs` says where
+    each of G groups ends, and the sizes may be known on the device alone:
+
+        a (m, k), b (G, k, n), offs along m    -> (m, n): rows of a group by a matrix of its own, as of experts
+        a (G, m, k), b (G, k, n), no offs      -> (G, m, n): a batch
+        a (m, k), b (k, n), offs along k       -> (G, m, n): one sum for each group, as of experts' weights' gradients
+        a (G, m, k), b (k, n), offs along n    -> (m, n): columns of a group by a matrix of its own
+
+        offs = torch.tensor([2, 2, 7], dtype=torch.int32)  # groups of 2, 0 and 5 rows; the last row is in none
+        grouped_matmul(torch.randn(8, 4), torch.randn(3, 4, 5), offs=offs).shape  # torch.Size([8, 5])
+
+    Args:
+        a, b: dtypes as in `matmul`; any strides, no operand is copied.
+        offs: (G,), int32, device of `a`; ends that do not decrease, the last one at most the size that is grouped.
+        bias: (G, n), a row for each group; dtype as `bias` of `linear`; None where columns are grouped.
+        out_dtype, algorithm: see `matmul`.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded; where a
+            gradient is needed, after.
+        checks_offs: whether a GPU's offsets are read and checked, for which the host waits. Those of a CPU always are.
+
+    Returns:
+        The products in new memory, contiguous. Rows (columns) behind the last group are 0, and elements of `a` and `b`
+        behind it change nothing. Row i of group g has the bits of `matmul(a[i], b[g])`, whatever else is in the call. A
+        sum over a group of k has the order of its group's first element on.
+
+    Raises:
+        As `linear`; ValueError for offsets that decrease or leave the operand. Where a GPU's are not checked, such
+        offsets give values that are undefined, and no access outside of the operands.
+    """
+    if checks_offs and offs is not None and offs.is_cuda:
+        size = a.shape[-1] if a.dim() == b.dim() else a.shape[0] if a.dim() == 2 else b.shape[1]
+        _check_ends(offs.tolist(), size)
+    out: Tensor = torch.ops.tiledmm.grouped_matmul.default(
+        a, b, offs, bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm
+    )
+    return out
+
+
+def _check_ends(ends: list[int], size: int) -> None:
+    previous_end = 0
+    for group, end in enumerate(ends):
+        if not previous_end <= end <= size:
+            raise ValueError(
+                f"offs: got an end of group {group} at {end}; accepted are ends from {previous_end}, where the group "
+                f"before it ends, to {size}"
+            )
+        previous_end = end
+
+
+def gated_grouped_matmul(
+    a: Tensor,
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    offs: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    activation: str = "silu",
+    algorithm: str = "auto",
+) -> Tensor:
+    """`activation(grouped_matmul(a, gate)) * grouped_matmul(a, up)`: the first half of gated experts.
+
+    Args:
+        a: (m, k), rows of each group one after the other, or (G, m, k).
+        gate, up: (G, k, n), each read where it lies; an nn.Linear-like (G, n, k) is given as `w.mT`. Without an `up`,
+            `gate` is (G, k, 2 n) and holds both, one after the other, and so does `gate_bias`.
+        offs, out_dtype, algorithm: as in `grouped_matmul`.
+        gate_bias, up_bias: (G, n), or None.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+
+    Returns:
+        (m, n) or (G, m, n), contiguous, rounded and kept for a gradient as by `gated_linear`.
+
+    Raises:
+        As `grouped_matmul` and `gated_linear`.
+    """
+    if up is None:
+        if gate.dim() != 3 or gate.shape[2] % 2:
+            raise RuntimeError(f"gate: got shape {list(gate.shape)} without an up; accepted is (groups, k, 2 * n)")
+        gate, up = gate.chunk(2, -1)
+        gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2, -1)
+    result = _result_dtype(a, gate, out_dtype)
+    operands = (a, gate, up, gate_bias, up_bias)
+    is_differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+    wide = torch.float64 if result == torch.float64 else torch.float32
+    options = {"out_dtype": result if is_differentiated else wide, "algorithm": algorithm}
+    sums = [
+        torch.ops.tiledmm.grouped_matmul.default(a, weight, offs, bias, **options)
+        for weight, bias in ((gate, gate_bias), (up, up_bias))
+    ]
+    out: Tensor = torch.ops.tiledmm.gated.default(*sums, activation=activation, out_dtype=result)
+    return out
+
+
 # In TorchScript, calls of the functions are calls of the operators. The body of a function is nothing it could compile.
 _register_builtin(matmul, "tiledmm::matmul")
 _register_builtin(linear, "tiledmm::linear")
@@ -512,6 +618,12 @@ def _gated_linear_vmap(
     return torch.ops.tiledmm.gated.default(*sums, activation=activation, out_dtype=result), 0
 
 
+def _grouped_matmul_vmap(info: object, in_dims: Sequence[int | None], *operands: Tensor, **options: Any) -> Any:
+    raise NotImplementedError(
+        "grouped_matmul: got operands under torch.vmap; accepted are plain ones, since groups are a batch of their own"
+    )
+
+
 def _ordered_sum_vmap(
     info: object, in_dims: Sequence[int | None], a: Tensor, dims: Sequence[int]
 ) -> tuple[Tensor, int]:
@@ -562,6 +674,12 @@ def _linear_flops(input_shape: Sequence[int], weight_shape: Sequence[int], *args
     return 2 * math.prod(input_shape[:-1]) * math.prod(weight_shape)
 
 
+def _grouped_matmul_flops(a_shape: Sequence[int], b_shape: Sequence[int], *args: object, **kwargs: object) -> int:
+    """Of all rows, or all of k: how many the groups have, shapes do not say."""
+    groups = a_shape[0] if len(a_shape) == len(b_shape) == 3 else 1
+    return 2 * groups * a_shape[-2] * a_shape[-1] * b_shape[-1]
+
+
 def _gated_linear_flops(input_shape: Sequence[int], gate_shape: Sequence[int], *args: object, **kwargs: object) -> int:
     return 2 * _linear_flops(input_shape, gate_shape)
 
@@ -576,6 +694,7 @@ def _register() -> None:
         ("tiledmm::gated", _gated_vmap),
         ("tiledmm::gated_backward", _gated_backward_vmap),
         ("tiledmm::gated_linear", _gated_linear_vmap),
+        ("tiledmm::grouped_matmul", _grouped_matmul_vmap),
         ("tiledmm::ordered_sum", _ordered_sum_vmap),
     ):
         torch.library.register_vmap(name, rule)
@@ -586,6 +705,7 @@ def _register() -> None:
         (torch.ops.tiledmm.linear, _linear_flops),
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
+        (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
     ):
         register_flop_formula(op)(formula)

@@ -61,7 +61,7 @@ auto visit_function(const ElementwiseProblem& problem, const Visit& visit) {
     return visit(std::integral_constant<Function, Function::normal_density>{}, std::false_type{});
   }
   return visit_activation(problem.function, [&](auto activation) {
-    constexpr std::integral_constant<Function, Function(int32_t(decltype(activation)::value))> function{};
+    constexpr std::integral_constant<Function, static_cast<Function>(decltype(activation)::value)> function{};
     return problem.grad ? visit(function, std::true_type{}) : visit(function, std::false_type{});
   });
 }

@@ -15,8 +15,8 @@ struct Executor {
   void* stream;         // GPU: the current stream
   // Runs task(arg, 0) ... task(arg, num_tasks - 1), in any order, on any thread, and returns when all are done.
   void (*parallel_for)(void* self, int64_t num_tasks, void (*task)(void* arg, int64_t task_idx), void* arg);
-  // 64-byte aligned memory of the device, nullptr when there is none. Called outside of parallel_for only. On a GPU it
-  // may be released when the kernels that use it have been launched.
+  // 64-byte aligned memory of the device, nullptr when there is none. A task of parallel_for may call it, too, and
+  // releases what it got. On a GPU it may be released when the kernels that use it have been launched.
   void* (*allocate)(void* self, size_t num_bytes);
   void (*release)(void* self, void* memory);
   const char** launched = nullptr;  // where to write the name of the kernel that is launched; null: nowhere

@@ -84,10 +84,10 @@ struct GemmProblem {
   double alpha = 1, beta = 1;
   Scaling scaling;
   const float *scale_a, *scale_b;
-  // Where each group ends, num_groups numbers in the memory of the device.
+  // Where each group ends, in the memory of the device. The only dimension of the batch counts the groups: of its
+  // strides, those of B and bias serve where rows are grouped, those of C and bias where k is (groups.h).
   Grouping grouping;
   const int32_t* group_ends;
-  int64_t num_groups;
   // A second B, of the same shape and strides: C = activation(A B) * (A gated_b). Null: none.
   const void* gated_b;
 
@@ -142,13 +142,23 @@ struct FoldedProblem {
   BatchDim batch_dims[kMaxGpuBatchDims];
 };
 
+// Multiply-adds, twice. Groups share the rows, or the k, that a problem has.
+inline double num_flops(const FoldedProblem& problem) {
+  const GemmProblem& p = problem.gemm;
+  return 2 * double(p.m) * double(p.n) * double(p.k) *
+         double(p.grouping == Grouping::none ? problem.batch_size : 1);
+}
+
 // Bytes of the operands and of C, once.
 inline double bytes_moved(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
+  const bool is_grouped = p.grouping != Grouping::none;
   const double m = double(p.m), n = double(p.n), k = double(p.k);
-  return (m * k * double(size_of(p.dtype_a)) + k * n * double(size_of(p.dtype_b)) +
-          m * n * double(size_of(p.dtype_c))) *
-         double(problem.batch_size);
+  const double groups = is_grouped ? double(problem.batch_dims[0].size) : 1;
+  const double bytes = m * k * double(size_of(p.dtype_a)) +
+                       k * n * double(size_of(p.dtype_b)) * (p.grouping == Grouping::rows ? groups : 1) +
+                       m * n * double(size_of(p.dtype_c)) * (p.grouping == Grouping::k ? groups : 1);
+  return is_grouped ? bytes : bytes * double(problem.batch_size);
 }
 
 // The same question for a batch of a GPU, whose items may have a bias each.

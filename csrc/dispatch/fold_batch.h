@@ -14,6 +14,12 @@ inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   if (problem.alpha == 0) folded.k = 0;
   if (problem.beta == 0) folded.bias = nullptr;
   result.chunk_k = chunk_k(folded);
+  result.asked_n = problem.n;
+  if (problem.grouping != Grouping::none) {  // groups of k are a batch, those of rows are tiles of C
+    result.batch_dims[0] = problem.batch_dims[0];
+    result.batch_size = problem.grouping == Grouping::k ? problem.batch_dims[0].size : 1;
+    return result;
+  }
   int32_t count = 0;
   for (int32_t d = 0; d < problem.num_batch_dims; ++d) {
     const BatchDim& inner = problem.batch_dims[d];
@@ -54,7 +60,6 @@ inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   folded.batch_dims = dims;
   folded.num_batch_dims = count;
   result.batch_size = batch_size(folded);
-  result.asked_n = problem.n;
   for (int32_t d = 0; d < min_of(count, kMaxGpuBatchDims); ++d) result.batch_dims[d] = dims[d];
   return result;
 }

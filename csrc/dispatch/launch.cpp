@@ -1,24 +1,28 @@
 // Folds, selects, launches; what went wrong in words.
 #include "dispatch/launch.h"
 
+#include <atomic>
 #include <cstdio>
 
 #include "dispatch/chips.h"
 #include "dispatch/fold_batch.h"
+#include "dispatch/grouped.h"
 #include "dispatch/select.h"
 #include "platform/device.h"
 
 namespace tiledmm {
 namespace {
 
-Status run(const GemmProblem& asked, int32_t algorithm, const Chip& chip, const Executor& executor, char* reason,
-           size_t capacity) {
+// asked_n: columns of the caller's C, of which `asked` may be a block.
+Status run(const GemmProblem& asked, int64_t asked_n, int32_t algorithm, const Chip& chip, const Executor& executor,
+           char* reason, size_t capacity) {
   if (algorithm < 0 || name_of(algorithm) >= num_algorithms()) {
     std::snprintf(reason, capacity, "there is no algorithm of index %d", int(algorithm));
     return Status::unknown_algorithm;
   }
   BatchDim dims[kMaxBatchDims];
   FoldedProblem problem = fold_batch(asked, dims);
+  problem.asked_n = asked_n;
   const Choice choice = select(problem, algorithm, chip);
   if (!choice.rung) {
     std::snprintf(reason, capacity, "algorithm '%s' cannot serve this call on %s: %s", algorithm_name(algorithm),
@@ -76,9 +80,46 @@ Status find_device(Executor& executor, Chip& chip, char* reason, size_t capacity
 }  // namespace
 
 #if !defined(TILEDMM_HOST_GPU)
+namespace {
+
+// Each group is a product of its own. The kernel that is said to be launched is that of all rows, or of all k.
+Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Executor& executor, char* reason,
+                         size_t capacity) {
+  struct Call {
+    int32_t algorithm;
+    char* reason;
+    size_t capacity;
+    std::atomic<bool> has_failed{false};
+  } call{algorithm, reason, capacity};
+  GemmProblem as_one = asked;
+  as_one.grouping = Grouping::none, as_one.num_batch_dims = 0;
+  if (executor.launched) {
+    const Choice choice = select(fold_batch(as_one, nullptr), algorithm, cpu_chip(executor.num_threads));
+    if (choice.rung) *executor.launched = choice.rung->name;
+  }
+  Executor silent = executor;
+  silent.launched = nullptr;  // threads would write there at the same time
+  return run_groups(
+      asked, silent,
+      [](void* self, const GemmProblem& product, int64_t asked_n, const Executor& own) {
+        auto& call = *static_cast<Call*>(self);
+        char why[320] = "";
+        const Status status =
+            run(product, asked_n, call.algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
+        if (status != Status::ok && !call.has_failed.exchange(true)) {
+          std::snprintf(call.reason, call.capacity, "%s", why);
+        }
+        return status;
+      },
+      &call);
+}
+
+}  // namespace
+
 Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor& executor, char* reason,
                   size_t capacity) {
-  return run(problem, algorithm, cpu_chip(executor.num_threads), executor, reason, capacity);
+  if (problem.grouping != Grouping::none) return run_groups_on_cpu(problem, algorithm, executor, reason, capacity);
+  return run(problem, problem.n, algorithm, cpu_chip(executor.num_threads), executor, reason, capacity);
 }
 
 Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor& executor) {
@@ -91,7 +132,7 @@ Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor execut
   Chip chip;
   const Status status = find_device(executor, chip, reason, capacity);
   if (status != Status::ok) return status;
-  return run(problem, algorithm, chip, executor, reason, capacity);
+  return run(problem, problem.n, algorithm, chip, executor, reason, capacity);
 }
 
 namespace {

@@ -131,12 +131,9 @@ bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip,
 // where its parts overlap more than they can; nobody is shown that.
 double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform == Platform::cpu) return 0;
-  const GemmProblem& p = problem.gemm;
-  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
-  const int dtype = int(rung.is_split ? DType::f16 : p.dtype_a);  // split: at least one product of 16 bits
+  const int dtype = int(rung.is_split ? DType::f16 : problem.gemm.dtype_a);  // split: at least one product of 16 bits
   const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
-  const double bytes = bytes_moved(problem);
-  return std::max(2 * m * n * k * batch / (peak * 1e6), bytes / (chip.tbytes_per_second * 1e6));
+  return std::max(num_flops(problem) / (peak * 1e6), bytes_moved(problem) / (chip.tbytes_per_second * 1e6));
 }
 
 Choice cheapest(const FoldedProblem& problem, Mask legal, const Chip& chip) {

@@ -4,6 +4,7 @@
 // `mn` is the operand's own dimension: m of A, n of B.
 #pragma once
 
+#include "core/groups.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "platform/epilogue.h"
@@ -264,6 +265,51 @@ TILEDMM_DEVICE TilePlace tile_place(const GemmProblem& problem) {
 
 constexpr int64_t num_tiles(const GemmProblem& problem, int64_t block_m, int64_t block_n) {
   return ceil_div(problem.m, block_m) * ceil_div(problem.n, block_n);
+}
+// Of groups of rows, whose sizes the host does not know, as many as they can have: a part of a tile more in each, and
+// behind the last one.
+constexpr int64_t num_tiles(const FoldedProblem& problem, int64_t block_m, int64_t block_n) {
+  const GemmProblem& p = problem.gemm;
+  if (p.grouping != Grouping::rows) return num_tiles(p, block_m, block_n);
+  return (p.m / block_m + problem.batch_dims[0].size + 1) * ceil_div(p.n, block_n);
+}
+
+// What a block computes: a tile of a product.
+struct BlockWork {
+  GemmProblem gemm;
+  TilePlace tile;
+};
+
+// Of an item of the batch, or of a group. Blocks that groups of rows leave over have a product without rows.
+template <int BLOCK_M, int BLOCK_N>
+TILEDMM_DEVICE BlockWork block_work(const FoldedProblem& problem, int64_t batch_idx) {
+  const GemmProblem& whole = problem.gemm;
+  if (whole.grouping == Grouping::none) {
+    const GemmProblem item = item_of(problem, batch_idx);
+    return {item, tile_place<BLOCK_M, BLOCK_N>(item)};
+  }
+  const int64_t num_groups = problem.batch_dims[0].size;
+  GemmProblem item = whole;
+  TilePlace tile = tile_place<BLOCK_M, BLOCK_N>(whole);
+  int64_t group = batch_idx;
+  GroupRange range;
+  if (whole.grouping == Grouping::k) {
+    const int64_t previous_end = group > 0 ? load_global(whole.group_ends + group - 1) : 0;
+    range = group_range(previous_end, load_global(whole.group_ends + group), whole.k);
+  } else {
+    int64_t previous_end = 0;
+    for (group = 0; group < num_groups; ++group) {
+      const int64_t end = load_global(whole.group_ends + group);
+      range = group_range(previous_end, end, whole.m);
+      const int64_t rows = round_up(range.end - range.begin, BLOCK_M);
+      if (tile.row < rows) break;
+      tile.row -= rows;
+      previous_end = end;
+    }
+    if (group == num_groups) range = group_range(previous_end, whole.m, whole.m);
+  }
+  take_group(item, problem.batch_dims[0], group, range);
+  return {item, tile};
 }
 
 // Blocks along y: one for each product of the batch, or several products for each block.

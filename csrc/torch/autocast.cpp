@@ -42,6 +42,14 @@ struct Autocast {
                                   algorithm, out_dtype);
   }
 
+  static Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                               const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
+                               std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return grouped_matmul_op().call(cast(a), cast(b), offs, cast(bias), out_dtype, activation, algorithm);
+  }
+
   static Tensor cast(const Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), tensor, DEVICE);
   }
@@ -57,6 +65,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("addmm", &Autocast<at::kCPU>::addmm);
   m.impl("linear", &Autocast<at::kCPU>::linear);
   m.impl("gated_linear", &Autocast<at::kCPU>::gated_linear);
+  m.impl("grouped_matmul", &Autocast<at::kCPU>::grouped_matmul);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
@@ -64,6 +73,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("addmm", &Autocast<at::kCUDA>::addmm);
   m.impl("linear", &Autocast<at::kCUDA>::linear);
   m.impl("gated_linear", &Autocast<at::kCUDA>::gated_linear);
+  m.impl("grouped_matmul", &Autocast<at::kCUDA>::grouped_matmul);
 }
 
 }  // namespace tiledmm

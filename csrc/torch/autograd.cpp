@@ -43,14 +43,24 @@ struct Computed {
   Tensor result;
 };
 
+template <class Own>
+Tensor compute_forward(c10::DispatchKeySet below, const Tensor& first, const Tensor& second, const Tensor& third,
+                       [[maybe_unused]] const Tensor& offs, std::string_view option) {
+  if constexpr (Own::kHasOffs) {
+    return Own::forward(below, first, second, third, offs, option);
+  } else {
+    return Own::forward(below, first, second, third, option);
+  }
+}
+
 template <class Own, bool HAS_THIRD>
 struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> {
   // Backward reads nothing but its context: compiled autograd traces it without a graph break.
   static constexpr bool is_traceable = true;
 
   static Tensor forward(AutogradContext* context, const Tensor& first, const OptionalTensor& other,
-                        const OptionalTensor& third, c10::DispatchKeySet below, std::string_view option,
-                        const Computed& computed) {
+                        const OptionalTensor& third, const OptionalTensor& offs, c10::DispatchKeySet below,
+                        std::string_view option, const Computed& computed) {
     const Tensor second = other.value_or(Tensor());
     const Needs needs = {first.requires_grad(), second.defined() && second.requires_grad(), false};
     context->set_materialize_grads(false);
@@ -58,14 +68,17 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> 
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Tensor result = computed.result.defined()
                               ? computed.result
-                              : Own::forward(below, first, second, HAS_THIRD ? *third : Tensor(), option);
+                              : compute_forward<Own>(below, first, second, HAS_THIRD ? *third : Tensor(),
+                                                     offs.value_or(Tensor()), option);
     const auto kept = Own::kept(first, second, needs);
-    context->save_for_backward({kept[0], kept[1], Own::kKeepsResult ? result : Tensor()});
+    variable_list saved = {kept[0], kept[1], Own::kKeepsResult ? result : Tensor()};
+    if (Own::kHasOffs) saved.push_back(offs.value_or(Tensor()));
+    context->save_for_backward(std::move(saved));
     return result;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    variable_list result(6);
+    variable_list result(7);
     if (!grads[0].defined()) return result;
     const TorchOnOneThreadInChild own_thread;
     const variable_list saved = context->get_saved_variables();
@@ -73,7 +86,8 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> 
     const std::string option(found == context->saved_data.end() ? kPlainAuto : found->second.toStringRef());
     Needs needs{};
     for (size_t i = 0; i < Own::kInputs; ++i) needs[i] = (i < 2 || HAS_THIRD) && context->needs_input_grad(i);
-    const variable_list own = Own::backward(grads[0], {saved[0], saved[1], saved[2]}, needs, option);
+    const Kept kept = {saved[0], saved[1], saved[2], Own::kHasOffs ? saved[3] : Tensor()};
+    const variable_list own = Own::backward(grads[0], kept, needs, option);
     std::copy(own.begin(), own.end(), result.begin());
     return result;
   }
@@ -81,17 +95,18 @@ struct TiledFunction : torch::autograd::Function<TiledFunction<Own, HAS_THIRD>> 
 
 template <class Own>
 Tensor apply_function(const Tensor& first, const Tensor& second, const Tensor& third, c10::DispatchKeySet below,
-                      std::string_view option, const Computed& computed) {
+                      std::string_view option, const Computed& computed, const Tensor& offs = Tensor()) {
+  const OptionalTensor other = optional(second), ends = optional(offs);
   return third.defined()
-             ? TiledFunction<Own, true>::apply(first, optional(second), optional(third), below, option, computed)
-             : TiledFunction<Own, false>::apply(first, optional(second), OptionalTensor(), below, option, computed);
+             ? TiledFunction<Own, true>::apply(first, other, optional(third), ends, below, option, computed)
+             : TiledFunction<Own, false>::apply(first, other, OptionalTensor(), ends, below, option, computed);
 }
 
 // ---- (b) Node
 
 template <class Own>
 struct TiledNode : torch::autograd::Node {
-  SavedVariable first, second, result;
+  SavedVariable first, second, result, offs;
   Needs needs;
   std::string option;
 
@@ -101,13 +116,15 @@ struct TiledNode : torch::autograd::Node {
     const TorchOnOneThreadInChild own_thread;
     Needs wanted = needs;
     for (size_t i = 0; i < Own::kInputs; ++i) wanted[i] = needs[i] && this->task_should_compute_output(i);
-    return Own::backward(grads[0], {first.unpack(), second.unpack(), result.unpack(pointer_to(this))}, wanted, option);
+    const Kept kept = {first.unpack(), second.unpack(), result.unpack(pointer_to(this)), offs.unpack()};
+    return Own::backward(grads[0], kept, wanted, option);
   }
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(this->mutex_);
     first.reset_data();
     second.reset_data();
     result.reset_data();
+    offs.reset_data();
   }
   std::string name() const override { return Own::kName; }
 
@@ -132,7 +149,7 @@ struct TiledNode : torch::autograd::Node {
 
 template <class Own>
 Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& third, c10::DispatchKeySet below,
-                      std::string_view option) {
+                      std::string_view option, const Tensor& offs) {
   using torch::autograd::generated::details::toNonOptFwGrad;
   using torch::autograd::generated::details::toNonOptPrimal;
   decltype(TiledNode<Own>::make()) node{};
@@ -146,12 +163,13 @@ Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& t
     const auto kept = Own::kept(first, second, node->needs);
     node->first = SavedVariable(kept[0], false);
     node->second = SavedVariable(kept[1], false);
+    node->offs = SavedVariable(offs, false);
     node->option = std::string(option == "auto" ? kPlainAuto : option);
   }
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    result = Own::forward(below, first, second, third, option);
+    result = compute_forward<Own>(below, first, second, third, offs, option);
   }
   if (node) {
     torch::autograd::set_history(result, node);
@@ -159,7 +177,7 @@ Tensor call_with_node(const Tensor& first, const Tensor& second, const Tensor& t
   }
   const TorchOnOneThreadInChild own_thread;
   if (isFwGradDefined(first) || isFwGradDefined(second) || isFwGradDefined(third)) {
-    const Kept primal = {toNonOptPrimal(first), toNonOptPrimal(second), result};
+    const Kept primal = {toNonOptPrimal(first), toNonOptPrimal(second), result, offs};
     const Tensor tangent =
         Own::tangent(primal, toNonOptFwGrad(first), toNonOptFwGrad(second), toNonOptFwGrad(third), option);
     result._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
@@ -180,9 +198,9 @@ struct Wanted {
 
 template <class Own>
 Tensor differentiate(const Wanted& wanted, const Tensor& first, const Tensor& second, const Tensor& third,
-                     c10::DispatchKeySet below, std::string_view option) {
-  if (wanted.tangent || is_transform_active()) return call_with_node<Own>(first, second, third, below, option);
-  return apply_function<Own>(first, second, third, below, option, Computed{});
+                     c10::DispatchKeySet below, std::string_view option, const Tensor& offs = Tensor()) {
+  if (wanted.tangent || is_transform_active()) return call_with_node<Own>(first, second, third, below, option, offs);
+  return apply_function<Own>(first, second, third, below, option, Computed{}, offs);
 }
 
 Tensor broadcast(const Tensor& tensor, c10::SymIntArrayRef sizes, c10::DispatchKeySet below) {
@@ -377,6 +395,23 @@ Tensor gated_linear_autograd(c10::DispatchKeySet keys, const Tensor& input, cons
   return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
 }
 
+// Under a gradient the sum before an activation is kept, in the result's dtype.
+Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& b, const OptionalTensor& offs,
+                               const OptionalTensor& bias, OptionalDtype out_dtype, std::string_view activation,
+                               std::string_view algorithm) {
+  const Wanted wanted(a, b, bias);
+  if (wanted.nothing() || !are_plain({a, b}) || !is_plain_or_none(bias)) {
+    return grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, b, offs, bias, out_dtype, activation,
+                                          algorithm);
+  }
+  const Tensor own_bias = bias.value_or(Tensor());
+  GroupedShape<c10::SymInt>(a, b, offs, bias);  // raises what a gradient would not survive
+  const std::string option = ProductOption(a, b, own_bias, algorithm, out_dtype).text();
+  const Tensor sum = differentiate<GroupedFormula>(wanted, a, b, own_bias, keys & c10::after_autograd_keyset, option,
+                                                   offs.value_or(Tensor()));
+  return to_activation(activation) == Activation::none ? sum : activate_op().call(sum, activation);
+}
+
 Tensor ordered_sum_autograd(c10::DispatchKeySet keys, const Tensor& a, at::IntArrayRef dims) {
   const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
   const Wanted wanted(a);
@@ -418,6 +453,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("gated_linear", &gated_linear_autograd);
   m.impl("gated", &gated_autograd);
   m.impl("gated_backward", &gated_backward_autograd);
+  m.impl("grouped_matmul", &grouped_matmul_autograd);
   m.impl("ordered_sum", &ordered_sum_autograd);
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());

@@ -37,6 +37,11 @@ TORCH_LIBRARY(tiledmm, m) {
   // What is left of that for each element, activation(gate) * up, and its gradients, in one pass.
   m.def("gated(Tensor gate, Tensor up, *, str activation, ScalarType? out_dtype=None) -> Tensor", tags);
   m.def("gated_backward(Tensor grad, Tensor gate, Tensor up, *, str activation) -> (Tensor, Tensor)", tags);
+  // Products of several sizes in one call, by where a or b ends for each group (torch.nn.functional.grouped_mm).
+  m.def(
+      "grouped_matmul(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, ScalarType? out_dtype=None, "
+      "str activation=\"none\", str algorithm=\"auto\") -> Tensor",
+      tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
   m.def("_info() -> str");

@@ -43,6 +43,7 @@ using Needs = std::array<bool, 3>;  // the operands whose gradients are wanted
 
 struct Formula {
   static constexpr bool kKeepsResult = false;  // for backward
+  static constexpr bool kHasOffs = false;      // a fourth operand, of which nothing is differentiated: groups' ends
 
   // What backward has of the first two operands. Of a product's: a for the gradient of b and the other way round.
   static std::array<Tensor, 2> kept(const Tensor& a, const Tensor& b, const Needs& needs) {
@@ -52,7 +53,7 @@ struct Formula {
 
 // What backward computes with: the operands that were kept, the result if it was.
 struct Kept {
-  Tensor first, second, result;
+  Tensor first, second, result, offs;
 };
 
 // What a product is asked for beside its operands, as the text that an option is: the algorithm alone, or numbers and
@@ -323,6 +324,52 @@ struct GatedFormula : Formula {
     const auto by_slope = [&] { return activate_backward_op().call(gate_t * primal.second, primal.first, activation); };
     const auto by_value = [&] { return up_t * activate_op().call(primal.first, activation); };
     return !gate_t.defined() ? by_value() : !up_t.defined() ? by_slope() : by_slope() + by_value();
+  }
+};
+
+// Groups of products. Each gradient is one of the other forms: rows and k exchange their places, columns stay columns.
+struct GroupedFormula : Formula {
+  static constexpr size_t kInputs = 3;
+  static constexpr bool kHasOffs = true;
+  static constexpr const char* kName = "TiledGroupedMatmulBackward";
+
+  static Tensor forward(c10::DispatchKeySet below, const Tensor& a, const Tensor& b, const Tensor& bias,
+                        const Tensor& offs, std::string_view text) {
+    const ProductOption option(text);
+    return grouped_matmul_op().redispatch(below, a, b, optional(offs), optional(bias), option.result, "none",
+                                          option.algorithm);
+  }
+  static variable_list backward(const Tensor& grad, const Kept& kept, const Needs& needs, std::string_view text) {
+    const ProductOption option(text);
+    const auto product = [&](const Tensor& left, const Tensor& right, OptionalDtype dtype) {
+      return grouped_matmul_op().call(left, right, optional(kept.offs), std::nullopt, dtype, "none", option.algorithm);
+    };
+    variable_list grads(3);
+    if (needs[0]) grads[0] = product(grad, kept.second.mT(), option.first);
+    if (needs[1]) grads[1] = product(kept.first.mT(), grad, option.second);
+    if (needs[2]) {
+      // The sums of each group's rows: a product of groups of k with ones, or of whole matrices.
+      const Tensor sums = grad.dim() == 3 ? ordered_sum_op().call(grad, {1})
+                                          : product(at::ones({}, grad.options()).expand_symint({1, grad.sym_size(0)}),
+                                                    grad, grad.scalar_type());
+      grads[2] = rounded_to(option.third, sums.squeeze(1));
+    }
+    return grads;
+  }
+  static Tensor tangent(const Kept& primal, const Tensor& a_t, const Tensor& b_t, const Tensor& bias_t,
+                        std::string_view text) {
+    const ProductOption option(text);
+    const Tensor &a = primal.first, &b = primal.second;
+    Tensor sum;
+    const auto add = [&](const Tensor& left, const Tensor& right, const Tensor& bias) {
+      const Tensor term = grouped_matmul_op().call(left, right, optional(primal.offs), optional(bias), option.result,
+                                                   "none", option.algorithm);
+      sum = sum.defined() ? sum + term : term;
+    };
+    if (a_t.defined()) add(a_t, b, bias_t);
+    if (b_t.defined()) add(a, b_t, a_t.defined() ? Tensor() : bias_t);
+    if (!sum.defined()) add(at::zeros_like(a), b, bias_t);  // the bias alone
+    return sum;
   }
 };
 

@@ -24,7 +24,7 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
   };
   for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
-    if (tensor.defined()) to_dtype(argument.name().c_str(), tensor);
+    if (tensor.defined() && argument.name() != "offs") to_dtype(argument.name().c_str(), tensor);
   });
   for_each_operand([](const c10::Argument& argument, const Tensor& tensor) {
     const bool may_be_none = argument.type()->kind() == c10::TypeKind::OptionalType;
@@ -46,7 +46,8 @@ void matmul_out_negative(c10::DispatchKeySet keys, const Tensor& a, const Tensor
 
 constexpr const char* kOperators[] = {"matmul",         "matmul_out",          "addmm",    "linear",
                                       "linear_and_sum", "linear_weight_grads", "activate", "activate_backward",
-                                      "ordered_sum",    "gated_linear",        "gated",    "gated_backward"};
+                                      "ordered_sum",    "gated_linear",        "gated",    "gated_backward",
+                                      "grouped_matmul"};
 
 // Not every key without a kernel of its own: tensors of other devices may have a fallback, which copies them to the
 // CPU.

@@ -82,6 +82,15 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
   return linear(input, gate, gate_bias, "none", algorithm, out_dtype);
 }
 
+Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                      const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
+                      std::string_view algorithm) {
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype, "bias", bias);
+  to_activation(activation);
+  to_algorithm(algorithm);
+  return empty(a, GroupedShape<SymInt>(a, b, offs, bias).out, dtypes.result);
+}
+
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
   return empty(a, ordered_sum_shape<SymInt>(a, dims));
@@ -109,6 +118,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("gated_linear", &gated_linear);
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
+  m.impl("grouped_matmul", &grouped_matmul);
   m.impl("ordered_sum", &ordered_sum);
 }
 

@@ -208,6 +208,57 @@ at::ScalarType check_gated(const at::Tensor& gate, const at::Tensor& up, std::st
   return result;
 }
 
+// What of a grouped product comes in groups: of all groups one size, rows of a, k, or columns of b.
+enum class GroupedForm { batch, rows, k, columns };
+
+template <class Size>
+struct GroupedShape {
+  GroupedForm form;
+  Size num_groups;
+  Shape<Size> out;
+
+  GroupedShape(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
+               const std::optional<at::Tensor>& bias) {
+    const int64_t dim_a = a.dim(), dim_b = b.dim();
+    TORCH_CHECK((dim_a == 2 || dim_a == 3) && (dim_b == 2 || dim_b == 3), "tiledmm: a has ", dim_a,
+                " dimensions and b has ", dim_b, "; accepted are 2 and 3");
+    form = dim_a == 3   ? dim_b == 3 ? GroupedForm::batch : GroupedForm::columns
+           : dim_b == 3 ? GroupedForm::rows
+                        : GroupedForm::k;
+    const bool has_offs = offs && offs->defined();
+    TORCH_CHECK(has_offs == (form != GroupedForm::batch), "tiledmm: offs is ", has_offs ? "given" : "None", " with a ",
+                dim_a, "-D a and a ", dim_b, "-D b; it is needed where one of them is 2-D, and not accepted otherwise");
+    TORCH_CHECK(must_equal(size_of<Size>(a, -1), size_of<Size>(b, -2)), "tiledmm: the shapes of a ", shape_of<Size>(a),
+                " and b ", shape_of<Size>(b), " do not fit: the last dimension of a must be the last but one of b");
+    if (has_offs) {
+      TORCH_CHECK_TYPE(offs->scalar_type() == at::kInt, "tiledmm: offs has dtype ", offs->scalar_type(),
+                       "; accepted is torch.int32");
+      TORCH_CHECK(offs->dim() == 1, "tiledmm: offs has ", offs->dim(), " dimensions; accepted is 1");
+      TORCH_CHECK(offs->device() == a.device(), "tiledmm: offs is on ", offs->device(), " and a on ", a.device(),
+                  "; both must be on one device");
+    }
+    const at::Tensor& grouped = dim_a == 3 ? a : dim_b == 3 ? b : *offs;  // its first dimension counts the groups
+    num_groups = size_of<Size>(grouped, 0);
+    if (form == GroupedForm::batch) {
+      TORCH_CHECK(must_equal(num_groups, size_of<Size>(b, 0)), "tiledmm: a has shape ", shape_of<Size>(a), " and b ",
+                  shape_of<Size>(b), "; their first dimensions, which count the groups, must be equal");
+    } else {
+      TORCH_CHECK(must_equal(num_groups, size_of<Size>(*offs, 0)), "tiledmm: offs has ", size_of<Size>(*offs, 0),
+                  " elements for ", num_groups, " groups; accepted is the end of each group");
+    }
+    const Size m = size_of<Size>(a, -2), n = size_of<Size>(b, -1);
+    if (form == GroupedForm::batch || form == GroupedForm::k) out.push_back(num_groups);
+    out.push_back(m);
+    out.push_back(n);
+    if (!bias || !bias->defined()) return;
+    TORCH_CHECK(form != GroupedForm::columns && bias->dim() == 2 && must_equal(size_of<Size>(*bias, 0), num_groups) &&
+                    must_equal(size_of<Size>(*bias, 1), n),
+                "tiledmm: bias has shape ", shape_of<Size>(*bias), "; accepted is ",
+                form == GroupedForm::columns ? "none where the columns of b are grouped" : "a row for each group, (",
+                num_groups, ", ", n, ")");
+  }
+};
+
 // Which dimensions an ordered_sum is over.
 inline std::vector<bool> summed_dims(const at::Tensor& a, at::IntArrayRef dims) {
   std::vector<bool> is_summed(size_t(a.dim()));

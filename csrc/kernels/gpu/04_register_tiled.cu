@@ -90,8 +90,7 @@ register_tiled(FoldedProblem problem) {
   const int warp_row = warp / Config::kWarpsN * kLanesM * kThreadM, thread_row = warp_row + lane / kLanesN * 4;
   const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem gemm = item_of(problem, batch_idx);
-    const TilePlace tile = tile_place<kBlockM, kBlockN>(gemm);
+    const auto [gemm, tile] = block_work<kBlockM, kBlockN>(problem, batch_idx);
     const auto a = operand_a<A>(gemm);
     const auto b = operand_b<B>(gemm);
     const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);
@@ -132,7 +131,7 @@ register_tiled(FoldedProblem problem) {
 template <class Config, class A, class B, class C>
 Status launch(const FoldedProblem& problem, const Executor& executor) {
   const int block_m = Config::block_m(warp_size(executor));
-  return launch_kernel(register_tiled<Config, A, B, C>, num_tiles(problem.gemm, block_m, Config::kBlockN),
+  return launch_kernel(register_tiled<Config, A, B, C>, num_tiles(problem, block_m, Config::kBlockN),
                        num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
                        sizeof(RegisterTiledShared<Config, C>), executor, problem);
 }

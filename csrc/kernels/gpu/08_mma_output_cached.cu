@@ -16,8 +16,7 @@ mma_output_cached(FoldedProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-      const GemmProblem gemm = item_of(problem, batch_idx);
-      const TilePlace tile = tile_place<Config::kBlockM, Config::kBlockN>(gemm);
+      const auto [gemm, tile] = block_work<Config::kBlockM, Config::kBlockN>(problem, batch_idx);
       typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
       typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
       typename Tiles::Warp warp;
@@ -39,7 +38,8 @@ mma_output_cached(FoldedProblem problem) {
       }
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(item_of(problem, opaque_uniform(batch_idx)), tile, smem.strips);
+      warp.store(block_work<Config::kBlockM, Config::kBlockN>(problem, opaque_uniform(batch_idx)).gemm, tile,
+                 smem.strips);
     }
   }
 }

@@ -57,10 +57,9 @@ void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& v
   const GemmProblem& p = problem.gemm;
   constexpr LadderCosts costs = kLadderCosts;
   const double peak = (IS_MMA ? chip.mma_tflops : chip.simt_tflops)[int(p.dtype_a)];
-  const double m = double(p.m), n = double(p.n), k = double(p.k), batch = double(problem.batch_size);
   const bool is_on_rdna = chip.platform == Platform::hip && chip.warp_size == 32;
   const double efficiency = NUMBER == 4 && is_on_rdna ? costs.register_tiled_on_rdna : costs.efficiency[NUMBER];
-  const double us = costs.start + 2 * m * n * k * batch / (efficiency * peak * 1e6) +
+  const double us = costs.start + num_flops(problem) / (efficiency * peak * 1e6) +
                     costs.traffic[NUMBER] * bytes_moved(problem) / (chip.tbytes_per_second * 1e6);
   visit(CHOOSE(problem, chip), us);
 }
@@ -79,7 +78,8 @@ constexpr Rung rung(const char* name, const char* description, bool is_native, L
           .order = IS_MMA ? Order::mma_chain : Order::chain,
           .takes = {.wide_result = NUMBER == 1 || NUMBER == 4 || NUMBER == 8,
                     .mixed = NUMBER == 1 || NUMBER == 4,
-                    .alpha = NUMBER != 3},  // the bias is its sums' first value
+                    .alpha = NUMBER != 3,  // the bias is its sums' first value
+                    .groups = NUMBER == 1 || NUMBER == 4 || NUMBER == 8},
           .refuse = IS_MMA ? refuse_mma : nullptr,
           .for_each_plan = for_each_plan<NUMBER, IS_MMA, CHOOSE>,
           .describe = describe,

@@ -257,15 +257,15 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         assert {of for of, _ in kernels} == {arch.replace(".", "")}
     for _, kernel in kernels:
         assert re.search(r"Used \d+ registers", kernel), kernel
-        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md), most where its
-        # operands or its result have other dtypes, whose number is kept beside the sums; mma_async spills
+        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md); mma_output_cached
+        # keeps one number of its group there, where a result of 16-bit operands is fp32; mma_async spills
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
-        spills = {"02": 24, "04": 148, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
+        spills = {"02": 24, "04": 128, "08": 8, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
         allowed = next((num_bytes for name, num_bytes in spills.items() if name_of(source).startswith(name)), 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"

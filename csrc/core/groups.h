@@ -1,0 +1,50 @@
+// Grouped products: which rows, or which elements of k, a group has, and what its product is.
+//
+//   rows: C[i, j] = sum_p A[i, p] * B[g, p, j] for the rows i of group g; rows behind the last group are 0
+//   k:    C[g, i, j] = sum_p A[i, p] * B[p, j] over the p of group g
+//
+// Groups follow each other. Offsets that decrease or leave the operand give groups that overlap or are short: what then
+// is in C is undefined, and no access leaves the operands.
+#pragma once
+
+#include "core/math.h"
+#include "core/problem.h"
+
+namespace tiledmm {
+
+struct GroupRange {
+  int64_t begin, end;
+};
+
+// A group, by where the one before it ends (0: it is the first) and where it ends itself.
+constexpr GroupRange group_range(int64_t previous_end, int64_t end, int64_t size) {
+  const int64_t begin = min_of(max_of(previous_end, 0), size);
+  return {begin, max_of(begin, min_of(end, size))};
+}
+
+// Takes of a grouped problem the product of one group. Behind the last group of rows is one more, of B's no k.
+constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t group, const GroupRange& range) {
+  const auto skip = [](const void*& operand, int64_t count, DType dtype) {
+    operand = static_cast<const char*>(operand) + count * size_of(dtype);
+  };
+  const bool is_rows = problem.grouping == Grouping::rows;
+  int64_t skipped_c = 0;
+  skip(problem.a, range.begin * (is_rows ? problem.stride_am : problem.stride_ak), problem.dtype_a);
+  if (is_rows) {
+    problem.m = range.end - range.begin;
+    skipped_c = range.begin * problem.stride_cm;
+  } else {
+    problem.k = range.end - range.begin;
+    skip(problem.b, range.begin * problem.stride_bk, problem.dtype_b);
+    skipped_c = group * groups.stride_c;
+  }
+  problem.c = static_cast<char*>(problem.c) + skipped_c * size_of(problem.dtype_c);
+  if (group == groups.size) {
+    problem.k = 0, problem.bias = nullptr;
+  } else {
+    if (is_rows) skip(problem.b, group * groups.stride_b, problem.dtype_b);
+    if (problem.bias) skip(problem.bias, group * groups.stride_bias, problem.dtype_bias);
+  }
+}
+
+}  // namespace tiledmm

@@ -1,0 +1,16 @@
+// Grouped products on a CPU: by kernels that know one product.
+#pragma once
+
+#include "core/executor.h"
+#include "core/groups.h"
+
+namespace tiledmm {
+
+// Computes the product of a group, or a block of its C, whose group has `asked_n` columns.
+using RunProduct = Status(void* self, const GemmProblem& problem, int64_t asked_n, const Executor& executor);
+
+// Large groups are computed one after the other, each by all threads; blocks of the others side by side, each by one.
+// No bit depends on that. Returns the first failure.
+Status run_groups(const GemmProblem& problem, const Executor& executor, RunProduct* run, void* self);
+
+}  // namespace tiledmm
