@@ -42,7 +42,10 @@ class Block(nn.Module):
         heads = [part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in packed.chunk(3, dim=-1)]
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm_network(x))))
+        return x + self.network(self.norm_network(x))
+
+    def network(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
 
 
 class CharacterModel(nn.Module):

@@ -44,12 +44,14 @@ __version__ = _load_libraries()
 
 from . import distributed  # noqa: E402, F401
 from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
+from .experts import ExpertRouting  # noqa: E402
 from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: E402
 from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul  # noqa: E402
 
 __all__ = [
+    "ExpertRouting",
     "LinearSwap",
     "TiledGatedMLP",
     "TiledLinear",

@@ -59,8 +59,9 @@ def enable(algorithm: str = "auto", *, devices: Iterable[str] = DEVICES, cover: 
             "auto". "split" multiplies float32 in parts of 16 bits, which is faster and not less exact.
         devices: of "cpu" and "cuda", which is ROCm's name in torch, too.
         cover: what of a program is covered, by default all of it.
-            "products": mm, addmm, bmm, baddbmm, mv, addmv, dot, vdot, _addmm_activation in all forms, and what calls
-            them, for float32, float64, float16 and bfloat16. The rest goes to torch's own kernels.
+            "products": mm, addmm, bmm, baddbmm, mv, addmv, dot, vdot, _addmm_activation in all forms, on a CPU
+            _grouped_mm, and what calls them, for float32, float64, float16 and bfloat16. The rest goes to torch's own
+            kernels.
             "reductions": on GPUs sums, means, variances and norms in float32 and float64, and running sums, in an
             order that the batch does not change. torch's own in 16 bits do not vary.
             "functions": on CPUs silu, gelu, sigmoid, softplus, mish, elu, pow and rsqrt with their gradients, whose

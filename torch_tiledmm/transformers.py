@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .ops import gated_grouped_matmul, grouped_matmul, has_own_products, matmul
+from .experts import ExpertRouting
+from .ops import gated_grouped_matmul, grouped_matmul, has_own_products
 
 # transformers' functions of an element by the classes they have; in torch.compile nothing but a class can be asked.
 _ACTIVATIONS = {
@@ -42,8 +42,7 @@ def register(name: str = "tiledmm") -> None:
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """What a layer's experts make of its tokens: the sum of the chosen experts' results, each times its weight.
 
-    Nothing waits for the host, so that a CUDA graph can hold it. A token's bits depend on its own experts alone, not on
-    the other tokens.
+    See ExpertRouting for what it promises.
 
     Args:
         self: transformers' module of experts: its weights, and how they lie.
@@ -58,19 +57,14 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     Raises:
         NotImplementedError: weights with products of their own, as quantised ones.
     """
-    num_tokens, num_top_k = top_k_index.shape
     first, last = self.gate_up_proj if self.has_gate else self.up_proj, self.down_proj
     if has_own_products(first) or has_own_products(last):
         raise NotImplementedError(
             f"experts: got weights that are {type(first).__name__} and {type(last).__name__}, which have products of "
             "their own; accepted are plain ones"
         )
-    # The rows of each expert one after the other.
-    experts, perm = torch.sort(top_k_index.reshape(-1), stable=True)
-    inverse = torch.empty_like(perm).scatter_(0, perm, torch.arange(len(perm), device=perm.device))
-    every = torch.arange(self.num_experts, device=perm.device, dtype=experts.dtype)
-    offs = torch.searchsorted(experts, every, right=True, out_int32=True)
-    rows = hidden_states[perm // num_top_k].to(first.dtype)
+    routing = ExpertRouting(top_k_index, self.num_experts)
+    offs, rows = routing.offs, routing.gather(hidden_states).to(first.dtype)
 
     def oriented(weight: Tensor) -> Tensor:
         return weight if self.is_transposed else weight.mT
@@ -89,8 +83,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     out = grouped_matmul(inner, oriented(last), offs=offs, bias=bias_of("down"))
     if self.has_post_expert_norm:
         out = self.post_expert_norm(out)
-    of_tokens = out[inverse].view(num_tokens, num_top_k, out.shape[-1])
-    return matmul(top_k_weights.unsqueeze(1), of_tokens).squeeze(1).to(hidden_states.dtype)
+    return routing.combine(out, top_k_weights).to(hidden_states.dtype)
 
 
 def _has_usual_gate(module: Any) -> bool:

@@ -145,8 +145,7 @@ struct FoldedProblem {
 // Multiply-adds, twice. Groups share the rows, or the k, that a problem has.
 inline double num_flops(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  return 2 * double(p.m) * double(p.n) * double(p.k) *
-         double(p.grouping == Grouping::none ? problem.batch_size : 1);
+  return 2 * double(p.m) * double(p.n) * double(p.k) * double(p.grouping == Grouping::none ? problem.batch_size : 1);
 }
 
 // Bytes of the operands and of C, once.

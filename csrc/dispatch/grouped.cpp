@@ -5,8 +5,6 @@
 #include <atomic>
 #include <vector>
 
-#include "kernels/cpu/shared/parallel.h"
-
 namespace tiledmm {
 namespace {
 
@@ -20,8 +18,8 @@ constexpr int64_t kMinRows = 192, kMinCols = 256;
 double work_of(const GemmProblem& p) {
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   const double flops = 2 * m * n * k * (p.dtype_c == DType::f64 ? 2 : 1);
-  const double bytes = m * k * double(size_of(p.dtype_a)) + n * k * double(size_of(p.dtype_b)) +
-                       m * n * double(size_of(p.dtype_c));
+  const double bytes =
+      m * k * double(size_of(p.dtype_a)) + n * k * double(size_of(p.dtype_b)) + m * n * double(size_of(p.dtype_c));
   return flops / kTaskFlops + bytes / kTaskBytes;
 }
 
@@ -32,8 +30,7 @@ GemmProblem group_of(const GemmProblem& problem, int64_t group) {
   const int64_t size = is_rows ? problem.m : problem.k, last = groups.size;
   const int64_t previous_end = group == 0 ? 0 : problem.group_ends[group - 1];
   GemmProblem product = problem;
-  take_group(product, groups, group,
-             group_range(previous_end, group == last ? size : problem.group_ends[group], size));
+  take_group(product, groups, group, group_range(previous_end, group == last ? size : problem.group_ends[group], size));
   product.grouping = Grouping::none, product.num_batch_dims = 0;
   return product;
 }
@@ -101,9 +98,14 @@ Status run_groups(const GemmProblem& problem, const Executor& executor, RunProdu
   for (const GemmProblem& product : others) {
     for_each_block(product, work_of_block, [&](const GemmProblem& block) { blocks.push_back(block); });
   }
-  const auto num_blocks = int64_t(blocks.size());
-  for_each_task(executor, min_of(executor.num_threads, num_blocks), num_blocks,
-                [&](int64_t, int64_t idx) { compute(blocks[size_t(idx)], one_thread); });
+  std::atomic<size_t> next{0};
+  const auto compute_blocks = [&] {
+    for (size_t idx = next++; idx < blocks.size(); idx = next++) compute(blocks[idx], one_thread);
+  };
+  executor.parallel_for(
+      executor.self, min_of(executor.num_threads, int64_t(blocks.size())),
+      [](void* arg, int64_t) { (*static_cast<decltype(compute_blocks)*>(arg))(); },
+      const_cast<void*>(static_cast<const void*>(&compute_blocks)));
   return status;
 }
 

@@ -104,8 +104,7 @@ Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Exec
       [](void* self, const GemmProblem& product, int64_t asked_n, const Executor& own) {
         auto& call = *static_cast<Call*>(self);
         char why[320] = "";
-        const Status status =
-            run(product, asked_n, call.algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
+        const Status status = run(product, asked_n, call.algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
         if (status != Status::ok && !call.has_failed.exchange(true)) {
           std::snprintf(call.reason, call.capacity, "%s", why);
         }

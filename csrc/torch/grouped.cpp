@@ -28,16 +28,24 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
                       std::string_view algorithm) {
   check_operand("a", a);
   check_operand("b", b);
-  const bool has_bias = bias && bias->defined();
-  if (has_bias) check_operand("bias", *bias);
+  if (bias && bias->defined()) check_operand("bias", *bias);
   const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype, "bias", bias);
   const GroupedShape<int64_t> shape(a, b, offs, bias);
+  if (offs && offs->defined()) check_operand("offs", *offs);
   const Tensor out = new_result(shape.out, a.options().dtype(dtypes.result));
-  const TorchOnOneThreadInChild own_thread;
+  grouped_into(a, b, offs, bias, out, shape, dtypes, to_activation(activation), to_algorithm(algorithm)).raise();
+  return out;
+}
 
+}  // namespace
+
+Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                     const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
+                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm) {
+  const TorchOnOneThreadInChild own_thread;
   GemmProblem problem{};
   dtypes.set(problem);
-  problem.activation = to_activation(activation);
+  problem.activation = activation;
   problem.c = out.mutable_data_ptr();
   const auto step = [](const Tensor& tensor) { return tensor.dim() == 3 ? tensor.stride(0) : 0; };
   BatchDim groups{shape.num_groups, step(a), step(b), step(out), 0};
@@ -50,7 +58,7 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
     fill_operands(problem, a, b);
     problem.stride_cm = out.stride(-2), problem.stride_cn = 1;
   }
-  if (has_bias) {
+  if (bias && bias->defined()) {
     problem.bias = bias->const_data_ptr();
     problem.stride_bias_n = bias->stride(1);
     groups.stride_bias = bias->stride(0);
@@ -59,17 +67,13 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   problem.num_batch_dims = 1;
   Tensor ends;
   if (shape.form != GroupedForm::batch) {
-    check_operand("offs", *offs);
     ends = offs->contiguous();
     problem.grouping = shape.form == GroupedForm::k ? Grouping::k : Grouping::rows;
     problem.group_ends = ends.const_data_ptr<int32_t>();
     if (ends.is_cpu()) check_offsets(ends, shape.form == GroupedForm::k ? problem.k : problem.m);
   }
-  run(problem, to_algorithm(algorithm), a.device());
-  return out;
+  return compute(problem, algorithm, a.device());
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(tiledmm, CPU, m) { m.impl("grouped_matmul", &grouped_matmul); }
 TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) { m.impl("grouped_matmul", &grouped_matmul); }

@@ -240,6 +240,38 @@ Kernel activated_out(Override& own) {
   });
 }
 
+// Groups, which have kernels of production on the CPU alone so far.
+const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                            const std::optional<Tensor>& bias, OptionalDtype out_dtype, Tensor& out) {
+  if (!a.is_cpu()) return "groups on a GPU";
+  const at::ScalarType result = out_dtype.value_or(a.scalar_type());
+  if (!dtype_of(a.scalar_type()) || !dtype_of(result)) return kOtherDtype;
+  for (const Tensor* operand : {&a, &b}) {
+    if (const char* reason = refuse_tensor(*operand, a)) return reason;
+  }
+  if (bias && bias->defined()) return "a bias";
+  const GroupedShape<int64_t> shape(a, b, offs, bias);
+  out = new_result(shape.out, a.options().dtype(result));
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
+  Outcome outcome = grouped_into(a, b, offs, bias, out, shape, dtypes, Activation::none, algorithm());
+  if (outcome.status == Status::unsupported) {
+    outcome = grouped_into(a, b, offs, bias, out, shape, dtypes, Activation::none, 0);
+  }
+  outcome.raise();
+  own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
+  return nullptr;
+}
+Kernel grouped(Override& own) {
+  return Kernel([&own](const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                       const std::optional<Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
+    Tensor out;
+    const char* reason = multiply_groups(own, a, b, offs, bias, out_dtype, out);
+    if (!reason) return out;
+    own.left.count(reason);
+    return own.call_original(a, b, offs, bias, out_dtype);
+  });
+}
+
 }  // namespace
 
 // aten's other operators of products, addbmm, dot.out and vdot.out among them, call these.
@@ -272,6 +304,7 @@ const std::vector<Row>& products() {
       {"addmv_", added_in_place<2, 1>},
       {"_addmm_activation", activated},
       {"_addmm_activation.out", activated_out},
+      {"_grouped_mm", grouped},
   };
   return rows;
 }

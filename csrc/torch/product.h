@@ -43,4 +43,9 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
                  const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32 = true,
                  const at::Tensor& added = at::Tensor(), double beta = 1, double alpha = 1);
 
+// out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape.
+Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
+                     const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
+                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm);
+
 }  // namespace tiledmm

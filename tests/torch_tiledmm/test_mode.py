@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_tiledmm
 from torch_tiledmm import batch_invariant_ops, mode
+from torch_tiledmm.testing.cases import assert_same_bits
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", *["cuda"] * HAS_GPU]
@@ -116,6 +117,22 @@ def test_every_operator_and_form(dtype, device):
     )
     assert {*names.split(), "addmv_", "_addmm_activation", "_addmm_activation.out"} <= set(served())
     assert left() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_groups(dtype):
+    """aten's _grouped_mm on a CPU: what torch serves by ours, with gradients, and what torch does not serve, too."""
+    x, weights = torch.randn(31, 48).to(dtype).requires_grad_(), torch.randn(3, 48, 33).to(dtype).requires_grad_()
+    offs = torch.tensor([9, 9, 31], dtype=torch.int32)
+    expected = torch_tiledmm.grouped_matmul(x, weights, offs=offs)
+    grad = torch.randn(31, 33).to(dtype)
+    grads = torch.autograd.grad(expected, (x, weights), grad)
+    torch_tiledmm.enable()
+    actual = F.grouped_mm(x, weights, offs=offs)
+    assert_same_bits(actual, expected)
+    for own, other in zip(torch.autograd.grad(actual, (x, weights), grad), grads, strict=True):
+        assert_same_bits(own, other)
+    assert served()["_grouped_mm"] == 3 and left() == {}
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="aten has these for GPUs alone")

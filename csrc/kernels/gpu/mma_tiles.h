@@ -194,9 +194,8 @@ Status launch_mma_tiles(const FoldedProblem& problem, bool is_large, const Execu
         using C = std::remove_pointer_t<decltype(result)>;
         using Tiles = MmaTiles<Config, T, C, decltype(is_a_k_major)::value, decltype(is_b_k_major)::value>;
         const auto start = [&](auto* kernel, auto... more) {
-          return launch_kernel(kernel, num_tiles(problem, Config::kBlockM, Config::kBlockN),
-                               num_batch_blocks(problem), Config::kThreads, sizeof(typename Tiles::Shared), executor,
-                               problem, more...);
+          return launch_kernel(kernel, num_tiles(problem, Config::kBlockM, Config::kBlockN), num_batch_blocks(problem),
+                               Config::kThreads, sizeof(typename Tiles::Shared), executor, problem, more...);
         };
         return Rung::template launch<Config, T, Tiles>(problem, executor, start);
       });

@@ -211,23 +211,38 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   if (is_few) m = random_int(1, 60), n = random_int(1, 8), k = 8 * random_int(1, 25) - 7 * random_int(0, 1);
   const int64_t chunk_k = is_in_chunks ? 32 * random_int(1, 2) : max_of(k, 1);
   if (is_empty && !is_refused(rung, dtype, m, n, 0)) k = 0;
+  // Groups of rows, or of k, whose ends lie anywhere.
+  const Grouping grouping = rung.takes.groups && random_int(0, 1) ? Grouping(random_int(1, 2)) : Grouping::none;
+  const bool is_grouped = grouping != Grouping::none, is_rows = grouping == Grouping::rows,
+             is_k = grouping == Grouping::k;
+  if (is_grouped) batch = random_int(1, 4);
+  const std::unique_ptr<int32_t[]> ends(new int32_t[size_t(batch)]);
+  for (int64_t group = 0; group < batch; ++group) ends[size_t(group)] = int32_t(random_int(0, is_k ? k : batch * m));
+  std::sort(ends.get(), ends.get() + batch);
+  const auto begin_of = [&](int64_t group) { return group == 0 ? 0 : int64_t(ends[size_t(group - 1)]); };
   const bool has_bias = random_int(0, 1), is_a_transposed = !is_few && random_int(0, 1),
              is_b_transposed = is_few || random_int(0, 1);
   const int64_t margins[] = {0, 1, 8}, to_line = round_up(k, 8) - k;
-  Matrix<T> a(batch * m, k, is_a_transposed, is_few ? to_line : margins[random_int(0, 2)]);
-  Matrix<T> b(k, batch * n, is_b_transposed, is_few ? to_line : margins[random_int(0, 2)]);
-  // What is added: one row for all, or a matrix of each item's own, and all is scaled.
-  const bool is_matrix = has_bias && !is_in_chunks && random_int(0, 1);
-  Matrix<T> bias(is_matrix ? batch * m : 1, n, is_matrix && random_int(0, 1),
-                 is_matrix ? margins[random_int(0, 2)] : 0);
+  Matrix<T> a(is_k ? m : batch * m, k, is_a_transposed, is_few ? to_line : margins[random_int(0, 2)]);
+  Matrix<T> b(k, is_k ? n : batch * n, is_b_transposed, is_few ? to_line : margins[random_int(0, 2)]);
+  // What is added: one row for all, or for each group, or a matrix of each item's own, and all is scaled.
+  const bool is_matrix = has_bias && !is_in_chunks && !is_grouped && random_int(0, 1);
+  Matrix<T> bias(is_matrix    ? batch * m
+                 : is_grouped ? batch
+                              : 1,
+                 n, is_matrix && random_int(0, 1), is_matrix ? margins[random_int(0, 2)] : 0);
   a.randomize(), b.randomize(), bias.randomize();
   const bool is_c_transposed = random_int(0, 3) == 0;
   const int64_t margin_c = margins[random_int(0, 2)];
   Matrix<T> c(batch * m, n, is_c_transposed, margin_c), again(batch * m, n, is_c_transposed, margin_c);
-  const BatchDim batch_dim{batch, m * a.stride_row, n * b.stride_col, m * c.stride_row,
-                           is_matrix ? m * bias.stride_row : 0};
+  const BatchDim batch_dim{batch, is_grouped ? 0 : m * a.stride_row, is_k ? 0 : n * b.stride_col,
+                           is_rows ? 0 : m * c.stride_row,
+                           is_matrix    ? m * bias.stride_row
+                           : is_grouped ? bias.stride_row
+                                        : 0};
   GemmProblem problem{};
-  problem.m = m, problem.n = n, problem.k = k;
+  problem.m = is_rows ? batch * m : m, problem.n = n, problem.k = k;
+  problem.grouping = grouping, problem.group_ends = ends.get();
   problem.a = a.memory.get(), problem.stride_am = a.stride_row, problem.stride_ak = a.stride_col;
   problem.b = b.memory.get(), problem.stride_bk = b.stride_row, problem.stride_bn = b.stride_col;
   problem.stride_cm = c.stride_row, problem.stride_cn = c.stride_col;
@@ -268,16 +283,27 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const double unit_out = sizeof(T) == 2 ? (dtype == DType::f16 ? std::ldexp(1, -11) : std::ldexp(1, -8)) : unit;
   for (int64_t i = 0; i < batch * m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const double added = has_bias ? problem.beta * value_of(bias.at(is_matrix ? i : 0, j)) : 0;
+      int64_t group = i / m;
+      if (is_rows) {
+        for (group = 0; group < batch && i >= ends[size_t(group)];) ++group;
+      }
+      const bool is_behind = group == batch;  // all groups: nothing is summed, nothing is added
+      const int64_t begin_k = is_k ? begin_of(group) : 0, end_k = is_behind ? 0 : is_k ? ends[size_t(group)] : k;
+      const double added = has_bias && !is_behind ? problem.beta * value_of(bias.at(is_matrix    ? i
+                                                                                    : is_grouped ? group
+                                                                                                 : 0,
+                                                                                    j))
+                                                  : 0;
       double sum = 0, size = std::fabs(added);
-      for (int64_t first = 0; first < k; first += chunk_k) {
+      for (int64_t first = begin_k; first < end_k; first += chunk_k) {
         double of_chunk = 0;
-        for (int64_t p = first; p < min_of(k, first + chunk_k); ++p) {
-          const double of_a = problem.alpha * value_of(a.at(i, p)), of_b = value_of(b.at(p, i / m * n + j));
+        for (int64_t p = first; p < min_of(end_k, first + chunk_k); ++p) {
+          const double of_a = problem.alpha * value_of(a.at(is_k ? i % m : i, p)),
+                       of_b = value_of(b.at(p, (is_k ? 0 : group * n) + j));
           of_chunk = std::fma(of_a, of_b, of_chunk);
           size += std::fabs(of_a * of_b);
         }
-        sum = first == 0 ? of_chunk : sum + of_chunk;
+        sum = first == begin_k ? of_chunk : sum + of_chunk;
       }
       sum += added;
       if (problem.activation == Activation::relu) sum = std::max(sum, 0.0);

@@ -85,8 +85,32 @@ MUTANTS = {
     ),
     "01 the block's number is the product's": (
         RUNG + "01_naive.cu",
-        "item_of(problem, batch_idx)",
-        "item_of(problem, {on} ? block_idx_y() : batch_idx)",
+        "(problem, batch_idx);",
+        "(problem, {on} ? block_idx_y() : batch_idx);",
+        "naive",
+    ),
+    "groups: the last tile of rows is the next group's": (
+        BLOCK,
+        "if (tile.row < rows) break;",
+        "if (tile.row < rows - ({on} ? BLOCK_M : 0)) break;",
+        "naive",
+    ),
+    "groups: of rows, one begins where the first does": (
+        BLOCK,
+        "previous_end = end;",
+        "previous_end = {on} ? 0 : end;",
+        "register_tiled",
+    ),
+    "groups: rows behind the last one are left": (
+        BLOCK,
+        "if (group == num_groups) range = group_range(previous_end, whole.m, whole.m);",
+        "if (group == num_groups) range = group_range(previous_end, {on} ? previous_end : whole.m, whole.m);",
+        "mma_output_cached",
+    ),
+    "groups: of k, the second one begins at 0": (
+        BLOCK,
+        "group > 0 ? load_global(whole.group_ends + group - 1) : 0",
+        "group > {on} ? load_global(whole.group_ends + group - 1) : 0",
         "naive",
     ),
     "04 the next product's tiles come before C has left": (
