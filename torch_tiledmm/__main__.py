@@ -29,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     explain_.add_argument("n", type=int)
     explain_.add_argument("k", type=int)
     explain_.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
+    explain_.add_argument("--b-dtype", choices=tuple(DTYPES), default=None, help="default: that of --dtype")
+    explain_.add_argument("--out-dtype", choices=tuple(DTYPES), default=None, help="default: as matmul's")
+    explain_.add_argument("--batch", type=int, default=0, help="products of a batch; default: a single one")
+    explain_.add_argument("--groups", type=int, default=0, help="groups that share m rows, as in grouped_matmul")
     explain_.add_argument("--layout", choices=LAYOUTS, default="NT", help="NT, the default, is F.linear")
     explain_.add_argument(
         "--device", default="cpu", help='"cpu", or a chip as in "cpu:avx2", "cuda:sm_90"; any other word lists them'
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         args.run(args)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         commands.choices[args.command].error(str(error))
 
 
@@ -107,6 +111,10 @@ def _explain(args: argparse.Namespace) -> None:
         layout=args.layout,
         device=args.device,
         num_threads=args.threads,
+        batch=args.batch,
+        b_dtype=args.b_dtype,
+        out_dtype=args.out_dtype,
+        groups=args.groups,
     )
     platform = explanation.device.partition(":")[0]
     own = {entry.name for entry in build_info().algorithms if entry.device == platform}

@@ -108,6 +108,7 @@ class Explanation:
         p = self.problem
         threads = f"{self.num_threads} thread" + "s" * (self.num_threads != 1)
         batch = "" if p["batch"] == 1 else f"batch={p['batch']} "
+        batch += f"groups={p['groups']} " if p["groups"] else ""
         dtypes = str(p["dtype"]) if p["dtype"] == p["b_dtype"] else f"{p['dtype']} x {p['b_dtype']}"
         dtypes += f" -> {p['out_dtype']}" * (len({p["dtype"], p["b_dtype"], p["out_dtype"]}) > 1)
         problem = f"{batch}m={p['m']} n={p['n']} k={p['k']} {dtypes} {p['layout']}"
@@ -241,15 +242,18 @@ def explain(
     plans_of: str | None = None,
     b_dtype: str | torch.dtype | None = None,
     out_dtype: str | torch.dtype | None = None,
+    groups: int = 0,
 ) -> Explanation:
     """What auto would pick for an ``m x k`` times ``k x n`` product, and what else it considered.
 
     ``dtype`` is fp32, fp64, fp16, bf16 or the torch dtype, of A, and of B and the result as well unless ``b_dtype`` and
-    ``out_dtype`` say another, as in `matmul`; ``layout`` says for A and for B whether it is
-    stored as written (N) or transposed (T), ``F.linear`` is NT; ``device`` is a device of torch (``cpu``, ``cuda``,
-    ``cuda:1``), which means what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or
-    ``hip:gfx942``, which need not be present; ``num_threads`` is torch's by default; ``batch`` counts the products of
-    a batch, 0: a single one. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is computed.
+    ``out_dtype`` say another, as in `matmul`; ``layout`` says for A and for B whether it is stored as written (N) or
+    transposed (T), ``F.linear`` is NT; ``device`` is a device of torch (``cpu``, ``cuda``, ``cuda:1``), which means
+    what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or ``hip:gfx942``, which need not be
+    present; ``num_threads`` is torch's by default; ``batch`` counts the products of a batch, 0: a single one;
+    ``groups`` counts the groups that share m rows, as in `grouped_matmul`: on a CPU, which computes a product for each,
+    that of a mean group is explained. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is
+    computed.
 
     With ``plans_of``, the name of an algorithm, the candidates are not the kernels but the plans of the one that it
     stands for: the tiles and ways to share out the work that its launcher takes, with their predicted times. Their
@@ -259,7 +263,8 @@ def explain(
     Raises TypeError for a size that is no integer, ValueError for any other wrong argument.
     """
     num_threads = torch.get_num_threads() if num_threads is None else num_threads
-    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch), ("num_threads", num_threads)):
+    sizes = {"m": m, "n": n, "k": k, "batch": batch, "groups": groups, "num_threads": num_threads}
+    for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{name}: got {size!r}, expected an integer")
         least, most = (1, 2**16) if name == "num_threads" else (0, _MOST_ELEMENTS)
@@ -269,6 +274,8 @@ def explain(
         if max(batch, 1) * max(rows, 1) * max(columns, 1) > _MOST_ELEMENTS:
             given = f"{rows} and {columns}" + f" in a batch of {batch}" * (batch > 1)
             raise ValueError(f"{name}: got {given}, expected at most {_MOST_ELEMENTS} elements")
+    if batch and groups:
+        raise ValueError(f"groups: got {groups} with a batch of {batch}, expected one of them")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     if plans_of is not None:
@@ -287,6 +294,7 @@ def explain(
             plans_of or "",
             None if b_dtype is None else as_dtype(b_dtype),
             None if out_dtype is None else as_dtype(out_dtype),
+            groups,
         )
     )
     if "error" in answer:

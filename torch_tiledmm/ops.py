@@ -282,8 +282,9 @@ def grouped_matmul(
 
     Returns:
         The products in new memory, contiguous. Rows (columns) behind the last group are 0, and elements of `a` and `b`
-        behind it change nothing. Row i of group g has the bits of `matmul(a[i], b[g])`, whatever else is in the call. A
-        sum over a group of k has the order of its group's first element on.
+        behind it change nothing. Row i of group g has the bits of `matmul(a[i], b[g])` by the same kernel, whatever
+        else is in the call; on a CPU "auto" takes the same. A sum over a group of k has an order of its own, from the
+        group's first element on.
 
     Raises:
         As `linear`; ValueError for offsets that decrease or leave the operand. Where a GPU's are not checked, such

@@ -279,14 +279,20 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   }
   Chip chip = *row;
   if (chip.platform == Platform::cpu) chip.num_cus = num_threads;
+  GemmProblem asked = *problem;
+  if (is_grouped(*problem) && chip.platform == Platform::cpu) {  // each group is a product of its own there
+    asked.m = ceil_div(asked.m, problem->batch_dims[0].size);
+    asked.grouping = Grouping::none, asked.num_batch_dims = 0;
+  }
   BatchDim dims[kMaxBatchDims];
-  const FoldedProblem folded = fold_batch(*problem, dims);
+  const FoldedProblem folded = fold_batch(asked, dims);
   const Choice choice = select(folded, kAuto, chip);
   Joined shape, explained;
   shape.add(field("m", std::to_string(problem->m)));
   shape.add(field("n", std::to_string(problem->n)));
   shape.add(field("k", std::to_string(problem->k)));
-  shape.add(field("batch", std::to_string(batch_size(*problem))));
+  shape.add(field("batch", std::to_string(is_grouped(*problem) ? 1 : batch_size(*problem))));
+  shape.add(field("groups", std::to_string(is_grouped(*problem) ? problem->batch_dims[0].size : 0)));
   shape.add(field("dtype", quoted(kDTypeNames[int(problem->dtype_a)])));
   shape.add(field("b_dtype", quoted(kDTypeNames[int(problem->dtype_b)])));
   shape.add(field("out_dtype", quoted(kDTypeNames[int(problem->dtype_c)])));

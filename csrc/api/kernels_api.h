@@ -53,7 +53,8 @@ TILEDMM_API double tiledmm_fma_peak(tiledmm::DType dtype, const tiledmm::Executo
 // algorithm_names: all of them, with commas between; the others are JSON.
 // info: build, instruction set in use, algorithms per device and dtype with the reason where one is not available.
 // explain: candidates with legality, cost, order of summation, tile and reason, and the choice, for one device ("cpu",
-// "cpu:avx2", "cuda:sm_90", ...); only m, n, k, dtype, strides and batch_dims of the problem are read. With plans_of,
+// "cpu:avx2", "cuda:sm_90", ...); only m, n, k, dtypes, strides, batch_dims and grouping of the problem are read: of
+// groups of rows, on a CPU, the product of a group of the mean size. With plans_of,
 // the name of a kernel, the candidates are its plans, by name and number; it may be null.
 TILEDMM_API size_t tiledmm_algorithm_names(char* text, size_t capacity);
 TILEDMM_API size_t tiledmm_info(char* text, size_t capacity);

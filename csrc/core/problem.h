@@ -106,6 +106,8 @@ constexpr Mix mix_of(const GemmProblem& p) {
   return mix_of(p.dtype_a, p.dtype_b, p.bias ? p.dtype_bias : p.dtype_c, p.dtype_c);
 }
 
+constexpr bool is_grouped(const GemmProblem& p) { return p.grouping != Grouping::none; }
+
 // Whether C's elements are neighbours down its columns, and not along its rows.
 constexpr bool is_column_major(const GemmProblem& problem) { return problem.stride_cm == 1 && problem.stride_cn != 1; }
 
@@ -145,19 +147,18 @@ struct FoldedProblem {
 // Multiply-adds, twice. Groups share the rows, or the k, that a problem has.
 inline double num_flops(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  return 2 * double(p.m) * double(p.n) * double(p.k) * double(p.grouping == Grouping::none ? problem.batch_size : 1);
+  return 2 * double(p.m) * double(p.n) * double(p.k) * double(is_grouped(p) ? 1 : problem.batch_size);
 }
 
 // Bytes of the operands and of C, once.
 inline double bytes_moved(const FoldedProblem& problem) {
   const GemmProblem& p = problem.gemm;
-  const bool is_grouped = p.grouping != Grouping::none;
   const double m = double(p.m), n = double(p.n), k = double(p.k);
-  const double groups = is_grouped ? double(problem.batch_dims[0].size) : 1;
+  const double groups = is_grouped(p) ? double(problem.batch_dims[0].size) : 1;
   const double bytes = m * k * double(size_of(p.dtype_a)) +
                        k * n * double(size_of(p.dtype_b)) * (p.grouping == Grouping::rows ? groups : 1) +
                        m * n * double(size_of(p.dtype_c)) * (p.grouping == Grouping::k ? groups : 1);
-  return is_grouped ? bytes : bytes * double(problem.batch_size);
+  return is_grouped(p) ? bytes : bytes * double(problem.batch_size);
 }
 
 // The same question for a batch of a GPU, whose items may have a bias each.

@@ -131,7 +131,7 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
   if (p.row_sums && !takes.row_sums) return "it does not sum rows";
   if (p.sum_offset && !takes.kept_sum) return "it does not keep the sum before an activation";
   if (p.scaling != Scaling::none && !takes.scales) return "it takes no scales of operands";
-  if (p.grouping != Grouping::none && !takes.groups) return "it takes no groups";
+  if (is_grouped(p) && !takes.groups) return "it takes no groups";
   if (p.gated_b && !takes.gated) return "it takes no second B";
   if (rung.is_gpu && p.num_batch_dims > kMaxGpuBatchDims) {
     return "more than 6 batch dimensions that do not fold into fewer";

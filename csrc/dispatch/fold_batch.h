@@ -15,7 +15,7 @@ inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   if (problem.beta == 0) folded.bias = nullptr;
   result.chunk_k = chunk_k(folded);
   result.asked_n = problem.n;
-  if (problem.grouping != Grouping::none) {  // groups of k are a batch, those of rows are tiles of C
+  if (is_grouped(problem)) {  // groups of k are a batch, those of rows are tiles of C
     result.batch_dims[0] = problem.batch_dims[0];
     result.batch_size = problem.grouping == Grouping::k ? problem.batch_dims[0].size : 1;
     return result;

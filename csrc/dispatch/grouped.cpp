@@ -13,7 +13,7 @@ constexpr double kTaskFlops = 1e6, kTaskBytes = 1 << 20;
 constexpr double kLargeGroup = 64;  // for each thread: then the threads of one product seldom wait for each other
 constexpr int64_t kPartsOfThread = 8;
 // The least that a block may be, where a group has more: fewer rows do not repay packing a B, nor fewer columns an A.
-constexpr int64_t kMinRows = 192, kMinCols = 256;
+constexpr int64_t kMinRows = 192, kMinCols = 128;
 
 double work_of(const GemmProblem& p) {
   const double m = double(p.m), n = double(p.n), k = double(p.k);

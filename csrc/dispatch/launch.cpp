@@ -117,7 +117,7 @@ Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Exec
 
 Status run_on_cpu(const GemmProblem& problem, int32_t algorithm, const Executor& executor, char* reason,
                   size_t capacity) {
-  if (problem.grouping != Grouping::none) return run_groups_on_cpu(problem, algorithm, executor, reason, capacity);
+  if (is_grouped(problem)) return run_groups_on_cpu(problem, algorithm, executor, reason, capacity);
   return run(problem, problem.n, algorithm, cpu_chip(executor.num_threads), executor, reason, capacity);
 }
 

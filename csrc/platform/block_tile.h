@@ -280,14 +280,18 @@ struct BlockWork {
   TilePlace tile;
 };
 
-// Of an item of the batch, or of a group. Blocks that groups of rows leave over have a product without rows.
-template <int BLOCK_M, int BLOCK_N>
-TILEDMM_DEVICE BlockWork block_work(const FoldedProblem& problem, int64_t batch_idx) {
+// Of an item of the batch.
+template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
+TILEDMM_DEVICE std::enable_if_t<!IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
+  const GemmProblem item = item_of(problem, batch_idx);
+  return {item, tile_place<BLOCK_M, BLOCK_N>(item)};
+}
+
+// Of a group, in kernels of their own: others would have to keep the sizes of their item in registers. Blocks that
+// groups of rows leave over have a product without rows.
+template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
+TILEDMM_DEVICE std::enable_if_t<IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
   const GemmProblem& whole = problem.gemm;
-  if (whole.grouping == Grouping::none) {
-    const GemmProblem item = item_of(problem, batch_idx);
-    return {item, tile_place<BLOCK_M, BLOCK_N>(item)};
-  }
   const int64_t num_groups = problem.batch_dims[0].size;
   GemmProblem item = whole;
   TilePlace tile = tile_place<BLOCK_M, BLOCK_N>(whole);

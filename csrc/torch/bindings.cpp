@@ -48,5 +48,5 @@ TORCH_LIBRARY(tiledmm, m) {
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(
       "_explain(int m, int n, int k, ScalarType dtype, str layout, str device, int num_threads, int batch=0, "
-      "str plans_of=\"\", ScalarType? b_dtype=None, ScalarType? out_dtype=None) -> str");
+      "str plans_of=\"\", ScalarType? b_dtype=None, ScalarType? out_dtype=None, int groups=0) -> str");
 }

@@ -297,7 +297,7 @@ std::string info() {
 
 std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::string_view layout,
                     std::string_view device, int64_t num_threads, int64_t batch, std::string_view plans_of,
-                    OptionalDtype b_dtype, OptionalDtype out_dtype) {
+                    OptionalDtype b_dtype, OptionalDtype out_dtype, int64_t groups) {
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", "tiledmm: layout '", layout,
                     "' is not known; accepted are NN, NT, TN, TT");
   TORCH_CHECK_VALUE(m >= 0 && n >= 0 && k >= 0 && batch >= 0 && num_threads >= 1, "tiledmm: m, n, k are ", m, ", ", n,
@@ -315,9 +315,10 @@ std::string explain(int64_t m, int64_t n, int64_t k, at::ScalarType dtype, std::
   problem.stride_cm = n;
   problem.stride_cn = 1;
   problem.allow_tf32 = allows_tf32();
-  const BatchDim dim{batch, m * k, k * n, m * n, 0};
+  const BatchDim dim = groups > 0 ? BatchDim{groups, 0, k * n, 0, 0} : BatchDim{batch, m * k, k * n, m * n, 0};
   problem.batch_dims = &dim;
-  problem.num_batch_dims = batch > 0;
+  problem.num_batch_dims = batch > 0 || groups > 0;
+  if (groups > 0) problem.grouping = Grouping::rows;
   const std::string device_name(device), kernel(plans_of);
   return whole_text([&](char* text, size_t capacity) {
     return tiledmm_explain(&problem, device_name.c_str(), int32_t(num_threads),

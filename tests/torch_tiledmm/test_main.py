@@ -127,6 +127,10 @@ def test_info_says_what_keeps_torch_from_asking_the_gpus(capsys, monkeypatch):
 def test_explain_prints_what_the_function_says(capsys):
     out = run(capsys, "explain 1000 768 3072 --dtype bf16 --layout TN --threads 3")
     assert out.strip() == str(torch_tiledmm.explain(1000, 768, 3072, "bf16", layout="TN", num_threads=3))
+    out = run(capsys, "explain 64 256 128 --dtype bf16 --b-dtype fp32 --out-dtype bf16 --groups 8 --threads 1")
+    given = {"b_dtype": "fp32", "out_dtype": "bf16", "groups": 8, "num_threads": 1}
+    assert out.strip() == str(torch_tiledmm.explain(64, 256, 128, "bf16", **given))
+    assert out.startswith("groups=8 m=64 n=256 k=128 bf16 x fp32 -> bf16 NT on cpu")
 
 
 def test_explain_shows_the_kernels_of_the_chips_own_platform(capsys):
@@ -151,6 +155,8 @@ def test_explain_shows_the_kernels_of_the_chips_own_platform(capsys):
         ("explain 1 2", "k"),
         ("explain 1 2 three", "three"),
         ("explain 1 2 -3", "-3"),
+        ("explain 1 2 3 --dtype fp64 --b-dtype bf16", "both must have one dtype"),
+        ("explain 1 2 3 --batch 2 --groups 2", "groups: got 2 with a batch of 2"),
         ("explain 1 2 3 --dtype int8", "int8"),
         ("explain 1 2 3 --layout NX", "NX"),
         ("explain 1 2 3 --device abacus", "abacus"),

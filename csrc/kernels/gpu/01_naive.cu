@@ -15,11 +15,11 @@ struct NaiveConfig {
   static_assert(kBlockN % 32 == 0, "a warp reads 32 neighbours of B");
 };
 
-template <class A, class B, class C>
+template <class A, class B, class C, bool IS_GROUPED>
 TILEDMM_KERNEL(NaiveConfig::kThreads, 1)
 naive(FoldedProblem problem) {
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const auto [gemm, tile] = block_work<NaiveConfig::kBlockM, NaiveConfig::kBlockN>(problem, batch_idx);
+    const auto [gemm, tile] = block_work<NaiveConfig::kBlockM, NaiveConfig::kBlockN, IS_GROUPED>(problem, batch_idx);
     const int64_t row = tile.row + thread_idx() / NaiveConfig::kBlockN;
     const int64_t col = tile.col + thread_idx() % NaiveConfig::kBlockN;
     if (row >= gemm.m || col >= gemm.n) continue;
@@ -42,8 +42,9 @@ Status launch_naive(const FoldedProblem& problem, const Plan&, const Executor& e
     using A = std::remove_pointer_t<decltype(a)>;
     using B = std::remove_pointer_t<decltype(b)>;
     using C = std::remove_pointer_t<decltype(c)>;
-    return launch_kernel(naive<A, B, C>, num_tiles(problem, NaiveConfig::kBlockM, NaiveConfig::kBlockN),
-                         num_batch_blocks(problem), NaiveConfig::kThreads, 0, executor, problem);
+    return launch_kernel(is_grouped(problem.gemm) ? naive<A, B, C, true> : naive<A, B, C, false>,
+                         num_tiles(problem, NaiveConfig::kBlockM, NaiveConfig::kBlockN), num_batch_blocks(problem),
+                         NaiveConfig::kThreads, 0, executor, problem);
   });
 }
 

@@ -79,7 +79,7 @@ TILEDMM_DEVICE void load_fragment(const A* from, int stride, A (&frag)[SIZE]) {
   }
 }
 
-template <class Config, class A, class B, class C>
+template <class Config, class A, class B, class C, bool IS_GROUPED>
 TILEDMM_KERNEL(Config::num_threads(kWarpSize), Config::kBlocksPerCu)
 register_tiled(FoldedProblem problem) {
   constexpr int kThreadM = Config::kThreadM, kThreadN = Config::kThreadN;
@@ -90,7 +90,7 @@ register_tiled(FoldedProblem problem) {
   const int warp_row = warp / Config::kWarpsN * kLanesM * kThreadM, thread_row = warp_row + lane / kLanesN * 4;
   const int warp_col = warp % Config::kWarpsN * kLanesN * kThreadN, thread_col = warp_col + lane % kLanesN * 4;
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const auto [gemm, tile] = block_work<kBlockM, kBlockN>(problem, batch_idx);
+    const auto [gemm, tile] = block_work<kBlockM, kBlockN, IS_GROUPED>(problem, batch_idx);
     const auto a = operand_a<A>(gemm);
     const auto b = operand_b<B>(gemm);
     const bool is_a_k_major = is_k_major(a.stride_mn, a.stride_k), is_b_k_major = is_k_major(b.stride_mn, b.stride_k);
@@ -128,16 +128,23 @@ register_tiled(FoldedProblem problem) {
   }
 }
 
+using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;
+using Large = std::conditional_t<kIsAmd, RegisterTiledConfig<8, 8, 2, 2, 1>, RegisterTiledConfig<8, 8, 2, 4, 2>>;
+
+// Groups have the small tile alone.
 template <class Config, class A, class B, class C>
 Status launch(const FoldedProblem& problem, const Executor& executor) {
   const int block_m = Config::block_m(warp_size(executor));
-  return launch_kernel(register_tiled<Config, A, B, C>, num_tiles(problem, block_m, Config::kBlockN),
-                       num_batch_blocks(problem), Config::num_threads(warp_size(executor)),
-                       sizeof(RegisterTiledShared<Config, C>), executor, problem);
+  const auto start = [&](auto* kernel) {
+    return launch_kernel(kernel, num_tiles(problem, block_m, Config::kBlockN), num_batch_blocks(problem),
+                         Config::num_threads(warp_size(executor)), sizeof(RegisterTiledShared<Config, C>), executor,
+                         problem);
+  };
+  if constexpr (std::is_same_v<Config, Small>) {
+    if (is_grouped(problem.gemm)) return start(register_tiled<Config, A, B, C, true>);
+  }
+  return start(register_tiled<Config, A, B, C, false>);
 }
-
-using Small = RegisterTiledConfig<4, 4, 2, 2, 2>;
-using Large = std::conditional_t<kIsAmd, RegisterTiledConfig<8, 8, 2, 2, 1>, RegisterTiledConfig<8, 8, 2, 4, 2>>;
 
 // Whether the plan's tile is this one, at both warp sizes.
 template <class Config>

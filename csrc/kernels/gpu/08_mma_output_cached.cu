@@ -10,13 +10,13 @@
 namespace tiledmm::gpu {
 namespace {
 
-template <class Config, class T, class Tiles>
+template <class Config, class T, class Tiles, bool IS_GROUPED>
 TILEDMM_KERNEL(Config::kThreads, Config::kBlocksPerCu)
 mma_output_cached(FoldedProblem problem) {
   if constexpr (kHasMma<T>) {
     auto& smem = block_shared<typename Tiles::Shared>();
     for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-      const auto [gemm, tile] = block_work<Config::kBlockM, Config::kBlockN>(problem, batch_idx);
+      const auto [gemm, tile] = block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED>(problem, batch_idx);
       typename Tiles::TileA tile_a(operand_a<T>(gemm), tile.row);
       typename Tiles::TileB tile_b(operand_b<T>(gemm), tile.col);
       typename Tiles::Warp warp;
@@ -38,16 +38,20 @@ mma_output_cached(FoldedProblem problem) {
       }
       warp.template multiply_k_tile<typename Tiles::TileA, typename Tiles::TileB>(smem.tiles.a, smem.tiles.b);
       block_barrier();  // nobody reads the last tiles any more
-      warp.store(block_work<Config::kBlockM, Config::kBlockN>(problem, opaque_uniform(batch_idx)).gemm, tile,
-                 smem.strips);
+      // Anew, so that the main loop need not keep it in registers.
+      warp.store(block_work<Config::kBlockM, Config::kBlockN, IS_GROUPED>(problem, opaque_uniform(batch_idx)).gemm,
+                 tile, smem.strips);
     }
   }
 }
 
 struct MmaOutputCached {
   template <class Config, class T, class Tiles, class Start>
-  static Status launch(const FoldedProblem&, const Executor&, const Start& start) {
-    return start(mma_output_cached<Config, T, Tiles>);
+  static Status launch(const FoldedProblem& problem, const Executor&, const Start& start) {
+    if constexpr (Config::kBlockM == 64 && sizeof(T) == 2) {  // what the plan has for groups
+      if (is_grouped(problem.gemm)) return start(mma_output_cached<Config, T, Tiles, true>);
+    }
+    return start(mma_output_cached<Config, T, Tiles, false>);
   }
 };
 

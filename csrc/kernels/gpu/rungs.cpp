@@ -9,6 +9,7 @@ namespace tiledmm::gpu {
 namespace {
 
 const char* refuse_mma(const FoldedProblem& problem, const Chip& chip) {
+  if (is_grouped(problem.gemm) && size_of(problem.gemm.dtype_a) != 2) return "it takes groups in 16 bits alone";
   if (chip.mma_tflops[int(problem.gemm.dtype_a)] == 0) return "the chip has no matrix instruction for this dtype";
   return refuse_tf32(problem.gemm, chip);
 }
@@ -35,11 +36,12 @@ LadderPlan plan_row_register_tiled(const FoldedProblem&, const Chip&) { return {
 LadderPlan plan_register_tiled_4x4(const FoldedProblem&, const Chip& chip) {
   return register_tile(false, chip.platform == Platform::hip, chip.warp_size);
 }
-// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers.
+// The large tile where it gives most CUs one; its sums in fp64 would not fit into the registers. Groups have the small
+// one alone.
 LadderPlan plan_register_tiled(const FoldedProblem& problem, const Chip& chip) {
   const LadderPlan large = register_tile(true, chip.platform == Platform::hip, chip.warp_size);
-  const bool is_large =
-      problem.gemm.dtype_a != DType::f64 && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  const bool is_large = !is_grouped(problem.gemm) && problem.gemm.dtype_a != DType::f64 &&
+                        2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
   return is_large ? large : plan_register_tiled_4x4(problem, chip);
 }
 
@@ -49,7 +51,9 @@ LadderPlan plan_mma_small(const FoldedProblem&, const Chip&) { return mma_tile(f
 LadderPlan plan_mma(const FoldedProblem& problem, const Chip& chip) {
   const bool is_f64 = problem.gemm.dtype_a == DType::f64;
   const LadderPlan large = mma_tile(!is_f64, chip.platform == Platform::hip);
-  return 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus ? large : mma_tile(false, false);
+  const bool is_large =
+      !is_grouped(problem.gemm) && 2 * num_tiles(problem, large.block_m, large.block_n) > chip.num_cus;
+  return is_large ? large : mma_tile(false, false);
 }
 
 template <int NUMBER, bool IS_MMA, LadderPlan (*CHOOSE)(const FoldedProblem&, const Chip&)>

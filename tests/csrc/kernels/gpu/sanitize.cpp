@@ -217,8 +217,10 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
              is_k = grouping == Grouping::k;
   if (is_grouped) batch = random_int(1, 4);
   const std::unique_ptr<int32_t[]> ends(new int32_t[size_t(batch)]);
-  for (int64_t group = 0; group < batch; ++group) ends[size_t(group)] = int32_t(random_int(0, is_k ? k : batch * m));
-  std::sort(ends.get(), ends.get() + batch);
+  for (int64_t group = 0; is_grouped && group < batch; ++group) {
+    ends[size_t(group)] = int32_t(random_int(0, is_k ? k : batch * m));
+  }
+  std::sort(ends.get(), ends.get() + (is_grouped ? batch : 0));
   const auto begin_of = [&](int64_t group) { return group == 0 ? 0 : int64_t(ends[size_t(group - 1)]); };
   const bool has_bias = random_int(0, 1), is_a_transposed = !is_few && random_int(0, 1),
              is_b_transposed = is_few || random_int(0, 1);

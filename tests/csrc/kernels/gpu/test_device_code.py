@@ -106,6 +106,7 @@ OCCUPANCY = {
 }
 # Scalar registers that do not fit go to lanes of a vector register, not to memory.
 MOST_SGPR_SPILLS = 64
+MOST_SGPR_SPILLS_OF_GROUPS = 80  # a group's sizes and addresses are in registers, not among the kernel's parameters
 # 07 keeps sums, staged tiles and both halves' copies of the operands alive: two of its 28 kernels spill on gfx1100.
 MAY_SPILL = {("07", "gfx1100")}
 INSTRUCTIONS = {
@@ -183,7 +184,8 @@ def test_amd(source, arch, amd_object):
     for kernel in kernels:
         if (rung, arch) not in MAY_SPILL:
             assert kernel["ScratchSize"] == 0 and kernel["VGPRs Spill"] == 0, kernel
-        assert kernel["SGPRs Spill"] <= MOST_SGPR_SPILLS, kernel
+        is_grouped = "Lb1EEEvNS_13FoldedProblem" in kernel["name"]
+        assert kernel["SGPRs Spill"] <= (MOST_SGPR_SPILLS_OF_GROUPS if is_grouped else MOST_SGPR_SPILLS), kernel
         assert kernel["LDS Size"] <= 64 << 10, kernel
         assert kernel["Occupancy"] >= OCCUPANCY[rung][arch.startswith("gfx1")], kernel
     text = subprocess.run([OBJDUMP, "-d", code], capture_output=True, text=True, timeout=120, check=True).stdout
@@ -257,15 +259,15 @@ def test_nvidia(arch, source, tmp_path, csrc_of_devices, csrc_for_hopper):
         assert {of for of, _ in kernels} == {arch.replace(".", "")}
     for _, kernel in kernels:
         assert re.search(r"Used \d+ registers", kernel), kernel
-        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md); mma_output_cached
-        # keeps one number of its group there, where a result of 16-bit operands is fp32; mma_async spills
+        # register_tiled trades a few spilled bytes for two blocks of each SM (docs/worklog/simt.md), most where its
+        # operands or its result have other dtypes, whose number is kept beside the sums; mma_async spills
         # addresses: beside the sums of its largest tile in fp64 it holds two sets of fragments, and, outside of the
         # loop, the places of the chunks' totals.
         # Two blocks of 1024 threads leave block_tiled 32 registers, too few in fp64. wgmma's tiles of 192 columns
         # that sum rows keep numbers in memory from before their consumers get more registers, and read them once.
         # wgmma_split's 64 few rows beside a large operand that is read element by element keep numbers of before their
         # loop there, too.
-        spills = {"02": 24, "04": 128, "08": 8, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
+        spills = {"02": 24, "04": 148, "mma_async": 448, "wgmma/": 12, "wgmma_split": 24}
         allowed = next((num_bytes for name, num_bytes in spills.items() if name_of(source).startswith(name)), 0)
         spilled = [int(stores) for stores in re.findall(r"(\d+) bytes spill stores", kernel)]
         assert spilled and (max(spilled) <= allowed or not is_optimised), f"sm_{arch}: {kernel}"
