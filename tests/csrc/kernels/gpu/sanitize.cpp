@@ -59,10 +59,10 @@ std::mt19937 generator(20240301);
 int64_t random_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator); }
 
 // Whether a kernel refuses operands that lie without gaps.
-bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k) {
+bool is_refused(const Rung& rung, DType dtype, int64_t m, int64_t n, int64_t k, Grouping grouping = Grouping::none) {
   FoldedProblem problem{};
   GemmProblem& p = problem.gemm;
-  p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype);
+  p.m = m, p.n = n, p.k = k, p.set_dtypes(dtype), p.grouping = grouping;
   p.stride_am = k, p.stride_bk = p.stride_cm = n, p.stride_ak = p.stride_bn = p.stride_cn = 1;
   problem.batch_size = 1, problem.chunk_k = chunk_k(p);
   return rung.refusal(problem, *find_chip("host:host")) != nullptr;
@@ -212,7 +212,8 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   const int64_t chunk_k = is_in_chunks ? 32 * random_int(1, 2) : max_of(k, 1);
   if (is_empty && !is_refused(rung, dtype, m, n, 0)) k = 0;
   // Groups of rows, or of k, whose ends lie anywhere.
-  const Grouping grouping = rung.takes.groups && random_int(0, 1) ? Grouping(random_int(1, 2)) : Grouping::none;
+  const bool may_be_grouped = !is_refused(rung, dtype, m, n, k, Grouping::rows);
+  const Grouping grouping = may_be_grouped && random_int(0, 1) ? Grouping(random_int(1, 2)) : Grouping::none;
   const bool is_grouped = grouping != Grouping::none, is_rows = grouping == Grouping::rows,
              is_k = grouping == Grouping::k;
   if (is_grouped) batch = random_int(1, 4);
