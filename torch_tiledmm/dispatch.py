@@ -252,8 +252,8 @@ def explain(
     what this machine has, or names a chip, as in ``cpu:avx2``, ``cuda:sm_90`` or ``hip:gfx942``, which need not be
     present; ``num_threads`` is torch's by default; ``batch`` counts the products of a batch, 0: a single one;
     ``groups`` counts the groups that share m rows, as in `grouped_matmul`: on a CPU, which computes a product for each,
-    that of a mean group is explained. On GPUs, tf32 is considered where torch's fp32_precision allows it. Nothing is
-    computed.
+    that of a mean group is explained, on one thread unless it is large. On GPUs, tf32 is considered where torch's
+    fp32_precision allows it. Nothing is computed.
 
     With ``plans_of``, the name of an algorithm, the candidates are not the kernels but the plans of the one that it
     stands for: the tiles and ways to share out the work that its launcher takes, with their predicted times. Their

@@ -46,13 +46,14 @@ def register_sharding_rules() -> None:
         (ops.activate, _activate_rules),
         (ops.activate_backward, _activate_backward_rules),
         (ops.grouped_matmul, _grouped_matmul_rules),
+        (ops.gated_grouped_matmul, _gated_grouped_matmul_rules),
         (ops.ordered_sum, _ordered_sum_rules),
     ):
         register_sharding(op.default)(partial(_with_strided_shards, rules))
     # DTensor remembers its choice, and what the result is, per operands and integer arguments; here strings, dtypes and
     # lists take part in that.
     schema_info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    for op in (ops.matmul, ops.addmm, ops.gated_linear, ops.gated):
+    for op in (ops.matmul, ops.addmm, ops.gated_linear, ops.gated, ops.gated_grouped_matmul):
         schema_info[op.default].static_kwargkey = ["out_dtype"]
     for op in (ops.linear, ops.linear_and_sum, ops.grouped_matmul):
         schema_info[op.default].static_kwargkey = ["activation", "out_dtype"]
@@ -233,6 +234,24 @@ def _grouped_matmul_rules(
         add(Partial(), Partial(), Replicate(), Partial())
         add(Partial(), Replicate(), Partial(), Partial())
     return rules
+
+
+def _gated_grouped_matmul_rules(
+    a: DTensorSpec,
+    gate: DTensorSpec,
+    up: DTensorSpec,
+    offs: DTensorSpec | None = None,
+    gate_bias: DTensorSpec | None = None,
+    up_bias: DTensorSpec | None = None,
+    **options: Any,
+) -> Rules:
+    """([placement of the result], [of a, of both weights, of offs, of both biases]); see `_matmul_rules`."""
+    biases = (gate_bias, up_bias)
+    rules = _grouped_matmul_rules(a, gate, offs, gate_bias or up_bias, activation="silu")
+    return [
+        (out, [placed[0], placed[1], placed[1], placed[2], *(None if own is None else placed[3] for own in biases)])  # type: ignore[list-item]
+        for out, placed in rules
+    ]
 
 
 def _gated_rules(gate: DTensorSpec, up: DTensorSpec, **options: Any) -> Rules:

@@ -1,5 +1,5 @@
-"""The operators `torch.ops.tiledmm.matmul`, `matmul_out`, `addmm` and `linear`, and those of their gradients:
-documentation, vmap, flop counts.
+"""The operators of torch.ops.tiledmm, matmul, addmm, linear, gated_linear and grouped_matmul among them, and those of
+their gradients: documentation, vmap, flop counts.
 
 Kernels, meta kernels, autograd and autocast are C++ (csrc/torch).
 """
@@ -288,26 +288,20 @@ def grouped_matmul(
 
     Raises:
         As `linear`; ValueError for offsets that decrease or leave the operand. Where a GPU's are not checked, such
-        offsets give values that are undefined, and no access outside of the operands.
+        offsets give values that are undefined, and no access outside of the operands. NotImplementedError under
+        torch.vmap, and so in torch.func.jacrev: groups are a batch of their own.
     """
-    if checks_offs and offs is not None and offs.is_cuda:
-        size = a.shape[-1] if a.dim() == b.dim() else a.shape[0] if a.dim() == 2 else b.shape[1]
-        _check_ends(offs.tolist(), size)
-    out: Tensor = torch.ops.tiledmm.grouped_matmul.default(
-        a, b, offs, bias, out_dtype=out_dtype, activation=activation, algorithm=algorithm
-    )
+    options: dict[str, Any] = {"out_dtype": out_dtype, "activation": activation, "algorithm": algorithm}
+    out: Tensor = torch.ops.tiledmm.grouped_matmul.default(a, b, offs, bias, **options)
+    if checks_offs and offs is not None:
+        _check_offs(a, b, offs)
     return out
 
 
-def _check_ends(ends: list[int], size: int) -> None:
-    previous_end = 0
-    for group, end in enumerate(ends):
-        if not previous_end <= end <= size:
-            raise ValueError(
-                f"offs: got an end of group {group} at {end}; accepted are ends from {previous_end}, where the group "
-                f"before it ends, to {size}"
-            )
-        previous_end = end
+def _check_offs(a: Tensor, b: Tensor, offs: Tensor) -> None:
+    """Raises ValueError for ends that decrease or leave the operand; the rest of both has been checked."""
+    size = a.shape[-1] if a.dim() == b.dim() else a.shape[0] if a.dim() == 2 else b.shape[1]
+    torch.ops.tiledmm._check_offs(offs.cpu(), size)
 
 
 def gated_grouped_matmul(
@@ -321,15 +315,16 @@ def gated_grouped_matmul(
     out_dtype: torch.dtype | None = None,
     activation: str = "silu",
     algorithm: str = "auto",
+    checks_offs: bool = False,
 ) -> Tensor:
     """`activation(grouped_matmul(a, gate)) * grouped_matmul(a, up)`: the first half of gated experts.
 
     Args:
         a: (m, k), rows of each group one after the other, or (G, m, k).
         gate, up: (G, k, n), each read where it lies; an nn.Linear-like (G, n, k) is given as `w.mT`. Without an `up`,
-            `gate` is (G, k, 2 n) and holds both, one after the other, and so does `gate_bias`.
-        offs, out_dtype, algorithm: as in `grouped_matmul`.
-        gate_bias, up_bias: (G, n), or None.
+            `gate` is (G, k, 2 n) and holds both, one after the other, and so does `gate_bias`, (G, 2 n).
+        offs, out_dtype, algorithm, checks_offs: as in `grouped_matmul`.
+        gate_bias, up_bias: (G, n), or None; both of one dtype.
         activation: "silu", "gelu", "gelu_tanh" or "relu".
 
     Returns:
@@ -341,24 +336,24 @@ def gated_grouped_matmul(
     if up is None:
         if gate.dim() != 3 or gate.shape[2] % 2:
             raise RuntimeError(f"gate: got shape {list(gate.shape)} without an up; accepted is (groups, k, 2 * n)")
+        both = [gate.shape[0], gate.shape[2]]
+        if up_bias is not None or (gate_bias is not None and list(gate_bias.shape) != both):
+            given = f"gate_bias of shape {None if gate_bias is None else list(gate_bias.shape)}"
+            given += f" and up_bias of shape {None if up_bias is None else list(up_bias.shape)}"
+            raise RuntimeError(f"{given}: got these without an up; accepted is one gate_bias of shape {both}, or None")
         gate, up = gate.chunk(2, -1)
         gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2, -1)
-    result = _result_dtype(a, gate, out_dtype)
-    operands = (a, gate, up, gate_bias, up_bias)
-    is_differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
-    wide = torch.float64 if result == torch.float64 else torch.float32
-    options = {"out_dtype": result if is_differentiated else wide, "algorithm": algorithm}
-    sums = [
-        torch.ops.tiledmm.grouped_matmul.default(a, weight, offs, bias, **options)
-        for weight, bias in ((gate, gate_bias), (up, up_bias))
-    ]
-    out: Tensor = torch.ops.tiledmm.gated.default(*sums, activation=activation, out_dtype=result)
+    options: dict[str, Any] = {"out_dtype": out_dtype, "activation": activation, "algorithm": algorithm}
+    out: Tensor = torch.ops.tiledmm.gated_grouped_matmul.default(a, gate, up, offs, gate_bias, up_bias, **options)
+    if checks_offs and offs is not None:
+        _check_offs(a, gate, offs)
     return out
 
 
 # In TorchScript, calls of the functions are calls of the operators. The body of a function is nothing it could compile.
 _register_builtin(matmul, "tiledmm::matmul")
 _register_builtin(linear, "tiledmm::linear")
+_register_builtin(grouped_matmul, "tiledmm::grouped_matmul")
 
 
 def has_own_products(tensor: object) -> bool:
@@ -619,7 +614,7 @@ def _gated_linear_vmap(
     return torch.ops.tiledmm.gated.default(*sums, activation=activation, out_dtype=result), 0
 
 
-def _grouped_matmul_vmap(info: object, in_dims: Sequence[int | None], *operands: Tensor, **options: Any) -> Any:
+def _no_vmap_of_groups(info: object, in_dims: Sequence[int | None], *operands: Tensor, **options: Any) -> Any:
     raise NotImplementedError(
         "grouped_matmul: got operands under torch.vmap; accepted are plain ones, since groups are a batch of their own"
     )
@@ -681,6 +676,10 @@ def _grouped_matmul_flops(a_shape: Sequence[int], b_shape: Sequence[int], *args:
     return 2 * groups * a_shape[-2] * a_shape[-1] * b_shape[-1]
 
 
+def _gated_grouped_matmul_flops(a_shape: Sequence[int], gate_shape: Sequence[int], *args: object, **kwargs: Any) -> int:
+    return 2 * _grouped_matmul_flops(a_shape, gate_shape)
+
+
 def _gated_linear_flops(input_shape: Sequence[int], gate_shape: Sequence[int], *args: object, **kwargs: object) -> int:
     return 2 * _linear_flops(input_shape, gate_shape)
 
@@ -695,7 +694,8 @@ def _register() -> None:
         ("tiledmm::gated", _gated_vmap),
         ("tiledmm::gated_backward", _gated_backward_vmap),
         ("tiledmm::gated_linear", _gated_linear_vmap),
-        ("tiledmm::grouped_matmul", _grouped_matmul_vmap),
+        ("tiledmm::grouped_matmul", _no_vmap_of_groups),
+        ("tiledmm::gated_grouped_matmul", _no_vmap_of_groups),
         ("tiledmm::ordered_sum", _ordered_sum_vmap),
     ):
         torch.library.register_vmap(name, rule)
@@ -707,6 +707,7 @@ def _register() -> None:
         (torch.ops.tiledmm.linear_and_sum, _linear_flops),
         (torch.ops.tiledmm.gated_linear, _gated_linear_flops),
         (torch.ops.tiledmm.grouped_matmul, _grouped_matmul_flops),
+        (torch.ops.tiledmm.gated_grouped_matmul, _gated_grouped_matmul_flops),
         (torch.ops.tiledmm.linear_weight_grads, _linear_weight_grads_flops),
     ):
         register_flop_formula(op)(formula)

@@ -10,6 +10,7 @@
 
 #include "dispatch/chips.h"
 #include "dispatch/fold_batch.h"
+#include "dispatch/grouped.h"
 #include "dispatch/launch.h"
 #include "dispatch/select.h"
 
@@ -283,6 +284,7 @@ size_t tiledmm_explain(const GemmProblem* problem, const char* device, int32_t n
   if (is_grouped(*problem) && chip.platform == Platform::cpu) {  // each group is a product of its own there
     asked.m = ceil_div(asked.m, problem->batch_dims[0].size);
     asked.grouping = Grouping::none, asked.num_batch_dims = 0;
+    if (!is_large_group(asked, num_threads)) chip.num_cus = 1;
   }
   BatchDim dims[kMaxBatchDims];
   const FoldedProblem folded = fold_batch(asked, dims);

@@ -22,7 +22,7 @@ constexpr GroupRange group_range(int64_t previous_end, int64_t end, int64_t size
   return {begin, max_of(begin, min_of(end, size))};
 }
 
-// Takes of a grouped problem the product of one group. Behind the last group of rows is one more, of B's no k.
+// Makes of a grouped problem the product of one group. The rows behind the last group form one more, with k = 0.
 constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t group, const GroupRange& range) {
   const auto skip = [](const void*& operand, int64_t count, DType dtype) {
     operand = static_cast<const char*>(operand) + count * size_of(dtype);

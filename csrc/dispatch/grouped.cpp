@@ -48,7 +48,8 @@ GemmProblem block_of(GemmProblem p, int64_t row, int64_t rows, int64_t col, int6
   return p;
 }
 
-// A group's C in blocks of about so much work: rows as far as they repay, then columns.
+// Calls visit(block) for blocks of a group's C, each of about `work`. C is cut along m as far as that repays, then
+// along n.
 template <class Visit>
 void for_each_block(const GemmProblem& product, double work, const Visit& visit) {
   const int64_t parts = max_of(1, int64_t(work_of(product) / work));
@@ -64,6 +65,10 @@ void for_each_block(const GemmProblem& product, double work, const Visit& visit)
 
 }  // namespace
 
+bool is_large_group(const GemmProblem& product, int64_t num_threads) {
+  return num_threads > 1 && work_of(product) >= kLargeGroup * double(num_threads);
+}
+
 Status run_groups(const GemmProblem& problem, const Executor& executor, RunProduct* run, void* self) {
   const int64_t num_products = problem.batch_dims[0].size + (problem.grouping == Grouping::rows);
   std::atomic<Status> status{Status::ok};
@@ -76,12 +81,11 @@ Status run_groups(const GemmProblem& problem, const Executor& executor, RunProdu
   for (int64_t group = 0; group < num_products; ++group) {
     const GemmProblem product = group_of(problem, group);
     if (product.m == 0 || product.n == 0) continue;
-    const double work = work_of(product);
-    if (executor.num_threads > 1 && work >= kLargeGroup * executor.num_threads) {
+    if (is_large_group(product, executor.num_threads)) {
       compute(product, executor);
     } else {
       others.push_back(product);
-      work_of_others += work;
+      work_of_others += work_of(product);
     }
   }
   Executor one_thread = executor;

@@ -10,7 +10,10 @@ namespace tiledmm {
 using RunProduct = Status(void* self, const GemmProblem& problem, int64_t asked_n, const Executor& executor);
 
 // Large groups are computed one after the other, each by all threads; blocks of the others side by side, each by one.
-// No bit depends on that. Returns the first failure.
+// No bit depends on that. Returns the status of a product that failed, if one did.
 Status run_groups(const GemmProblem& problem, const Executor& executor, RunProduct* run, void* self);
+
+// Whether all threads compute the product of a group.
+bool is_large_group(const GemmProblem& product, int64_t num_threads);
 
 }  // namespace tiledmm

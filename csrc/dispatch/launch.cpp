@@ -82,21 +82,31 @@ Status find_device(Executor& executor, Chip& chip, char* reason, size_t capacity
 #if !defined(TILEDMM_HOST_GPU)
 namespace {
 
-// Each group is a product of its own. The kernel that is said to be launched is that of all rows, or of all k.
+// Each group is a product of its own. Whether an algorithm can serve, and which kernel is said to be launched, is asked
+// of the product of all rows, or of all k.
 Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Executor& executor, char* reason,
                          size_t capacity) {
+  GemmProblem as_one = asked;
+  as_one.grouping = Grouping::none, as_one.num_batch_dims = 0;
+  GemmProblem nothing = as_one;
+  nothing.m = 0;
+  const Chip chip = cpu_chip(executor.num_threads);
+  if (const Status status = run(nothing, asked.n, algorithm, chip, executor, reason, capacity); status != Status::ok) {
+    return status;
+  }
+  const bool is_empty =
+      asked.m == 0 || asked.n == 0 || (asked.grouping == Grouping::k && asked.batch_dims[0].size == 0);
+  if (is_empty) return Status::ok;
+  if (executor.launched) {
+    const Choice choice = select(fold_batch(as_one, nullptr), algorithm, chip);
+    *executor.launched = choice.rung ? choice.rung->name : nullptr;
+  }
   struct Call {
     int32_t algorithm;
     char* reason;
     size_t capacity;
     std::atomic<bool> has_failed{false};
   } call{algorithm, reason, capacity};
-  GemmProblem as_one = asked;
-  as_one.grouping = Grouping::none, as_one.num_batch_dims = 0;
-  if (executor.launched) {
-    const Choice choice = select(fold_batch(as_one, nullptr), algorithm, cpu_chip(executor.num_threads));
-    if (choice.rung) *executor.launched = choice.rung->name;
-  }
   Executor silent = executor;
   silent.launched = nullptr;  // threads would write there at the same time
   return run_groups(
@@ -105,9 +115,8 @@ Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Exec
         auto& call = *static_cast<Call*>(self);
         char why[320] = "";
         const Status status = run(product, asked_n, call.algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
-        if (status != Status::ok && !call.has_failed.exchange(true)) {
-          std::snprintf(call.reason, call.capacity, "%s", why);
-        }
+        if (status == Status::ok || call.has_failed.exchange(true)) return Status::ok;
+        std::snprintf(call.reason, call.capacity, "%s", why);  // of the first failure, as the status
         return status;
       },
       &call);

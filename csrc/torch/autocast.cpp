@@ -50,6 +50,16 @@ struct Autocast {
     return grouped_matmul_op().call(cast(a), cast(b), offs, cast(bias), out_dtype, activation, algorithm);
   }
 
+  static Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up,
+                                     const std::optional<Tensor>& offs, const std::optional<Tensor>& gate_bias,
+                                     const std::optional<Tensor>& up_bias, OptionalDtype out_dtype,
+                                     std::string_view activation, std::string_view algorithm) {
+    const c10::impl::ExcludeDispatchKeyGuard guard(at::autocast::get_autocast_dispatch_key_from_device_type(DEVICE));
+    const TorchOnOneThreadInChild own_thread;
+    return gated_grouped_matmul_op().call(cast(a), cast(gate), cast(up), offs, cast(gate_bias), cast(up_bias),
+                                          out_dtype, activation, algorithm);
+  }
+
   static Tensor cast(const Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(DEVICE), tensor, DEVICE);
   }
@@ -66,6 +76,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCPU, m) {
   m.impl("linear", &Autocast<at::kCPU>::linear);
   m.impl("gated_linear", &Autocast<at::kCPU>::gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCPU>::grouped_matmul);
+  m.impl("gated_grouped_matmul", &Autocast<at::kCPU>::gated_grouped_matmul);
 }
 
 TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
@@ -74,6 +85,7 @@ TORCH_LIBRARY_IMPL(tiledmm, AutocastCUDA, m) {
   m.impl("linear", &Autocast<at::kCUDA>::linear);
   m.impl("gated_linear", &Autocast<at::kCUDA>::gated_linear);
   m.impl("grouped_matmul", &Autocast<at::kCUDA>::grouped_matmul);
+  m.impl("gated_grouped_matmul", &Autocast<at::kCUDA>::gated_grouped_matmul);
 }
 
 }  // namespace tiledmm

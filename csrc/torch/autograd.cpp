@@ -404,12 +404,30 @@ Tensor grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const 
     return grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, b, offs, bias, out_dtype, activation,
                                           algorithm);
   }
+  const Activation followed_by = to_activation(activation);
   const Tensor own_bias = bias.value_or(Tensor());
-  GroupedShape<c10::SymInt>(a, b, offs, bias);  // raises what a gradient would not survive
+  const GroupedShape<c10::SymInt> checked(a, b, offs, bias);
   const std::string option = ProductOption(a, b, own_bias, algorithm, out_dtype).text();
   const Tensor sum = differentiate<GroupedFormula>(wanted, a, b, own_bias, keys & c10::after_autograd_keyset, option,
                                                    offs.value_or(Tensor()));
-  return to_activation(activation) == Activation::none ? sum : activate_op().call(sum, activation);
+  return followed_by == Activation::none ? sum : activate_op().call(sum, activation);
+}
+
+// Under a gradient both sums are kept, in the result's dtype.
+Tensor gated_grouped_matmul_autograd(c10::DispatchKeySet keys, const Tensor& a, const Tensor& gate, const Tensor& up,
+                                     const OptionalTensor& offs, const OptionalTensor& gate_bias,
+                                     const OptionalTensor& up_bias, OptionalDtype out_dtype,
+                                     std::string_view activation, std::string_view algorithm) {
+  const Wanted wanted(a, gate, up), of_biases(gate_bias.value_or(Tensor()), up_bias.value_or(Tensor()));
+  const bool is_given = are_plain({a, gate, up}) && is_plain_or_none(gate_bias) && is_plain_or_none(up_bias);
+  if ((wanted.nothing() && of_biases.nothing()) || !is_given) {
+    return gated_grouped_matmul_op().redispatch(keys & c10::after_autograd_keyset, a, gate, up, offs, gate_bias,
+                                                up_bias, out_dtype, activation, algorithm);
+  }
+  check_gated_grouped<c10::SymInt>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
+  const Tensor gate_sum = grouped_matmul_op().call(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
+  const Tensor up_sum = grouped_matmul_op().call(a, up, offs, up_bias, out_dtype, "none", algorithm);
+  return gated_op().call(gate_sum, up_sum, activation, std::nullopt);
 }
 
 Tensor ordered_sum_autograd(c10::DispatchKeySet keys, const Tensor& a, at::IntArrayRef dims) {
@@ -454,6 +472,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Autograd, m) {
   m.impl("gated", &gated_autograd);
   m.impl("gated_backward", &gated_backward_autograd);
   m.impl("grouped_matmul", &grouped_matmul_autograd);
+  m.impl("gated_grouped_matmul", &gated_grouped_matmul_autograd);
   m.impl("ordered_sum", &ordered_sum_autograd);
   // What linear's derivative calls has none of its own: a backward pass through it raises.
   m.impl("linear_and_sum", torch::autograd::autogradNotImplementedFallback());

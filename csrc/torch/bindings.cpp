@@ -42,8 +42,16 @@ TORCH_LIBRARY(tiledmm, m) {
       "grouped_matmul(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, ScalarType? out_dtype=None, "
       "str activation=\"none\", str algorithm=\"auto\") -> Tensor",
       tags);
+  // activation(a gate + gate_bias) * (a up + up_bias) for groups of rows or a batch, as gated_linear; a and both
+  // weights as grouped_matmul has them.
+  m.def(
+      "gated_grouped_matmul(Tensor a, Tensor gate, Tensor up, Tensor? offs=None, Tensor? gate_bias=None, "
+      "Tensor? up_bias=None, *, ScalarType? out_dtype=None, str activation=\"silu\", str algorithm=\"auto\") -> Tensor",
+      tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
+  // Raises where groups' ends, on the CPU, decrease or leave so many rows, or elements of k.
+  m.def("_check_offs(Tensor offs, int size) -> ()");
   m.def("_info() -> str");
   m.def("_fma_peak(ScalarType dtype) -> float");
   m.def(

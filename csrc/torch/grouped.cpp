@@ -7,21 +7,22 @@
 #include "torch/shapes.h"
 
 namespace tiledmm {
-namespace {
 
 using at::Tensor;
 
-// On a GPU nobody reads the offsets but the kernels, which go nowhere by wrong ones.
-void check_offsets(const Tensor& offs, int64_t size) {
-  const int32_t* const ends = offs.const_data_ptr<int32_t>();
+void check_offs(const Tensor& offs, int64_t size) {
+  const Tensor own = offs.contiguous();
+  const int32_t* const ends = own.const_data_ptr<int32_t>();
   int64_t previous_end = 0;
-  for (int64_t group = 0; group < offs.size(0); ++group) {
+  for (int64_t group = 0; group < own.size(0); ++group) {
     TORCH_CHECK_VALUE(ends[group] >= previous_end && ends[group] <= size, "tiledmm: offs ends group ", group, " at ",
                       ends[group], "; accepted are ends from ", previous_end, ", where the group before it ends, to ",
                       size);
     previous_end = ends[group];
   }
 }
+
+namespace {
 
 Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                       const std::optional<Tensor>& bias, OptionalDtype out_dtype, std::string_view activation,
@@ -37,27 +38,41 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return out;
 }
 
+// Both sums in the type of accumulators, then one pass over them.
+Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
+                            const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                            OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
+  check_operand("a", a);
+  check_operand("gate", gate);
+  check_operand("up", up);
+  if (gate_bias && gate_bias->defined()) check_operand("gate_bias", *gate_bias);
+  if (up_bias && up_bias->defined()) check_operand("up_bias", *up_bias);
+  const ProductDtypes dtypes =
+      check_gated_grouped<int64_t>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
+  const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
+  const Tensor gate_sum = grouped_matmul(a, gate, offs, gate_bias, of_sums, "none", algorithm);
+  const Tensor up_sum = grouped_matmul(a, up, offs, up_bias, of_sums, "none", algorithm);
+  return gated(gate_sum, up_sum, activation, dtypes.result);
+}
+
 }  // namespace
 
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
-                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm) {
+                     ProductDtypes dtypes, Activation activation, int32_t algorithm) {
   const TorchOnOneThreadInChild own_thread;
+  const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
+  const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
+  if (has_groups_of_columns) std::swap(dtypes.a, dtypes.b);
   GemmProblem problem{};
   dtypes.set(problem);
+  fill_operands(problem, left, right);
   problem.activation = activation;
   problem.c = out.mutable_data_ptr();
+  problem.stride_cm = has_groups_of_columns ? 1 : out.stride(-2);
+  problem.stride_cn = has_groups_of_columns ? out.stride(-2) : 1;
   const auto step = [](const Tensor& tensor) { return tensor.dim() == 3 ? tensor.stride(0) : 0; };
-  BatchDim groups{shape.num_groups, step(a), step(b), step(out), 0};
-  if (shape.form == GroupedForm::columns) {  // groups of rows of C^T = B^T A^T
-    fill_operands(problem, b.mT(), a.mT());
-    std::swap(problem.dtype_a, problem.dtype_b);
-    std::swap(groups.stride_a, groups.stride_b);
-    problem.stride_cm = 1, problem.stride_cn = out.stride(0);
-  } else {
-    fill_operands(problem, a, b);
-    problem.stride_cm = out.stride(-2), problem.stride_cn = 1;
-  }
+  BatchDim groups{shape.num_groups, step(left), step(right), step(out), 0};
   if (bias && bias->defined()) {
     problem.bias = bias->const_data_ptr();
     problem.stride_bias_n = bias->stride(1);
@@ -70,12 +85,20 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
     ends = offs->contiguous();
     problem.grouping = shape.form == GroupedForm::k ? Grouping::k : Grouping::rows;
     problem.group_ends = ends.const_data_ptr<int32_t>();
-    if (ends.is_cpu()) check_offsets(ends, shape.form == GroupedForm::k ? problem.k : problem.m);
+    // The host cannot read a GPU's without waiting; kernels there stay inside of the operands whatever they are.
+    if (ends.is_cpu()) check_offs(ends, shape.grouped_size(a, b));
   }
   return compute(problem, algorithm, a.device());
 }
 
-TORCH_LIBRARY_IMPL(tiledmm, CPU, m) { m.impl("grouped_matmul", &grouped_matmul); }
-TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) { m.impl("grouped_matmul", &grouped_matmul); }
+TORCH_LIBRARY_IMPL(tiledmm, CPU, m) {
+  m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+  m.impl("_check_offs", &check_offs);
+}
+TORCH_LIBRARY_IMPL(tiledmm, CUDA, m) {
+  m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("gated_grouped_matmul", &gated_grouped_matmul);
+}
 
 }  // namespace tiledmm

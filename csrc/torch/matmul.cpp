@@ -196,6 +196,8 @@ ElementwiseProblem gated_pair(const Tensor& gate, const Tensor& up, std::string_
   return problem;
 }
 
+}  // namespace
+
 // activation(gate) * up.
 Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, OptionalDtype out_dtype) {
   check_operand("gate", gate);
@@ -207,6 +209,8 @@ Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation, 
   run(gated_pair(own_gate, own_up, activation, out), gate.device());
   return out;
 }
+
+namespace {
 
 std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up,
                                           std::string_view activation) {

@@ -91,6 +91,13 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return empty(a, GroupedShape<SymInt>(a, b, offs, bias).out, dtypes.result);
 }
 
+Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
+                            const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+                            OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
+  check_gated_grouped<SymInt>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
+  return grouped_matmul(a, gate, offs, gate_bias, out_dtype, "none", algorithm);
+}
+
 Tensor ordered_sum(const Tensor& a, at::IntArrayRef dims) {
   to_dtype("a", a);
   return empty(a, ordered_sum_shape<SymInt>(a, dims));
@@ -119,6 +126,7 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("gated", &gated);
   m.impl("gated_backward", &gated_backward);
   m.impl("grouped_matmul", &grouped_matmul);
+  m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("ordered_sum", &ordered_sum);
 }
 

@@ -250,12 +250,19 @@ const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, con
     if (const char* reason = refuse_tensor(*operand, a)) return reason;
   }
   if (bias && bias->defined()) return "a bias";
-  const GroupedShape<int64_t> shape(a, b, offs, bias);
-  out = new_result(shape.out, a.options().dtype(result));
-  const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
-  Outcome outcome = grouped_into(a, b, offs, bias, out, shape, dtypes, Activation::none, algorithm());
+  std::optional<GroupedShape<int64_t>> shape;
+  ProductDtypes dtypes;
+  try {
+    shape.emplace(a, b, offs, bias);
+    dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
+    if (offs && offs->defined()) check_offs(*offs, shape->grouped_size(a, b));
+  } catch (const c10::Error&) {
+    return "operands that do not fit";
+  }
+  out = new_result(shape->out, a.options().dtype(result));
+  Outcome outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm());
   if (outcome.status == Status::unsupported) {
-    outcome = grouped_into(a, b, offs, bias, out, shape, dtypes, Activation::none, 0);
+    outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, 0);
   }
   outcome.raise();
   own.served.count(outcome.kernel ? outcome.kernel : "an empty result");

@@ -46,6 +46,12 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
 // out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape.
 Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
-                     const ProductDtypes& dtypes, Activation activation, int32_t algorithm);
+                     ProductDtypes dtypes, Activation activation, int32_t algorithm);
+
+// Raises where groups' ends, on the CPU, decrease or leave `size`.
+void check_offs(const at::Tensor& offs, int64_t size);
+
+// activation(gate) * up (matmul.cpp).
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation, OptionalDtype out_dtype);
 
 }  // namespace tiledmm

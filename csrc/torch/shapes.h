@@ -250,6 +250,16 @@ struct GroupedShape {
     if (form == GroupedForm::batch || form == GroupedForm::k) out.push_back(num_groups);
     out.push_back(m);
     out.push_back(n);
+    check_bias(bias, n);
+  }
+
+  // What the offsets count.
+  Size grouped_size(const at::Tensor& a, const at::Tensor& b) const {
+    return form == GroupedForm::rows ? size_of<Size>(a, 0) : size_of<Size>(b, form == GroupedForm::k ? 0 : 1);
+  }
+
+ private:
+  void check_bias(const std::optional<at::Tensor>& bias, const Size& n) const {
     if (!bias || !bias->defined()) return;
     TORCH_CHECK(form != GroupedForm::columns && bias->dim() == 2 && must_equal(size_of<Size>(*bias, 0), num_groups) &&
                     must_equal(size_of<Size>(*bias, 1), n),
@@ -258,6 +268,25 @@ struct GroupedShape {
                 num_groups, ", ", n, ")");
   }
 };
+
+// Two weights of one shape and dtype for each group of rows, or of a batch, with biases that are alike.
+template <class Size>
+ProductDtypes check_gated_grouped(const at::Tensor& a, const at::Tensor& gate, const at::Tensor& up,
+                                  const std::optional<at::Tensor>& offs, const std::optional<at::Tensor>& gate_bias,
+                                  const std::optional<at::Tensor>& up_bias, std::string_view activation,
+                                  OptionalDtype out_dtype) {
+  const ProductDtypes dtypes = product_dtypes({"a", a}, {"gate", gate}, out_dtype, "gate_bias", gate_bias);
+  product_dtypes({"a", a}, {"up", up}, out_dtype, "up_bias", up_bias);
+  check_one_shape<Size>({"gate", gate}, {"up", up});
+  TORCH_CHECK(gate.dim() == 3, "tiledmm: gate has shape ", shape_of<Size>(gate), "; accepted is (groups, k, n)");
+  GroupedShape<Size>(a, gate, offs, gate_bias);
+  GroupedShape<Size>(a, up, offs, up_bias);
+  if (gate_bias && gate_bias->defined() && up_bias && up_bias->defined()) {
+    check_alike("gate_bias", *gate_bias, "up_bias", *up_bias);
+  }
+  check_has_activation("a gate", activation);
+  return dtypes;
+}
 
 // Which dimensions an ordered_sum is over.
 inline std::vector<bool> summed_dims(const at::Tensor& a, at::IntArrayRef dims) {

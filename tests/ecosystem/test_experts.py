@@ -1,7 +1,5 @@
 """transformers' mixtures of experts by grouped_matmul: models compute, learn, generate and compile as before, and a
 token's bits do not depend on the other tokens.
-
-Planted bugs that these tests caught: NOTYET
 """
 
 import pytest

@@ -1,6 +1,7 @@
 """Grouped products: values of all forms, bits, what lies beside the groups, derivatives, transforms, refusals.
 
-Planted bugs that these tests caught: NOTYET
+Planted bugs that these tests caught: a group that begins one row late; the last row of a large group left out; the bias
+of the group before; rows behind the last group left as they were; the columns of a block of C counted from 0.
 """
 
 import copy
@@ -201,12 +202,32 @@ def test_gated():
     assert gradcheck(lambda x, w: gated_grouped_matmul(x, w, offs=offs), given)
 
 
+def test_gated_refuses_what_gated_linear_refuses():
+    x, weights, offs = operands("rows", (9, 0, 20, 2), 0, 34, 50, torch.bfloat16)
+    gate, up = weights.chunk(2, -1)
+    for needs_grad in (False, True):
+        given = x.clone().requires_grad_(needs_grad)
+        for options in ({"gate_bias": torch.zeros(3, 34)}, {"out_dtype": torch.float16}):
+            with pytest.raises(TypeError, match="dtype"):
+                gated_grouped_matmul(given, weights, offs=offs, **options)
+        for options in ({"up_bias": torch.zeros(3, 17).bfloat16()}, {"gate_bias": torch.zeros(3, 1).bfloat16()}):
+            with pytest.raises(RuntimeError, match=r"accepted is one gate_bias of shape \[3, 34\]"):
+                gated_grouped_matmul(given, weights, offs=offs, **options)
+        with pytest.raises(RuntimeError, match="gate has shape"):
+            gated_grouped_matmul(given.mT[:, :30], gate[0, :30], up[0, :30], offs=offs)
+    with pytest.raises(ValueError, match="offs ends group 1 at 1"):
+        gated_grouped_matmul(x, weights, offs=torch.tensor([9, 1, 29], dtype=torch.int32))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form):
     for dtype in (torch.float32, torch.bfloat16):
         a, b, offs = operands(form, (9, 0, 20, 2), 5, 34, 50, dtype)
         bias = None if form == "columns" else random(3, 34, dtype=dtype).requires_grad_()
         torch.library.opcheck(OP, (a.requires_grad_(), b.requires_grad_(), offs, bias), {"activation": "silu"})
+        if form in ("rows", "batch"):
+            gated = torch.ops.tiledmm.gated_grouped_matmul.default
+            torch.library.opcheck(gated, (a, b, b.detach().clone(), offs, bias, bias))
 
 
 def test_compiled():
@@ -231,8 +252,11 @@ def test_compiled():
 
 def test_autocast_and_flops():
     a, b, offs = operands("rows", (9, 0, 20, 2), 0, 34, 50, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_same_bits(grouped_matmul(a, b, offs=offs), grouped_matmul(a.bfloat16(), b.bfloat16(), offs=offs))
+    for function, needs_grad in itertools.product((grouped_matmul, gated_grouped_matmul), (False, True)):
+        weights = b.clone().requires_grad_(needs_grad)
+        expected = function(a.bfloat16(), weights.bfloat16(), offs=offs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_same_bits(function(a, weights, offs=offs), expected)
     with torch.utils.flop_counter.FlopCounterMode(display=False) as flops:
         grouped_matmul(a, b, offs=offs)
     assert flops.get_total_flops() == 2 * 31 * 34 * 50
@@ -270,6 +294,7 @@ REFUSED = {
     "activation": (ValueError, "activation 'selu'", (X, W), {"offs": OFFS, "activation": "selu"}),
     "algorithm": (ValueError, "algorithm 'fast'", (X, W), {"offs": OFFS, "algorithm": "fast"}),
     "a kernel of GPUs": (NotImplementedError, "only GPUs", (X, W), {"offs": OFFS, "algorithm": "mma"}),
+    "it, for no rows": (NotImplementedError, "only GPUs", (X[:0], W), {"offs": OFFS * 0, "algorithm": "mma"}),
     "a sparse a": (NotImplementedError, "a has layout", (X.to_sparse(), W), {"offs": OFFS}),
 }
 
@@ -289,7 +314,7 @@ def test_vmap_is_refused():
 @pytest.mark.parametrize("algorithm", ["naive", "block_tiled", "register_tiled", "native"])
 def test_algorithms(algorithm):
     a, b, offs = operands("rows", (9, 0, 20, 2), 0, 34, 50, torch.float32)
-    out = grouped_matmul(a, b, offs=offs, algorithm=algorithm)
+    out = grouped_matmul(a, b, offs=offs, algorithm=algorithm, checks_offs=True)
     for own_a, own_b, own_out in products(a, b, offs, out):
         assert_same_bits(own_out, matmul(own_a, own_b, algorithm=algorithm))
 

@@ -133,6 +133,22 @@ def test_groups(dtype):
     for own, other in zip(torch.autograd.grad(actual, (x, weights), grad), grads, strict=True):
         assert_same_bits(own, other)
     assert served()["_grouped_mm"] == 3 and left() == {}
+    batch = F.grouped_mm(x[:30].view(3, 10, 48), weights)
+    assert_same_bits(batch, torch_tiledmm.grouped_matmul(x[:30].view(3, 10, 48), weights))
+
+
+def test_groups_that_are_none_of_ours():
+    """What torch makes of them, its errors among that."""
+    x, weights = torch.randn(8, 48), torch.randn(2, 48, 16)
+    beyond = torch.tensor([4, 9], dtype=torch.int32)
+    expected = F.grouped_mm(x, weights, offs=beyond)
+    torch_tiledmm.enable()
+    torch.testing.assert_close(F.grouped_mm(x, weights, offs=beyond), expected)
+    assert left() == {"_grouped_mm": "operands that do not fit"}
+    for operand, offs in ((x.half(), beyond), (x, beyond.long()), (x[:, :16], beyond)):
+        with pytest.raises(RuntimeError) as error:
+            F.grouped_mm(operand, weights, offs=offs)
+        assert "tiledmm" not in str(error.value)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="aten has these for GPUs alone")

@@ -481,6 +481,13 @@ OPERANDS = {
     "activate": {"x": (3, 4)},
     "activate_backward": {"grad": (3, 4), "x": (3, 4)},
     "grouped_matmul": {"a": (6, 4), "b": (2, 4, 5), "bias": (2, 5)},
+    "gated_grouped_matmul": {
+        "a": (6, 4),
+        "gate": (2, 4, 5),
+        "up": (2, 4, 5),
+        "gate_bias": (2, 5),
+        "up_bias": (2, 5),
+    },
     "ordered_sum": {"a": (3, 4)},
 }
 OTHER_ARGUMENTS = {
@@ -490,6 +497,7 @@ OTHER_ARGUMENTS = {
     "activate": {"activation": "silu"},
     "activate_backward": {"activation": "silu"},
     "grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
+    "gated_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
     "ordered_sum": {"dims": [0]},
 }
 ROLES = [(op, name) for op, operands in OPERANDS.items() for name in operands]

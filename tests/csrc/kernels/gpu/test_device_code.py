@@ -106,7 +106,8 @@ OCCUPANCY = {
 }
 # Scalar registers that do not fit go to lanes of a vector register, not to memory.
 MOST_SGPR_SPILLS = 64
-MOST_SGPR_SPILLS_OF_GROUPS = 80  # a group's sizes and addresses are in registers, not among the kernel's parameters
+# A group's sizes and addresses are in registers, not among the kernel's parameters; a warp less may fit.
+MOST_SGPR_SPILLS_OF_GROUPS = 80
 # 07 keeps sums, staged tiles and both halves' copies of the operands alive: two of its 28 kernels spill on gfx1100.
 MAY_SPILL = {("07", "gfx1100")}
 INSTRUCTIONS = {
@@ -187,7 +188,7 @@ def test_amd(source, arch, amd_object):
         is_grouped = "Lb1EEEvNS_13FoldedProblem" in kernel["name"]
         assert kernel["SGPRs Spill"] <= (MOST_SGPR_SPILLS_OF_GROUPS if is_grouped else MOST_SGPR_SPILLS), kernel
         assert kernel["LDS Size"] <= 64 << 10, kernel
-        assert kernel["Occupancy"] >= OCCUPANCY[rung][arch.startswith("gfx1")], kernel
+        assert kernel["Occupancy"] >= OCCUPANCY[rung][arch.startswith("gfx1")] - is_grouped, kernel
     text = subprocess.run([OBJDUMP, "-d", code], capture_output=True, text=True, timeout=120, check=True).stdout
     for instruction in INSTRUCTIONS[arch].get(rung, []):
         assert re.search(rf"\b{instruction}\b", text), f"there is no {instruction}"
