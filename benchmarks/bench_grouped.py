@@ -1,11 +1,14 @@
 """Grouped products, as of experts, against torch's grouped_mm and a loop of torch.mm.
 
     python benchmarks/bench_grouped.py [--device cuda] [--families rows sums gated] [--dtypes bf16 fp32] [--json FILE]
+    python benchmarks/bench_grouped.py --families models    # needs transformers
 
 rows: rows of each expert by its weight (n, k); sums: the weights' gradients, sums over the rows of each expert; gated:
 silu(x gate^T) * (x up^T). Each with groups of one size and with skewed ones, whose sizes go as the cube of a uniform
-number. The loop of torch.mm knows the sizes on the host and writes into one result. Each shape: the arms in turns,
-medians; on a GPU with its caches emptied before each call. Printed: the faster of torch's arms over ours.
+number. The loop of torch.mm knows the sizes on the host and writes into one result. models: transformers' Mixtral and
+Qwen3-MoE with random weights: prefill, a step of 16 sequences, a training step, by transformers' own grouped_mm, its
+loop ("eager") and by ours. Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call.
+Printed: the faster of torch's arms over ours.
 """
 
 import argparse
@@ -93,6 +96,36 @@ def gated_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> 
 
 
 FAMILIES = {"rows": rows_arms, "sums": sums_arms, "gated": gated_arms}
+# Layers, hidden size, experts' inner size, experts, tokens of a prefill.
+MODELS = {"cuda": (4, 2048, 1024, 64, 2048), "cpu": (2, 512, 384, 32, 512)}
+
+
+def model_arms(name: str, step: str, dtype: torch.dtype, device: str) -> Arms:
+    import transformers
+
+    torch_tiledmm.transformers.register()
+    layers, hidden, inner, experts, length = MODELS[device]
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": 1000, "num_attention_heads": 8}
+    sizes |= {"intermediate_size": inner, "moe_intermediate_size": inner, "num_key_value_heads": 8, "head_dim": 64}
+    sizes |= {"num_experts" if name == "Qwen3Moe" else "num_local_experts": experts, "num_experts_per_tok": 4}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).to(device, dtype)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    ids = torch.randint(1000, (16, 1) if step == "decode" else (1, length), device=device)
+
+    def arm(implementation: str) -> Callable[[], object]:
+        def run() -> None:
+            model.set_experts_implementation(implementation)
+            with torch.set_grad_enabled(step == "train"):
+                out = model(input_ids=ids, labels=ids if step == "train" else None)
+            if step == "train":
+                out.loss.backward()
+                model.zero_grad()
+
+        return run
+
+    return {"ours": arm("tiledmm"), "loop": arm("eager"), "grouped_mm": arm("grouped_mm")}
 
 
 def works(function: Callable[[], object]) -> bool:
@@ -104,7 +137,23 @@ def works(function: Callable[[], object]) -> bool:
     return True
 
 
+def time_row(row: dict, arms: Arms, device: str) -> dict:
+    arms = {name: arm for name, arm in arms.items() if works(arm)}
+    is_gpu = device == "cuda"
+    times = time_on_gpu(arms, seconds=0.05, most_samples=25) if is_gpu else time_arms(arms, seconds=0.3)
+    micros = {name: round(time.median * 1e6, 1) for name, time in times.items()}
+    best = min(us for name, us in micros.items() if name != "ours")
+    row = {**row, "ratio": round(best / micros["ours"], 3)}
+    print(*row.values(), micros, flush=True)
+    return {**row, **{f"{name}_us": us for name, us in micros.items()}}
+
+
 def measure(args: argparse.Namespace) -> Iterator[dict]:
+    for precision in args.dtypes if "models" in args.families else ():
+        for name in ("Mixtral", "Qwen3Moe"):
+            for step in ("prefill", "decode", "train"):
+                row = {"family": "models", "dtype": precision, "model": name, "step": step}
+                yield time_row(row, model_arms(name, step, DTYPES[precision], args.device), args.device)
     for family, arms_of in FAMILIES.items():
         for precision in args.dtypes if family in args.families else ():
             for experts, rows, n, k in SHAPES[args.device]:
@@ -116,21 +165,14 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                     ends = torch.tensor(group_sizes(experts, rows, is_skewed)).cumsum(0).tolist()
                     offs = torch.tensor(ends, dtype=torch.int32, device=args.device)
                     arms = arms_of(x, weight, offs, [slice(*pair) for pair in pairwise([0, *ends])])
-                    arms = {name: arm for name, arm in arms.items() if works(arm)}
-                    is_gpu = args.device == "cuda"
-                    times = time_on_gpu(arms, seconds=0.05, most_samples=25) if is_gpu else time_arms(arms, seconds=0.3)
-                    micros = {name: round(time.median * 1e6, 1) for name, time in times.items()}
-                    best = min(us for name, us in micros.items() if name != "ours")
                     shape = {"experts": experts, "rows": rows, "n": n, "k": k, "is_skewed": is_skewed}
-                    row = {"family": family, "dtype": precision, **shape, "ratio": round(best / micros["ours"], 3)}
-                    print(*row.values(), micros, flush=True)
-                    yield {**row, **{f"{name}_us": us for name, us in micros.items()}}
+                    yield time_row({"family": family, "dtype": precision, **shape}, arms, args.device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=tuple(SHAPES))
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=tuple(FAMILIES))
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=(*FAMILIES, "models"))
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp32"], choices=tuple(DTYPES))
     parser.add_argument("--json", type=output_file, default=None, metavar="FILE")
     args = parser.parse_args()

@@ -42,7 +42,7 @@ def _load_libraries() -> str:
 
 __version__ = _load_libraries()
 
-from . import distributed  # noqa: E402, F401
+from . import distributed, transformers  # noqa: E402, F401
 from .dispatch import algorithms, build_info, explain, use_algorithm  # noqa: E402
 from .experts import ExpertRouting  # noqa: E402
 from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: E402

@@ -85,10 +85,10 @@ def test_jit(make, activation):
     expected = torch.autograd.grad(model(input).square().sum(), list(model.parameters()))
     actual = torch.autograd.grad(scripted(input).square().sum(), list(model.parameters()))
     torch.testing.assert_close(actual, expected)
-    # What the calls hand over: (activation, algorithm).
+    # What the calls hand over: (activation, algorithm, out_dtype).
     calls = frozen.graph.findAllNodes("tiledmm::linear")
-    handed_over = [[value.toIValue() for value in list(call.inputs())[-2:]] for call in calls]
-    assert handed_over == [[activation, "auto"], ["none", "naive"], ["none", "auto"]]
+    handed_over = [[value.toIValue() for value in list(call.inputs())[-3:]] for call in calls]
+    assert handed_over == [[activation, "auto", None], ["none", "naive", None], ["none", "auto", None]]
 
 
 def test_jit_of_functions():

@@ -121,6 +121,8 @@ class Quantized(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:  # as nn.Parameter asks
+            return cls(args[0].stored)
         args = [torch.ones_like(arg.stored) if isinstance(arg, cls) else arg for arg in args]
         return function(*args, **(kwargs or {}))
 
