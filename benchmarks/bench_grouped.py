@@ -5,9 +5,9 @@
 
 rows: rows of each expert by its weight (n, k); sums: the weights' gradients, sums over the rows of each expert; gated:
 silu(x gate^T) * (x up^T). Each with groups of one size and with skewed ones, whose sizes go as the cube of a uniform
-number. The loop of torch.mm knows the sizes on the host and writes into one result. models: transformers' Mixtral and
-Qwen3-MoE with random weights: prefill, a step of 16 sequences, a training step, by transformers' own grouped_mm, its
-loop ("eager") and by ours. Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call.
+number. The loop of torch.mm knows the sizes on the host and writes into one new result. models: Mixtral and Qwen3-MoE
+of transformers with random weights: prefill, a step of 16 sequences, a training step, by its own grouped_mm, its loop
+("eager") and by ours. Each shape: the arms in turns, medians; on a GPU with its caches emptied before each call.
 Printed: the faster of torch's arms over ours.
 """
 
@@ -52,11 +52,11 @@ def group_sizes(experts: int, rows: int, is_skewed: bool) -> list[int]:
 
 
 def rows_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:
-    out = x.new_empty(x.shape[0], weight.shape[2])
-
-    def loop() -> None:
+    def loop() -> Tensor:
+        out = x.new_empty(x.shape[0], weight.shape[2])
         for expert, own in enumerate(slices):
             torch.mm(x[own], weight[expert], out=out[own])
+        return out
 
     return {
         "ours": lambda: torch_tiledmm.grouped_matmul(x, weight, offs=offs),
@@ -67,11 +67,12 @@ def rows_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> A
 
 def sums_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:
     grad, left = torch.randn(x.shape[0], weight.shape[2], dtype=x.dtype, device=x.device), x.mT
-    out = torch.empty_like(weight)
 
-    def loop() -> None:
+    def loop() -> Tensor:
+        out = torch.empty_like(weight)
         for expert, own in enumerate(slices):
             torch.mm(left[:, own], grad[own], out=out[expert])
+        return out
 
     return {
         "ours": lambda: torch_tiledmm.grouped_matmul(left, grad, offs=offs),
@@ -82,11 +83,12 @@ def sums_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> A
 
 def gated_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:
     gate, up = weight, weight.flip(0)
-    out = x.new_empty(x.shape[0], weight.shape[2])
 
-    def loop() -> None:
+    def loop() -> Tensor:
+        out = x.new_empty(x.shape[0], weight.shape[2])
         for expert, own in enumerate(slices):
             torch.mul(F.silu(x[own] @ gate[expert]), x[own] @ up[expert], out=out[own])
+        return out
 
     def grouped_mm() -> Tensor:
         return F.silu(F.grouped_mm(x, gate, offs=offs)) * F.grouped_mm(x, up, offs=offs)

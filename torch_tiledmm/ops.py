@@ -229,24 +229,52 @@ def gated_linear(
     Raises:
         As `linear`; RuntimeError for weights of unlike shapes, TypeError for weights or biases of unlike dtypes.
     """
+    options: dict[str, Any] = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
     if up is None:
-        if gate.dim() != 2 or gate.shape[0] % 2:
-            raise RuntimeError(
-                f"gate: got shape {list(gate.shape)} without an up; accepted is (2 * out_features, in_features)"
-            )
+        _check_stacked(gate, 2, 0, "(2 * out_features, in_features)", gate_bias, up_bias)
+        if _need_grad(input, gate, gate_bias) and not _is_onnx_exported():
+            return _compute_gated(_stacked_gated_linear, keeps_sums, input, gate, gate_bias, **options)
         gate, up = gate.chunk(2)
         gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2)
     if _is_onnx_exported():
         product = _by_torch(input, gate, gate_bias, activation) * _by_torch(input, up, up_bias, "none")
         return product if out_dtype is None else product.to(out_dtype)
-    options: dict[str, Any] = {"activation": activation, "algorithm": algorithm, "out_dtype": out_dtype}
     operands = (input, gate, up, gate_bias, up_bias)
-    out: Tensor
-    if not keeps_sums and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        out = checkpoint(torch.ops.tiledmm.gated_linear.default, *operands, use_reentrant=False, **options)
-    else:
-        out = torch.ops.tiledmm.gated_linear.default(*operands, **options)
+    keeps_sums = keeps_sums or not _need_grad(*operands)
+    return _compute_gated(torch.ops.tiledmm.gated_linear.default, keeps_sums, *operands, **options)
+
+
+def _compute_gated(
+    function: Callable[..., Tensor], keeps_sums: bool, *operands: Tensor | None, **options: Any
+) -> Tensor:
+    if keeps_sums:
+        return function(*operands, **options)
+    out: Tensor = checkpoint(function, *operands, use_reentrant=False, **options)
     return out
+
+
+def _stacked_gated_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str, **options: Any
+) -> Tensor:
+    """By one product, so that the weight's gradient is one, too, and not two parts to be put together."""
+    sums = torch.ops.tiledmm.linear.default(input, weight, bias, **options)
+    out: Tensor = torch.ops.tiledmm.gated.default(*sums.chunk(2, -1), activation=activation)
+    return out
+
+
+def _check_stacked(
+    gate: Tensor, dim: int, stacked: int, accepted: str, gate_bias: Tensor | None, up_bias: Tensor | None
+) -> None:
+    """Of a gate that holds an up behind it, along its dimension `stacked`: its shape, and that of a bias of both."""
+    if gate.dim() != dim or gate.shape[stacked] % 2:
+        raise RuntimeError(f"gate: got shape {list(gate.shape)} without an up; accepted is {accepted}")
+    both = [gate.shape[stacked]] if dim == 2 else [gate.shape[0], gate.shape[stacked]]
+    if up_bias is not None or (gate_bias is not None and list(gate_bias.shape) != both):
+        given = [None if bias is None else list(bias.shape) for bias in (gate_bias, up_bias)]
+        raise RuntimeError(
+            f"gate_bias, up_bias: got shapes {given[0]} and {given[1]} without an up; accepted is one gate_bias of "
+            f"shape {both}, or None"
+        )
 
 
 def grouped_matmul(
@@ -334,20 +362,26 @@ def gated_grouped_matmul(
         As `grouped_matmul` and `gated_linear`.
     """
     if up is None:
-        if gate.dim() != 3 or gate.shape[2] % 2:
-            raise RuntimeError(f"gate: got shape {list(gate.shape)} without an up; accepted is (groups, k, 2 * n)")
-        both = [gate.shape[0], gate.shape[2]]
-        if up_bias is not None or (gate_bias is not None and list(gate_bias.shape) != both):
-            given = f"gate_bias of shape {None if gate_bias is None else list(gate_bias.shape)}"
-            given += f" and up_bias of shape {None if up_bias is None else list(up_bias.shape)}"
-            raise RuntimeError(f"{given}: got these without an up; accepted is one gate_bias of shape {both}, or None")
-        gate, up = gate.chunk(2, -1)
-        gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2, -1)
-    options: dict[str, Any] = {"out_dtype": out_dtype, "activation": activation, "algorithm": algorithm}
-    out: Tensor = torch.ops.tiledmm.gated_grouped_matmul.default(a, gate, up, offs, gate_bias, up_bias, **options)
+        _check_stacked(gate, 3, 2, "(groups, k, 2 * n)", gate_bias, up_bias)
+    options: dict[str, Any] = {"out_dtype": out_dtype, "algorithm": algorithm}
+    out: Tensor
+    if up is None and _need_grad(a, gate, gate_bias):
+        # One product, so that the weight's gradient is one, too, and not two parts to be put together.
+        sums = torch.ops.tiledmm.grouped_matmul.default(a, gate, offs, gate_bias, **options)
+        out = torch.ops.tiledmm.gated.default(*sums.chunk(2, -1), activation=activation)
+    else:
+        if up is None:
+            gate, up = gate.chunk(2, -1)
+            gate_bias, up_bias = (None, None) if gate_bias is None else gate_bias.chunk(2, -1)
+        operands = (a, gate, up, offs, gate_bias, up_bias)
+        out = torch.ops.tiledmm.gated_grouped_matmul.default(*operands, activation=activation, **options)
     if checks_offs and offs is not None:
         _check_offs(a, gate, offs)
     return out
+
+
+def _need_grad(*operands: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(own is not None and own.requires_grad for own in operands)
 
 
 # In TorchScript, calls of the functions are calls of the operators. The body of a function is nothing it could compile.

@@ -346,7 +346,12 @@ struct GroupedFormula : Formula {
     };
     variable_list grads(3);
     if (needs[0]) grads[0] = product(grad, kept.second.mT(), option.first);
-    if (needs[1]) grads[1] = product(kept.first.mT(), grad, option.second);
+    if (needs[1]) {
+      // As b lies in memory: mostly along k, as weights of nn.Linear do, which is assumed where b was not kept.
+      const bool is_along_n = kept.second.defined() && kept.second.sym_stride(-1) == 1;
+      grads[1] = is_along_n ? product(kept.first.mT(), grad, option.second)
+                            : product(grad.mT(), kept.first, option.second).mT();
+    }
     if (needs[2]) {
       // The sums of each group's rows: a product of groups of k with ones, or of whole matrices.
       const Tensor sums = grad.dim() == 3 ? ordered_sum_op().call(grad, {1})

@@ -184,3 +184,27 @@ def test_what_does_not_fit(device, is_needed):
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize("keeps_sums", [True, False])
+def test_a_stacked_weight_has_one_gradient(keeps_sums):
+    """With the bits of that of two weights, and as the weight lies."""
+    x, gate, up, gate_bias, up_bias = (tensor.requires_grad_() for tensor in operands(9, 20, 30, torch.float32))
+    weight, bias = torch.cat([gate, up]).detach().requires_grad_(), torch.cat([gate_bias, up_bias]).detach()
+    out = gated_linear(x, weight, gate_bias=bias.requires_grad_(), keeps_sums=keeps_sums)
+    expected = gated_linear(x, gate, up, gate_bias, up_bias)
+    assert torch.equal(out, expected)
+    grad = torch.randn(out.shape)
+    own = torch.autograd.grad(out, (weight, bias), grad)
+    of_parts = torch.autograd.grad(expected, (gate, up, gate_bias, up_bias), grad)
+    assert torch.equal(own[0], torch.cat(of_parts[:2])) and torch.equal(own[1], torch.cat(of_parts[2:]))
+    assert own[0].is_contiguous()
+
+
+def test_refusals_of_a_stacked_weight():
+    x, weight = torch.zeros(3, 30), torch.zeros(40, 30)
+    with pytest.raises(RuntimeError, match="without an up"):
+        gated_linear(x, weight[:39])
+    for options in ({"up_bias": torch.zeros(20)}, {"gate_bias": torch.zeros(20)}):
+        with pytest.raises(RuntimeError, match=r"accepted is one gate_bias of shape \[40\]"):
+            gated_linear(x, weight, **options)

@@ -180,6 +180,9 @@ def test_gradients_of_16_bits_are_of_their_operands_dtypes():
     out.backward(grad)
     assert a.grad.dtype == b.grad.dtype == torch.bfloat16
     assert not a.grad[51:].any()
+    weights = torch.randn(3, 17, 40, requires_grad=True)  # as nn.Linear stores them: so does their gradient
+    (of_weights,) = torch.autograd.grad(grouped_matmul(a.detach(), weights.mT, offs=offs), weights, grad)
+    assert of_weights.is_contiguous()
     for group, (own_a, own_grad, _) in enumerate(products(a.detach().mT, grad, offs, torch.empty(3, 1, 1))):
         assert_close(b.grad[group], expect_linear(own_a, own_grad.mT, out_dtype=torch.bfloat16))
 
