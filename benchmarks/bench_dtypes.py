@@ -27,7 +27,7 @@ WIDE = {"router": (256, 7168), "small_router": (8, 4096), "head": (32000, 2048),
 MIXED = {"router": (256, 7168), "narrow_router": (128, 2048), "head": (32000, 2048), "square": (4096, 4096)}
 GATED = {"moe": (1408, 2048), "llama_1b": (5504, 2048), "llama_8b": (14336, 4096), "qwen_7b": (18944, 3584)}
 ROWS = {"cuda": (1, 16, 64, 512, 4096, 8192), "cpu": (1, 32, 512)}
-MOST_FLOPS = {"cuda": 1e14, "cpu": 2e10}
+MOST_FLOPS = {"cuda": 1e14, "cpu": 3e10}
 
 
 def wide(m: int, n: int, k: int, dtype: torch.dtype, device: str) -> Arms:
