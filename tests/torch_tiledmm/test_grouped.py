@@ -1,7 +1,8 @@
 """Grouped products: values of all forms, bits, what lies beside the groups, derivatives, transforms, refusals.
 
 Planted bugs that these tests caught: a group that begins one row late; the last row of a large group left out; the bias
-of the group before; rows behind the last group left as they were; the columns of a block of C counted from 0.
+of the group before; rows behind the last group left as they were; the rows or the columns of a block of C, or its bias,
+counted from 0; gradients in the other operand's dtype.
 """
 
 import copy
@@ -100,7 +101,12 @@ def test_bits_of_a_row_are_those_of_a_product(dtype, threads):
     former = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for sizes, n, k in (((600, 1, 0, 210, 40, 9), 515, 1100), ((1, 2, 1, 0), 2100, 1601), ((2100, 3, 0), 700, 520)):
+        for sizes, n, k in (
+            ((600, 1, 0, 210, 40, 9), 515, 1100),
+            ((1, 2, 1, 0), 2100, 1601),
+            ((2100, 3, 0), 700, 520),
+            ((500, 30, 3, 0), 70, 90),  # blocks of rows
+        ):
             a, b, offs = operands("rows", sizes, 0, n, k, dtype)
             bias = torch.randn(len(sizes) - 1, n).to(dtype)
             out = grouped_matmul(a, b, offs=offs, bias=bias, activation="gelu")
@@ -180,6 +186,11 @@ def test_gradients_of_16_bits_are_of_their_operands_dtypes():
     out.backward(grad)
     assert a.grad.dtype == b.grad.dtype == torch.bfloat16
     assert not a.grad[51:].any()
+    mixed = a.detach().requires_grad_(), b.detach().float().requires_grad_()
+    of_mixed = torch.autograd.grad(grouped_matmul(*mixed, offs=offs), mixed, grad)
+    # Autograd would cast a gradient of another dtype; its elements tell.
+    expected = grouped_matmul(mixed[0].detach().mT, grad, offs=offs, out_dtype=torch.float32)
+    assert_same_bits(of_mixed[1].contiguous(), expected)
     weights = torch.randn(3, 17, 40, requires_grad=True)  # as nn.Linear stores them: so does their gradient
     (of_weights,) = torch.autograd.grad(grouped_matmul(a.detach(), weights.mT, offs=offs), weights, grad)
     assert of_weights.is_contiguous()
