@@ -166,7 +166,7 @@ def replace_linear(
         The names replaced, the names skipped with the reason, and warnings where a replaced layer may be
         bypassed: by a `forward` or `__call__` of its class, in nn.MultiheadAttention, and in eval mode in
         nn.TransformerEncoderLayer, which read weights instead of calling layers. The warnings are issued as
-        UserWarning, too. Listed as skipped is also transformers' Conv1D, a linear layer that is no nn.Linear.
+        UserWarning, too. Listed as skipped are also transformers' Conv1D and its experts, which are no nn.Linear.
 
     Raises:
         TypeError: `model` is not a module.
@@ -179,6 +179,9 @@ def replace_linear(
     for name, module in model.named_modules():
         if isinstance(module, conv1d):
             swap.skipped.append((name, "Conv1D is no nn.Linear: put one with the transposed weight there first"))
+        if hasattr(module, "has_gate") and "down_proj" in vars(module)["_parameters"]:  # transformers' experts
+            reached_by = "torch_tiledmm.transformers.register() and model.set_experts_implementation('tiledmm')"
+            swap.skipped.append((name, f"experts are no nn.Linear: reached by {reached_by}"))
         if not isinstance(module, nn.Linear):
             continue
         reason = _reason_to_keep(module) or _refusal(module, name, module_filter_fn)

@@ -83,6 +83,13 @@ def test_experts_of_other_devices_add_nothing():
     assert not hidden.grad[2].any() and torch.isfinite(hidden.grad).all()
 
 
+def test_replace_linear_names_experts():
+    model = make("Mixtral", "tiledmm")
+    skipped = dict(torch_tiledmm.replace_linear(model).skipped)
+    assert list(skipped) == [f"model.layers.{layer}.mlp.experts" for layer in range(2)]
+    assert "torch_tiledmm.transformers.register()" in skipped["model.layers.0.mlp.experts"]
+
+
 def test_compiled():
     model, ids = make("Mixtral", "tiledmm"), torch.randint(3, 101, (2, 9))
     expected = model(input_ids=ids).logits
