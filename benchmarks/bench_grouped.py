@@ -51,6 +51,14 @@ def group_sizes(experts: int, rows: int, is_skewed: bool) -> list[int]:
     return [int(size) for size in ends.diff(prepend=torch.zeros(1, dtype=torch.long))]
 
 
+def product_arms(a: Tensor, b: Tensor, offs: Tensor, loop: Callable[[], Tensor]) -> Arms:
+    return {
+        "ours": lambda: torch_tiledmm.grouped_matmul(a, b, offs=offs),
+        "loop": loop,
+        "grouped_mm": lambda: F.grouped_mm(a, b, offs=offs),
+    }
+
+
 def rows_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:
     def loop() -> Tensor:
         out = x.new_empty(x.shape[0], weight.shape[2])
@@ -58,11 +66,7 @@ def rows_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> A
             torch.mm(x[own], weight[expert], out=out[own])
         return out
 
-    return {
-        "ours": lambda: torch_tiledmm.grouped_matmul(x, weight, offs=offs),
-        "loop": loop,
-        "grouped_mm": lambda: F.grouped_mm(x, weight, offs=offs),
-    }
+    return product_arms(x, weight, offs, loop)
 
 
 def sums_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:
@@ -74,11 +78,7 @@ def sums_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> A
             torch.mm(left[:, own], grad[own], out=out[expert])
         return out
 
-    return {
-        "ours": lambda: torch_tiledmm.grouped_matmul(left, grad, offs=offs),
-        "loop": loop,
-        "grouped_mm": lambda: F.grouped_mm(left, grad, offs=offs),
-    }
+    return product_arms(left, grad, offs, loop)
 
 
 def gated_arms(x: Tensor, weight: Tensor, offs: Tensor, slices: list[slice]) -> Arms:

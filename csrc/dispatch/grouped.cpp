@@ -69,11 +69,11 @@ bool is_large_group(const GemmProblem& product, int64_t num_threads) {
   return num_threads > 1 && work_of(product) >= kLargeGroup * double(num_threads);
 }
 
-Status run_groups(const GemmProblem& problem, const Executor& executor, RunProduct* run, void* self) {
+Status run_groups(const GemmProblem& problem, const Executor& executor, const RunProduct& run) {
   const int64_t num_products = problem.batch_dims[0].size + (problem.grouping == Grouping::rows);
   std::atomic<Status> status{Status::ok};
   const auto compute = [&](const GemmProblem& product, const Executor& own) {
-    const Status outcome = run(self, product, problem.n, own);
+    const Status outcome = run(product, own);
     if (outcome != Status::ok) status = outcome;
   };
   std::vector<GemmProblem> others;

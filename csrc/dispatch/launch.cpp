@@ -101,25 +101,16 @@ Status run_groups_on_cpu(const GemmProblem& asked, int32_t algorithm, const Exec
     const Choice choice = select(fold_batch(as_one, nullptr), algorithm, chip);
     *executor.launched = choice.rung ? choice.rung->name : nullptr;
   }
-  struct Call {
-    int32_t algorithm;
-    char* reason;
-    size_t capacity;
-    std::atomic<bool> has_failed{false};
-  } call{algorithm, reason, capacity};
   Executor silent = executor;
   silent.launched = nullptr;  // threads would write there at the same time
-  return run_groups(
-      asked, silent,
-      [](void* self, const GemmProblem& product, int64_t asked_n, const Executor& own) {
-        auto& call = *static_cast<Call*>(self);
-        char why[320] = "";
-        const Status status = run(product, asked_n, call.algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
-        if (status == Status::ok || call.has_failed.exchange(true)) return Status::ok;
-        std::snprintf(call.reason, call.capacity, "%s", why);  // of the first failure, as the status
-        return status;
-      },
-      &call);
+  std::atomic<bool> has_failed{false};
+  return run_groups(asked, silent, [&](const GemmProblem& product, const Executor& own) {
+    char why[320] = "";
+    const Status status = run(product, asked.n, algorithm, cpu_chip(own.num_threads), own, why, sizeof why);
+    if (status == Status::ok || has_failed.exchange(true)) return Status::ok;
+    std::snprintf(reason, capacity, "%s", why);  // of the first failure, as the status
+    return status;
+  });
 }
 
 }  // namespace

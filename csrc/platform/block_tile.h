@@ -266,8 +266,8 @@ TILEDMM_DEVICE TilePlace tile_place(const GemmProblem& problem) {
 constexpr int64_t num_tiles(const GemmProblem& problem, int64_t block_m, int64_t block_n) {
   return ceil_div(problem.m, block_m) * ceil_div(problem.n, block_n);
 }
-// Of groups of rows, whose sizes the host does not know, as many as they can have: a part of a tile more in each, and
-// behind the last one.
+// The host does not know the sizes of groups of rows. It counts as many tiles as they can have: each group, and the
+// rows behind the last one, can have one that is not whole.
 constexpr int64_t num_tiles(const FoldedProblem& problem, int64_t block_m, int64_t block_n) {
   const GemmProblem& p = problem.gemm;
   if (p.grouping != Grouping::rows) return num_tiles(p, block_m, block_n);
@@ -280,15 +280,15 @@ struct BlockWork {
   TilePlace tile;
 };
 
-// Of an item of the batch.
+// block_work finds the tile of an item of the batch.
 template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
 TILEDMM_DEVICE std::enable_if_t<!IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
   const GemmProblem item = item_of(problem, batch_idx);
   return {item, tile_place<BLOCK_M, BLOCK_N>(item)};
 }
 
-// Of a group, in kernels of their own: others would have to keep the sizes of their item in registers. Blocks that
-// groups of rows leave over have a product without rows.
+// This block_work finds the tile of a group. Groups have kernels of their own, since others would have to keep the
+// sizes of their item in registers. Blocks that groups of rows leave over have a product without rows.
 template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
 TILEDMM_DEVICE std::enable_if_t<IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
   const GemmProblem& whole = problem.gemm;

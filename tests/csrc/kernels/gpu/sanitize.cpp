@@ -230,19 +230,15 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   Matrix<T> b(k, is_k ? n : batch * n, is_b_transposed, is_few ? to_line : margins[random_int(0, 2)]);
   // What is added: one row for all, or for each group, or a matrix of each item's own, and all is scaled.
   const bool is_matrix = has_bias && !is_in_chunks && !is_grouped && random_int(0, 1);
-  Matrix<T> bias(is_matrix    ? batch * m
-                 : is_grouped ? batch
-                              : 1,
-                 n, is_matrix && random_int(0, 1), is_matrix ? margins[random_int(0, 2)] : 0);
+  const int64_t bias_step = is_matrix ? m : is_grouped ? 1 : 0;  // rows from item to item
+  Matrix<T> bias(max_of(1, batch * bias_step), n, is_matrix && random_int(0, 1),
+                 is_matrix ? margins[random_int(0, 2)] : 0);
   a.randomize(), b.randomize(), bias.randomize();
   const bool is_c_transposed = random_int(0, 3) == 0;
   const int64_t margin_c = margins[random_int(0, 2)];
   Matrix<T> c(batch * m, n, is_c_transposed, margin_c), again(batch * m, n, is_c_transposed, margin_c);
   const BatchDim batch_dim{batch, is_grouped ? 0 : m * a.stride_row, is_k ? 0 : n * b.stride_col,
-                           is_rows ? 0 : m * c.stride_row,
-                           is_matrix    ? m * bias.stride_row
-                           : is_grouped ? bias.stride_row
-                                        : 0};
+                           is_rows ? 0 : m * c.stride_row, bias_step * bias.stride_row};
   GemmProblem problem{};
   problem.m = is_rows ? batch * m : m, problem.n = n, problem.k = k;
   problem.grouping = grouping, problem.group_ends = ends.get();
@@ -292,11 +288,8 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
       }
       const bool is_behind = group == batch;  // all groups: nothing is summed, nothing is added
       const int64_t begin_k = is_k ? begin_of(group) : 0, end_k = is_behind ? 0 : is_k ? ends[size_t(group)] : k;
-      const double added = has_bias && !is_behind ? problem.beta * value_of(bias.at(is_matrix    ? i
-                                                                                    : is_grouped ? group
-                                                                                                 : 0,
-                                                                                    j))
-                                                  : 0;
+      const int64_t bias_row = is_matrix ? i : is_grouped ? group : 0;
+      const double added = has_bias && !is_behind ? problem.beta * value_of(bias.at(bias_row, j)) : 0;
       double sum = 0, size = std::fabs(added);
       for (int64_t first = begin_k; first < end_k; first += chunk_k) {
         double of_chunk = 0;
