@@ -81,7 +81,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
         inner = grouped_matmul(rows, oriented(first), offs=offs, bias=bias)
         inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
     out = grouped_matmul(inner, oriented(last), offs=offs, bias=bias_of("down"))
-    if self.has_post_expert_norm:
+    if getattr(self, "has_post_expert_norm", False):  # transformers 5.17 does not know it
         out = self.post_expert_norm(out)
     return routing.combine(out, top_k_weights).to(hidden_states.dtype)
 

@@ -38,7 +38,7 @@ Tensor grouped_matmul(const Tensor& a, const Tensor& b, const std::optional<Tens
   return out;
 }
 
-// Both sums in the type of accumulators, then one pass over them.
+// In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same.
 Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& offs,
                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
                             OptionalDtype out_dtype, std::string_view activation, std::string_view algorithm) {
@@ -49,6 +49,13 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
   if (up_bias && up_bias->defined()) check_operand("up_bias", *up_bias);
   const ProductDtypes dtypes =
       check_gated_grouped<int64_t>(a, gate, up, offs, gate_bias, up_bias, activation, out_dtype);
+  if (may_be_one_pass(gate, up, gate_bias, up_bias, dtypes)) {
+    const GroupedShape<int64_t> shape(a, gate, offs, std::nullopt);
+    const Tensor out = new_result(shape.out, a.options().dtype(dtypes.result));
+    const Outcome outcome = grouped_into(a, gate, offs, std::nullopt, out, shape, dtypes, to_activation(activation),
+                                         to_algorithm(algorithm), up);
+    if (outcome.status != Status::unsupported) return outcome.raise(), out;
+  }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
   const Tensor gate_sum = grouped_matmul(a, gate, offs, gate_bias, of_sums, "none", algorithm);
   const Tensor up_sum = grouped_matmul(a, up, offs, up_bias, of_sums, "none", algorithm);
@@ -59,7 +66,7 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
 
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
-                     ProductDtypes dtypes, Activation activation, int32_t algorithm) {
+                     ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -67,6 +74,7 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
   GemmProblem problem{};
   dtypes.set(problem);
   fill_operands(problem, left, right);
+  if (up.defined()) problem.gated_b = up.const_data_ptr();
   problem.activation = activation;
   problem.c = out.mutable_data_ptr();
   problem.stride_cm = has_groups_of_columns ? 1 : out.stride(-2);

@@ -229,7 +229,18 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& grad, const Tensor& gate
   return {gate_grad, up_grad};
 }
 
-// Both sums in the type of accumulators, then one pass over them.
+}  // namespace
+
+bool may_be_one_pass(const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
+                     const std::optional<Tensor>& up_bias, const ProductDtypes& dtypes) {
+  const bool has_bias = (gate_bias && gate_bias->defined()) || (up_bias && up_bias->defined());
+  return gate.is_cuda() && !has_bias && gate.strides() == up.strides() && size_of(dtypes.c) == 2 &&
+         dtypes.a == dtypes.c && dtypes.b == dtypes.c;
+}
+
+namespace {
+
+// In one pass, or both sums in the type of accumulators, then a pass over them: the bits are the same.
 Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, const std::optional<Tensor>& gate_bias,
                     const std::optional<Tensor>& up_bias, std::string_view activation, std::string_view algorithm,
                     OptionalDtype out_dtype) {
@@ -239,6 +250,19 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
   if (gate_bias && gate_bias->defined()) check_operand("gate_bias", *gate_bias);
   if (up_bias && up_bias->defined()) check_operand("up_bias", *up_bias);
   const ProductDtypes dtypes = check_gated_linear<int64_t>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
+  if (may_be_one_pass(gate, up, gate_bias, up_bias, dtypes) && input.is_contiguous()) {
+    const Shape<int64_t> shape = linear_shape<int64_t>(input, gate, gate_bias);
+    const Tensor out = new_result(shape, input.options().dtype(dtypes.result));
+    GemmProblem problem{};
+    dtypes.set(problem);
+    fill_operands(problem, input, gate.mT());
+    problem.gated_b = up.const_data_ptr();
+    problem.activation = to_activation(activation);
+    problem.m = problem.n == 0 ? 0 : out.numel() / problem.n, problem.stride_am = problem.k;
+    problem.c = out.mutable_data_ptr(), problem.stride_cm = problem.n, problem.stride_cn = 1;
+    const Outcome outcome = compute(problem, to_algorithm(algorithm), input.device());
+    if (outcome.status != Status::unsupported) return outcome.raise(), out;
+  }
   const OptionalDtype of_sums = dtypes.c == DType::f64 ? at::kDouble : at::kFloat;
   const Tensor gate_sum = linear(input, gate, gate_bias, "none", algorithm, of_sums);
   return gated(gate_sum, linear(input, up, up_bias, "none", algorithm, of_sums), activation, dtypes.result);

@@ -240,10 +240,9 @@ Kernel activated_out(Override& own) {
   });
 }
 
-// Groups, which have kernels of production on the CPU alone so far.
+// Groups. On a GPU by a kernel of production alone: those of the ladder would take longer than torch's.
 const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                             const std::optional<Tensor>& bias, OptionalDtype out_dtype, Tensor& out) {
-  if (!a.is_cpu()) return "groups on a GPU";
   const at::ScalarType result = out_dtype.value_or(a.scalar_type());
   if (!dtype_of(a.scalar_type()) || !dtype_of(result)) return kOtherDtype;
   for (const Tensor* operand : {&a, &b}) {
@@ -255,12 +254,15 @@ const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, con
   try {
     shape.emplace(a, b, offs, bias);
     dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
-    if (offs && offs->defined()) check_offs(*offs, shape->grouped_size(a, b));
+    if (a.is_cpu() && offs && offs->defined()) check_offs(*offs, shape->grouped_size(a, b));
   } catch (const c10::Error&) {
     return "operands that do not fit";
   }
   out = new_result(shape->out, a.options().dtype(result));
-  Outcome outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm());
+  const bool has_ladder = a.is_cpu() || shape->form == GroupedForm::batch;
+  const int32_t wanted = has_ladder ? algorithm() : to_algorithm("wgmma_grouped");
+  Outcome outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, wanted);
+  if (outcome.status == Status::unsupported && !has_ladder) return "groups without a kernel for this GPU";
   if (outcome.status == Status::unsupported) {
     outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, 0);
   }

@@ -261,11 +261,12 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
   }
 }
 
-// Stores a tile of C through shared memory, but for parts that end before new_col.
-template <class Cfg>
+// Stores a tile of C through shared memory, but for parts that end before new_col. IS_CUT: and but for rows from
+// `end_row` on, which need not be C's last.
+template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                  const Arguments& args, char* smem_c, int consumer, const Place& at,
-                                                 int row, int new_col, int& num_stores) {
+                                                 int row, int new_col, int& num_stores, int end_row = 0) {
   using T = typename Cfg::T;
   constexpr int kStoreN = Cfg::kStoreN;
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
@@ -308,7 +309,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       else
         stmatrix_x4(row_address + ((packet ^ r % 8) << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
-    if (Cfg::kIsPlain || args.stores_by_tma) {
+    if (Cfg::kIsPlain || (args.stores_by_tma && (!IS_CUT || row + 64 <= end_row))) {
       fence_proxy_async();
       named_barrier_sync(barrier_id, kWarpgroup);
       if (thread == 0) {
@@ -319,11 +320,14 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
     } else {
       __syncwarp();  // a warp reads back the 16 rows that it wrote
       T* to = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      const int num_rows = (IS_CUT ? end_row : args.m) - row;
       if (args.stores_pairs)
-        store_rows<uint32_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+        store_rows<uint32_t>(buffer, to, args.ldc, num_rows, args.n - first_col);
       else
-        store_rows<uint16_t>(buffer, to, args.ldc, args.m - row, args.n - first_col);
+        store_rows<uint16_t>(buffer, to, args.ldc, num_rows, args.n - first_col);
       __syncwarp();  // stmatrix needs the warp together
+      if (IS_CUT && thread == 0)
+        cp_async_bulk_commit_group();  // an empty one: buffers are told by the number of groups
     }
   }
 }

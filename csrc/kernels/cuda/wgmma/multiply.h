@@ -61,15 +61,20 @@ __device__ __forceinline__ void multiply(Accumulators<Cfg>& acc, const StageAddr
   }
 }
 
+struct DoNothing {
+  __device__ __forceinline__ void operator()(int, int) const {}
+};
+
 // The next k tiles of the ring, multiplied into accumulators from zero on; none is in flight at the end. `meanwhile` is
-// called while the first is.
-template <class Cfg, class Piece, bool SUMS_ROWS, class Function>
+// called while the first is, prepare(k_tile, stage) for each stage that is there, before it is multiplied.
+template <class Cfg, class Piece, bool SUMS_ROWS, class Function, class Prepare = DoNothing>
 __device__ __forceinline__ void multiply_k_tiles(Accumulators<Piece>& acc, const StageAddress& first_stage,
                                                  const Shared& shared, Ring<Cfg::kNumStages>& ring, int num_k_tiles,
-                                                 const Function& meanwhile) {
+                                                 const Function& meanwhile, const Prepare& prepare = {}) {
   int previous = -1;
   for (int k_tile = 0; k_tile < num_k_tiles; k_tile += Cfg::kTilesOfStage) {
     mbarrier_wait_parity(shared.full + ring.stage * 8, ring.phase);
+    prepare(k_tile, ring.stage);
     const uint32_t offset = __shfl_sync(~0u, ring.stage, 0) * (Cfg::kStageBytes >> 4);
     wgmma_fence();
 #pragma unroll

@@ -6,8 +6,8 @@
 // moment it is asked for, and so are accumulators while instructions work on them. So what is read too early, or
 // overwritten too early, becomes NaN. Where nothing can go on, the program ends and says so. So it does where a fence
 // is missing, where a copy starts before the kernels before are done, and where a block's shared memory is used when it
-// has ended. What each instruction does is told by the PTX ISA manual, in the sections that csrc/kernels/cuda/shared/ptx_sm90.h
-// names.
+// has ended. What each instruction does is told by the PTX ISA manual, in the sections that
+// csrc/kernels/cuda/shared/ptx_sm90.h names.
 //
 // Not emulated: caches, policies and prefetches, registers that move between warpgroups, kernels that overlap, and
 // fences between what a thread writes through a pointer and what the matrix unit or the copy engine reads of it.
@@ -674,6 +674,10 @@ V __shfl_sync(uint32_t, V value, int lane) {
 }
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
   return emulator::exchange(value)[size_t(emulator::current->thread % emulator::kWarp ^ mask)];
+}
+inline int __shfl_up_sync(uint32_t, int value, int distance) {
+  const int lane = emulator::current->thread % emulator::kWarp, from = lane < distance ? lane : lane - distance;
+  return int(emulator::exchange(uint32_t(value))[size_t(from)]);
 }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {

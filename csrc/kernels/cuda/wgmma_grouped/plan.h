@@ -1,0 +1,95 @@
+// The block tiles of wgmma_grouped, as plain data, and the functions that choose among them. None of them changes a bit
+// of the result.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/wgmma/plan.h"
+
+namespace tiledmm {
+
+inline constexpr TileShape kGroupedTileShapes[] = {{128, 256}, {64, 256}, {128, 128}, {64, 128}, {64, 64}};
+inline constexpr int kNumGroupedTileShapes = int(sizeof(kGroupedTileShapes) / sizeof(TileShape));
+
+constexpr bool serves_groups_of_k(const TileShape& shape) { return shape.block_m == 128; }
+constexpr bool serves_gated(const TileShape& shape) { return shape.block_n >= 128; }
+
+struct WgmmaGroupedPlan {
+  int tile;                 // of kGroupedTileShapes
+  int box_rows;             // of A, in one copy
+  int band;                 // rows of tiles that are computed together, at most
+  bool copies_a, copies_b;  // first, since the copy engine cannot take them
+  bool stores_by_tma, evicts_a, evicts_b;
+  TensorMapView a, b, c;  // of the product, or of copies
+};
+
+// Tiles at most, where offsets do not decrease.
+constexpr int64_t most_tiles(const GemmProblem& p, int64_t num_groups, int64_t tiles_m, int64_t tiles_n) {
+  if (p.grouping == Grouping::k) return num_groups * tiles_m * tiles_n;
+  return (p.grouping == Grouping::rows ? tiles_m + num_groups + 1 : tiles_m) * tiles_n;
+}
+
+// How the kernel reads an operand, or its copy: A along k, B as it lies, both across k where that is grouped. True: it
+// is copied first.
+inline bool describe_grouped(const OperandView& operand, bool is_a, const FoldedProblem& problem, TensorMapView& view) {
+  const bool is_of_k = problem.gemm.grouping == Grouping::k;
+  if (describe_operand(operand, problem, view) && (is_of_k ? !view.is_k_major : !is_a || view.is_k_major)) return false;
+  const bool is_along_k = !is_of_k && (is_a || is_k_major(operand));
+  const int64_t inner = is_along_k ? operand.k : operand.rows, outer = is_along_k ? operand.rows : operand.k;
+  const int64_t ld = copied_ld(operand.dtype, inner);
+  view = {is_along_k, inner, outer, ld, outer * ld, num_items(problem, operand.batch_stride)};
+  return true;
+}
+
+// Microseconds of a plan by a simple model: waves of tiles by the matrix unit, or memory's time. How large groups are
+// only the device knows: some of them are taken to have a tile that is half empty.
+inline double grouped_microseconds(const WgmmaCosts& costs, const TileShape& shape, const FoldedProblem& problem,
+                                   int num_sms) {
+  const GemmProblem& p = problem.gemm;
+  const int columns = p.gated_b ? shape.block_n / 2 : shape.block_n;
+  const double groups = is_grouped(p) ? double(problem.batch_dims[0].size) : 1;
+  const bool is_of_k = p.grouping == Grouping::k;
+  double tiles_m = double(ceil_div(p.m, shape.block_m));
+  if (p.grouping == Grouping::rows) tiles_m = std::max(groups, double(p.m) / shape.block_m + 0.4 * groups);
+  if (is_of_k) tiles_m *= groups;
+  const double tiles = tiles_m * double(ceil_div(p.n, columns)), waves = tiles / num_sms;
+  const double k_tiles = std::max(1.0, double(p.k) / kWgmmaBlockK / (is_of_k ? groups : 1) + (is_of_k ? 0.5 : 0));
+  const double tile =
+      k_tiles * matrix_unit_microseconds(costs, shape) + costs.tile + double(shape.block_m) * columns * costs.element;
+  const double rounds = groups > 1 ? std::max(waves + 0.5, 1.0) : double(ceil_div(int64_t(tiles), num_sms));
+  const double second_b = p.gated_b ? 2 * double(p.n) * double(p.k) : 0;
+  const double memory = (bytes_moved(problem) + second_b) / costs.rate, all = rounds * tile;
+  return costs.start + std::max(all, memory) + costs.overlap * std::min(all, memory);
+}
+
+inline void for_each_grouped_plan(const FoldedProblem& problem, const WgmmaCosts& costs, int num_sms,
+                                  PlanSearch& visit) {
+  const GemmProblem& p = problem.gemm;
+  WgmmaGroupedPlan plan{};
+  const OperandView a = view_a(p), b = view_b(p);
+  plan.copies_a = describe_grouped(a, true, problem, plan.a);
+  plan.copies_b = describe_grouped(b, false, problem, plan.b);
+  const double copied = (plan.copies_a ? double(a.rows) * double(a.k) : 0) +
+                        (plan.copies_b ? double(plan.b.batch_count) * double(b.rows) * double(b.k) : 0);
+  plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
+  const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
+  const int64_t mean_rows = p.grouping == Grouping::rows ? ceil_div(p.m, num_groups) : p.m;
+  const double copy_us = copied > 0 ? costs.repack + 4 * copied / costs.repacked : 0;
+  for (int tile = 0; tile < kNumGroupedTileShapes; ++tile) {
+    const TileShape& shape = kGroupedTileShapes[tile];
+    if (p.grouping == Grouping::k && !serves_groups_of_k(shape)) continue;
+    if (p.grouping != Grouping::k && problem.chunk_k < p.k && !sums_chunks(shape)) continue;
+    if (p.gated_b && !serves_gated(shape)) continue;
+    plan.tile = tile;
+    plan.box_rows = mean_rows <= 32 ? 16 : 64;
+    plan.band = 2048 / shape.block_m;
+    // What one tile alone reads.
+    for (const bool evicts : {true, false}) {
+      plan.evicts_b = evicts;
+      visit(plan, copy_us + grouped_microseconds(costs, shape, problem, num_sms));
+    }
+  }
+}
+
+}  // namespace tiledmm
