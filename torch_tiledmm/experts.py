@@ -64,6 +64,10 @@ class ExpertRouting:
         if len(dtypes) == 2 and (torch.float32 not in dtypes or torch.float64 in dtypes):
             top_k_weights = top_k_weights.to(rows.dtype)
         of_tokens = rows[self._row_of_choice].view(self.num_tokens, self.num_choices, rows.shape[-1])
+        if rows.is_cuda:  # so small products, of two dtypes even, have no kernel of production
+            dtype = torch.promote_types(rows.dtype, top_k_weights.dtype)
+            wide = top_k_weights.to(torch.promote_types(dtype, torch.float32))
+            return (of_tokens * wide.unsqueeze(-1)).sum(1).to(dtype)
         return matmul(top_k_weights.unsqueeze(1), of_tokens).squeeze(1)
 
     def _check(self, name: str, tensor: Tensor, expected: tuple[int, ...], sizes: torch.Size) -> None:

@@ -386,7 +386,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   groups.tiles_of_band = Divisor(int64_t(plan.band) * tiles_n);
 
   GroupedMaps maps{};
-  args.a.policy = plan.evicts_a ? CachePolicy::evict_first : CachePolicy::evict_normal;
+  args.a.policy = CachePolicy::evict_normal;
   args.b.policy = plan.evicts_b ? CachePolicy::evict_first : CachePolicy::evict_normal;
   bool is_encoded;
   if constexpr (kIsOfK) {

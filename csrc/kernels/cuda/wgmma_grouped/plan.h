@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/wgmma/plan.h"
+#include "kernels/cuda/wgmma_grouped/costs.h"
 
 namespace tiledmm {
 
@@ -20,7 +21,7 @@ struct WgmmaGroupedPlan {
   int box_rows;             // of A, in one copy
   int band;                 // rows of tiles that are computed together, at most
   bool copies_a, copies_b;  // first, since the copy engine cannot take them
-  bool stores_by_tma, evicts_a, evicts_b;
+  bool stores_by_tma, evicts_b;
   TensorMapView a, b, c;  // of the product, or of copies
 };
 
@@ -42,28 +43,40 @@ inline bool describe_grouped(const OperandView& operand, bool is_a, const Folded
   return true;
 }
 
-// Microseconds of a plan by a simple model: waves of tiles by the matrix unit, or memory's time. How large groups are
-// only the device knows: some of them are taken to have a tile that is half empty.
-inline double grouped_microseconds(const WgmmaCosts& costs, const TileShape& shape, const FoldedProblem& problem,
-                                   int num_sms) {
-  const GemmProblem& p = problem.gemm;
-  const int columns = p.gated_b ? shape.block_n / 2 : shape.block_n;
-  const double groups = is_grouped(p) ? double(problem.batch_dims[0].size) : 1;
-  const bool is_of_k = p.grouping == Grouping::k;
-  double tiles_m = double(ceil_div(p.m, shape.block_m));
-  if (p.grouping == Grouping::rows) tiles_m = std::max(groups, double(p.m) / shape.block_m + 0.4 * groups);
-  if (is_of_k) tiles_m *= groups;
-  const double tiles = tiles_m * double(ceil_div(p.n, columns)), waves = tiles / num_sms;
-  const double k_tiles = std::max(1.0, double(p.k) / kWgmmaBlockK / (is_of_k ? groups : 1) + (is_of_k ? 0.5 : 0));
-  const double tile =
-      k_tiles * matrix_unit_microseconds(costs, shape) + costs.tile + double(shape.block_m) * columns * costs.element;
-  const double rounds = groups > 1 ? std::max(waves + 0.5, 1.0) : double(ceil_div(int64_t(tiles), num_sms));
-  const double second_b = p.gated_b ? 2 * double(p.n) * double(p.k) : 0;
-  const double memory = (bytes_moved(problem) + second_b) / costs.rate, all = rounds * tile;
-  return costs.start + std::max(all, memory) + costs.overlap * std::min(all, memory);
+// Rows of tiles. How large groups are only the device knows: some have a tile that is half empty.
+inline double expected_rows_of_tiles(const GemmProblem& p, const TileShape& shape, double groups) {
+  const double rows = double(ceil_div(p.m, shape.block_m));
+  if (p.grouping == Grouping::k) return groups * rows;
+  return p.grouping == Grouping::none ? rows : std::max(groups, double(p.m) / shape.block_m + 0.4 * groups);
 }
 
-inline void for_each_grouped_plan(const FoldedProblem& problem, const WgmmaCosts& costs, int num_sms,
+// Microseconds of a plan by a simple model: rounds of tiles, memory or the second-level cache, whichever takes longest,
+// and a part of the others.
+inline double grouped_microseconds(const GroupedCosts& costs, int tile, const FoldedProblem& problem, int num_sms) {
+  const GemmProblem& p = problem.gemm;
+  const TileShape& shape = kGroupedTileShapes[tile];
+  const bool is_of_k = p.grouping == Grouping::k;
+  const int columns = p.gated_b ? shape.block_n / 2 : shape.block_n;
+  const double groups = is_grouped(p) ? double(problem.batch_dims[0].size) : 1;
+  const double m = double(p.m), n = double(p.n), k = double(p.k), num_b = p.gated_b ? 2 : 1;
+  const double tiles_m = expected_rows_of_tiles(p, shape, groups), tiles_n = double(ceil_div(p.n, columns));
+  const double waves = tiles_m * tiles_n / num_sms;
+  const double rounds = groups > 1 ? std::max(waves + 0.5, 1.0) : std::ceil(waves);
+  const double k_tiles = is_of_k ? k / kWgmmaBlockK / groups + 0.5 : double(ceil_div(p.k, kWgmmaBlockK));
+  const bool has_many_rows = p.grouping == Grouping::rows && m > costs.many_rows * groups;
+  const double many = has_many_rows && tile > 0 ? costs.small_tiles.value : 1;
+  const double area = double(shape.block_m) * columns;
+  const double tiles = rounds * (k_tiles * many * costs.k_tile[tile] + costs.tile + area * costs.element);
+  const double of_b = 2 * num_b * n * k * (p.grouping == Grouping::rows ? groups : 1), of_a = 2 * m * k;
+  const double memory =
+      (bytes_moved(problem) + 2 * (num_b - 1) * n * k * (is_grouped(p) ? groups : 1)) / costs.rate + costs.ramp;
+  const double cached = ((is_of_k ? 0 : of_b * tiles_m / groups) + of_a * tiles_n) / costs.cached;
+  const double slowed = memory * (1 + costs.tail / waves);
+  return costs.start + (1 - costs.overlap) * std::max({tiles, slowed, cached}) +
+         costs.overlap * (tiles + slowed + cached);
+}
+
+inline void for_each_grouped_plan(const FoldedProblem& problem, const GroupedCosts& costs, int num_sms,
                                   PlanSearch& visit) {
   const GemmProblem& p = problem.gemm;
   WgmmaGroupedPlan plan{};
@@ -75,6 +88,8 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const WgmmaCosts
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
   const int64_t mean_rows = p.grouping == Grouping::rows ? ceil_div(p.m, num_groups) : p.m;
+  constexpr double kMostEvicted = 1e8;  // as fitted on an H100
+  const double bytes_b = 2 * double(plan.b.batch_count) * double(p.n) * double(p.k);
   const double copy_us = copied > 0 ? costs.repack + 4 * copied / costs.repacked : 0;
   for (int tile = 0; tile < kNumGroupedTileShapes; ++tile) {
     const TileShape& shape = kGroupedTileShapes[tile];
@@ -85,10 +100,8 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const WgmmaCosts
     plan.box_rows = mean_rows <= 32 ? 16 : 64;
     plan.band = 2048 / shape.block_m;
     // What one tile alone reads.
-    for (const bool evicts : {true, false}) {
-      plan.evicts_b = evicts;
-      visit(plan, copy_us + grouped_microseconds(costs, shape, problem, num_sms));
-    }
+    plan.evicts_b = p.grouping != Grouping::k && mean_rows <= shape.block_m && bytes_b <= kMostEvicted;
+    visit(plan, copy_us + grouped_microseconds(costs, tile, problem, num_sms));
   }
 }
 

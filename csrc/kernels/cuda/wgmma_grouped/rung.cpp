@@ -39,8 +39,8 @@ const char* refuse(const FoldedProblem& problem, const Chip&) {
 }
 
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
-  WgmmaCosts borrowed;
-  for_each_grouped_plan(problem, costs_for(kWgmmaCosts, chip, borrowed), chip.num_cus, visit);
+  GroupedCosts borrowed;
+  for_each_grouped_plan(problem, costs_for(kGroupedCosts, chip, borrowed), chip.num_cus, visit);
 }
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {

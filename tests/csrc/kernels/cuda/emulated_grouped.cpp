@@ -252,19 +252,19 @@ bool run(const Case& c) {
   Run expected(c), own(c);
   std::vector<Plan> plans;
   PlanSearch all(plans);
-  for_each_grouped_plan(own.problem, kWgmmaCosts[0].costs, c.num_sms, all);
+  for_each_grouped_plan(own.problem, kGroupedCosts[0].costs, c.num_sms, all);
   int num_plans = 0;
-  bool is_right = true;
+  bool is_right = false;
   if (c.is_valid) expected.compute();
   for (const Plan& plan : plans) {
     const TileShape& shape = kGroupedTileShapes[plan.as<WgmmaGroupedPlan>().tile];
     if (shape.block_m != c.tile.block_m || shape.block_n != c.tile.block_n) continue;
     Workspaces workspaces;
     ++num_plans;
-    is_right &= gpu::launch_wgmma_grouped(own.problem, plan, executor_of(workspaces, c.num_sms)) == Status::ok &&
-                own.is_like(expected);
+    is_right = gpu::launch_wgmma_grouped(own.problem, plan, executor_of(workspaces, c.num_sms)) == Status::ok &&
+               own.is_like(expected);
   }
-  is_right = is_right && num_plans > 0;
+  is_right = is_right && num_plans == 1;
   std::printf("%d groups of %d by %d x %d, %s\n", own.groups, c.size, c.tile.block_m, c.tile.block_n,
               is_right ? "right" : "wrong");
   return is_right;
