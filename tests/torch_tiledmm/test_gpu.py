@@ -435,7 +435,7 @@ def test_capture_in_a_graph(algorithm):
 
 def test_no_memory_beside_the_output():
     """But for split, which stores the terms of its operands."""
-    of_fp32 = [name for name in RUNGS if serves(name, torch.float32) and "split" not in name]
+    of_fp32 = [name for name in RUNGS if not refusal(name, torch.float32, 512, 512, 512) and "split" not in name]
     for algorithm, dtype in [(name, torch.float32) for name in of_fp32] + [
         ("mma_output_cached", torch.bfloat16),
         ("auto", torch.bfloat16),
