@@ -27,7 +27,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("stages", shape.num_stages);
     fields.add_split_k(own.choice.num_splits);
   }
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (problem.gemm.grouping != Grouping::k)  // each group has its own number
+    fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
@@ -39,7 +40,7 @@ const Rung mma_async_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
-    .takes = {.wide_result = true},
+    .takes = {.wide_result = true, .groups = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_mma_async_plan,
