@@ -22,6 +22,17 @@ constexpr GroupRange group_range(int64_t previous_end, int64_t end, int64_t size
   return {begin, max_of(begin, min_of(end, size))};
 }
 
+// The row of tiles that a group of rows begins with. It follows from where the group begins, whatever the sizes of the
+// others: one more for each group before it leaves room for all last tiles that are not whole.
+constexpr int64_t first_tile_row(int64_t group, int64_t begin, int64_t block_m) { return begin / block_m + group; }
+
+// As many rows of tiles as C can have. The host does not know the groups' sizes.
+constexpr int64_t num_tile_rows(const FoldedProblem& problem, int64_t block_m) {
+  const GemmProblem& p = problem.gemm;
+  if (p.grouping != Grouping::rows) return ceil_div(p.m, block_m);
+  return first_tile_row(problem.batch_dims[0].size, p.m, block_m) + 1;
+}
+
 // Makes of a grouped problem the product of one group. The rows behind the last group form one more, with k = 0.
 constexpr void take_group(GemmProblem& problem, const BatchDim& groups, int64_t group, const GroupRange& range) {
   const auto skip = [](const void*& operand, int64_t count, DType dtype) {

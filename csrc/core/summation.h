@@ -59,7 +59,7 @@ constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
 }
 
 // The chunk of the caller's problem, before a batch is folded into n or C is transposed.
-inline int64_t chunk_k(const GemmProblem& problem) {
+constexpr int64_t chunk_k(const GemmProblem& problem) {
   const int64_t n = problem.n, k = problem.k;
   if (problem.dtype_a == DType::f64) return chunk_k_f64(n, k);
   const bool is_f32 = problem.dtype_a == DType::f32 || problem.dtype_b == DType::f32;

@@ -11,7 +11,9 @@ inline FoldedProblem fold_batch(const GemmProblem& problem, BatchDim* dims) {
   FoldedProblem result;  // not 344 zeros: nobody reads a dimension that is not there
   GemmProblem& folded = result.gemm;
   folded = problem;
-  if (problem.alpha == 0) folded.k = 0;
+  // Without groups all rows are behind the last one.
+  const bool has_no_group = problem.grouping == Grouping::rows && problem.batch_dims[0].size == 0;
+  if (problem.alpha == 0 || has_no_group) folded.k = 0;
   if (problem.beta == 0) folded.bias = nullptr;
   result.chunk_k = chunk_k(folded);
   result.asked_n = problem.n;

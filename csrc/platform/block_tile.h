@@ -266,12 +266,43 @@ TILEDMM_DEVICE TilePlace tile_place(const GemmProblem& problem) {
 constexpr int64_t num_tiles(const GemmProblem& problem, int64_t block_m, int64_t block_n) {
   return ceil_div(problem.m, block_m) * ceil_div(problem.n, block_n);
 }
-// The host does not know the sizes of groups of rows. It counts as many tiles as they can have: each group, and the
-// rows behind the last one, can have one that is not whole.
 constexpr int64_t num_tiles(const FoldedProblem& problem, int64_t block_m, int64_t block_n) {
-  const GemmProblem& p = problem.gemm;
-  if (p.grouping != Grouping::rows) return num_tiles(p, block_m, block_n);
-  return (p.m / block_m + problem.batch_dims[0].size + 1) * ceil_div(p.n, block_n);
+  return num_tile_rows(problem, block_m) * ceil_div(problem.gemm.n, block_n);
+}
+
+// A row of tiles of a group's product.
+struct GroupWork {
+  GemmProblem gemm;
+  int64_t tile_row;
+};
+
+// group_work finds the group that a row of tiles of C belongs to. Groups of k are the batch's items. Rows of tiles that
+// groups of rows leave over lie behind the last row of theirs.
+template <int BLOCK_M>
+TILEDMM_DEVICE GroupWork group_work(const FoldedProblem& problem, int64_t batch_idx, int64_t tile_row) {
+  const GemmProblem& whole = problem.gemm;
+  const BatchDim& groups = problem.batch_dims[0];
+  const bool is_rows = whole.grouping == Grouping::rows;
+  const int64_t size = is_rows ? whole.m : whole.k;
+  int64_t group = batch_idx;
+  if (is_rows) {
+    group = 0;  // begins with this row of tiles or before it, whatever the offsets are
+    for (int64_t last = groups.size; group < last;) {
+      const int64_t middle = (group + last + 1) / 2, end = load_global(whole.group_ends + middle - 1);
+      if (first_tile_row(middle, group_range(end, size, size).begin, BLOCK_M) <= tile_row) {
+        group = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+  }
+  const int64_t previous_end = group > 0 ? load_global(whole.group_ends + group - 1) : 0;
+  const GroupRange range =
+      group_range(previous_end, group < groups.size ? load_global(whole.group_ends + group) : size, size);
+  if (is_rows) tile_row -= first_tile_row(group, range.begin, BLOCK_M);
+  GemmProblem item = whole;
+  take_group(item, groups, group, range);
+  return {item, tile_row};
 }
 
 // What a block computes: a tile of a product.
@@ -288,32 +319,12 @@ TILEDMM_DEVICE std::enable_if_t<!IS_GROUPED, BlockWork> block_work(const FoldedP
 }
 
 // This block_work finds the tile of a group. Groups have kernels of their own, since others would have to keep the
-// sizes of their item in registers. Blocks that groups of rows leave over have a product without rows.
+// sizes of their item in registers.
 template <int BLOCK_M, int BLOCK_N, bool IS_GROUPED>
 TILEDMM_DEVICE std::enable_if_t<IS_GROUPED, BlockWork> block_work(const FoldedProblem& problem, int64_t batch_idx) {
-  const GemmProblem& whole = problem.gemm;
-  const int64_t num_groups = problem.batch_dims[0].size;
-  GemmProblem item = whole;
-  TilePlace tile = tile_place<BLOCK_M, BLOCK_N>(whole);
-  int64_t group = batch_idx;
-  GroupRange range;
-  if (whole.grouping == Grouping::k) {
-    const int64_t previous_end = group > 0 ? load_global(whole.group_ends + group - 1) : 0;
-    range = group_range(previous_end, load_global(whole.group_ends + group), whole.k);
-  } else {
-    int64_t previous_end = 0;
-    for (group = 0; group < num_groups; ++group) {
-      const int64_t end = load_global(whole.group_ends + group);
-      range = group_range(previous_end, end, whole.m);
-      const int64_t rows = round_up(range.end - range.begin, BLOCK_M);
-      if (tile.row < rows) break;
-      tile.row -= rows;
-      previous_end = end;
-    }
-    if (group == num_groups) range = group_range(previous_end, whole.m, whole.m);
-  }
-  take_group(item, problem.batch_dims[0], group, range);
-  return {item, tile};
+  const TilePlace tile = tile_place<BLOCK_M, BLOCK_N>(problem.gemm);
+  const GroupWork work = group_work<BLOCK_M>(problem, batch_idx, tile.row / BLOCK_M);
+  return {work.gemm, {work.tile_row * BLOCK_M, tile.col}};
 }
 
 // Blocks along y: one for each product of the batch, or several products for each block.

@@ -260,12 +260,15 @@ const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, con
   }
   out = new_result(shape->out, a.options().dtype(result));
   const bool has_ladder = a.is_cpu() || shape->form == GroupedForm::batch;
-  const int32_t wanted = has_ladder ? algorithm() : to_algorithm("wgmma_grouped");
-  Outcome outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, wanted);
-  if (outcome.status == Status::unsupported && !has_ladder) return "groups without a kernel for this GPU";
-  if (outcome.status == Status::unsupported) {
-    outcome = grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, 0);
+  const auto multiply = [&](int32_t algorithm) {
+    return grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm);
+  };
+  Outcome outcome = multiply(has_ladder ? algorithm() : to_algorithm("wgmma_grouped"));
+  if (outcome.status == Status::unsupported && !has_ladder) {
+    outcome = multiply(to_algorithm("mma_async"));
+    if (outcome.status == Status::unsupported) return "groups without a kernel for this GPU";
   }
+  if (outcome.status == Status::unsupported) outcome = multiply(0);
   outcome.raise();
   own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
   return nullptr;

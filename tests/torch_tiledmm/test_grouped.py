@@ -2,7 +2,7 @@
 
 Planted bugs that these tests caught: a group that begins one row late; the last row of a large group left out; the bias
 of the group before; rows behind the last group left as they were; the rows or the columns of a block of C, or its bias,
-counted from 0; gradients in the other operand's dtype.
+counted from 0; gradients in the other operand's dtype; a group of k in one chain where a product of its k has chunks.
 """
 
 import copy
@@ -136,12 +136,23 @@ def test_other_dtypes(dtypes):
                 assert_close(own_out, expect_linear(own_a, own_b.mT, out_dtype=torch.float32))
 
 
+GPU_KERNELS = {
+    "naive": (torch.float32, torch.bfloat16),
+    "register_tiled": (torch.float32, torch.bfloat16),
+    "register_tiled.4x4": (torch.float32, torch.bfloat16),
+    "mma_output_cached": (torch.float16,),
+    "mma_async": (torch.float32, torch.float64, torch.bfloat16),
+}
+
+
 @pytest.mark.parametrize("warp_size", [32, 64])
-@pytest.mark.parametrize("algorithm", ["naive", "register_tiled", "register_tiled.4x4", "mma_output_cached"])
+@pytest.mark.parametrize("algorithm", GPU_KERNELS)
 def test_gpu_kernels(algorithm, warp_size):
     """On the host executor: rows and k grouped by each kernel that takes groups."""
+    if algorithm == "mma_async" and warp_size == 64:
+        pytest.skip("it is for NVIDIA's chips")
     for form, sizes in itertools.product(("rows", "k"), SIZES[:4] + SIZES[5:]):
-        for dtype in (torch.float16,) if algorithm == "mma_output_cached" else (torch.float32, torch.bfloat16):
+        for dtype in GPU_KERNELS[algorithm]:
             a, b, offs = operands(form, sizes, 9, 37, 21, dtype, is_strided=dtype == torch.float32)
             bias = random(len(sizes) - 1, 37, dtype=dtype)
             options = {"bias": bias, "algorithm": algorithm, "warp_size": warp_size, "seed": 3}
@@ -151,11 +162,42 @@ def test_gpu_kernels(algorithm, warp_size):
             assert not behind(a, b, offs, out).any()
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_bits_of_mma_async(dtype, is_transposed):
+    """A row has those of a product of it, in chunks of k, and a sum over a group of k those of a product of that k."""
+    k = 1208 if dtype == torch.float64 else 4104
+    for form, sizes in (("rows", (70, 0, 1, 64, 5)), ("k", (3, k, 0, 205, 7))):
+        a, b, offs = operands(form, sizes, 16, 40, k, dtype)
+        if is_transposed:
+            a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+        bias = random(len(sizes) - 1, 40, dtype=dtype)
+        out = host_gpu.grouped_matmul(a, b, offs, algorithm="mma_async", bias=bias, activation="silu")
+        for group, (own_a, own_b, own_out) in enumerate(products(a, b, offs, out)):
+            if own_a.shape[0]:
+                options = {"algorithm": "mma_async", "bias": bias[group], "activation": "silu"}
+                assert_same_bits(own_out, host_gpu.matmul(own_a, own_b, **options)[0])
+        if dtype == torch.float16:
+            wide = host_gpu.grouped_matmul(a, b, offs, algorithm="mma_async", out_dtype=torch.float32)
+            assert_same_bits(wide.half(), host_gpu.grouped_matmul(a, b, offs, algorithm="mma_async"))
+
+
+@pytest.mark.parametrize("algorithm", ["register_tiled", "mma_async:0", "mma_async:1"])
+def test_many_groups_on_a_gpu(algorithm):
+    sizes = torch.randint(0, 3, (1032,), generator=torch.Generator().manual_seed(3)).tolist()
+    sizes[517:519] = 130, 70
+    a, b, offs = operands("rows", sizes, 0, 9, 8, torch.float32)
+    out = host_gpu.grouped_matmul(a, b, offs, algorithm=algorithm)
+    for own_a, own_b, own_out in products(a, b, offs, out):
+        assert_close(own_out, expect_linear(own_a, own_b.mT))
+    assert not behind(a, b, offs, out).any()
+
+
 @pytest.mark.parametrize("ends", [(5, 2, 7), (-3, 4, 9), (2, 100, 7), (2**31 - 1, -(2**31), 0)])
 def test_gpu_kernels_stay_inside_with_bad_offsets(ends):
     """Kernels on a GPU cannot raise. What lies around the operands is NaN, and does not reach the result."""
     offs = torch.tensor(ends, dtype=torch.int32)
-    for form, algorithm in itertools.product(("rows", "k"), ("naive", "register_tiled")):
+    for form, algorithm in itertools.product(("rows", "k"), ("naive", "register_tiled", "mma_async")):
         a, b, _ = operands(form, (3, 3, 3, 0), 4, 6, 5, torch.float32, is_strided=True)
         out = host_gpu.grouped_matmul(a, b, offs, algorithm=algorithm)
         assert torch.isfinite(out[~out.isnan()]).all() and (form == "rows" or out.isfinite().all())

@@ -83,6 +83,18 @@ TILEDMM_DEVICE int64_t start_of_tile(int idx, int block, int64_t size) {
   return !Cfg::kTotalInC && is_outside && last > 0 && last % kVector == 0 ? last : start;
 }
 
+// The product that a block has a tile of: an item of the batch, or a group. Then `row` becomes that of the tile.
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_GROUPED>
+TILEDMM_DEVICE GemmProblem product_of(const FoldedProblem& problem, int64_t batch_idx, int tile_row, int64_t& row) {
+  if constexpr (IS_GROUPED) {
+    const GroupWork work = group_work<Cfg::kBlockM>(problem, batch_idx, tile_row);
+    row = start_of_tile<Cfg, IS_A_K_MAJOR>(int(work.tile_row), Cfg::kBlockM, work.gemm.m);
+    return work.gemm;
+  } else {
+    return item_of<true>(problem, batch_idx);
+  }
+}
+
 // The sums of one warp.
 template <class Cfg, class TileA, class TileB>
 struct WarpSums {
@@ -235,7 +247,9 @@ struct Tiles {
   };
 };
 
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+// Groups have kernels of their own, since others would have to keep the sizes of their item in registers. A group of k
+// has the chunks of a product of its own k.
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool IS_GROUPED>
 TILEDMM_KERNEL(Cfg::kThreads, Cfg::kShape.blocks_per_cu)
 mma_async(Work work, FoldedProblem problem) {
   using T = typename Cfg::T;
@@ -246,13 +260,15 @@ mma_async(Work work, FoldedProblem problem) {
   const int split = work.num_tiles.quotient(int(block_idx()));
   const TileGroups::Tile tile = work.groups.tile(int(block_idx()) - split * work.num_tiles.value);
   if (work.partial) let_later_kernels_start();  // add_chunks
-  const int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.row, Cfg::kBlockM, problem.gemm.m);
+  int64_t row = start_of_tile<Cfg, IS_A_K_MAJOR>(tile.row, Cfg::kBlockM, problem.gemm.m);
   const int64_t col = start_of_tile<Cfg, IS_B_K_MAJOR>(tile.col, Cfg::kBlockN, problem.gemm.n);
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    const GemmProblem item = item_of<true>(problem, batch_idx);
+    const GemmProblem item = product_of<Cfg, IS_A_K_MAJOR, IS_GROUPED>(problem, batch_idx, tile.row, row);
+    if (IS_GROUPED && row >= item.m) continue;  // no group has this row of tiles
     const int64_t first_k = split * work.part_k, size_k = min_of(item.k - first_k, work.part_k);
     const auto num_k_tiles = int(ceil_div(size_k, kBlockK));
-    const auto chunk_k_tiles = int(ceil_div(work.chunk_k, kBlockK));
+    const int64_t chunk = IS_GROUPED && problem.gemm.grouping == Grouping::k ? chunk_k(item) : work.chunk_k;
+    const auto chunk_k_tiles = int(ceil_div(chunk, kBlockK));
     Operand<T> a = operand_a<T>(item), b = operand_b<T>(item);
     a.is_vectorised = work.is_a_vectorised, b.is_vectorised = work.is_b_vectorised;
     TileA tile_a(a, row);
@@ -403,7 +419,7 @@ mma_async(Work work, FoldedProblem problem) {
     block_barrier();  // nobody reads the last tiles any more
     auto& strip = smem.strips[thread_idx() / 32];
     // Anew, so that the main loop need not keep it in registers.
-    GemmProblem gemm = item_of<true>(problem, opaque_uniform(batch_idx));
+    GemmProblem gemm = product_of<Cfg, IS_A_K_MAJOR, IS_GROUPED>(problem, opaque_uniform(batch_idx), tile.row, row);
     if (work.partial)
       gemm = partial_problem(gemm, static_cast<Acc<T>*>(work.partial), batch_idx * work.num_splits + split);
     if (sizeof(Acc<T>) == sizeof(T) || !work.partial) {
@@ -416,7 +432,7 @@ mma_async(Work work, FoldedProblem problem) {
 
 // ---- Launch
 
-template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class Cfg, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool IS_GROUPED>
 Status launch_config(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   using T = typename Cfg::T;
   using Shared = typename Tiles<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>::Shared;
@@ -425,7 +441,7 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncPlan& plan, con
   const GemmProblem& gemm = problem.gemm;
   const MmaAsyncChoice& choice = plan.choice;
   Work work{};
-  const int64_t tiles_m = ceil_div(gemm.m, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
+  const int64_t tiles_m = num_tile_rows(problem, Cfg::kBlockM), tiles_n = ceil_div(gemm.n, Cfg::kBlockN);
   work.num_splits = int(choice.num_splits);
   work.is_a_vectorised = plan.is_a_vectorised, work.is_b_vectorised = plan.is_b_vectorised;
   work.streams_b = tiles_m == 1;
@@ -439,28 +455,37 @@ Status launch_config(const FoldedProblem& problem, const MmaAsyncPlan& plan, con
   if (splits && !chunk_sums.allocate()) return Status::out_of_memory;
   work.partial = chunk_sums.sums;
   const Status status =
-      launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR>, tiles_m * tiles_n * work.num_splits,
+      launch_kernel(mma_async<Cfg, IS_A_K_MAJOR, IS_B_K_MAJOR, IS_GROUPED>, tiles_m * tiles_n * work.num_splits,
                     num_batch_blocks(problem), Cfg::kThreads, sizeof(Shared), executor, work, problem);
   return status == Status::ok && splits ? chunk_sums.template add<typename Cfg::C>() : status;
 }
 
-template <class Cfg>
+template <class Cfg, bool IS_GROUPED = false>
 Status launch_layout(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
     constexpr bool kIsAKMajor = decltype(is_a_k_major)::value, kIsBKMajor = decltype(is_b_k_major)::value;
-    return launch_config<Cfg, kIsAKMajor, kIsBKMajor>(problem, plan, executor);
+    if constexpr (IS_GROUPED && sizeof(typename Cfg::T) == 2 && !kIsAKMajor && kIsBKMajor) {
+      return Status::unsupported;  // copies have made another layout of it
+    } else {
+      return launch_config<Cfg, kIsAKMajor, kIsBKMajor, IS_GROUPED>(problem, plan, executor);
+    }
   });
 }
 
 template <class T, class C, int SHAPE>
 Status launch_shape(const FoldedProblem& problem, const MmaAsyncPlan& plan, const Executor& executor) {
   constexpr DType kDType = sizeof(T) == 8 ? DType::f64 : DType::f16;
+  constexpr MmaAsyncShape kShape = mma_async_shape(kDType, SHAPE);
+  if constexpr (kShape.takes_groups) {
+    if (is_grouped(problem.gemm))
+      return launch_layout<Config<T, C, SHAPE, kShape.total>, true>(problem, plan, executor);
+  }
   // fp64 has kernels for one chunk a block: with less code they are 1 to 2 us or 5 % faster.
   if constexpr (sizeof(T) == 8) {
     if (plan.choice.num_splits > 1 || problem.chunk_k >= problem.gemm.k)
       return launch_layout<Config<T, C, SHAPE, ChunkTotal::none>>(problem, plan, executor);
   }
-  return launch_layout<Config<T, C, SHAPE, mma_async_shape(kDType, SHAPE).total>>(problem, plan, executor);
+  return launch_layout<Config<T, C, SHAPE, kShape.total>>(problem, plan, executor);
 }
 
 }  // namespace

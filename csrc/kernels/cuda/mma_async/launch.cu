@@ -16,8 +16,8 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
   OperandCopies<uint16_t> copies(executor);
   Status status = Status::ok;
   const auto copy_if_unaligned = [&](const OperandView& view) {
-    const bool along_k = is_k_major(view);
-    if (status == Status::ok && problem.gemm.k > 0 && !is_aligned(view, problem))
+    const bool along_k = is_read_along_k(view, problem.gemm);
+    if (status == Status::ok && problem.gemm.k > 0 && !is_vectorised(view, problem))
       status = copies.add(problem, view, along_k, round_up(along_k ? view.k : view.rows, 8));
   };
   if (size_of(problem.gemm.dtype_a) == 2) {

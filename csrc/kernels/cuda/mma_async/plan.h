@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/executor.h"
+#include "core/groups.h"
 #include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
@@ -22,6 +23,7 @@ struct MmaAsyncShape {
   int block_m, block_n, block_k;
   int warps_m, warps_n, num_stages, blocks_per_cu;
   ChunkTotal total;
+  bool takes_groups = false;
 };
 
 // The tiles for 8-byte elements, and those for 2-byte ones; 4-byte elements (tf32) have half as many along k. A word is
@@ -30,7 +32,7 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {128, 128, 16, 2, 4, 4, 1, ChunkTotal::in_c},
     {64, 128, 32, 2, 4, 3, 1, ChunkTotal::in_registers},
     {64, 64, 16, 2, 2, 3, 3, ChunkTotal::in_c},
-    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers},
+    {64, 64, 32, 4, 2, 4, 1, ChunkTotal::in_registers, true},
     {32, 64, 16, 2, 2, 4, 3, ChunkTotal::in_registers},
     {32, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
     {32, 32, 32, 2, 2, 5, 2, ChunkTotal::in_registers},
@@ -39,10 +41,10 @@ inline constexpr MmaAsyncShape kMmaAsyncShapes64[] = {
     {16, 32, 32, 1, 4, 10, 1, ChunkTotal::in_registers},
 };
 inline constexpr MmaAsyncShape kMmaAsyncShapes16[] = {
-    {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none},
+    {128, 256, 32, 2, 4, 3, 1, ChunkTotal::none, true},
     // Blocks of short k are mostly loads and stores: those of one overlap the other's.
     {128, 128, 32, 2, 4, 4, 2, ChunkTotal::none},
-    {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers},
+    {64, 64, 32, 2, 2, 4, 2, ChunkTotal::in_registers, true},
 };
 static_assert(sizeof kMmaAsyncShapes64 == kNumMmaAsyncShapes64 * sizeof(MmaAsyncShape), "costs.h has a place for each");
 static_assert(sizeof kMmaAsyncShapes16 == kNumMmaAsyncShapes16 * sizeof(MmaAsyncShape), "costs.h has a place for each");
@@ -168,25 +170,46 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
   return us;
 }
 
-// Calls visit(choice, microseconds) for each of the shapes that fit into shared c.
+// Of groups, whose sizes the host does not know, it makes a batch of products of equal size, which takes about as long.
+inline void assume_equal_groups(GemmTask& task, const FoldedProblem& problem) {
+  if (!is_grouped(problem.gemm)) return;
+  task.batch = max_of(problem.batch_dims[0].size, 1);
+  int64_t& grouped_size = problem.gemm.grouping == Grouping::rows ? task.m : task.k;
+  grouped_size = ceil_div(grouped_size, task.batch);
+}
+
+// Calls visit(choice, microseconds) for each of the shapes that fit into shared memory.
 template <class Costs, class Visit>
-void for_each_mma_async(const Costs& costs, const GemmTask& task, const MmaAsyncCopies& copies, const Chip& chip,
-                        const Visit& visit) {
+void for_each_mma_async(const Costs& costs, const FoldedProblem& problem, const GemmTask& task,
+                        const MmaAsyncCopies& copies, const Chip& chip, const Visit& visit) {
   const DType dtype = task.dtype;
-  const int64_t chunks = ceil_div(task.k, task.chunk_k);
+  const bool has_groups = is_grouped(problem.gemm);
+  const int64_t chunks = ceil_div(problem.gemm.k, problem.chunk_k);
   const bool do_partials_fit =
       chunks * task.m * task.n * task.batch * (dtype == DType::f64 ? 8 : 4) <= kMaxPartialBytes;
   for (int i = 0; i < num_mma_async_shapes(dtype); ++i) {
     const MmaAsyncShape& shape = mma_async_shape(dtype, i);
-    if (shared_bytes(shape, dtype) > chip.max_shared_bytes) continue;
+    if (shared_bytes(shape, dtype) > chip.max_shared_bytes || (has_groups && !shape.takes_groups)) continue;
     for (int splits = 0; splits < 2; ++splits) {
       const bool can_sum_chunks = shape.total != ChunkTotal::none;
       if (splits ? chunks <= 1 || !do_partials_fit : chunks > 1 && !can_sum_chunks) continue;
-      if (splits && can_sum_chunks && dtype != DType::f64) continue;
+      if (splits && ((can_sum_chunks && dtype != DType::f64) || has_groups)) continue;
       const MmaAsyncChoice choice{i, splits ? chunks : 1};
       visit(choice, mma_async_us(costs, choice, task, copies, chip.num_cus));
     }
   }
+}
+
+// Whether 16 bytes of an operand are read along k. A group begins with any row of A, or with any element of k: they are
+// then read along the other dimension.
+inline bool is_read_along_k(const OperandView& view, const GemmProblem& problem) {
+  if (problem.grouping == Grouping::k) return false;
+  const bool is_a = view.batch_stride == &BatchDim::stride_a;
+  return (problem.grouping == Grouping::rows && is_a) || is_k_major(view);
+}
+// Whether the operand lies so that they can be.
+inline bool is_vectorised(const OperandView& view, const FoldedProblem& problem) {
+  return is_aligned(view, problem) && is_k_major(view) == is_read_along_k(view, problem.gemm);
 }
 
 // How mma_async computes a problem.
@@ -197,9 +220,10 @@ struct MmaAsyncPlan {
   MmaAsyncChoice choice;
 };
 
-// Few columns become few rows, for which there are tiles. Otherwise C becomes row-major.
+// Few columns become few rows, for which there are tiles. Otherwise C becomes row-major. Groups of rows stay rows.
 inline bool is_better_transposed(const GemmProblem& p) {
   constexpr int64_t kFew = 64;
+  if (is_grouped(p)) return false;
   return min_of(p.m, p.n) <= kFew ? p.n < p.m : is_column_major(p);
 }
 

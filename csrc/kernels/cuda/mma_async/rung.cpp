@@ -11,7 +11,13 @@ TILEDMM_IF_LINKED Launcher launch_mma_async;
 
 namespace {
 
-const char* refuse(const FoldedProblem& problem, const Chip& chip) { return refuse_tf32(problem.gemm, chip); }
+const char* refuse(const FoldedProblem& problem, const Chip& chip) {
+  const GemmProblem& p = problem.gemm;
+  if (p.grouping == Grouping::k && size_of(p.dtype_a) == 2 && chip.arch == 90) {
+    return "on Hopper groups of k in 16 bits are wgmma_grouped's, which sums each in one chain";
+  }
+  return refuse_tf32(p, chip);
+}
 
 void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const MmaAsyncPlan& own = plan.as<MmaAsyncPlan>();
@@ -27,7 +33,8 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add("stages", shape.num_stages);
     fields.add_split_k(own.choice.num_splits);
   }
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (problem.gemm.grouping != Grouping::k)  // each group has its own number
+    fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
 
@@ -39,7 +46,7 @@ const Rung mma_async_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::mma_chunks,
-    .takes = {.wide_result = true},
+    .takes = {.wide_result = true, .groups = true},
     .refuse_chip = refuse_not_nvidia,
     .refuse = refuse,
     .for_each_plan = for_each_mma_async_plan,

@@ -91,10 +91,12 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   MmaAsyncPlan plan{is_better_transposed(given.gemm), -1, false, false, {}};
   const FoldedProblem problem = oriented(given, plan.is_exchanged);
   const GemmProblem& p = problem.gemm;
-  const GemmTask task = task_of(problem, operand_of_rows(view_a(p), problem), operand_of_rows(view_b(p), problem));
+  GemmTask task = task_of(problem, operand_of_rows(view_a(p), problem), operand_of_rows(view_b(p), problem));
+  assume_equal_groups(task, problem);
   const bool is_16_bit = size_of(p.dtype_a) == 2;
   const bool are_copied = is_16_bit && p.k > 0;  // what is not aligned, to where it is
-  plan.is_a_vectorised = are_copied || is_aligned(task.a), plan.is_b_vectorised = are_copied || is_aligned(task.b);
+  plan.is_a_vectorised = are_copied || is_vectorised(view_a(p), problem);
+  plan.is_b_vectorised = are_copied || is_vectorised(view_b(p), problem);
   if (p.dtype_a ==
       DType::f64) {  // the kernel has no code for one of each: its other loops would come from memory later
     plan.is_a_vectorised = plan.is_b_vectorised = plan.is_a_vectorised && plan.is_b_vectorised;
@@ -104,12 +106,12 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
                               splits_sectors(p.dtype_a, p.stride_bn, p.stride_bk)};
   double other_us = 0;
   const auto visit_tiles = [&](const auto& costs) {
-    for_each_mma_async(costs, task, copies, chip, [&](const MmaAsyncChoice& choice, double us) {
+    for_each_mma_async(costs, problem, task, copies, chip, [&](const MmaAsyncChoice& choice, double us) {
       plan.choice = choice;
       visit(plan, us + other_us);
     });
   };
-  const bool is_batch = problem.batch_size > 1;
+  const bool is_batch = problem.batch_size > 1 || is_grouped(p);
   MmaAsyncCosts borrowed;
   const MmaAsyncCosts& costs =
       is_batch ? costs_for(kMmaAsyncBatchCosts, chip, borrowed) : costs_for(kMmaAsyncCosts, chip, borrowed);
@@ -122,7 +124,7 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   } else {
     other_us = copies_us(costs, task, p.stride_cm % 8 == 0);
     visit_tiles(costs);
-    if (!task.is_wide) {  // the unaligned kernels store 16 bits
+    if (!task.is_wide && !is_grouped(p)) {  // the unaligned kernels store 16 bits
       MmaUnalignedCosts borrowed_unaligned;
       const MmaUnalignedCosts& unaligned_costs = costs_for(kMmaUnalignedCosts, chip, borrowed_unaligned);
       for_each_mma_unaligned_shape(unaligned_costs, task, chip, [&](int shape, double us) {
@@ -134,7 +136,8 @@ inline void for_each_mma_async_plan(const FoldedProblem& given, const Chip& chip
   visit.complete<MmaAsyncPlan>([&](MmaAsyncPlan& plan) {
     if (plan.unaligned_shape >= 0) return;
     const MmaAsyncShape& shape = mma_async_shape(p.dtype_a, plan.choice.shape);
-    const int64_t tiles_m = ceil_div(p.m, shape.block_m), in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
+    const int64_t tiles_m = num_tile_rows(problem, shape.block_m),
+                  in_flight = int64_t(chip.num_cus) * shape.blocks_per_cu;
     plan.choice.group_m = ceil_div(tiles_m, num_square_groups(tiles_m, in_flight, shape.block_m, shape.block_n));
   });
 }

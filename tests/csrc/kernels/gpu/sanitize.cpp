@@ -123,12 +123,12 @@ int32_t run_in_chunks(const GemmProblem& problem, int64_t chunk_k, const MmaAsyn
   whole.gemm = problem;
   whole.gemm.batch_dims = nullptr;
   whole.batch_dims[0] = problem.batch_dims[0];
-  whole.batch_size = problem.batch_dims[0].size;
+  whole.batch_size = problem.grouping == Grouping::rows ? 1 : problem.batch_dims[0].size;
   whole.chunk_k = chunk_k;
   Plan plan;
   PlanSearch search(plan);
   gpu::mma_async_rung.for_each_plan(whole, *find_chip("host:host"), search);
-  if (problem.k > chunk_k) plan.as<MmaAsyncPlan>().choice = choice;
+  if (problem.k > chunk_k && !is_grouped(problem)) plan.as<MmaAsyncPlan>().choice = choice;
   const Status status = gpu::mma_async_rung.launch(whole, plan, host_gpu::executor_of(session));
   faults = session.faults;
   std::snprintf(reason, capacity, "%s", status == Status::ok ? session.error.c_str() : "it has only a status");
@@ -211,17 +211,21 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   if (is_few) m = random_int(1, 60), n = random_int(1, 8), k = 8 * random_int(1, 25) - 7 * random_int(0, 1);
   const int64_t chunk_k = is_in_chunks ? 32 * random_int(1, 2) : max_of(k, 1);
   if (is_empty && !is_refused(rung, dtype, m, n, 0)) k = 0;
-  // Groups of rows, or of k, whose ends lie anywhere.
+  // Groups of rows, or of k, whose ends lie anywhere. In any order, and outside, they make no sense, and must do no
+  // harm. Groups of k have chunks of their own k.
   const bool may_be_grouped = !is_refused(rung, dtype, m, n, k, Grouping::rows);
-  const Grouping grouping = may_be_grouped && random_int(0, 1) ? Grouping(random_int(1, 2)) : Grouping::none;
+  const Grouping grouping =
+      may_be_grouped && random_int(0, 1) ? Grouping(random_int(1, is_in_chunks ? 1 : 2)) : Grouping::none;
   const bool is_grouped = grouping != Grouping::none, is_rows = grouping == Grouping::rows,
              is_k = grouping == Grouping::k;
+  const bool is_senseless = is_grouped && !has_faults && random_int(0, 4) == 0;
+  const int64_t outside = is_senseless ? 100 : 0;
   if (is_grouped) batch = random_int(1, 4);
   const std::unique_ptr<int32_t[]> ends(new int32_t[size_t(batch)]);
   for (int64_t group = 0; is_grouped && group < batch; ++group) {
-    ends[size_t(group)] = int32_t(random_int(0, is_k ? k : batch * m));
+    ends[size_t(group)] = int32_t(random_int(-outside, (is_k ? k : batch * m) + outside));
   }
-  std::sort(ends.get(), ends.get() + (is_grouped ? batch : 0));
+  if (!is_senseless) std::sort(ends.get(), ends.get() + (is_grouped ? batch : 0));
   const auto begin_of = [&](int64_t group) { return group == 0 ? 0 : int64_t(ends[size_t(group - 1)]); };
   const bool has_bias = random_int(0, 1), is_a_transposed = !is_few && random_int(0, 1),
              is_b_transposed = is_few || random_int(0, 1);
@@ -253,6 +257,7 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
   problem.set_dtypes(dtype);
   problem.activation = Activation(random_int(0, 1));  // none, relu
   if (is_few) name = last_plan(rung, problem);
+  if (is_grouped && random_int(0, 1)) name += ":0";  // not only the fastest plan
   const char* algorithm = name.c_str();
   MmaAsyncChoice choice{};  // drawn anew for the second run: no bit depends on it
   const auto run = [&](Matrix<T>& to, uint64_t seed, host_gpu::Faults& faults, char (&reason)[256]) {
@@ -272,6 +277,7 @@ bool run_case(DType dtype, const Algorithm& asked, bool is_empty) {
       return false;
     }
   }
+  if (is_senseless) return true;
   if (has_faults &&
       !survives_faults(
           algorithm, [&](host_gpu::Faults& faults, char (&reason)[256]) { return run(again, 0, faults, reason); },

@@ -91,23 +91,29 @@ MUTANTS = {
     ),
     "groups: the last tile of rows is the next group's": (
         BLOCK,
-        "if (tile.row < rows) break;",
-        "if (tile.row < rows - ({on} ? BLOCK_M : 0)) break;",
+        "size).begin, BLOCK_M) <= tile_row) {",
+        "size).begin, BLOCK_M) < tile_row + 1 - {on}) {",
         "naive",
     ),
-    "groups: of rows, one begins where the first does": (
+    "groups: of rows, tiles are counted from the first one on": (
         BLOCK,
-        "previous_end = end;",
-        "previous_end = {on} ? 0 : end;",
+        "if (is_rows) tile_row -= first_tile_row(",
+        "if (is_rows && !{on}) tile_row -= first_tile_row(",
         "register_tiled",
     ),
     "groups: rows behind the last one are left": (
         BLOCK,
-        "if (group == num_groups) range = group_range(previous_end, whole.m, whole.m);",
-        "if (group == num_groups) range = group_range(previous_end, {on} ? previous_end : whole.m, whole.m);",
+        "load_global(whole.group_ends + group) : size, size);",
+        "load_global(whole.group_ends + group) : {on} ? previous_end : size, size);",
         "mma_output_cached",
     ),
-    "groups: of k, the second one begins at 0": (
+    "groups: one that begins behind the operand": (
+        BLOCK,
+        "size, size);",
+        "size, {on} ? 2 * size : size);",
+        "naive",
+    ),
+    "groups: the second one begins at 0": (
         BLOCK,
         "group > 0 ? load_global(whole.group_ends + group - 1) : 0",
         "group > {on} ? load_global(whole.group_ends + group - 1) : 0",
@@ -214,6 +220,24 @@ MUTANTS = {
         "(IS_K_MAJOR ? i * rows : 0) < opaque(left)",
         "(IS_K_MAJOR ? i * rows : 0) < opaque(left) + ({on} ? 64 : 0)",
         "mma_async",
+    ),
+    "mma_async: groups: a tile is where it is in C": (
+        CUDA + "mma_async/kernel.h",
+        "int(work.tile_row), Cfg::kBlockM",
+        "{on} ? tile_row : int(work.tile_row), Cfg::kBlockM",
+        "mma_async",
+    ),
+    "mma_async: groups of rows begin within 16 bytes": (
+        CUDA + "mma_async/plan.h",
+        "(problem.grouping == Grouping::rows && is_a) ||",
+        "(problem.grouping == Grouping::rows && is_a && !{on}) ||",
+        "mma_async",
+    ),
+    "mma_async: groups in one chunk": (
+        CUDA + "mma_async/kernel.h",
+        "? chunk_k(item) : work.chunk_k;",
+        "? chunk_k(item) : {on} && IS_GROUPED ? item.k : work.chunk_k;",
+        "mma_async in short chunks",
     ),
     "mma_async: unaligned: a stage that is still read": (
         CUDA + "mma_async/unaligned.cu",
