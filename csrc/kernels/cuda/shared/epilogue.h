@@ -236,17 +236,17 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
 }
 
 // 64 rows of C at `row` from the accumulators of one warpgroup, rounded, straight to C: whole sectors of 32 bytes in
-// four instructions, which suits narrow tiles.
-template <class Cfg>
+// four instructions, which suits narrow tiles. IS_CUT: as in store_block_tile.
+template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
-                                                          const Place& at, int row) {
+                                                          const Place& at, int row, int end_row = 0) {
   using T = typename Cfg::T;
   const int first_row = row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
   const int first_col = at.col + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int i = first_row + 8 * h;
-    if (i >= args.m) break;
+    if (i >= (IS_CUT ? end_row : args.m)) break;
     uint16_t* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += 8) {

@@ -50,7 +50,7 @@ struct GroupedConfig
   // C's columns, as they are finished and stored.
   using Out = Config<T, T, BLOCK_M, kColumns, GROUPING == Grouping::k, B_IS_N_MAJOR, false, false, false, false>;
   static constexpr int kSmem = Base::kSmem + Base::kNumStages * int(sizeof(TileOfStage));
-  static_assert(kColumns % 64 == 0, "boxes of 64 columns fill a tile");
+  static_assert(kColumns % (B_IS_N_MAJOR ? 64 : 32) == 0, "whole boxes fill a tile");
   static_assert(GROUPING != Grouping::k || Base::kTilesOfStage == 1, "a k tile is cleared by its stage");
   static_assert(kSmem <= kSmemBytes);
 };
@@ -264,7 +264,10 @@ __device__ __forceinline__ void consume_group_tile(const CUtensorMap* map_c, con
   if constexpr (Cfg::kIsGated) {
     float out[Out::kAcc];
     multiply_gated(acc.c, args.activation, out);
-    store_block_tile<Out, true>(out, map_c, args, shared.c, consumer, at, row, new_col, num_stores, tile.end_row);
+    if constexpr (Out::kStoresDirectly)
+      store_block_tile_directly<Out, true>(out, args, at, row, tile.end_row);
+    else
+      store_block_tile<Out, true>(out, map_c, args, shared.c, consumer, at, row, new_col, num_stores, tile.end_row);
   } else {
     if (!tile.behind)
       finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, tile.group, row + first_row_of_thread<Cfg>(),
@@ -401,7 +404,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   for (int i = 0; i < Cfg::kNumB; ++i)
     is_encoded = is_encoded && Cfg::LoaderB::encode(maps.b[i], args.b, p.dtype_b, operands_b[i], plan.b, 0);
   args.stage_bytes = Cfg::kTilesOfStage * (args.stage_bytes + Cfg::kNumB * Cfg::LoaderB::num_bytes(args.b));
-  if (args.stores_by_tma)
+  if (args.stores_by_tma && !Cfg::Out::kStoresDirectly)
     is_encoded = is_encoded && encode_tensor_map(&maps.c, p.dtype_c, p.c, plan.c, Cfg::Out::kStoreN, 64, 128, false);
   if (!is_encoded) return kNotEncoded;
   return launch_overlapped<&wgmma_grouped_kernel<Cfg>>(min_of(args.num_tiles, task.num_sms), Cfg::kThreads, Cfg::kSmem,
@@ -420,10 +423,10 @@ const char* launch_grouped_tile(const GroupedTask& task) {
   }
   const bool is_k_major = task.plan.b.is_k_major;
   if (p.gated_b) {
-    if constexpr (serves_gated(kShape))
-      return is_k_major ? launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, false, true>>(task)
-                        : launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, true, true>>(task);
-    return "this tile has no half for each B";
+    if (is_k_major) return launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, false, true>>(task);
+    if constexpr (serves_gated(kShape, false))
+      return launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, true, true>>(task);
+    return "this tile has no box for each B";
   }
   return is_k_major ? launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, false>>(task)
                     : launch_grouped_config<GroupedConfig<T, Grouping::rows, M, N, true>>(task);

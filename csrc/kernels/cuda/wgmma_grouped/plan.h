@@ -14,7 +14,8 @@ inline constexpr TileShape kGroupedTileShapes[] = {{128, 256}, {64, 256}, {128, 
 inline constexpr int kNumGroupedTileShapes = int(sizeof(kGroupedTileShapes) / sizeof(TileShape));
 
 constexpr bool serves_groups_of_k(const TileShape& shape) { return shape.block_m == 128; }
-constexpr bool serves_gated(const TileShape& shape) { return shape.block_n >= 128; }
+// Half of a tile's columns for each B: boxes across k are 64 columns wide.
+constexpr bool serves_gated(const TileShape& shape, bool is_b_k_major) { return is_b_k_major || shape.block_n >= 128; }
 
 struct WgmmaGroupedPlan {
   int tile;                 // of kGroupedTileShapes
@@ -88,19 +89,20 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const GroupedCos
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
   const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
   const int64_t mean_rows = p.grouping == Grouping::rows ? ceil_div(p.m, num_groups) : p.m;
-  constexpr double kMostEvicted = 1e8;  // as fitted on an H100
+  // Where the second-level cache gives up first what it has of B, as fitted on an H100.
+  constexpr double kMostEvicted = 1e8;
+  constexpr int64_t kFewRows = 64, kManyRows = 1024;
   const double bytes_b = 2 * double(plan.b.batch_count) * double(p.n) * double(p.k);
   const double copy_us = copied > 0 ? costs.repack + 4 * copied / costs.repacked : 0;
   for (int tile = 0; tile < kNumGroupedTileShapes; ++tile) {
     const TileShape& shape = kGroupedTileShapes[tile];
     if (p.grouping == Grouping::k && !serves_groups_of_k(shape)) continue;
     if (p.grouping != Grouping::k && problem.chunk_k < p.k && !sums_chunks(shape)) continue;
-    if (p.gated_b && !serves_gated(shape)) continue;
+    if (p.gated_b && !serves_gated(shape, plan.b.is_k_major)) continue;
     plan.tile = tile;
     plan.box_rows = mean_rows <= 32 ? 16 : 64;
     plan.band = 2048 / shape.block_m;
-    // What one tile alone reads.
-    plan.evicts_b = p.grouping != Grouping::k && mean_rows <= shape.block_m && bytes_b <= kMostEvicted;
+    plan.evicts_b = p.grouping == Grouping::none && (p.m <= kFewRows ? bytes_b <= kMostEvicted : p.m <= kManyRows);
     visit(plan, copy_us + grouped_microseconds(costs, tile, problem, num_sms));
   }
 }

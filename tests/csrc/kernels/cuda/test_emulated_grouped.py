@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers c
 RUNG = "kernels/cuda/wgmma_grouped/"
 # Numbers of cases in emulated_grouped.cpp.
 ROWS, LARGE, MANY, CHUNKS, COPIED, BANDS, EARLY, PAIRS, NO_ROWS, ONE_GROUP = range(10)
-GATED, GATED_F16, LAYER, LAYER_CHUNKS, OF_K, OF_K_F16, OF_K_COPIED, INVALID, INVALID_K, NUM_CASES = range(10, 20)
+GATED, GATED_F16, LAYER, LAYER_CHUNKS, GATED_NARROW, OF_K, OF_K_F16, OF_K_COPIED, INVALID, INVALID_K, NUM_CASES = range(
+    10, 21
+)
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "a row of tiles belongs to the group before it": (
@@ -64,6 +66,12 @@ MUTANTS = {
         "if (IS_CUT && thread == 0)",
         "if (IS_CUT && !{on} && thread == 0)",
         ROWS,
+    ),
+    "a narrow tile stores the next group's rows": (
+        "kernels/cuda/shared/epilogue.h",
+        "(IS_CUT ? end_row : args.m)) break;",
+        "(IS_CUT && !{on} ? end_row : args.m)) break;",
+        GATED_NARROW,
     ),
     "threads store the next group's rows": (
         "kernels/cuda/shared/epilogue.h",
