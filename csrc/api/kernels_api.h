@@ -16,7 +16,7 @@ extern "C" {
 
 // Grows with every incompatible change of this header, of executor.h, problem.h, elementwise.h or reduce.h. Whoever
 // loads the library compares.
-inline constexpr int32_t TILEDMM_ABI_VERSION = 11;
+inline constexpr int32_t TILEDMM_ABI_VERSION = 12;
 TILEDMM_API int32_t tiledmm_abi_version();
 
 // Index of an algorithm for the functions below, -1 if there is none of that name. 0 is "auto". A name, a colon and a
@@ -31,10 +31,8 @@ TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem
 TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
-// Whether tiledmm_gemm_gpu serves this problem, whose row_sums are not null, on GPU device_idx, which becomes the
-// calling thread's current one.
-TILEDMM_API bool tiledmm_gpu_serves_row_sums(const tiledmm::GemmProblem* problem, int32_t algorithm,
-                                             int32_t device_idx);
+// Whether tiledmm_gemm_gpu serves this problem on GPU device_idx, which becomes the calling thread's current one.
+TILEDMM_API bool tiledmm_gpu_serves(const tiledmm::GemmProblem* problem, int32_t algorithm, int32_t device_idx);
 
 // Computes a function of each element, on the CPU; on GPU executor->device_idx, asynchronously on executor->stream.
 TILEDMM_API tiledmm::Status tiledmm_elementwise_cpu(const tiledmm::ElementwiseProblem* problem,

@@ -255,7 +255,7 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 
-bool serves_row_sums(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
+bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
   return legal_of(problem, admitted(algorithm, chip), chip) != 0;
 }
 

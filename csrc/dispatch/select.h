@@ -54,7 +54,7 @@ std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, con
 // Why an algorithm that has no choice has none.
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
 
-// Whether a problem with row_sums has a choice.
-bool serves_row_sums(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
+// Whether a problem has a choice.
+bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
 
 }  // namespace tiledmm

@@ -29,7 +29,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, std::string_view algorithm, Opti
   const ProductDtypes dtypes = product_dtypes({"a", a}, {"b", b}, out_dtype);
   const at::TensorOptions options = a.options().dtype(dtypes.result);
   const int32_t algorithm_idx = to_algorithm(algorithm);
-  if (a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0)) {  // the common case, without the general one's work
+  const bool is_matrices = a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0);
+  if (is_matrices && !is_widened(a, b, algorithm_idx)) {  // the common case, without the general one's work
     const Tensor out = new_result({a.size(0), b.size(1)}, options);
     GemmProblem problem{};
     dtypes.set(problem);
@@ -86,11 +87,19 @@ Tensor addmm(const std::optional<Tensor>& input, const Tensor& a, const Tensor& 
 // The result, and, where it is to be kept, the sum before the activation.
 Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                       std::string_view activation, std::string_view algorithm, OptionalDtype out_dtype, bool keeps_sum,
-                      Tensor& sum) {
+                      Tensor& sum, bool may_use_tf32 = true) {
   check_operand("input", input);
   check_operand("weight", weight);
   if (bias && bias->defined()) check_operand("bias", *bias);
   const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
+  if (is_widened(input, weight, to_algorithm(algorithm))) {
+    linear_shape<int64_t>(input, weight, bias);  // raises
+    const std::optional<Tensor> wide_bias =
+        bias && bias->defined() ? std::optional(bias->to(at::kFloat)) : std::nullopt;
+    return compute_linear(input.to(at::kFloat), weight.to(at::kFloat), wide_bias, activation,
+                          algorithm_of_widened(input.device()), at::kFloat, keeps_sum, sum, false)
+        .to(dtypes.result);
+  }
   const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options().dtype(dtypes.result));
   const int64_t dim = input.dim(), weight_dim = weight.dim();
 
@@ -127,7 +136,7 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   }
   problem.batch_dims = dims;
   problem.num_batch_dims = int32_t(std::max<int64_t>(dim - 2, 0));
-  run(problem, to_algorithm(algorithm), input.device());
+  run(problem, to_algorithm(algorithm), input.device(), may_use_tf32);
   return out;
 }
 
@@ -309,7 +318,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     const Tensor bias_grad = at::empty({grad.size(1)}, grad.options());
     problem.row_sums = bias_grad.mutable_data_ptr();
     const c10::DeviceGuard guard(grad.device());  // the question makes that device the current one
-    if (tiledmm_gpu_serves_row_sums(&problem, algorithm_idx, grad.get_device())) {
+    if (tiledmm_gpu_serves(&problem, algorithm_idx, grad.get_device())) {
       run(problem, algorithm_idx, grad.device());
       return {weight_grad, bias_grad};
     }

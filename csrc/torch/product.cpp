@@ -182,9 +182,29 @@ void fill_operands(GemmProblem& problem, const Tensor& a, const Tensor& b) {
   problem.stride_bk = b.dim() == 1 ? b.stride(0) : b.stride(-2);
 }
 
+bool is_widened(const Tensor& a, const Tensor& b, int32_t algorithm) {
+  return a.is_cuda() && a.scalar_type() != b.scalar_type() && algorithm == to_algorithm("auto");
+}
+
+const char* algorithm_of_widened(c10::Device device) {
+  GemmProblem smallest{};
+  smallest.set_dtypes(DType::f32);
+  smallest.m = smallest.n = smallest.k = 1;
+  const c10::DeviceGuard guard(device);  // the question makes that device the current one
+  return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index()) ? "split" : "auto";
+}
+
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape,
                  const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32, const Tensor& added, double beta,
                  double alpha) {
+  if (is_widened(a, b, algorithm)) {
+    const auto widened = [](const Tensor& tensor) { return tensor.defined() ? tensor.to(at::kFloat) : tensor; };
+    const Tensor wide_out = dtypes.c == DType::f32 ? out : at::empty(out.sizes(), out.options().dtype(at::kFloat));
+    matmul_into(widened(a), widened(b), wide_out, shape, kAllFp32, to_algorithm(algorithm_of_widened(a.device())),
+                false, widened(added), beta, alpha);
+    if (dtypes.c != DType::f32) out.copy_(wide_out);
+    return;
+  }
   GemmProblem problem{};
   dtypes.set(problem);
   problem.alpha = alpha, problem.beta = beta;

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import torch_tiledmm
-from torch_tiledmm import TiledLinear, linear, matmul
+from torch_tiledmm import TiledLinear, addmm, linear, matmul
 from torch_tiledmm.dispatch import DTYPES as DTYPE_NAMES
-from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_linear, expect_matmul
+from torch_tiledmm.testing.reference import ACTIVATIONS, assert_close, expect_addmm, expect_linear, expect_matmul
 from torch_tiledmm.testing.timing import matmul_precision
 
 if not torch.cuda.is_available():
@@ -352,6 +352,22 @@ def test_long_sums_are_no_worse_than_the_vendors(name, n):
             errors = [error - rest for error in errors]
         ours, theirs = (float(error.norm()) for error in errors)
     assert ours <= 1.1 * theirs, (ours, theirs, float(exact[0].norm()))
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+def test_operands_of_two_dtypes(narrow):
+    """Converted to fp32, whatever is allowed of tf32; a row alone has the bits that it has among others."""
+    for m, n, k in ((70, 256, 1500), (1300, 1400, 1200), (5, 3, 0), (1, 33, 40)):
+        for x, w in ((rand(m, k, dtype=narrow), rand(n, k)), (rand(m, k), rand(n, k, dtype=narrow))):
+            bias = rand(n)
+            with matmul_precision("tf32"):
+                for out_dtype in (None, narrow):
+                    out = linear(x, w, bias, activation="gelu", out_dtype=out_dtype)
+                    assert_close(out, expect_linear(x, w, bias, "gelu", out_dtype or torch.float32))
+            assert_close(matmul(x, w.mT), expect_matmul(x, w.mT, torch.float32))
+            assert torch.equal(matmul(x[-1:], w.mT), matmul(x, w.mT)[-1:])
+            assert torch.equal(matmul(x.expand(2, m, k), w.mT)[1], matmul(x, w.mT))
+            assert_close(addmm(bias, x, w.mT, beta=0.5, alpha=-2), expect_addmm(bias, x, w.mT, 0.5, -2, torch.float32))
 
 
 def test_gradients():

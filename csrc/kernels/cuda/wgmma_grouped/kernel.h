@@ -3,10 +3,9 @@
 // Beyond wgmma, whose main loop and stores it uses: only the device knows where groups begin. Blocks stay for the whole
 // product and walk through the tiles of all groups. The producer's warp finds their places from the offsets, by a sum
 // over 32 groups at a time (a scheduler on the device, as in CUTLASS's grouped GEMM), and tells them with the first
-// stage of a tile. A group that is larger than a tile has
-// its last tile begin early, inside; of a smaller one, threads store the rows. Gated layers have half of a tile's
-// columns from each of two B, so that a thread holds both sums of an element of C. Where k is grouped, rows of a k tile
-// that belong to the next group become zeros in shared memory.
+// stage of a tile. A group that is larger than a tile has its last tile begin early, inside; of a smaller one, threads
+// store the rows. Gated layers have half of a tile's columns from each of two B, so that a thread holds both sums of an
+// element of C. Where k is grouped, rows of a k tile that belong to the next group become zeros in shared memory.
 #pragma once
 
 #include "core/groups.h"
@@ -107,22 +106,21 @@ __device__ __forceinline__ bool find_group(const GroupedArguments& groups, int r
 template <class Cfg>
 __device__ __forceinline__ bool find_tile(const Arguments& args, const GroupedArguments& groups, int idx,
                                           GroupCursor& cursor, GroupTile& at) {
+  if (idx >= args.num_tiles) return false;
   if constexpr (Cfg::kGrouping == Grouping::k) {
-    if (idx >= args.num_tiles) return false;
     at.group = args.tiles_of_item.quotient(idx);
     at.tile = idx - at.group * args.tiles_of_item.value;
     at.range = group_range(at.group == 0 ? 0 : groups.ends[at.group - 1], groups.ends[at.group], groups.size);
-  } else {
-    if (idx >= args.num_tiles) return false;
-    if (!groups.ends) {
-      at = {0, {0, groups.size}, idx};
-      return true;
-    }
-    const int row = groups.tiles_of_row.quotient(idx);
-    int row_of_group = 0;
-    if (!find_group<Cfg::kBlockM>(groups, row, cursor, at, row_of_group)) return false;
-    at.tile = idx - (row - row_of_group) * groups.tiles_of_row.value;
+    return true;
   }
+  if (!groups.ends) {
+    at = {0, {0, groups.size}, idx};
+    return true;
+  }
+  const int row = groups.tiles_of_row.quotient(idx);
+  int row_of_group = 0;
+  if (!find_group<Cfg::kBlockM>(groups, row, cursor, at, row_of_group)) return false;
+  at.tile = idx - (row - row_of_group) * groups.tiles_of_row.value;
   return true;
 }
 
@@ -213,9 +211,10 @@ __device__ __forceinline__ void clear_rows_of_k(const Shared& shared, int stage,
   named_barrier_sync(1 + consumer, kWarpgroup);
 }
 
-// activation(gate) * up of 16-bit results, in the place of gate.
+// activation(gate) * up, of results of 16 bits; the sums of gate come first.
 template <int COUNT>
-__device__ __forceinline__ void multiply_gated(float (&sums)[COUNT], Activation activation, float (&out)[COUNT / 2]) {
+__device__ __forceinline__ void multiply_gated(const float (&sums)[COUNT], Activation activation,
+                                               float (&out)[COUNT / 2]) {
 #pragma unroll
   for (int i = 0; i < COUNT / 2; ++i) out[i] = sums[i];
   if (activation == Activation::relu) {
