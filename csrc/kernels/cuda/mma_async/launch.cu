@@ -20,6 +20,7 @@ Status launch_mma_async(const FoldedProblem& given, const Plan& made, const Exec
     if (status == Status::ok && problem.gemm.k > 0 && !is_vectorised(view, problem))
       status = copies.add(problem, view, along_k, round_up(along_k ? view.k : view.rows, 8));
   };
+  if (is_grouped(problem.gemm) && problem.gemm.k == 0) problem.gemm.stride_ak = 1;  // a layout that there is
   if (size_of(problem.gemm.dtype_a) == 2) {
     copy_if_unaligned(view_a(problem.gemm));
     copy_if_unaligned(view_b(problem.gemm));

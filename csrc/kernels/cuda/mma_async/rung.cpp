@@ -13,8 +13,9 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
-  if (p.grouping == Grouping::k && size_of(p.dtype_a) == 2 && chip.arch == 90) {
-    return "on Hopper groups of k in 16 bits are wgmma_grouped's, which sums each in one chain";
+  const bool is_left = is_grouped(p) && problem.batch_dims[0].size > 0 && p.k > 0 && (p.stride_cn == 1 || p.n == 1);
+  if (is_left && chip.arch == 90 && size_of(p.dtype_a) == 2 && p.dtype_c == p.dtype_a) {
+    return "on Hopper such groups are wgmma_grouped's, which sums a group of k in one chain";
   }
   return refuse_tf32(p, chip);
 }
