@@ -97,7 +97,8 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
     const std::optional<Tensor> wide_bias =
         bias && bias->defined() ? std::optional(bias->to(at::kFloat)) : std::nullopt;
     return compute_linear(input.to(at::kFloat), weight.to(at::kFloat), wide_bias, activation,
-                          algorithm_of_widened(input.device()), at::kFloat, keeps_sum, sum, false)
+                          algorithm_of_widened(weight.dim() == 1 ? 1 : weight.size(0), input.device()), at::kFloat,
+                          keeps_sum, sum, false)
         .to(dtypes.result);
   }
   const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options().dtype(dtypes.result));

@@ -186,7 +186,9 @@ bool is_widened(const Tensor& a, const Tensor& b, int32_t algorithm) {
   return a.is_cuda() && a.scalar_type() != b.scalar_type() && algorithm == to_algorithm("auto");
 }
 
-const char* algorithm_of_widened(c10::Device device) {
+const char* algorithm_of_widened(int64_t n, c10::Device device) {
+  constexpr int64_t kManyColumns = 256;  // on an H100 few of them repay no terms
+  if (n < kManyColumns) return "auto";
   GemmProblem smallest{};
   smallest.set_dtypes(DType::f32);
   smallest.m = smallest.n = smallest.k = 1;
@@ -200,8 +202,9 @@ void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const Matm
   if (is_widened(a, b, algorithm)) {
     const auto widened = [](const Tensor& tensor) { return tensor.defined() ? tensor.to(at::kFloat) : tensor; };
     const Tensor wide_out = dtypes.c == DType::f32 ? out : at::empty(out.sizes(), out.options().dtype(at::kFloat));
-    matmul_into(widened(a), widened(b), wide_out, shape, kAllFp32, to_algorithm(algorithm_of_widened(a.device())),
-                false, widened(added), beta, alpha);
+    matmul_into(widened(a), widened(b), wide_out, shape, kAllFp32,
+                to_algorithm(algorithm_of_widened(b.dim() == 1 ? 1 : b.size(-1), a.device())), false, widened(added),
+                beta, alpha);
     if (dtypes.c != DType::f32) out.copy_(wide_out);
     return;
   }

@@ -36,10 +36,10 @@ void run(const ElementwiseProblem& problem, c10::Device device);
 void run(const ReduceProblem& problem, c10::Device device);  // of a GPU
 
 // Whether two operands are fp32 and 16 bits beside each other on a GPU, by "auto". What has 16 bits is then converted,
-// and the product is one in fp32: by terms in 16 bits where the chip has that, never in tf32. The kernels that convert
-// as they load are those of the ladder.
+// and the product is one in fp32: by terms in 16 bits where the chip has that and C many columns, never in tf32. The
+// kernels that convert as they load are those of the ladder.
 bool is_widened(const at::Tensor& a, const at::Tensor& b, int32_t algorithm);
-const char* algorithm_of_widened(c10::Device device);
+const char* algorithm_of_widened(int64_t n, c10::Device device);
 inline constexpr ProductDtypes kAllFp32{DType::f32, DType::f32, DType::f32, DType::f32, at::kFloat};
 
 // The addresses and strides of two operands, but for their batch dimensions: a 1-D a is a row, a 1-D b a column.
