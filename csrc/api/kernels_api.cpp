@@ -240,8 +240,8 @@ Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor
   return run_reduce_on_gpu(*problem, *executor, reason, capacity);
 }
 
-bool tiledmm_gpu_serves(const GemmProblem* problem, int32_t algorithm, int32_t device_idx) {
-  return gpu_serves(*problem, algorithm, device_idx);
+bool tiledmm_gpu_serves(const GemmProblem* problem, int32_t algorithm, int32_t device_idx, bool by_production) {
+  return gpu_serves(*problem, algorithm, device_idx, by_production);
 }
 
 double tiledmm_fma_peak(DType dtype, const Executor* executor) { return measure_fma_peak(dtype, *executor); }

@@ -31,8 +31,10 @@ TILEDMM_API tiledmm::Status tiledmm_gemm_cpu(const tiledmm::GemmProblem* problem
 TILEDMM_API tiledmm::Status tiledmm_gemm_gpu(const tiledmm::GemmProblem* problem, int32_t algorithm,
                                              const tiledmm::Executor* executor, char* reason, size_t capacity);
 
-// Whether tiledmm_gemm_gpu serves this problem on GPU device_idx, which becomes the calling thread's current one.
-TILEDMM_API bool tiledmm_gpu_serves(const tiledmm::GemmProblem* problem, int32_t algorithm, int32_t device_idx);
+// Whether tiledmm_gemm_gpu serves this problem on GPU device_idx, which becomes the calling thread's current one;
+// by_production: by a kernel that is none of the teaching ladder.
+TILEDMM_API bool tiledmm_gpu_serves(const tiledmm::GemmProblem* problem, int32_t algorithm, int32_t device_idx,
+                                    bool by_production);
 
 // Computes a function of each element, on the CPU; on GPU executor->device_idx, asynchronously on executor->stream.
 TILEDMM_API tiledmm::Status tiledmm_elementwise_cpu(const tiledmm::ElementwiseProblem* problem,

@@ -167,12 +167,12 @@ Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* 
                     [&] { return gpu::launch_reduce(problem, executor); });
 }
 
-bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx) {
+bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx, bool by_production) {
   Chip chip;
   char reason[320];
   if (find_device(device_idx, chip, reason, sizeof reason) != Status::ok) return false;
   BatchDim dims[kMaxBatchDims];
-  return serves(fold_batch(problem, dims), algorithm, chip);
+  return serves(fold_batch(problem, dims), algorithm, chip, by_production);
 }
 
 }  // namespace tiledmm

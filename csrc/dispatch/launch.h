@@ -21,7 +21,7 @@ Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor execut
 // Sums along a dimension, on GPU executor.device_idx; failures as above.
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
 
-// Whether run_on_gpu serves a problem.
-bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx);
+// Whether run_on_gpu serves a problem, by_production: by a kernel that is none of the ladder.
+bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx, bool by_production);
 
 }  // namespace tiledmm

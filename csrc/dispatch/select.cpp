@@ -255,8 +255,10 @@ const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, con
   return chip.platform == Platform::cpu ? "it has no CPU kernel, only GPUs have it" : "it has no GPU kernel";
 }
 
-bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip) {
-  return legal_of(problem, admitted(algorithm, chip), chip) != 0;
+bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip, bool by_production) {
+  Mask wanted = admitted(algorithm, chip);
+  for (size_t i = 0; by_production && i < rungs().size(); ++i) wanted &= ~(Mask(rungs()[i]->number > 0) << i);
+  return legal_of(problem, wanted, chip) != 0;
 }
 
 }  // namespace tiledmm

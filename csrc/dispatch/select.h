@@ -54,7 +54,7 @@ std::vector<Plan> list_plans(const FoldedProblem& problem, const Rung& rung, con
 // Why an algorithm that has no choice has none.
 const char* explain_refusal(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
 
-// Whether a problem has a choice.
-bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip);
+// Whether a problem has a choice, by_production: beside the ladder.
+bool serves(const FoldedProblem& problem, int32_t algorithm, const Chip& chip, bool by_production);
 
 }  // namespace tiledmm

@@ -1,7 +1,9 @@
 // CPU and CUDA (which is ROCm, too) kernels of grouped products.
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include "api/kernels_api.h"
 #include "torch/cpu_executor.h"
 #include "torch/product.h"
 #include "torch/shapes.h"
@@ -66,7 +68,8 @@ Tensor gated_grouped_matmul(const Tensor& a, const Tensor& gate, const Tensor& u
 
 Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
                      const std::optional<Tensor>& bias, const Tensor& out, const GroupedShape<int64_t>& shape,
-                     ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up) {
+                     ProductDtypes dtypes, Activation activation, int32_t algorithm, const Tensor& up,
+                     bool by_production) {
   const TorchOnOneThreadInChild own_thread;
   const bool has_groups_of_columns = shape.form == GroupedForm::columns;  // which are groups of rows of C^T = B^T A^T
   const Tensor left = has_groups_of_columns ? b.mT() : a, right = has_groups_of_columns ? a.mT() : b;
@@ -95,6 +98,10 @@ Outcome grouped_into(const Tensor& a, const Tensor& b, const std::optional<Tenso
     problem.group_ends = ends.const_data_ptr<int32_t>();
     // The host cannot read a GPU's without waiting; kernels there stay inside of the operands whatever they are.
     if (ends.is_cpu()) check_offs(ends, shape.grouped_size(a, b));
+  }
+  if (by_production && a.is_cuda()) {
+    const c10::DeviceGuard guard(a.device());  // the question makes that device the current one
+    if (!tiledmm_gpu_serves(&problem, algorithm, a.get_device(), true)) return {Status::unsupported};
   }
   return compute(problem, algorithm, a.device());
 }

@@ -319,7 +319,7 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
     const Tensor bias_grad = at::empty({grad.size(1)}, grad.options());
     problem.row_sums = bias_grad.mutable_data_ptr();
     const c10::DeviceGuard guard(grad.device());  // the question makes that device the current one
-    if (tiledmm_gpu_serves(&problem, algorithm_idx, grad.get_device())) {
+    if (tiledmm_gpu_serves(&problem, algorithm_idx, grad.get_device(), false)) {
       run(problem, algorithm_idx, grad.device());
       return {weight_grad, bias_grad};
     }

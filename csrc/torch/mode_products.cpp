@@ -259,16 +259,13 @@ const char* multiply_groups(Override& own, const Tensor& a, const Tensor& b, con
     return "operands that do not fit";
   }
   out = new_result(shape->out, a.options().dtype(result));
-  const bool has_ladder = a.is_cpu() || shape->form == GroupedForm::batch;
   const auto multiply = [&](int32_t algorithm) {
-    return grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm);
+    const bool by_production = shape->form != GroupedForm::batch;
+    return grouped_into(a, b, offs, bias, out, *shape, dtypes, Activation::none, algorithm, Tensor(), by_production);
   };
-  Outcome outcome = multiply(has_ladder ? algorithm() : to_algorithm("wgmma_grouped"));
-  if (outcome.status == Status::unsupported && !has_ladder) {
-    outcome = multiply(to_algorithm("mma_async"));
-    if (outcome.status == Status::unsupported) return "groups without a kernel for this GPU";
-  }
+  Outcome outcome = multiply(algorithm());
   if (outcome.status == Status::unsupported) outcome = multiply(0);
+  if (outcome.status == Status::unsupported) return "groups without a kernel for this GPU";
   outcome.raise();
   own.served.count(outcome.kernel ? outcome.kernel : "an empty result");
   return nullptr;

@@ -193,7 +193,7 @@ const char* algorithm_of_widened(int64_t n, c10::Device device) {
   smallest.set_dtypes(DType::f32);
   smallest.m = smallest.n = smallest.k = 1;
   const c10::DeviceGuard guard(device);  // the question makes that device the current one
-  return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index()) ? "split" : "auto";
+  return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index(), false) ? "split" : "auto";
 }
 
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape,

@@ -51,11 +51,12 @@ void matmul_into(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out
                  const at::Tensor& added = at::Tensor(), double beta = 1, double alpha = 1);
 
 // out = activation(a b + bias) for groups, all checked, out of the right shape; see GroupedShape. With `up`, which has
-// b's shape and strides: activation(a b) * (a up), unless no kernel has that, as the outcome says.
+// b's shape and strides: activation(a b) * (a up), unless no kernel has that, as the outcome says. by_production: on a
+// GPU not by the ladder.
 Outcome grouped_into(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out, const GroupedShape<int64_t>& shape,
                      ProductDtypes dtypes, Activation activation, int32_t algorithm,
-                     const at::Tensor& up = at::Tensor());
+                     const at::Tensor& up = at::Tensor(), bool by_production = false);
 // Whether two weights without biases are such that a kernel may read both in one pass.
 bool may_be_one_pass(const at::Tensor& gate, const at::Tensor& up, const std::optional<at::Tensor>& gate_bias,
                      const std::optional<at::Tensor>& up_bias, const ProductDtypes& dtypes);

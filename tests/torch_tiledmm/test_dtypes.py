@@ -6,8 +6,8 @@ other operand; a bias read as C's dtype; A's words packed as B's; an out_dtype t
 
 import copy
 import itertools
-import re
 import pickle
+import re
 
 import pytest
 import torch

@@ -8,7 +8,7 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
-#include "kernels/cuda/wgmma_grouped/plan.h"
+#include "kernels/cuda/wgmma/grouped_plan.h"
 
 namespace {
 
@@ -136,8 +136,8 @@ const Case kCases[] = {
 
 }  // namespace
 
-#include "kernels/cuda/wgmma_grouped/kernel.h"
-#include "kernels/cuda/wgmma_grouped/launch_sm90a.cu"
+#include "kernels/cuda/wgmma/grouped.h"
+#include "kernels/cuda/wgmma/grouped_launch_sm90a.cu"
 #include "matrices.h"
 #include "run_cases.h"
 

@@ -2,8 +2,8 @@
 (emulated_hopper/emulator.h). Every bit of C, and of what lies around it, is that of a model of docs/numerics.md
 (emulated_grouped.cpp).
 
-The mutants say that it can fail: the search for a group, a group's edges, what is stored of its last tile, the rows of k
-that belong to the next group. They are compiled with the rest and switched on by an environment variable.
+The mutants say that it can fail: the search for a group, a group's edges, what is stored of its last tile, the rows of
+k that belong to the next group. They are compiled with the rest and switched on by an environment variable.
 """
 
 import emulation
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(emulation.NVCC is None, reason="CUDA's headers come with nvcc")
 
-RUNG = "kernels/cuda/wgmma_grouped/"
+RUNG = "kernels/cuda/wgmma/"
 # Numbers of cases in emulated_grouped.cpp.
 ROWS, LARGE, MANY, CHUNKS, COPIED, BANDS, EARLY, PAIRS, NO_ROWS, ONE_GROUP = range(10)
 GATED, GATED_F16, LAYER, LAYER_CHUNKS, GATED_NARROW, OF_K, OF_K_F16, OF_K_COPIED, INVALID, INVALID_K, NUM_CASES = range(
@@ -20,37 +20,37 @@ GATED, GATED_F16, LAYER, LAYER_CHUNKS, GATED_NARROW, OF_K, OF_K_F16, OF_K_COPIED
 # name: file, text, what takes its place ({on}: this mutant is switched on), the case that finds it
 MUTANTS = {
     "a row of tiles belongs to the group before it": (
-        "kernel.h",
+        "grouped.h",
         "row - cursor.first_row < end);",
         "row - cursor.first_row < end + {on});",
         LARGE,
     ),
     "more groups than lanes begin anew": (
-        "kernel.h",
+        "grouped.h",
         "cursor.first_row = min(cursor.first_row +",
         "cursor.first_row = {on} ? 0 : min(cursor.first_row +",
         MANY,
     ),
     "a group begins where the one before it begins": (
-        "kernel.h",
+        "grouped.h",
         "group == 0 ? 0 : groups.ends[group - 1];",
         "group == 0 ? 0 : groups.ends[group - 1 - ({on} && group > 1)];",
         ROWS,
     ),
     "a group's tiles are counted without its last": (
-        "kernel.h",
+        "grouped.h",
         "(int(range.end - range.begin) + BLOCK_M - 1) / BLOCK_M;\n  ",
         "(int(range.end - range.begin) + ({on} ? 0 : BLOCK_M - 1)) / BLOCK_M;\n  ",
         ROWS,
     ),
     "rows behind the last group are left as they were": (
-        "kernel.h",
+        "grouped.h",
         "if (group <= groups.num_groups) {",
         "if (group < groups.num_groups + !{on}) {",
         ROWS,
     ),
     "a group's last tile begins in the group before it": (
-        "kernel.h",
+        "grouped.h",
         "max(begin, end - Cfg::kBlockM)",
         "max({on} ? 0 : begin, end - Cfg::kBlockM)",
         LARGE,
@@ -80,103 +80,103 @@ MUTANTS = {
         MANY,
     ),
     "rows of A in the last box are left out": (
-        "kernel.h",
+        "grouped.h",
         "(min(tile.end_row - tile.row, Cfg::kBlockM) + args.a.rows - 1)",
         "(min(tile.end_row - tile.row, Cfg::kBlockM) + ({on} ? 0 : args.a.rows - 1))",
         LARGE,
     ),
     "all groups have the first B": (
-        "kernel.h",
+        "grouped.h",
         "item_b = tile.group *",
         "item_b = {on} ? 0 : tile.group *",
         ROWS,
     ),
     "all groups have the first bias": (
-        "kernel.h",
+        "grouped.h",
         "finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, tile.group,",
         "finish_block_tile<Out>(acc.c, bias, args, shared.c, consumer, {on} ? 0 : tile.group,",
         MANY,
     ),
     "bands have the first one's rows": (
-        "kernel.h",
+        "grouped.h",
         "first = band * groups.band;",
         "first = {on} ? 0 : band * groups.band;",
         BANDS,
     ),
     "the last band is as high as others": (
-        "kernel.h",
+        "grouped.h",
         "min(groups.band, rows - first)",
         "({on} ? groups.band : min(groups.band, rows - first))",
         EARLY,
     ),
     "up is gate": (
-        "kernel.h",
+        "grouped.h",
         "smem + Cfg::kABytes + i * Cfg::kBytesOfB, maps_b + i,",
         "smem + Cfg::kABytes + i * Cfg::kBytesOfB, maps_b + ({on} ? 0 : i),",
         GATED,
     ),
     "the activation is up's": (
-        "kernel.h",
+        "grouped.h",
         "out[i] = sums[i];",
         "out[i] = sums[{on} ? COUNT / 2 + i : i];",
         GATED,
     ),
     "k tiles begin with the operand": (
-        "kernel.h",
+        "grouped.h",
         "Grouping::k ? int(found.range.begin) : 0,",
         "Grouping::k && !{on} ? int(found.range.begin) : 0,",
         OF_K,
     ),
     "the next group's rows of k are summed, too": (
-        "kernel.h",
+        "grouped.h",
         "if (num_rows < Cfg::kBlockK) clear",
         "if (num_rows < Cfg::kBlockK && !{on}) clear",
         OF_K,
     ),
     "rows of A are not cleared": (
-        "kernel.h",
+        "grouped.h",
         "clear_box(smem + consumer * Cfg::kBlockK * 128);",
         "if (!{on}) clear_box(smem + consumer * Cfg::kBlockK * 128);",
         OF_K,
     ),
     "rows of B's last box are not cleared": (
-        "kernel.h",
+        "grouped.h",
         "box < Cfg::kBlockN / 64; ++box)",
         "box < Cfg::kBlockN / 64 - {on}; ++box)",
         OF_K,
     ),
     "zeros are not there when they are multiplied": (
-        "kernel.h",
+        "grouped.h",
         "  fence_proxy_async();\n  named_barrier",
         "  if (!{on}) fence_proxy_async();\n  named_barrier",
         OF_K,
     ),
     "warps multiply before others have cleared their rows": (
-        "kernel.h",
+        "grouped.h",
         "named_barrier_sync(1 + consumer, kWarpgroup);",
         "if (!{on}) named_barrier_sync(1 + consumer, kWarpgroup);",
         OF_K,
     ),
     "what a stage begins is told when it is there": (
-        "kernel.h",
+        "grouped.h",
         "    if (k_tile == 0) tiles[ring.stage] = tile;\n    mbarrier_arrive_expect_tx(barrier, bytes);",
         "    if (k_tile == 0 && !{on}) tiles[ring.stage] = tile;\n    mbarrier_arrive_expect_tx(barrier, bytes);",
         ROWS,
     ),
     "a stage without copies is not freed": (
-        "kernel.h",
+        "grouped.h",
         "    release_stage<Cfg>(shared, ring.stage);\n    ring.advance();",
         "    if (!{on}) release_stage<Cfg>(shared, ring.stage);\n    ring.advance();",
         OF_K,
     ),
     "the second k tile of a stage is the first": (
-        "kernel.h",
+        "grouped.h",
         "(k_tile + t) * Cfg::kBlockK;",
         "(k_tile + ({on} ? 0 : t)) * Cfg::kBlockK;",
         PAIRS,
     ),
     "all groups of k have the first C": (
-        "kernel.h",
+        "grouped.h",
         "at.batch_c = tile.group *",
         "at.batch_c = {on} ? 0 : tile.group *",
         OF_K,

@@ -9,9 +9,9 @@
 #pragma once
 
 #include "core/groups.h"
+#include "kernels/cuda/wgmma/grouped_plan.h"
+#include "kernels/cuda/wgmma/grouped_task.h"
 #include "kernels/cuda/wgmma/kernel.h"
-#include "kernels/cuda/wgmma_grouped/plan.h"
-#include "kernels/cuda/wgmma_grouped/task.h"
 
 namespace tiledmm::cuda {
 namespace {
@@ -406,8 +406,8 @@ const char* launch_grouped_config(const GroupedTask& task) {
   if (args.stores_by_tma && !Cfg::Out::kStoresDirectly)
     is_encoded = is_encoded && encode_tensor_map(&maps.c, p.dtype_c, p.c, plan.c, Cfg::Out::kStoreN, 64, 128, false);
   if (!is_encoded) return kNotEncoded;
-  return launch_overlapped<&wgmma_grouped_kernel<Cfg>>(min_of(args.num_tiles, task.num_sms), Cfg::kThreads, Cfg::kSmem,
-                                                       task.stream, maps, args, groups);
+  return launch_overlapped<&wgmma_grouped_kernel<Cfg>>(plan.num_blocks, Cfg::kThreads, Cfg::kSmem, task.stream, maps,
+                                                       args, groups);
 }
 
 template <class T, int TILE>

@@ -1,8 +1,8 @@
 // Host side of wgmma_grouped: what is copied first, and which instance is launched.
 #include "core/plan.h"
 #include "kernels/cuda/shared/copy_operands.h"
-#include "kernels/cuda/wgmma_grouped/plan.h"
-#include "kernels/cuda/wgmma_grouped/task.h"
+#include "kernels/cuda/wgmma/grouped_plan.h"
+#include "kernels/cuda/wgmma/grouped_task.h"
 
 namespace tiledmm::gpu {
 
@@ -18,7 +18,7 @@ Status launch_wgmma_grouped(const FoldedProblem& given, const Plan& made, const 
   if (plan.copies_b && status == Status::ok) copy(view_b(problem.gemm), plan.b.is_k_major);
   if (status == Status::ok) status = copies.launch();
   if (status != Status::ok) return status;
-  const cuda::GroupedTask task{problem, plan, executor.num_cus, static_cast<cudaStream_t>(executor.stream)};
+  const cuda::GroupedTask task{problem, plan, static_cast<cudaStream_t>(executor.stream)};
   const auto launch = [&](auto instance) { return cuda::launch_grouped_instance<decltype(instance)::value>(task); };
   const char* const reason =
       visit_instance(cuda::kGroupedInstances, problem.gemm.dtype_a, plan.tile, "no such tile", launch);

@@ -1,5 +1,6 @@
-// The instances of wgmma_grouped, compiled in parts, side by side: TILEDMM_INSTANCE is the index of its part in task.h.
-#include "kernels/cuda/wgmma_grouped/kernel.h"
+// The instances of wgmma_grouped, compiled in parts, side by side: TILEDMM_INSTANCE is the index of its part in
+// grouped_task.h.
+#include "kernels/cuda/wgmma/grouped.h"
 
 namespace tiledmm::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/problem.h"
-#include "kernels/cuda/wgmma_grouped/plan.h"
+#include "kernels/cuda/wgmma/grouped_plan.h"
 #include "platform/instance.h"
 
 namespace tiledmm::cuda {
@@ -14,7 +14,6 @@ namespace tiledmm::cuda {
 struct GroupedTask {
   FoldedProblem problem;  // as the kernel computes it, of copies
   const WgmmaGroupedPlan& plan;
-  int num_sms;
   cudaStream_t stream;
 };
 

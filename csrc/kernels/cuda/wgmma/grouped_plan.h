@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/cuda/wgmma/costs.h"
 #include "kernels/cuda/wgmma/plan.h"
-#include "kernels/cuda/wgmma_grouped/costs.h"
 
 namespace tiledmm {
 
@@ -23,6 +23,7 @@ struct WgmmaGroupedPlan {
   int band;                 // rows of tiles that are computed together, at most
   bool copies_a, copies_b;  // first, since the copy engine cannot take them
   bool stores_by_tma, evicts_b;
+  int num_blocks;
   TensorMapView a, b, c;  // of the product, or of copies
 };
 
@@ -102,6 +103,8 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const GroupedCos
     plan.tile = tile;
     plan.box_rows = mean_rows <= 32 ? 16 : 64;
     plan.band = 2048 / shape.block_m;
+    const int64_t tiles_n = ceil_div(p.n, p.gated_b ? shape.block_n / 2 : shape.block_n);
+    plan.num_blocks = int(min_of(most_tiles(p, num_groups, ceil_div(p.m, shape.block_m), tiles_n), num_sms));
     plan.evicts_b = p.grouping == Grouping::none && (p.m <= kFewRows ? bytes_b <= kMostEvicted : p.m <= kManyRows);
     visit(plan, copy_us + grouped_microseconds(costs, tile, problem, num_sms));
   }
