@@ -2,6 +2,7 @@
 // makes it once for a problem.
 #pragma once
 
+#include "core/math.h"
 #include "core/operand.h"
 #include "core/problem.h"
 
@@ -21,6 +22,14 @@ inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, cons
   const GemmProblem& p = problem.gemm;
   return {p.dtype_a,        p.m, p.n, p.k,   problem.chunk_k,       problem.batch_size,
           p.num_batch_dims, a,   b,   false, p.row_sums != nullptr, p.dtype_c != p.dtype_a};
+}
+
+// Of groups, whose sizes the host does not know, it makes a batch of products of equal size, which takes about as long.
+inline void assume_equal_groups(GemmTask& task, const FoldedProblem& problem) {
+  if (!is_grouped(problem.gemm)) return;
+  task.batch = max_of(problem.batch_dims[0].size, 1);
+  int64_t& grouped_size = problem.gemm.grouping == Grouping::rows ? task.m : task.k;
+  grouped_size = ceil_div(grouped_size, task.batch);
 }
 
 // C^T = B^T A^T.

@@ -11,7 +11,7 @@ import torch
 from test_grouped import DTYPES, FORMS, SIZES, behind, operands, products, random
 
 import torch_tiledmm
-from torch_tiledmm import gated_grouped_matmul, gated_linear, grouped_matmul, linear
+from torch_tiledmm import gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul
 from torch_tiledmm.testing.cases import assert_same_bits
 from torch_tiledmm.testing.reference import assert_close, expect_linear
 
@@ -74,9 +74,28 @@ def test_every_tile_on_hopper(dtype, plan):
             check_groups(a.mT.contiguous().mT, b, offs, grouped_matmul(a.mT.contiguous().mT, b, offs=offs, **options))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plan", range(2))
+def test_every_tile_of_simt_pipelined(plan):
+    if torch.version.hip:
+        pytest.skip("simt_pipelined is for NVIDIA's chips")
+    options = {"algorithm": f"simt_pipelined:{plan}"}
+    for sizes, is_along_n, (n, k) in itertools.product(LARGE, (False, True), ((264, 200), (65, 1029))):
+        a, b, offs = operands("rows", sizes, 0, n, k, torch.float32)
+        b = b.mT.contiguous().mT if not is_along_n else b
+        poison((sum(sizes), n), dtype=torch.float32)
+        check_groups(a, b, offs, grouped_matmul(a, b, offs=offs, **options))
+        a, b, offs = operands("k", sizes, n, 264, 0, torch.float32)
+        a = a.mT.contiguous().mT if is_along_n else a
+        poison((len(sizes) - 1, n, 264), dtype=torch.float32)
+        out = grouped_matmul(a, b, offs=offs, **options)
+        check_groups(a, b, offs, out)
+        for own_a, own_b, own_out in products(a, b, offs, out):
+            assert_same_bits(own_out, matmul(own_a, own_b, algorithm="simt_pipelined"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_bits_of_a_row_are_those_of_a_product(dtype):
-    if not IS_HOPPER:
+    if torch.version.hip or not (IS_HOPPER or dtype == torch.float32):
         pytest.skip("other chips have them by the same kernel alone")
     for sizes, n, k in (
         ((600, 1, 0, 210, 40, 9), 515, 1100),
@@ -115,8 +134,9 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
         assert_same_bits(batch[1], out)
 
 
-def test_offsets_of_a_graph_are_those_of_its_replay():
-    x, weights, offs = operands("rows", LARGE[0], 0, 264, 200, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_offsets_of_a_graph_are_those_of_its_replay(dtype):
+    x, weights, offs = operands("rows", LARGE[0], 0, 264, 200, dtype)
     given = offs.clone()
     gated_grouped_matmul(x, weights, offs=given)
     graph = torch.cuda.CUDAGraph()
@@ -173,6 +193,7 @@ def test_explain_and_the_mode_have_the_kernel():
         pytest.skip("wgmma_grouped is for Hopper")
     explained = torch_tiledmm.explain(8192, 1408, 2048, "bf16", layout="NT", device="cuda", groups=64)
     assert explained.choice == "wgmma_grouped"
+    assert torch_tiledmm.explain(8192, 1408, 2048, "fp32", device="cuda", groups=64).choice == "simt_pipelined"
     x, weights, offs = operands("rows", LARGE[0], 0, 264, 200, torch.bfloat16)
     with torch_tiledmm.enabled():
         assert_same_bits(torch._grouped_mm(x, weights, offs), grouped_matmul(x, weights, offs=offs))

@@ -2,7 +2,8 @@
 
 Planted bugs that these tests caught: a group that begins one row late; the last row of a large group left out; the bias
 of the group before; rows behind the last group left as they were; the rows or the columns of a block of C, or its bias,
-counted from 0; gradients in the other operand's dtype; a group of k in one chain where a product of its k has chunks.
+counted from 0; gradients in the other operand's dtype; a group of k in one chain where a product of its k has chunks,
+and a group of rows in one where a product of its rows has them; a group of k in the chunks of all k.
 """
 
 import copy
@@ -142,6 +143,7 @@ GPU_KERNELS = {
     "register_tiled.4x4": (torch.float32, torch.bfloat16),
     "mma_output_cached": (torch.float16,),
     "mma_async": (torch.float32, torch.float64, torch.bfloat16),
+    "simt_pipelined": (torch.float32,),
 }
 
 
@@ -149,7 +151,7 @@ GPU_KERNELS = {
 @pytest.mark.parametrize("algorithm", GPU_KERNELS)
 def test_gpu_kernels(algorithm, warp_size):
     """On the host executor: rows and k grouped by each kernel that takes groups."""
-    if algorithm == "mma_async" and warp_size == 64:
+    if algorithm in ("mma_async", "simt_pipelined") and warp_size == 64:
         pytest.skip("it is for NVIDIA's chips")
     for form, sizes in itertools.product(("rows", "k"), SIZES[:4] + SIZES[5:]):
         for dtype in GPU_KERNELS[algorithm]:
@@ -182,7 +184,38 @@ def test_bits_of_mma_async(dtype, is_transposed):
             assert_same_bits(wide.half(), host_gpu.grouped_matmul(a, b, offs, algorithm="mma_async"))
 
 
-@pytest.mark.parametrize("algorithm", ["register_tiled", "mma_async:0", "mma_async:1"])
+@pytest.mark.parametrize("plan", range(2))
+def test_every_tile_of_simt_pipelined(plan):
+    """Groups of more rows than a tile, and chunks of k. A row has the bits of a product of it, whose tile is another,
+    and a sum over a group of k those of a product of that k."""
+    options = {"algorithm": f"simt_pipelined:{plan}", "seed": plan}
+    for sizes, n, k, is_transposed in (
+        ((3, 0, 130, 1, 40, 2), 66, 70, False),
+        ((70, 0, 0, 1, 0), 36, 530, True),
+        ((1, 0, 65, 0), 9, 1030, True),
+        ((20, 16, 2), 40, 1024, False),
+    ):
+        a, b, offs = operands("rows", sizes, 0, n, k, torch.float32)
+        if is_transposed:
+            a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+        bias = random(len(sizes) - 1, n, dtype=torch.float32)
+        out = host_gpu.grouped_matmul(a, b, offs, bias=bias, activation="gelu", **options)
+        for group, (own_a, own_b, own_out) in enumerate(products(a, b, offs, out)):
+            assert_close(own_out, expect_linear(own_a, own_b.mT, bias[group], "gelu"))
+            own = {"algorithm": "simt_pipelined", "bias": bias[group], "activation": "gelu"}
+            for row in {0, len(own_a) - 1} if len(own_a) else ():
+                assert_same_bits(own_out[row : row + 1], host_gpu.matmul(own_a[row : row + 1], own_b, **own)[0])
+        assert not behind(a, b, offs, out).any()
+    for sizes, m, n, is_transposed in (((3, 600, 0, 1, 1030, 9), 66, 21, False), ((515, 511, 0), 9, 66, True)):
+        a, b, offs = operands("k", sizes, m, n, 0, torch.float32)
+        a = a if is_transposed else a.mT.contiguous().mT
+        out = host_gpu.grouped_matmul(a, b, offs, **options)
+        for own_a, own_b, own_out in products(a, b, offs, out):
+            assert_close(own_out, expect_linear(own_a, own_b.mT))
+            assert_same_bits(own_out, host_gpu.matmul(own_a, own_b, algorithm="simt_pipelined")[0])
+
+
+@pytest.mark.parametrize("algorithm", ["register_tiled", "mma_async:0", "mma_async:1", "simt_pipelined:0"])
 def test_many_groups_on_a_gpu(algorithm):
     sizes = torch.randint(0, 3, (1032,), generator=torch.Generator().manual_seed(3)).tolist()
     sizes[517:519] = 130, 70
@@ -197,7 +230,7 @@ def test_many_groups_on_a_gpu(algorithm):
 def test_gpu_kernels_stay_inside_with_bad_offsets(ends):
     """Kernels on a GPU cannot raise. What lies around the operands is NaN, and does not reach the result."""
     offs = torch.tensor(ends, dtype=torch.int32)
-    for form, algorithm in itertools.product(("rows", "k"), ("naive", "register_tiled", "mma_async")):
+    for form, algorithm in itertools.product(("rows", "k"), ("naive", "register_tiled", "mma_async", "simt_pipelined")):
         a, b, _ = operands(form, (3, 3, 3, 0), 4, 6, 5, torch.float32, is_strided=True)
         out = host_gpu.grouped_matmul(a, b, offs, algorithm=algorithm)
         assert torch.isfinite(out[~out.isnan()]).all() and (form == "rows" or out.isfinite().all())

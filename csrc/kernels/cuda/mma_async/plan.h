@@ -170,14 +170,6 @@ inline double mma_async_us(const MmaAsyncCosts& c, const MmaAsyncChoice& choice,
   return us;
 }
 
-// Of groups, whose sizes the host does not know, it makes a batch of products of equal size, which takes about as long.
-inline void assume_equal_groups(GemmTask& task, const FoldedProblem& problem) {
-  if (!is_grouped(problem.gemm)) return;
-  task.batch = max_of(problem.batch_dims[0].size, 1);
-  int64_t& grouped_size = problem.gemm.grouping == Grouping::rows ? task.m : task.k;
-  grouped_size = ceil_div(grouped_size, task.batch);
-}
-
 // Calls visit(choice, microseconds) for each of the shapes that fit into shared memory.
 template <class Costs, class Visit>
 void for_each_mma_async(const Costs& costs, const FoldedProblem& problem, const GemmTask& task,

@@ -15,6 +15,7 @@
 #include "kernels/cuda/simt_pipelined/plan.h"
 #include "platform/async_copy.h"
 #include "platform/block_tile.h"
+#include "platform/mma.h"
 
 namespace tiledmm::gpu {
 namespace {
@@ -387,7 +388,8 @@ TILEDMM_DEVICE void store_block_tile(const GemmProblem& gemm, int64_t row, int64
   store_staged<Shared, Config>(gemm, row, col, lane_m, lane_n, acc, smem);
 }
 
-template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+// Groups have kernels of their own, since others would have to keep the sizes of their item in registers.
+template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool IS_GROUPED>
 TILEDMM_KERNEL(Config::kNumThreads, Config::kShape.blocks_per_cu)
 simt_pipelined(FoldedProblem problem, SimtWork work) {
   if (work.num_split > 0) let_later_kernels_start();  // add_split_tiles
@@ -405,8 +407,17 @@ simt_pipelined(FoldedProblem problem, SimtWork work) {
   const float* lane_b = &smem.tiles.b[0][(warp_col + B::place(lane_n, 0)) * B::kStrideMn];
 
   for (int64_t batch_idx = block_idx_y(); batch_idx < problem.batch_size; batch_idx += num_blocks_y()) {
-    GemmProblem gemm = item_of(problem, batch_idx);
-    const BlockPlace place = block_place<Config>(gemm, work);
+    GemmProblem gemm;
+    BlockPlace place;
+    if constexpr (IS_GROUPED) {
+      const BlockWork of_group = block_work<Config::kBlockM, Config::kBlockN, true>(problem, batch_idx);
+      gemm = of_group.gemm, place = {of_group.tile.row, of_group.tile.col, -1, 0};
+      if (place.row >= gemm.m) continue;  // no group has this row of tiles
+      // A group of k has the chunks of a product with so much of k.
+      if (gemm.grouping == Grouping::k) problem.chunk_k = chunk_k(gemm);
+    } else {
+      gemm = item_of(problem, batch_idx), place = block_place<Config>(gemm, work);
+    }
     const bool is_split = place.split_tile >= 0;
     if (is_split) {
       const int64_t tile = (batch_idx * work.num_split + place.split_tile) * work.num_chunks + place.chunk;
@@ -496,13 +507,13 @@ simt_pipelined(FoldedProblem problem, SimtWork work) {
   }
 }
 
-template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR>
+template <class Config, bool IS_A_K_MAJOR, bool IS_B_K_MAJOR, bool IS_GROUPED>
 Status launch_layout(const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   using Shared = SimtShared<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>;
   static_assert(sizeof(Shared) <= simt_shared_bytes(Config::kShape, IS_A_K_MAJOR, IS_B_K_MAJOR, false));
   const bool is_folding = work.num_whole > 0 && problem.chunk_k < problem.gemm.k;
   const size_t bytes = sizeof(Shared) + (is_folding ? sizeof(SimtTotals<Config>) : 0);
-  return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR>,
+  return launch_kernel(simt_pipelined<Config, IS_A_K_MAJOR, IS_B_K_MAJOR, IS_GROUPED>,
                        work.num_whole + int64_t(work.num_split) * work.num_chunks, num_batch_blocks(problem),
                        Config::kNumThreads, bytes, executor, problem, work);
 }
@@ -510,16 +521,16 @@ Status launch_layout(const FoldedProblem& problem, const SimtWork& work, const E
 template <int SHAPE>
 Status launch_shape(const FoldedProblem& problem, const SimtWork& work, const Executor& executor) {
   using Config = SimtConfig<SHAPE>;
-  const GemmProblem& gemm = problem.gemm;
-  const bool is_a_k_major = is_k_major(gemm.stride_am, gemm.stride_ak);
-  const bool is_b_k_major = is_k_major(gemm.stride_bn, gemm.stride_bk);
-  if (is_a_k_major && is_b_k_major) return launch_layout<Config, true, true>(problem, work, executor);
-  if (is_b_k_major) return launch_layout<Config, false, true>(problem, work, executor);
-  if (!is_a_k_major) return launch_layout<Config, false, false>(problem, work, executor);
-  if constexpr (is_built(Config::kShape, true, false)) {
-    return launch_layout<Config, true, false>(problem, work, executor);
-  }
-  return Status::unsupported;  // simt_microseconds says so
+  return visit_layouts(problem.gemm, [&](auto is_a_k_major, auto is_b_k_major) {
+    constexpr bool kIsA = decltype(is_a_k_major)::value, kIsB = decltype(is_b_k_major)::value;
+    if constexpr (Config::kShape.takes_groups) {
+      if (is_grouped(problem.gemm)) return launch_layout<Config, kIsA, kIsB, true>(problem, work, executor);
+    }
+    if constexpr (is_built(Config::kShape, kIsA, kIsB)) {
+      return launch_layout<Config, kIsA, kIsB, false>(problem, work, executor);
+    }
+    return Status::unsupported;  // the plan knows
+  });
 }
 
 }  // namespace

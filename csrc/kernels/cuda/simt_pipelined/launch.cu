@@ -18,6 +18,10 @@ Status launch_chosen(int shape, const FoldedProblem& problem, const SimtWork& wo
 
 Status launch_tiles(const SimtPlan& plan, const FoldedProblem& problem, const Executor& executor) {
   const SimtShape& shape = kSimtShapes[plan.shape];
+  if (is_grouped(problem.gemm)) {
+    const SimtWork whole{num_tiles(problem, shape.block_m, shape.block_n), 0, 1, nullptr, false, false};
+    return launch_chosen(plan.shape, problem, whole, executor);
+  }
   const int64_t num_chunks = max_of(1, ceil_div(problem.gemm.k, problem.chunk_k));
   const int64_t num_split = num_tiles(problem.gemm, shape.block_m, shape.block_n) - plan.num_whole;
   SimtWork work{plan.num_whole, int32_t(num_split), int32_t(num_chunks), nullptr, plan.packs_a, plan.packs_b};

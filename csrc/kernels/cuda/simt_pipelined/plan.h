@@ -24,18 +24,21 @@ struct SimtShape {
   int blocks_per_cu;  // that registers and shared memory admit
   int k_step;         // elements of k that a fragment holds
   int num_fragments;  // one that is multiplied, the others on their way
+  bool takes_groups = false;
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n; }
   constexpr int64_t area() const { return int64_t(block_m) * block_n; }
 };
 
+// Groups have a tile for many rows and one for few. By the model of batches larger ones gain 1 % where groups have 1024
+// rows, and lose where their last tiles are half empty.
 inline constexpr SimtShape kSimtShapes[] = {
-    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2}, {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2},
-    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2},   {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2},
-    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4},   {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2},
-    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2},   {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2},
-    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4},   {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4},
-    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4},   {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4},
+    {256, 128, 8, 16, 8, 4, 2, 4, 1, 1, 2},     {128, 96, 16, 8, 12, 2, 2, 4, 2, 1, 2},
+    {128, 64, 8, 8, 8, 2, 2, 5, 3, 1, 2},       {96, 64, 16, 6, 8, 2, 2, 4, 3, 1, 2},
+    {64, 64, 16, 8, 4, 2, 2, 4, 3, 1, 4, true}, {96, 48, 16, 6, 6, 2, 2, 5, 2, 4, 2},
+    {64, 48, 32, 4, 6, 2, 2, 4, 2, 4, 2},       {64, 32, 32, 4, 4, 2, 2, 4, 3, 4, 2},
+    {64, 32, 16, 4, 4, 2, 2, 6, 4, 1, 4},       {32, 32, 64, 4, 2, 4, 1, 4, 3, 4, 4},
+    {16, 32, 64, 2, 2, 4, 1, 6, 2, 4, 4, true}, {8, 32, 64, 2, 1, 4, 1, 8, 2, 4, 4},
     {4, 32, 128, 1, 1, 4, 1, 4, 2, 4, 4},
 };
 static_assert(sizeof kSimtShapes == kNumSimtShapes * sizeof(SimtShape), "costs.h has a place for each");
@@ -45,7 +48,7 @@ inline constexpr Instance kSimtInstances[] = {
 static_assert(hold_all(kSimtInstances, DType::f32, kNumSimtShapes));
 
 // Tall tiles are built for an m-major A with a k-major B only: the k-major operand, the dearer one to copy, is then the
-// small side. The other mixed layout runs as the transposed product.
+// small side. The other mixed layout runs as the transposed product. Tiles of groups are built for all layouts.
 constexpr bool is_built(const SimtShape& shape, bool is_a_k_major, bool is_b_k_major) {
   return is_b_k_major || !is_a_k_major || shape.block_m < shape.block_n;
 }
@@ -95,7 +98,6 @@ inline double simt_microseconds(const AllSimtCosts& costs, const GemmTask& asked
   if (plan.packs_b) task.b = {false, 16}, packed += double(task.n) * double(task.k) * double(task.batch);
   if (4 * packed > kMaxPackedBytes) return HUGE_VAL;
   if (packed > 0) fixed += c.pack + 8 * packed / c.packed;
-  if (!is_built(shape, task.a.is_k_major, task.b.is_k_major)) return HUGE_VAL;
   const bool is_folding = plan.num_whole > 0 && task.chunk_k < task.k;
   const int64_t shared = simt_shared_bytes(shape, task.a.is_k_major, task.b.is_k_major, is_folding);
   const int64_t per_cu = shared > chip.max_shared_bytes
@@ -184,10 +186,25 @@ inline void for_each_simt_plan(const AllSimtCosts& costs, const FoldedProblem& p
           const bool packs_a = packs & 1, packs_b = packs & 2;
           if (packs_a && !oriented.a.is_k_major && is_aligned(oriented.a)) continue;
           if (packs_b && !oriented.b.is_k_major && is_aligned(oriented.b)) continue;
+          const bool is_a_k_major = oriented.a.is_k_major && !packs_a, is_b_k_major = oriented.b.is_k_major && !packs_b;
+          if (!is_built(kSimtShapes[shape], is_a_k_major, is_b_k_major)) continue;
           consider({shape, is_exchanged, num_whole, packs_a, packs_b, {}});
         }
       }
     }
+  }
+}
+
+// Groups: all chunks of a tile by one block, and no exchanged roles.
+inline void for_each_simt_plan_of_groups(const AllSimtCosts& costs, const FoldedProblem& problem, const Chip& chip,
+                                         PlanSearch& visit) {
+  GemmTask task =
+      task_of(problem, operand_of(view_a(problem.gemm), problem), operand_of(view_b(problem.gemm), problem));
+  assume_equal_groups(task, problem);
+  for (int shape = 0; shape < kNumSimtShapes; ++shape) {
+    if (!kSimtShapes[shape].takes_groups) continue;
+    const SimtPlan plan{shape, false, num_simt_tiles(kSimtShapes[shape], task), false, false, {}};
+    visit(plan, simt_microseconds(costs, task, plan, chip));
   }
 }
 

@@ -13,10 +13,11 @@ namespace {
 void for_each_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
   SimtCosts borrowed;
   FewRowsCosts borrowed_few;
-  const bool is_batch = problem.batch_size > 1;
+  const bool has_groups = is_grouped(problem.gemm), is_batch = has_groups || problem.batch_size > 1;
   const AllSimtCosts costs{
       is_batch ? costs_for(kSimtBatchCosts, chip, borrowed) : costs_for(kSimtCosts, chip, borrowed),
       is_batch ? costs_for(kFewRowsBatchCosts, chip, borrowed_few) : costs_for(kFewRowsCosts, chip, borrowed_few)};
+  if (has_groups) return for_each_simt_plan_of_groups(costs, problem, chip, visit);
   for_each_simt_plan(costs, problem, chip, visit);
 }
 
@@ -32,9 +33,10 @@ void describe(const FoldedProblem& problem, const Chip&, const Plan& plan, Field
     fields.add_tile("block", shape.block_m, shape.block_n);
     fields.add("block_k", shape.block_k);
     fields.add_tile("thread", shape.thread_m, shape.thread_n);
-    fields.add("whole_tiles", own.num_whole);
+    if (!is_grouped(problem.gemm)) fields.add("whole_tiles", own.num_whole);
   }
-  fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
+  if (problem.gemm.grouping != Grouping::k)  // each group has its own number
+    fields.add("chunks", max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
   fields.add_copies(own.packs_a, own.packs_b);
   if (own.is_exchanged) fields.add("computes", "C^T");
 }
@@ -47,7 +49,7 @@ const Rung simt_pipelined_rung = {
     .is_gpu = true,
     .is_native = true,
     .order = Order::simt_chunks,
-    .takes = kTakesFp32,
+    .takes = {.dtypes = {DType::f32}, .num_dtypes = 1, .served = kTakesFp32.served, .groups = true},
     .refuse_chip = refuse_not_nvidia,
     .for_each_plan = for_each_plan,
     .describe = describe,

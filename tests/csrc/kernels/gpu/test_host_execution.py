@@ -93,7 +93,7 @@ MUTANTS = {
         BLOCK,
         "size).begin, BLOCK_M) <= tile_row) {",
         "size).begin, BLOCK_M) < tile_row + 1 - {on}) {",
-        "naive",
+        "simt_pipelined",
     ),
     "groups: of rows, tiles are counted from the first one on": (
         BLOCK,
