@@ -64,7 +64,7 @@ class ExpertRouting:
         if len(dtypes) == 2 and (torch.float32 not in dtypes or torch.float64 in dtypes):
             top_k_weights = top_k_weights.to(rows.dtype)
         of_tokens = rows[self._row_of_choice].view(self.num_tokens, self.num_choices, rows.shape[-1])
-        if rows.is_cuda:  # so small products, of two dtypes even, have no kernel of production
+        if rows.is_cuda:  # products so small take longer, and two dtypes are converted first
             dtype = torch.promote_types(rows.dtype, top_k_weights.dtype)
             wide = top_k_weights.to(torch.promote_types(dtype, torch.float32))
             return (of_tokens * wide.unsqueeze(-1)).sum(1).to(dtype)

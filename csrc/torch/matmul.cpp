@@ -94,12 +94,12 @@ Tensor compute_linear(const Tensor& input, const Tensor& weight, const std::opti
   const ProductDtypes dtypes = product_dtypes({"input", input}, {"weight", weight}, out_dtype, "bias", bias);
   if (is_widened(input, weight, to_algorithm(algorithm))) {
     linear_shape<int64_t>(input, weight, bias);  // raises
-    const std::optional<Tensor> wide_bias =
-        bias && bias->defined() ? std::optional(bias->to(at::kFloat)) : std::nullopt;
-    return compute_linear(input.to(at::kFloat), weight.to(at::kFloat), wide_bias, activation,
-                          algorithm_of_widened(weight.dim() == 1 ? 1 : weight.size(0), input.device()), at::kFloat,
-                          keeps_sum, sum, false)
-        .to(dtypes.result);
+    const Tensor wide_input = widened(input), wide_weight = widened(weight);
+    const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(widened(*bias)) : std::nullopt;
+    return by_algorithm_of_widened(weight.dim() == 1 ? 1 : weight.size(0), input.device(), [&](const char* own) {
+      return compute_linear(wide_input, wide_weight, wide_bias, activation, own, at::kFloat, keeps_sum, sum, false)
+          .to(dtypes.result);
+    });
   }
   const Tensor out = new_result(linear_shape<int64_t>(input, weight, bias), input.options().dtype(dtypes.result));
   const int64_t dim = input.dim(), weight_dim = weight.dim();
@@ -260,7 +260,7 @@ Tensor gated_linear(const Tensor& input, const Tensor& gate, const Tensor& up, c
   if (gate_bias && gate_bias->defined()) check_operand("gate_bias", *gate_bias);
   if (up_bias && up_bias->defined()) check_operand("up_bias", *up_bias);
   const ProductDtypes dtypes = check_gated_linear<int64_t>(input, gate, up, gate_bias, up_bias, activation, out_dtype);
-  if (may_be_one_pass(gate, up, gate_bias, up_bias, dtypes) && input.is_contiguous()) {
+  if (may_be_one_pass(gate, up, gate_bias, up_bias, dtypes) && gate.dim() == 2 && input.is_contiguous()) {
     const Shape<int64_t> shape = linear_shape<int64_t>(input, gate, gate_bias);
     const Tensor out = new_result(shape, input.options().dtype(dtypes.result));
     GemmProblem problem{};

@@ -186,25 +186,33 @@ bool is_widened(const Tensor& a, const Tensor& b, int32_t algorithm) {
   return a.is_cuda() && a.scalar_type() != b.scalar_type() && algorithm == to_algorithm("auto");
 }
 
-const char* algorithm_of_widened(int64_t n, c10::Device device) {
-  constexpr int64_t kManyColumns = 256;  // on an H100 few of them repay no terms
-  if (n < kManyColumns) return "auto";
+bool repay_terms(int64_t n, c10::Device device) {
+  constexpr int64_t kManyColumns = 256;  // on an H100 fewer of them do not
+  if (n < kManyColumns) return false;
   GemmProblem smallest{};
   smallest.set_dtypes(DType::f32);
   smallest.m = smallest.n = smallest.k = 1;
   const c10::DeviceGuard guard(device);  // the question makes that device the current one
-  return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index(), false) ? "split" : "auto";
+  return tiledmm_gpu_serves(&smallest, to_algorithm("split"), device.index(), false);
+}
+
+Tensor widened(const Tensor& tensor) {
+  Tensor own = tensor;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) own = own.narrow(d, 0, 1);
+  }
+  return own.to(at::kFloat).expand(tensor.sizes());
 }
 
 void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out, const MatmulShape<int64_t>& shape,
                  const ProductDtypes& dtypes, int32_t algorithm, bool may_use_tf32, const Tensor& added, double beta,
                  double alpha) {
   if (is_widened(a, b, algorithm)) {
-    const auto widened = [](const Tensor& tensor) { return tensor.defined() ? tensor.to(at::kFloat) : tensor; };
+    const Tensor wide_a = widened(a), wide_b = widened(b), wide_added = added.defined() ? widened(added) : added;
     const Tensor wide_out = dtypes.c == DType::f32 ? out : at::empty(out.sizes(), out.options().dtype(at::kFloat));
-    matmul_into(widened(a), widened(b), wide_out, shape, kAllFp32,
-                to_algorithm(algorithm_of_widened(b.dim() == 1 ? 1 : b.size(-1), a.device())), false, widened(added),
-                beta, alpha);
+    by_algorithm_of_widened(b.dim() == 1 ? 1 : b.size(-1), a.device(), [&](const char* own) {
+      matmul_into(wide_a, wide_b, wide_out, shape, kAllFp32, to_algorithm(own), false, wide_added, beta, alpha);
+    });
     if (dtypes.c != DType::f32) out.copy_(wide_out);
     return;
   }

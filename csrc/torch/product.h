@@ -39,7 +39,21 @@ void run(const ReduceProblem& problem, c10::Device device);  // of a GPU
 // and the product is one in fp32: by terms in 16 bits where the chip has that and C many columns, never in tf32. The
 // kernels that convert as they load are those of the ladder.
 bool is_widened(const at::Tensor& a, const at::Tensor& b, int32_t algorithm);
-const char* algorithm_of_widened(int64_t n, c10::Device device);
+// An operand converted; dimensions along which it repeats stay such.
+at::Tensor widened(const at::Tensor& tensor);
+// Whether a chip has terms, and n columns repay them.
+bool repay_terms(int64_t n, c10::Device device);
+// compute(algorithm), once more by "auto" where terms cannot serve the product.
+template <class Compute>
+auto by_algorithm_of_widened(int64_t n, c10::Device device, const Compute& compute) {
+  if (repay_terms(n, device)) {
+    try {
+      return compute("split");
+    } catch (const c10::NotImplementedError&) {
+    }
+  }
+  return compute("auto");
+}
 inline constexpr ProductDtypes kAllFp32{DType::f32, DType::f32, DType::f32, DType::f32, at::kFloat};
 
 // The addresses and strides of two operands, but for their batch dimensions: a 1-D a is a row, a 1-D b a column.

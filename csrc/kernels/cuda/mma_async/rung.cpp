@@ -13,7 +13,8 @@ namespace {
 
 const char* refuse(const FoldedProblem& problem, const Chip& chip) {
   const GemmProblem& p = problem.gemm;
-  const bool is_left = is_grouped(p) && problem.batch_dims[0].size > 0 && p.k > 0 && (p.stride_cn == 1 || p.n == 1);
+  const bool is_left = is_grouped(p) && problem.batch_dims[0].size > 0 && p.k > 0 && (p.stride_cn == 1 || p.n == 1) &&
+                       max_of(p.m, max_of(p.n, p.k)) < int64_t(1) << 30;
   if (is_left && chip.arch == 90 && size_of(p.dtype_a) == 2 && p.dtype_c == p.dtype_a) {
     return "on Hopper such groups are wgmma_grouped's, which sums a group of k in one chain";
   }
