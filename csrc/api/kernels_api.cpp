@@ -67,10 +67,20 @@ FoldedProblem usual_problem(DType dtype) {
   return problem;
 }
 
-// Whether some chip of a platform can be served by a kernel; for fp32, tf32 allowed.
+// The same for one group of rows.
+FoldedProblem usual_group(DType dtype) {
+  FoldedProblem problem = usual_problem(dtype);
+  problem.gemm.grouping = Grouping::rows;
+  problem.gemm.num_batch_dims = 1;
+  problem.batch_dims[0] = {.size = 1, .stride_a = 0, .stride_b = 64 * 64, .stride_c = 0, .stride_bias = 0};
+  return problem;
+}
+
+// Whether some chip of a platform can be served by a kernel, for groups at least; for fp32, tf32 allowed.
 bool serves(const Rung& rung, DType dtype, Platform platform) {
   for (const Chip& chip : chips()) {
-    if (chip.platform == platform && !rung.refusal(usual_problem(dtype), chip)) return true;
+    if (chip.platform != platform) continue;
+    if (!rung.refusal(usual_problem(dtype), chip) || !rung.refusal(usual_group(dtype), chip)) return true;
   }
   return false;
 }
