@@ -367,6 +367,7 @@ def test_operands_of_two_dtypes(narrow):
             assert_close(matmul(x, w.mT), expect_matmul(x, w.mT, torch.float32))
             assert torch.equal(matmul(x[-1:], w.mT), matmul(x, w.mT)[-1:])
             assert torch.equal(matmul(x.expand(2, m, k), w.mT)[1], matmul(x, w.mT))
+            assert torch.equal(matmul(x.expand(2, m, k), w.mT.expand(2, k, n))[1], matmul(x, w.mT))
             assert_close(addmm(bias, x, w.mT, beta=0.5, alpha=-2), expect_addmm(bias, x, w.mT, 0.5, -2, torch.float32))
 
 

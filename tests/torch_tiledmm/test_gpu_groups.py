@@ -132,6 +132,8 @@ def test_gated_layers_have_the_bits_of_separate_calls(dtype, activation):
         assert_same_bits(gated_linear(x, torch.cat([gate, up]), activation=activation), out)
         batch = gated_linear(x.expand(2, m, k), gate, up, activation=activation)
         assert_same_bits(batch[1], out)
+        vector = gated_linear(x, gate[0], up[0], activation=activation)
+        assert_same_bits(vector, gated_linear(x, gate[:1], up[:1], activation=activation)[:, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
