@@ -61,6 +61,7 @@ struct GroupedCosts {
   MemoryRate repacked = 3e6;                             // operands that are copied first
   Fixed start = 5, ramp = 12, tile = 0.8, element = 3.2e-5, overlap = 0.08;
   Fixed tail = 0.15;                         // how a last round slows memory
+  Fixed read_again = 0.025;                  // how tiles that share a group's weights do
   Fixed many_rows = 100, small_tiles = 1.3;  // from so many rows of a group on, smaller tiles take longer
   Fixed repack = 2.5;
 };

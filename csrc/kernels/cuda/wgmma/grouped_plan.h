@@ -73,7 +73,9 @@ inline double grouped_microseconds(const GroupedCosts& costs, int tile, const Fo
   const double memory =
       (bytes_moved(problem) + 2 * (num_b - 1) * n * k * (is_grouped(p) ? groups : 1)) / costs.rate + costs.ramp;
   const double cached = ((is_of_k ? 0 : of_b * tiles_m / groups) + of_a * tiles_n) / costs.cached;
-  const double slowed = memory * (1 + costs.tail / waves);
+  // The largest of skewed groups have several times the mean's rows: more than one tile then reads their weights.
+  const bool is_read_again = p.grouping == Grouping::rows && 4 * m > groups * shape.block_m;
+  const double slowed = memory * (1 + costs.tail / waves + (is_read_again ? costs.read_again.value : 0));
   return costs.start + (1 - costs.overlap) * std::max({tiles, slowed, cached}) +
          costs.overlap * (tiles + slowed + cached);
 }
