@@ -255,8 +255,8 @@ def explain(
     that of a mean group is explained, on one thread unless it is large. On GPUs, tf32 is considered where torch's
     fp32_precision allows it. Nothing is computed.
 
-    Of operands of two dtypes on a GPU these are the kernels that convert as they load. The operators, by "auto", convert
-    what has 16 bits first: what they then compute is the product in fp32, by "split" where n is at least 256.
+    Of operands of two dtypes on a GPU these are the kernels that convert as they load. By "auto" the operators convert
+    what has 16 bits first: what they compute then is the product in fp32, by "split" where n is at least 256.
 
     With ``plans_of``, the name of an algorithm, the candidates are not the kernels but the plans of the one that it
     stands for: the tiles and ways to share out the work that its launcher takes, with their predicted times. Their
