@@ -455,7 +455,7 @@ def test_no_case_is_wrong_and_no_sanitizer_complains(warp_size, program):
 @pytest.mark.parametrize("warp_size, mutant", CASES)
 def test_mutant_is_found(warp_size, mutant, program):
     number, algorithm = list(ALL_MUTANTS).index(mutant) + 1, ALL_MUTANTS[mutant][3]
-    done = run(program(warp_size), "80" if "few rows" in mutant else "40", algorithm, mutant=number)
+    done = run(program(warp_size), "200" if "few rows" in mutant else "40", algorithm, mutant=number)
     assert done.returncode != 0, done.stdout
     print((done.stdout + done.stderr)[:300])
 
