@@ -67,7 +67,7 @@ FoldedProblem usual_problem(DType dtype) {
   return problem;
 }
 
-// The same for one group of rows.
+// A product of that size with groups, of which there is one.
 FoldedProblem usual_group(DType dtype) {
   FoldedProblem problem = usual_problem(dtype);
   problem.gemm.grouping = Grouping::rows;

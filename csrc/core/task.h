@@ -24,7 +24,8 @@ inline GemmTask task_of(const FoldedProblem& problem, const TaskOperand& a, cons
           p.num_batch_dims, a,   b,   false, p.row_sums != nullptr, p.dtype_c != p.dtype_a};
 }
 
-// Of groups, whose sizes the host does not know, it makes a batch of products of equal size, which takes about as long.
+// The host does not know the sizes of groups. A batch of products of equal size takes about as long: the task becomes
+// that.
 inline void assume_equal_groups(GemmTask& task, const FoldedProblem& problem) {
   if (!is_grouped(problem.gemm)) return;
   task.batch = max_of(problem.batch_dims[0].size, 1);

@@ -54,7 +54,8 @@ inline constexpr CostRow<Tf32Costs> kTf32BatchCosts[] = {
     {90, {0.09547, 0.1645, 0.009651, 2.47e-5, 0.2191,  0.07094, 3.353e6, 2.903e6, 2.111e5, 6.474,    0.7413, 2.977e-5,
           1.294,   1.266,  2.527,    1.428e5, 2.136e5, 1.746,   0.01984, 0.3795,  2.287,   1.846e-6, 0.05502}}};
 
-// Of groups and gated layers, by the times of 17 shapes, equal and skewed groups, on an H100.
+// The constants of groups and gated layers are fitted to the times of 17 shapes, of equal and skewed groups, on an
+// H100.
 struct GroupedCosts {
   Mma16Time k_tile[5] = {0.65, 0.38, 0.34, 0.22, 0.16};  // of a k tile of each of kGroupedTileShapes
   MemoryRate rate = 3e6, cached = 13e6;                  // of memory, of the second-level cache

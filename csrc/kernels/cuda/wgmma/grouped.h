@@ -354,7 +354,7 @@ const char* launch_grouped_config(const GroupedTask& task) {
   const WgmmaGroupedPlan& plan = task.plan;
   constexpr bool kIsOfK = Cfg::kGrouping == Grouping::k;
   const int tiles_n = int(ceil_div(p.n, Cfg::kColumns)), tiles_m = int(ceil_div(p.m, Cfg::kBlockM));
-  const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
+  const int64_t num_groups = num_groups_of(problem);
 
   Arguments args{};
   args.m = int(p.m), args.n = int(p.n);

@@ -17,6 +17,16 @@ constexpr bool serves_groups_of_k(const TileShape& shape) { return shape.block_m
 // Half of a tile's columns for each B: boxes across k are 64 columns wide.
 constexpr bool serves_gated(const TileShape& shape, bool is_b_k_major) { return is_b_k_major || shape.block_n >= 128; }
 
+// A product without groups is one of its own.
+inline int64_t num_groups_of(const FoldedProblem& problem) {
+  return is_grouped(problem.gemm) ? problem.batch_dims[0].size : 1;
+}
+
+// Columns of C that a tile has.
+constexpr int columns_of(const TileShape& shape, const GemmProblem& p) {
+  return p.gated_b ? shape.block_n / 2 : shape.block_n;
+}
+
 struct WgmmaGroupedPlan {
   int tile;                 // of kGroupedTileShapes
   int box_rows;             // of A, in one copy
@@ -58,8 +68,8 @@ inline double grouped_microseconds(const GroupedCosts& costs, int tile, const Fo
   const GemmProblem& p = problem.gemm;
   const TileShape& shape = kGroupedTileShapes[tile];
   const bool is_of_k = p.grouping == Grouping::k;
-  const int columns = p.gated_b ? shape.block_n / 2 : shape.block_n;
-  const double groups = is_grouped(p) ? double(problem.batch_dims[0].size) : 1;
+  const int columns = columns_of(shape, p);
+  const auto groups = double(num_groups_of(problem));
   const double m = double(p.m), n = double(p.n), k = double(p.k), num_b = p.gated_b ? 2 : 1;
   const double tiles_m = expected_rows_of_tiles(p, shape, groups), tiles_n = double(ceil_div(p.n, columns));
   const double waves = tiles_m * tiles_n / num_sms;
@@ -70,8 +80,7 @@ inline double grouped_microseconds(const GroupedCosts& costs, int tile, const Fo
   const double area = double(shape.block_m) * columns;
   const double tiles = rounds * (k_tiles * many * costs.k_tile[tile] + costs.tile + area * costs.element);
   const double of_b = 2 * num_b * n * k * (p.grouping == Grouping::rows ? groups : 1), of_a = 2 * m * k;
-  const double memory =
-      (bytes_moved(problem) + 2 * (num_b - 1) * n * k * (is_grouped(p) ? groups : 1)) / costs.rate + costs.ramp;
+  const double memory = (bytes_moved(problem) + 2 * (num_b - 1) * n * k * groups) / costs.rate + costs.ramp;
   const double cached = ((is_of_k ? 0 : of_b * tiles_m / groups) + of_a * tiles_n) / costs.cached;
   // The largest of skewed groups have several times the mean's rows: more than one tile then reads their weights.
   const bool is_read_again = p.grouping == Grouping::rows && 4 * m > groups * shape.block_m;
@@ -90,7 +99,7 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const GroupedCos
   const double copied = (plan.copies_a ? double(a.rows) * double(a.k) : 0) +
                         (plan.copies_b ? double(plan.b.batch_count) * double(b.rows) * double(b.k) : 0);
   plan.stores_by_tma = describe_result(problem, plan.c) && is_storable(p.dtype_c, plan.c);
-  const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
+  const int64_t num_groups = num_groups_of(problem);
   const int64_t mean_rows = p.grouping == Grouping::rows ? ceil_div(p.m, num_groups) : p.m;
   // Where the second-level cache gives up first what it has of B, as fitted on an H100.
   constexpr double kMostEvicted = 1e8;
@@ -105,7 +114,7 @@ inline void for_each_grouped_plan(const FoldedProblem& problem, const GroupedCos
     plan.tile = tile;
     plan.box_rows = mean_rows <= 32 ? 16 : 64;
     plan.band = 2048 / shape.block_m;
-    const int64_t tiles_n = ceil_div(p.n, p.gated_b ? shape.block_n / 2 : shape.block_n);
+    const int64_t tiles_n = ceil_div(p.n, columns_of(shape, p));
     plan.num_blocks = int(min_of(most_tiles(p, num_groups, ceil_div(p.m, shape.block_m), tiles_n), num_sms));
     plan.evicts_b = p.grouping == Grouping::none && (p.m <= kFewRows ? bytes_b <= kMostEvicted : p.m <= kManyRows);
     visit(plan, copy_us + grouped_microseconds(costs, tile, problem, num_sms));

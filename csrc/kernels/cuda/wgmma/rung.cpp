@@ -96,7 +96,7 @@ const char* refuse_grouped(const FoldedProblem& problem, const Chip&) {
       if (!describe_operand(b, problem, view)) return "the copy engine cannot take both B as they lie";
     }
   }
-  const int64_t num_groups = is_grouped(p) ? problem.batch_dims[0].size : 1;
+  const int64_t num_groups = num_groups_of(problem);
   if (num_groups == 0) return "there are no groups";
   if (p.m >= kLimit || p.n >= kLimit || p.k >= kLimit || num_groups >= kLimit) return "a size is 2^30 or more";
   const int64_t tiles_n = ceil_div(p.n, 32);
@@ -114,7 +114,7 @@ void for_each_grouped_plan(const FoldedProblem& problem, const Chip& chip, PlanS
 void describe_grouped(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
   const WgmmaGroupedPlan& own = plan.as<WgmmaGroupedPlan>();
   const TileShape& shape = kGroupedTileShapes[own.tile];
-  fields.add_tile("block", shape.block_m, problem.gemm.gated_b ? shape.block_n / 2 : shape.block_n);
+  fields.add_tile("block", shape.block_m, columns_of(shape, problem.gemm));
   fields.add_copies(own.copies_a, own.copies_b);
   fields.add("chunks", problem.gemm.grouping == Grouping::k ? 1 : max_of(1, ceil_div(problem.gemm.k, problem.chunk_k)));
   fields.add("block_k", kWgmmaBlockK);
