@@ -12,9 +12,10 @@
 
 namespace tiledmm {
 
-enum class DType : int32_t { f32 = 0, f64 = 1, f16 = 2, bf16 = 3 };
+// The first four are dtypes of any product; those of 8 bits are only operands that have scales.
+enum class DType : int32_t { f32 = 0, f64 = 1, f16 = 2, bf16 = 3, e4m3 = 4, e5m2 = 5 };
 inline constexpr int kNumDTypes = 4;
-inline constexpr const char* kDTypeNames[kNumDTypes] = {"fp32", "fp64", "fp16", "bf16"};
+inline constexpr const char* kDTypeNames[] = {"fp32", "fp64", "fp16", "bf16", "e4m3", "e5m2"};
 
 enum class Activation : int32_t { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 };
 inline constexpr int kNumActivations = 5;
@@ -28,21 +29,37 @@ enum class Status : int32_t {
   launch_failed = 4,      // the GPU's runtime refused
 };
 
-constexpr int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1;
+}
 
 // How the dtypes of A, B and C differ. A bias has one that another of them has.
 enum class Mix : int32_t {
   none,         // not at all
   wide_result,  // A and B have one of 16 bits, C has fp32
   operands,     // fp32 beside one of 16 bits in any other way: products are those of the elements in fp32
+  fp8,          // A and B have 8 bits each, C and its bias one of fp32, fp16, bf16
   other,        // no kernel has this
 };
 
 inline constexpr int kMaxBatchDims = 64;
 
-// Factors of A's and B's elements, in fp32: none, one for each operand, one for each row of A and column of B, or one
-// for each block of 128 elements along k (of B: of 128 columns, too).
-enum class Scaling : int32_t { none = 0, one = 1, rows = 2, blocks = 3 };
+// Factors of A's and B's elements, in fp32: none, one for each row of A and column of B, or one for each block of 128
+// elements along k.
+enum class Scaling : int32_t { none = 0, rows = 1, blocks = 2 };
+inline constexpr int kScaledK = 128;  // elements of a block along k
+
+// The factors of one operand. Those of blocks may be shared by `rows_of_block` rows of A or columns of B; a stride of 0
+// shares one among all.
+struct Scales {
+  const float* data;
+  int64_t stride_row, stride_k;  // from a row or column to the next, or from a block of them; from block to block of k
+  int32_t rows_of_block;         // 1 or 128
+
+  constexpr int64_t offset(int64_t row, int64_t k_block) const {
+    return row / rows_of_block * stride_row + k_block * stride_k;
+  }
+};
 
 // Products of several sizes in one call: rows of A in groups, each with a B of its own, or k in groups, each with a C
 // of its own.
@@ -82,8 +99,10 @@ struct GemmProblem {
   int64_t sum_offset;
   // Computed in the type that sums have. alpha == 0: no product is computed; beta == 0: the bias is not read.
   double alpha = 1, beta = 1;
+  // scaling::rows: C = activation(sum * scale_a * scale_b + bias), in this order. scaling::blocks: each sum over 128
+  // elements of k is multiplied by its blocks' scale_a * scale_b before it is added to the others.
   Scaling scaling;
-  const float *scale_a, *scale_b;
+  Scales scale_a, scale_b;
   // Where each group ends, in the memory of the device. The only dimension of the batch counts the groups: of its
   // strides, those of B and bias serve where rows are grouped, those of C and bias where k is (groups.h).
   Grouping grouping;
@@ -95,6 +114,10 @@ struct GemmProblem {
 };
 
 constexpr Mix mix_of(DType a, DType b, DType bias, DType c) {
+  if (size_of(a) == 1 || size_of(b) == 1) {
+    const bool is_fp8 = size_of(a) == 1 && size_of(b) == 1 && (size_of(c) == 2 || c == DType::f32) && bias == c;
+    return is_fp8 ? Mix::fp8 : Mix::other;
+  }
   if (a == b && a == c) return bias == c ? Mix::none : Mix::other;
   const DType narrow = a != DType::f32 ? a : b != DType::f32 ? b : c;
   for (const DType dtype : {a, b, bias, c}) {

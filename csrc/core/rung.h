@@ -28,10 +28,12 @@ enum class Order : int32_t {
   split_chunks,      // fp32 by matrix instructions in 16 bits: short sums, added up in chunks of k
   amx_split_chunks,  // CPU: fp32 by six products of bf16 terms, by AMX, chunks of k
   mfma_split_sums,   // CDNA: fp32 by matrix instructions in 16 bits: short sums, added up
+  fp8_sums,          // Hopper: sums of 128 products by matrix instructions in 8 bits, added up in fp32
 };
 inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",    "chunks_unfused",   "chunks",
                                               "chunks_of_pairs", "amx_chunks",   "simt_chunks",      "mma_chunks",
-                                              "mfma_chunks",     "split_chunks", "amx_split_chunks", "mfma_split_sums"};
+                                              "mfma_chunks",     "split_chunks", "amx_split_chunks", "mfma_split_sums",
+                                              "fp8_sums"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.
@@ -68,7 +70,8 @@ struct Takes {
   bool wide_result = false;        // a C in fp32 of operands in 16 bits
   bool mixed = false;              // fp32 beside one dtype of 16 bits, in any places
   bool alpha = true, bias = true;  // alpha other than 1; a bias, of any strides, and beta
-  bool row_sums = false, kept_sum = false, scales = false, groups = false, gated = false;
+  bool row_sums = false, kept_sum = false, groups = false, gated = false;
+  bool fp8 = false;  // operands of 8 bits, which have scales
 
   constexpr bool has(DType dtype) const {
     for (int32_t i = 0; i < num_dtypes; ++i) {
@@ -123,14 +126,18 @@ inline const char* refuse_kind(const GemmProblem& p, const Rung& rung) {
     case Mix::operands:
       if (!takes.mixed) return "its operands and its result have one dtype";
       break;
+    case Mix::fp8:
+      if (!takes.fp8) return "it takes no operands of 8 bits";
+      if (p.scaling == Scaling::none) return "operands of 8 bits have scales";
+      break;
     case Mix::other:
-      return "dtypes that differ: served is fp32 beside one of 16 bits";
+      return "dtypes that differ: served are fp32 beside one of 16 bits, and a result of more than 8 bits";
   }
   if (p.alpha != 1 && !takes.alpha) return "it does not scale sums";
   if (p.bias && !takes.bias) return "it adds no bias";
   if (p.row_sums && !takes.row_sums) return "it does not sum rows";
   if (p.sum_offset && !takes.kept_sum) return "it does not keep the sum before an activation";
-  if (p.scaling != Scaling::none && !takes.scales) return "it takes no scales of operands";
+  if (p.scaling != Scaling::none && !takes.fp8) return "it takes no scales of operands";
   if (is_grouped(p) && !takes.groups) return "it takes no groups";
   if (p.gated_b && !takes.gated) return "it takes no second B";
   if (rung.is_gpu && p.num_batch_dims > kMaxGpuBatchDims) {

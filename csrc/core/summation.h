@@ -61,6 +61,7 @@ constexpr int64_t chunk_k_f64(int64_t n, int64_t k) {
 // The chunk of the caller's problem, before a batch is folded into n or C is transposed.
 constexpr int64_t chunk_k(const GemmProblem& problem) {
   const int64_t n = problem.n, k = problem.k;
+  if (size_of(problem.dtype_a) == 1) return max_of(k, 1);
   if (problem.dtype_a == DType::f64) return chunk_k_f64(n, k);
   const bool is_f32 = problem.dtype_a == DType::f32 || problem.dtype_b == DType::f32;
   return is_f32 && !problem.allow_tf32 ? simt_chunk_k(n, k) : mma_chunk_k(n, k, is_f32);

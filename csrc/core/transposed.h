@@ -14,6 +14,7 @@ inline GemmProblem transposed(const GemmProblem& from) {
   to.stride_cm = from.stride_cn, to.stride_cn = from.stride_cm;
   to.dtype_a = from.dtype_b, to.dtype_b = from.dtype_a;
   to.stride_bias_m = from.stride_bias_n, to.stride_bias_n = from.stride_bias_m;
+  to.scale_a = from.scale_b, to.scale_b = from.scale_a;
   return to;
 }
 

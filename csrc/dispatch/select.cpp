@@ -131,8 +131,10 @@ bool find_plan(const Rung& rung, const FoldedProblem& problem, const Chip& chip,
 // where its parts overlap more than they can; nobody is shown that.
 double least_us(const Rung& rung, const FoldedProblem& problem, const Chip& chip) {
   if (chip.platform == Platform::cpu) return 0;
-  const int dtype = int(rung.is_split ? DType::f16 : problem.gemm.dtype_a);  // split: at least one product of 16 bits
-  const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]);
+  const bool is_fp8 = size_of(problem.gemm.dtype_a) == 1;  // twice as many products as in 16 bits
+  // Split: at least one product of 16 bits.
+  const int dtype = int(rung.is_split || is_fp8 ? DType::f16 : problem.gemm.dtype_a);
+  const double peak = std::max(chip.simt_tflops[dtype], chip.mma_tflops[dtype]) * (is_fp8 ? 2 : 1);
   return std::max(num_flops(problem) / (peak * 1e6), bytes_moved(problem) / (chip.tbytes_per_second * 1e6));
 }
 
