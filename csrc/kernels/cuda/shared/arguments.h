@@ -20,6 +20,11 @@ constexpr int num_store_buffers(int num_consumers) { return num_consumers == 3 ?
 using gpu::Divisor;
 using gpu::TileGroups;
 
+// The elements of a C of 16 bits whose dtype the arguments say: kernels of operands in 8 bits serve both.
+struct AnyShort {
+  uint16_t bits;
+};
+
 // A dimension of the batch, its strides in steps of the operands' tensor maps.
 struct BatchSteps {
   int size, a, b;
@@ -62,6 +67,8 @@ struct Arguments {
   void* row_sums;
   float* partial;
   int64_t ld_partial;
+  Scales scale_a, scale_b;
+  bool is_c_f16;  // a C of AnyShort
   BatchSteps batch[kMaxGpuBatchDims];
 };
 
@@ -75,6 +82,8 @@ inline void set_epilogue(Arguments& args, const FoldedProblem& problem) {
   args.is_bias_f32 = p.dtype_bias == DType::f32;
   args.stride_bias_m = p.stride_bias_m;
   args.stride_bias_n = p.stride_bias_n;
+  args.scale_a = p.scale_a, args.scale_b = p.scale_b;
+  args.is_c_f16 = p.dtype_c == DType::f16;
 }
 
 // Where a tile lies: in C, in the batch (third coordinates in the tensor maps), in k.

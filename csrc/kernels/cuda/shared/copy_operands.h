@@ -142,6 +142,77 @@ struct __attribute__((may_alias, aligned(16))) FourFloats {
   }
 }
 
+// ---- 8 bits: rows along k, whichever dimension follows itself in memory. A unit is a tile, for a block, through shared
+// memory. A thread fetches four elements along k of each of four rows.
+struct CopyBytesShared {
+  uint32_t tile[kCopyTile][kCopyTile / 4 + 1];  // [outer][inner in fours]
+};
+struct __attribute__((may_alias, aligned(16))) FourWords {
+  uint32_t values[4];
+};
+
+// `count` bytes at an address, 1 to 4; zeros behind them. Words that hold none of them are not read.
+TILEDMM_DEVICE uint32_t load_bytes(const uint8_t* from, int count) {
+  const int shift = int(reinterpret_cast<uintptr_t>(from) % 4);
+  const auto* words = reinterpret_cast<const uint32_t*>(from - shift);
+  uint64_t bytes = load_global(words);
+  if (shift + count > 4) bytes |= uint64_t(load_global(words + 1)) << 32;
+  return uint32_t(bytes >> 8 * shift) & (count < 4 ? (1u << 8 * count) - 1 : ~0u);
+}
+
+// Byte j of out[i] is byte i of in[j].
+TILEDMM_DEVICE void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+    out[i] = 0;
+    TILEDMM_UNROLL for (int j = 0; j < 4; ++j) out[i] |= (in[j] >> 8 * i & 0xff) << 8 * j;
+  }
+}
+
+[[maybe_unused]] TILEDMM_KERNEL(kCopyThreads, 4) copy_operands(CopyJobs<uint8_t> both, int64_t) {
+  auto& smem = block_shared<CopyBytesShared>();
+  let_later_kernels_start();
+  wait_for_earlier_kernels();
+  int64_t idx = block_idx();
+  const bool is_second = idx >= both.jobs[0].num_units;
+  const CopyJob<uint8_t>& job = both.jobs[is_second];
+  if (is_second) idx -= both.jobs[0].num_units;
+  const int64_t tile_row = idx / job.units_of_row;
+  const int64_t row = tile_row * kCopyTile, col = (idx - tile_row * job.units_of_row) * kCopyTile;
+
+  // Neighbouring threads fetch what lies together.
+  constexpr int kFours = kCopyTile / 4;
+  const int thread = thread_idx(), close = thread % kFours, far = thread / kFours;
+  const bool is_along_rows = job.stride_inner == 1, is_along_k = !is_along_rows && job.stride_outer == 1;
+  const int four_row = is_along_k ? close : far, four_col = is_along_k ? far : close;
+  const int64_t first_row = row + four_row * 4, first_col = col + four_col * 4;
+  const int rows = int(min_of(job.outer - first_row, 4)), cols = int(min_of(job.inner - first_col, 4));
+  const uint8_t* from = job.from + first_row * job.stride_outer + first_col * job.stride_inner;
+  uint32_t lines[4] = {}, words[4] = {};
+  if (rows > 0 && cols > 0) {
+    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) {
+      if (is_along_k) {
+        if (i < cols) lines[i] = load_bytes(from + i * job.stride_inner, rows);
+      } else if (i < rows) {
+        if (is_along_rows) {
+          words[i] = load_bytes(from + i * job.stride_outer, cols);
+        } else {
+          for (int j = 0; j < cols; ++j)
+            words[i] |= uint32_t(load_global(from + i * job.stride_outer + j * job.stride_inner)) << 8 * j;
+        }
+      }
+    }
+    if (is_along_k) transpose_bytes(lines, words);
+  }
+  TILEDMM_UNROLL for (int i = 0; i < 4; ++i) store_shared(&smem.tile[four_row * 4 + i][four_col], words[i]);
+  block_barrier();  // the tile is whole
+  const int own_row = thread / 4, own_col = thread % 4 * 16;
+  if (row + own_row < job.outer && col + own_col < job.ld) {
+    FourWords four;
+    TILEDMM_UNROLL for (int i = 0; i < 4; ++i) four.values[i] = load_shared(&smem.tile[own_row][own_col / 4 + i]);
+    store_global(reinterpret_cast<FourWords*>(job.to + (row + own_row) * job.ld + col + own_col), four);
+  }
+}
+
 // ---- Memory for the copies and the launch that fills it; given back when the kernels have been launched.
 template <class T>
 class OperandCopies {
@@ -164,7 +235,11 @@ class OperandCopies {
     job.ld = ld;
     job.batch = describe_copied_batch(problem, view.batch_stride, job.outer * ld);
     job.num_rows = job.batch.num_items * job.outer;
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 1) {  // of a single product
+      job.units_of_row = ceil_div(job.inner, kCopyTile);
+      job.num_units = ceil_div(job.outer, kCopyTile) * job.units_of_row;
+      if (job.num_units > INT32_MAX / 2) return Status::launch_failed;
+    } else if constexpr (sizeof(T) == 2) {
       job.units_of_row = ceil_div(ld / 2, kCopySegment);
       job.rows_of_unit = 1;
       while (job.rows_of_unit < 8 && ld / 2 * job.rows_of_unit * 2 <= kCopySegment) job.rows_of_unit *= 2;
@@ -192,8 +267,8 @@ class OperandCopies {
       num_blocks = min_of(ceil_div(num_blocks, kCopyThreads / 32), int64_t(executor_.num_cus) * 8);
     }
     void (*const kernel)(CopyJobs<T>, int64_t) = copy_operands;
-    return launch_early(kernel, num_blocks, 1, kCopyThreads, sizeof(T) == 2 ? 0 : sizeof(CopyShared), executor_, jobs_,
-                        num_blocks);
+    constexpr size_t kShared = sizeof(T) == 1 ? sizeof(CopyBytesShared) : sizeof(T) == 2 ? 0 : sizeof(CopyShared);
+    return launch_early(kernel, num_blocks, 1, kCopyThreads, kShared, executor_, jobs_, num_blocks);
   }
 
  private:

@@ -19,13 +19,23 @@ __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
   }
 }
 
+// Two elements of C.
+template <class Cfg>
+__device__ __forceinline__ uint32_t pack_result(const Arguments& args, float first, float second) {
+  using C = typename Cfg::C;
+  if constexpr (std::is_same_v<C, AnyShort>)
+    return args.is_c_f16 ? pack_pair<__half>(first, second) : pack_pair<__nv_bfloat16>(first, second);
+  else
+    return pack_pair<C>(first, second);
+}
+
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 // A bias has C's dtype. That of a C in fp32 may have the dtype of operands in 16 bits, too, as the arguments say.
 template <class Cfg>
-inline constexpr bool kIsWide = !std::is_same_v<typename Cfg::T, typename Cfg::C>;
+inline constexpr bool kIsWide = sizeof(typename Cfg::T) == 2 && sizeof(typename Cfg::C) == 4;
 template <class Cfg>
 using BiasPointer = const std::conditional_t<kIsWide<Cfg>, void, typename Cfg::C>*;
 
@@ -37,9 +47,15 @@ __device__ __forceinline__ BiasPointer<Cfg> bias_at(const Arguments& args, BiasP
   else
     return static_cast<const char*>(bias) + idx * (args.is_bias_f32 ? sizeof(float) : sizeof(typename Cfg::T));
 }
+// An element in a register: of AnyShort in fp32.
 template <class Cfg>
-__device__ __forceinline__ typename Cfg::C bias_element(const Arguments& args, BiasPointer<Cfg> bias, int64_t idx) {
-  if constexpr (!kIsWide<Cfg>) {
+using BiasElement = std::conditional_t<std::is_same_v<typename Cfg::C, AnyShort>, float, typename Cfg::C>;
+template <class Cfg>
+__device__ __forceinline__ BiasElement<Cfg> bias_element(const Arguments& args, BiasPointer<Cfg> bias, int64_t idx) {
+  if constexpr (std::is_same_v<typename Cfg::C, AnyShort>) {
+    const uint16_t bits = bias[idx].bits;
+    return args.is_c_f16 ? to_float(__ushort_as_half(bits)) : to_float(__ushort_as_bfloat16(bits));
+  } else if constexpr (!kIsWide<Cfg>) {
     return bias[idx];
   } else {
     const void* from = bias_at<Cfg>(args, bias, idx);
@@ -49,14 +65,14 @@ __device__ __forceinline__ typename Cfg::C bias_element(const Arguments& args, B
 
 // A thread's part of a tile's bias: of two columns, which add_bias gives to all threads, or of its two rows. It is
 // fetched before the multiplication, which hides the latency.
-template <class C>
+template <class Element>
 struct TileBias {
-  C first, second;
+  Element first, second;
 };
 
 template <class Cfg>
-__device__ __forceinline__ TileBias<typename Cfg::C> load_bias(const Arguments& args, int col, int row, int row_step) {
-  TileBias<typename Cfg::C> bias{};
+__device__ __forceinline__ TileBias<BiasElement<Cfg>> load_bias(const Arguments& args, int col, int row, int row_step) {
+  TileBias<BiasElement<Cfg>> bias{};
   const auto from = static_cast<BiasPointer<Cfg>>(args.bias);
   if (!from || args.is_blended) return bias;
   const bool is_of_columns = args.stride_bias_n != 0;
@@ -72,7 +88,7 @@ __device__ __forceinline__ TileBias<typename Cfg::C> load_bias(const Arguments& 
 // `buffers`: those of the consumer's stores, which the last tile's stores have read by now; only the thread that issued
 // them can wait for that.
 template <class Cfg>
-__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::C>& bias,
+__device__ __forceinline__ void add_bias(float (&acc)[Cfg::kAcc], const TileBias<BiasElement<Cfg>>& bias,
                                          const Arguments& args, char* buffers, int barrier_id) {
   if (args.stride_bias_n) {
     const int thread = threadIdx.x % kWarpgroup;
@@ -194,7 +210,7 @@ __device__ __forceinline__ void finish_through_slots(float (&acc)[Cfg::kAcc], co
 
 // Makes what is rounded of the sums of 64 rows. `row`: the first of the thread's two.
 template <class Cfg>
-__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<typename Cfg::C>& bias,
+__device__ __forceinline__ void finish_block_tile(float (&acc)[Cfg::kAcc], const TileBias<BiasElement<Cfg>>& bias,
                                                   const Arguments& args, char* buffers, int consumer, int item, int row,
                                                   int tile_col) {
   const bool is_blended = !Cfg::kSumsRows && args.is_blended;
@@ -240,7 +256,6 @@ __device__ __forceinline__ void store_rows(const char* buffer, void* to, int64_t
 template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg::kAcc], const Arguments& args,
                                                           const Place& at, int row, int end_row = 0) {
-  using T = typename Cfg::T;
   const int first_row = row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
   const int first_col = at.col + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -250,7 +265,7 @@ __device__ __forceinline__ void store_block_tile_directly(const float (&acc)[Cfg
     uint16_t* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + i * args.ldc + first_col;
 #pragma unroll
     for (int j = 0; j < Cfg::kBlockN; j += 8) {
-      const uint32_t pair = pack_pair<T>(acc[j / 2 + 2 * h], acc[j / 2 + 2 * h + 1]);
+      const uint32_t pair = pack_result<Cfg>(args, acc[j / 2 + 2 * h], acc[j / 2 + 2 * h + 1]);
       if (args.stores_pairs) {
         if (first_col + j < args.n) *reinterpret_cast<uint32_t*>(to + j) = pair;
       } else {
@@ -267,7 +282,6 @@ template <class Cfg, bool IS_CUT = false>
 __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], const CUtensorMap* map_c,
                                                  const Arguments& args, char* smem_c, int consumer, const Place& at,
                                                  int row, int new_col, int& num_stores, int end_row = 0) {
-  using T = typename Cfg::T;
   constexpr int kStoreN = Cfg::kStoreN;
   static_assert(kStoreN == 64, "a row of the buffer is as wide as the swizzle");
   const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
@@ -303,7 +317,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       }
       uint32_t pairs[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pack_pair<T>(v[2 * i], v[2 * i + 1]);
+      for (int i = 0; i < 4; ++i) pairs[i] = pack_result<Cfg>(args, v[2 * i], v[2 * i + 1]);
       if (args.is_exchanged)
         stmatrix_x4_trans(col_address + j * 2048, pairs[0], pairs[1], pairs[2], pairs[3]);
       else
@@ -319,7 +333,7 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       }
     } else {
       __syncwarp();  // a warp reads back the 16 rows that it wrote
-      T* to = static_cast<T*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      auto* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
       const int num_rows = (IS_CUT ? end_row : args.m) - row;
       if (args.stores_pairs)
         store_rows<uint32_t>(buffer, to, args.ldc, num_rows, args.n - first_col);

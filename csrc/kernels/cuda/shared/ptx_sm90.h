@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/problem.h"
+
 namespace tiledmm::cuda {
 namespace {
 
@@ -253,6 +255,12 @@ TILEDMM_PTX void add(float (&total)[COUNT], const float (&sums)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total[i]) : "f"(sums[i]));
 }
 
+// Of one value.
+TILEDMM_PTX void add(float& total, float sum) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(total) : "f"(sum)); }
+TILEDMM_PTX void add_scaled(float& total, float sum, float factor) {
+  asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(total) : "f"(sum), "f"(factor));
+}
+
 // Swizzle modes of a matrix descriptor ("Matrix-Descriptor Format").
 enum class Swizzle : uint64_t { none = 0, bytes_128 = 1, bytes_64 = 2 };
 
@@ -272,6 +280,7 @@ TILEDMM_PTX uint64_t matrix_descriptor_at(uint64_t fixed, uint32_t address) {
 #define TILEDMM_REGS_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define TILEDMM_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TILEDMM_REGS_32 TILEDMM_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TILEDMM_REGS_40 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define TILEDMM_REGS_48 TILEDMM_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define TILEDMM_REGS_64 TILEDMM_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TILEDMM_REGS_80 TILEDMM_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
@@ -290,6 +299,7 @@ TILEDMM_PTX uint64_t matrix_descriptor_at(uint64_t fixed, uint32_t address) {
 #define TILEDMM_ACC_8 TILEDMM_ACC_QUAD(0), TILEDMM_ACC_QUAD(4)
 #define TILEDMM_ACC_16 TILEDMM_ACC_OF_16(0)
 #define TILEDMM_ACC_32 TILEDMM_ACC_16, TILEDMM_ACC_OF_16(16)
+#define TILEDMM_ACC_40 TILEDMM_ACC_32, TILEDMM_ACC_QUAD(32), TILEDMM_ACC_QUAD(36)
 #define TILEDMM_ACC_48 TILEDMM_ACC_32, TILEDMM_ACC_OF_16(32)
 #define TILEDMM_ACC_64 TILEDMM_ACC_48, TILEDMM_ACC_OF_16(48)
 #define TILEDMM_ACC_80 TILEDMM_ACC_64, TILEDMM_ACC_OF_16(64)
@@ -388,6 +398,35 @@ TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a
   if constexpr (MMA_N == 16) TILEDMM_WGMMA_F16(16, 8, "{%8, %9, %10, %11}", "%12", "%13");
   if constexpr (MMA_N == 32) TILEDMM_WGMMA_F16(32, 16, "{%16, %17, %18, %19}", "%20", "%21");
   if constexpr (MMA_N == 64) TILEDMM_WGMMA_F16(64, 32, "{%32, %33, %34, %35}", "%36", "%37");
+}
+
+// The same in 8 bits, A of 64 x 32, both operands along k.
+#define TILEDMM_WGMMA_FP8(N, TYPE_A, TYPE_B, COUNT, A, B, ADDS)                                                   \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                     \
+               ", 0;\n"                                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPE_A "." TYPE_B " {" TILEDMM_REGS_##COUNT "}, " \
+               A ", " B ", adds, 1, 1;\n}\n"                                                                      \
+               : TILEDMM_ACC_##COUNT                                                                              \
+               : "l"(desc_a), "l"(desc_b), "r"(adds_to_acc))
+#define TILEDMM_WGMMA_FP8_OF(N, COUNT, A, B, ADDS)                                                                \
+  if constexpr (MMA_N == N) {                                                                                     \
+    if constexpr (TYPE_A == DType::e4m3 && TYPE_B == DType::e4m3)                                                 \
+      TILEDMM_WGMMA_FP8(N, "e4m3", "e4m3", COUNT, A, B, ADDS);                                                    \
+    else if constexpr (TYPE_A == DType::e4m3)                                                                     \
+      TILEDMM_WGMMA_FP8(N, "e4m3", "e5m2", COUNT, A, B, ADDS);                                                    \
+    else if constexpr (TYPE_B == DType::e4m3)                                                                     \
+      TILEDMM_WGMMA_FP8(N, "e5m2", "e4m3", COUNT, A, B, ADDS);                                                    \
+    else                                                                                                          \
+      TILEDMM_WGMMA_FP8(N, "e5m2", "e5m2", COUNT, A, B, ADDS);                                                    \
+  }
+template <int MMA_N, DType TYPE_A, DType TYPE_B>
+TILEDMM_PTX void wgmma_mma_async_fp8(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {
+  static_assert(MMA_N == 32 || MMA_N == 64 || MMA_N == 80 || MMA_N == 96 || MMA_N == 128, "written out below");
+  TILEDMM_WGMMA_FP8_OF(32, 16, "%16", "%17", "%18")
+  TILEDMM_WGMMA_FP8_OF(64, 32, "%32", "%33", "%34")
+  TILEDMM_WGMMA_FP8_OF(80, 40, "%40", "%41", "%42")
+  TILEDMM_WGMMA_FP8_OF(96, 48, "%48", "%49", "%50")
+  TILEDMM_WGMMA_FP8_OF(128, 64, "%64", "%65", "%66")
 }
 
 #undef TILEDMM_PTX

@@ -28,6 +28,8 @@ struct WgmmaCosts {                                  // in 16 bits
   Fixed stored = 3e-7;  // of each element of C that threads store
 };
 inline constexpr CostRow<WgmmaCosts> kWgmmaCosts[] = {{90, {}}};
+// In 8 bits, of half as many pairs of elements along k.
+inline constexpr CostRow<WgmmaCosts> kFp8Costs[] = {{90, {}}};
 // Of batches, whose tiles begin and end in the midst of each other.
 inline constexpr CostRow<WgmmaCosts> kWgmmaBatchCosts[] = {
     // H100, 687 random batches

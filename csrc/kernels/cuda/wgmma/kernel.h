@@ -93,6 +93,8 @@ struct Config {
   static constexpr int kNumStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kSmem = kFixedBytes + kNumStages * kStageBytes;
   static constexpr int kAcc = BLOCK_N / 2;  // accumulators of a thread for 64 rows
+  // Operands of 8 bits (fp8.h): their configuration brings a main loop of its own, which scales sums.
+  static constexpr bool kIsScaled = false;
   // The last wave's tiles may be shared out in halves, whose boxes are the same.
   static constexpr bool kSplitsTail = tiledmm::splits_tail({BLOCK_M, BLOCK_N});
   static constexpr bool kSumsChunks = !IS_PLAIN && tiledmm::sums_chunks({BLOCK_M, BLOCK_N}, SUMS_ROWS);
@@ -151,9 +153,11 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   if constexpr (!Cfg::kSumsChunks) forget_registers(acc.c);
   if constexpr (SUMS_ROWS) forget_registers(acc.row_sums);
   const int row = at.row + consumer * 64;
-  TileBias<typename Cfg::C> bias{};
+  TileBias<BiasElement<Cfg>> bias{};
   if constexpr (!Cfg::kIsPlain) bias = load_bias<Cfg>(args, at.col, row + first_row_of_thread<Cfg>(), Cfg::kRowStep);
-  if constexpr (Cfg::kSumsChunks)
+  if constexpr (Cfg::kIsScaled)
+    Cfg::template multiply_scaled<Piece>(acc.c, args, first_stage, shared, ring, consumer, at);
+  else if constexpr (Cfg::kSumsChunks)
     multiply_chunks<Cfg, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles, args.chunk_tiles);
   else
     multiply_chunk<Cfg, Piece, SUMS_ROWS>(acc, first_stage, shared, ring, at.num_k_tiles);
@@ -163,7 +167,7 @@ __device__ __forceinline__ void consume_tile(const CUtensorMap* map_c, const Arg
   // A tile that begins early stores no rows, and no columns, that are all of the tile before it.
   if (row >= args.m || row + 64 <= nominal_start<Cfg::kBlockM>(at.row)) return;
   const int new_col = std::is_same_v<Cfg, Piece> ? nominal_start<Cfg::kBlockN>(at.col) : 0;
-  if constexpr (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain)) {
+  if constexpr (!Cfg::kIsScaled && (Cfg::kSumsChunks || !(Cfg::kIsTf32 || Cfg::kIsPlain))) {
     if (args.num_splits > 1) {
       if constexpr (Cfg::kCIsMMajor)
         return store_partial_along_m<Piece>(acc.c, args, at, row);
@@ -198,9 +202,13 @@ __device__ __forceinline__ void consume(const CUtensorMap* map_c, const Argument
 template <class Cfg>
 inline constexpr int kHalfN = Cfg::kSplitsTail ? Cfg::kBlockN / 2 : Cfg::kBlockN;
 template <class Cfg>
-using HalfOf =
-    Config<typename Cfg::T, typename Cfg::C, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor,
-           Cfg::kSumsRows, always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+struct Half {
+  using Type =
+      Config<typename Cfg::T, typename Cfg::C, Cfg::kBlockM, kHalfN<Cfg>, Cfg::kAIsMMajor, Cfg::kBIsNMajor,
+             Cfg::kSumsRows, always_built_with_clusters({Cfg::kBlockM, kHalfN<Cfg>}), Cfg::kCIsMMajor, Cfg::kIsPlain>;
+};
+template <class Cfg>
+using HalfOf = typename Half<Cfg>::Type;
 
 // Blocks that a stage's copies come from, this one among them. A warp's first lanes tell each of them that a stage is
 // free: those of the same columns, then those of the same rows.
@@ -354,8 +362,9 @@ Arguments arguments_of(const Task& task) {
   args.num_splits = schedule.num_splits;
   args.num_tiles = schedule.num_tiles;
   args.full_tiles = schedule.full_tiles;
-  args.last_row = latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
-  args.last_col = latest_start(round_up(p.n, 2), Cfg::kBlockN, Cfg::kUnitB);
+  // Blocks of factors begin with tiles.
+  args.last_row = Cfg::kIsScaled ? INT32_MAX : latest_start(p.m, Cfg::kBlockM, Cfg::kUnitA);
+  args.last_col = Cfg::kIsScaled ? INT32_MAX : latest_start(round_up(p.n, 2), Cfg::kBlockN, Cfg::kUnitB);
   args.num_batch_dims = p.num_batch_dims;
   for (int32_t d = 0; d < p.num_batch_dims; ++d) {
     const BatchDim& dim = task.problem.batch_dims[d];

@@ -42,6 +42,7 @@ constexpr bool splits_tail(const TileShape& shape, int64_t num_tiles, int num_sm
 // bits cost the second-level cache fewer requests, short ones would grow too much; those of fp32 are read fastest at
 // multiples of 128.
 constexpr int64_t copied_ld(DType dtype, int64_t inner) {
+  if (size_of(dtype) == 1) return round_up(inner, inner >= 512 ? 64 : 16);
   return round_up(inner, dtype == DType::f32 || inner >= 256 ? 32 : 8);
 }
 
@@ -452,8 +453,8 @@ inline double num_elements(const OperandView& view, const FoldedProblem& problem
   return double(num_items(problem, view.batch_stride)) * double(view.rows) * double(view.k);
 }
 
-// Whether the rows of an operand's copy lie along k: always of fp32, else where the operand's do.
-inline bool copies_along_k(DType dtype, const OperandView& view) { return dtype == DType::f32 || is_k_major(view); }
+// Whether the rows of an operand's copy lie along k: always of fp32 and of 8 bits, else where the operand's do.
+inline bool copies_along_k(DType dtype, const OperandView& view) { return size_of(dtype) != 2 || is_k_major(view); }
 
 // How the copy engine sees the copy of an operand.
 inline TensorMapView describe_copy(const OperandView& view, const FoldedProblem& problem) {
@@ -498,7 +499,7 @@ inline WgmmaSearch wgmma_search(const WgmmaCosts& costs, const FoldedProblem& gi
   const FoldedProblem problem = row_major(given, plan);
   const GemmProblem& p = problem.gemm;
   const auto describe = [&](const OperandView& operand, bool& is_copied, TensorMapView& view) {
-    is_copied = !describe_operand(operand, problem, view);
+    is_copied = !describe_operand(operand, problem, view) || (size_of(operand.dtype) == 1 && !view.is_k_major);
     if (is_copied) view = describe_copy(operand, problem);
     return TaskOperand{view.is_k_major,
                        row_alignment(is_copied ? 0 : reinterpret_cast<uintptr_t>(operand.data), view.ld), !is_copied};

@@ -1,6 +1,7 @@
-// The entries of wgmma and wgmma_grouped.
+// The entries of wgmma, wgmma_grouped and wgmma_fp8.
 #include "core/rung.h"
 #include "kernels/cuda/shared/refuse.h"
+#include "kernels/cuda/wgmma/fp8_plan.h"
 #include "kernels/cuda/wgmma/grouped_plan.h"
 #include "kernels/cuda/wgmma/plan.h"
 #include "kernels/cuda/wgmma/tf32_plan.h"
@@ -10,6 +11,7 @@ namespace tiledmm::gpu {
 
 TILEDMM_IF_LINKED Launcher launch_wgmma;
 TILEDMM_IF_LINKED Launcher launch_wgmma_grouped;
+TILEDMM_IF_LINKED Launcher launch_wgmma_fp8;
 
 namespace {
 
@@ -120,7 +122,46 @@ void describe_grouped(const FoldedProblem& problem, const Chip&, const Plan& pla
   fields.add("block_k", kWgmmaBlockK);
 }
 
+const char* refuse_fp8(const FoldedProblem& problem, const Chip& chip) {
+  const GemmProblem& p = problem.gemm;
+  if (p.num_batch_dims > 0) return "it has no batch";
+  if (p.scaling == Scaling::blocks && (p.dtype_a != DType::e4m3 || p.dtype_b != DType::e4m3))
+    return "operands with factors of blocks are e4m3";
+  return refuse(problem, chip);
+}
+
+void for_each_fp8_plan(const FoldedProblem& problem, const Chip& chip, PlanSearch& visit) {
+  WgmmaCosts borrowed;
+  tiledmm::for_each_fp8_plan(costs_for(kFp8Costs, chip, borrowed), problem, chip.num_cus, visit);
+}
+
+void describe_fp8(const FoldedProblem& problem, const Chip&, const Plan& plan, Fields& fields) {
+  const WgmmaPlan& own = plan.as<WgmmaPlan>();
+  describe_tiles(own, own.tiles.is_exchanged, 1, fields);
+  fields.add("part_n", kFp8Tiles[own.tiles.tile].part_n);
+  fields.add("block_k", kScaledK);
+  fields.add("factors", problem.gemm.scaling == Scaling::rows ? "rows" : "blocks");
+}
+
 }  // namespace
+
+const Rung wgmma_fp8_rung = {
+    .name = "wgmma_fp8",
+    .description = "Hopper: operands in 8 bits with factors, sums of 128 products added up in fp32",
+    .is_gpu = true,
+    .is_native = true,
+    .order = Order::fp8_sums,
+    .takes = {.dtypes = {DType::e4m3, DType::e5m2},
+              .num_dtypes = 2,
+              .served = "it serves e4m3 and e5m2",
+              .alpha = false,
+              .fp8 = true},
+    .refuse_chip = refuse_not_hopper,
+    .refuse = refuse_fp8,
+    .for_each_plan = for_each_fp8_plan,
+    .describe = describe_fp8,
+    .launch = launch_wgmma_fp8,
+};
 
 const Rung wgmma_rung = {
     .name = "wgmma",
