@@ -41,9 +41,7 @@ def quantize_rows(
         ValueError: an activation that is not known.
         RuntimeError: x has other than 2 dimensions.
     """
-    q, scale = torch.ops.tiledmm.quantize_rows.default(
-        x, dtype=dtype, power_of_two=power_of_two, activation=activation
-    )
+    q, scale = torch.ops.tiledmm.quantize_rows.default(x, dtype=dtype, power_of_two=power_of_two, activation=activation)
     return q, scale
 
 
