@@ -46,8 +46,13 @@ template <int64_t ROWS>
 void store_row(const QuantizeProblem& p, const Float8& format, int64_t row, int64_t col, const Tile<ROWS>& tile,
                int64_t r, float factor) {
   auto* const to = static_cast<uint8_t*>(p.q) + (row + r) * p.stride_q + col;
-  const float* const values = tile.values[r];
-  for (int64_t c = 0; c < tile.cols; ++c) to[c] = uint8_t(float_to_float8(format, values[c] * factor));
+  // Bytes might be a part of anything else: numbers come into memory of their own, all of them, by vectors.
+  const Float8 own = format;
+  uint32_t numbers[kScaledK];
+  for (int64_t c = 0; c < kScaledK; ++c) numbers[c] = float_to_float8(own, tile.values[r][c] * factor);
+  uint8_t bytes[kScaledK];
+  for (int64_t c = 0; c < kScaledK; ++c) bytes[c] = uint8_t(numbers[c]);
+  std::copy_n(bytes, tile.cols, to);
 }
 
 Float8Scale store_scale(const QuantizeProblem& p, const Float8& format, int64_t m_block, int64_t k_block,
@@ -60,7 +65,7 @@ Float8Scale store_scale(const QuantizeProblem& p, const Float8& format, int64_t 
 // ROWS rows from `row` on, whose scales are those of whole rows.
 template <class T, int64_t ROWS>
 void quantize_rows(const QuantizeProblem& p, const Float8& format, int64_t row) {
-  Tile<ROWS> tile;
+  Tile<ROWS> tile{};
   uint32_t largest[ROWS] = {};
   for (int64_t col = 0; col < p.k; col += kScaledK) {
     load_tile<T>(p, row, col, tile);
@@ -78,7 +83,7 @@ void quantize_rows(const QuantizeProblem& p, const Float8& format, int64_t row) 
 // ROWS rows, which share scales where they are kScaledK.
 template <class T, int64_t ROWS>
 void quantize_blocks(const QuantizeProblem& p, const Float8& format, int64_t row) {
-  Tile<ROWS> tile;
+  Tile<ROWS> tile{};
   for (int64_t col = 0; col < p.k; col += kScaledK) {
     load_tile<T>(p, row, col, tile);
     const int64_t k_block = col / kScaledK;

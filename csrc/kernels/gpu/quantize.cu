@@ -15,33 +15,59 @@ namespace {
 constexpr int kLanes = 32;  // threads that work together: a warp, or half of one of AMD's
 constexpr int kBlockK = kScaledK, kTileThreads = 256, kTileGroups = kTileThreads / kLanes;
 
-// Neighbours in x, as they are loaded, and as they are kept: with an activation it has been applied.
+// Neighbours in x, as they are loaded: in words, since a compiler would give each number of 16 bits a register.
 template <class T>
-struct alignas(16) Vector {
+struct Vector {
   static constexpr int kCount = 16 / int(sizeof(T));
-  T values[kCount];
-};
-template <class T, bool HAS_ACT>
-using Kept = std::conditional_t<HAS_ACT, float, T>;
+  Vector16 own;
 
-// The problem as the threads of a row or tile need it.
+  TILEDMM_DEVICE float number(int j) const {
+    if constexpr (sizeof(T) == 4) {
+      return float_of(own.words[j]);
+    } else {
+      return as_acc(T{uint16_t(own.words[j / 2] >> (j % 2 * 16))});
+    }
+  }
+  // Of a vector of zeros.
+  TILEDMM_DEVICE void set(int j, T value) {
+    if constexpr (sizeof(T) == 4) {
+      own.words[j] = bits_of(value);
+    } else {
+      own.words[j / 2] |= uint32_t(value.bits) << (j % 2 * 16);
+    }
+  }
+};
+// The same behind an activation.
+template <class T>
+struct ActivatedVector {
+  float numbers[Vector<T>::kCount];
+  TILEDMM_DEVICE float number(int j) const { return numbers[j]; }
+};
+
+// What a thread has of x.
 template <class T, bool HAS_ACT, int VECTORS>
 struct Elements {
   static constexpr int kCount = Vector<T>::kCount;
-  Kept<T, HAS_ACT> of[VECTORS][kCount];
+  std::conditional_t<HAS_ACT, ActivatedVector<T>, Vector<T>> of[VECTORS];
 
-  TILEDMM_DEVICE float number(int v, int j) const { return as_acc(of[v][j]); }
+  TILEDMM_DEVICE float number(int v, int j) const { return of[v].number(j); }
+  // Without this, the compiler keeps what a word becomes in fp32 from the first use to the second.
+  TILEDMM_DEVICE void forget_numbers() {
+    if constexpr (!HAS_ACT) {
+      TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) {
+        TILEDMM_UNROLL for (int w = 0; w < 4; ++w) of[v].own.words[w] = opaque(of[v].own.words[w]);
+      }
+    }
+  }
   template <Activation ACT>
   TILEDMM_DEVICE void activate_all(const Vector<T> (&raw)[VECTORS]) {
     TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) {
-      TILEDMM_UNROLL for (int j = 0; j < kCount; ++j) of[v][j] = activated<T>(ACT, as_acc(raw[v].values[j]));
+      TILEDMM_UNROLL for (int j = 0; j < kCount; ++j) of[v].numbers[j] = activated<T>(ACT, raw[v].number(j));
     }
   }
   TILEDMM_DEVICE void keep(Activation activation, const Vector<T> (&raw)[VECTORS]) {
     if constexpr (!HAS_ACT) {
-      TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) {
-        TILEDMM_UNROLL for (int j = 0; j < kCount; ++j) of[v][j] = raw[v].values[j];
-      }
+      TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) of[v] = raw[v];
     } else if (activation == Activation::relu) {
       activate_all<Activation::relu>(raw);
     } else if (activation == Activation::gelu) {
@@ -71,14 +97,16 @@ struct Elements {
 };
 
 // The vector whose first element is x[at], with `left` elements up to the end, beyond which it is 0: every activation
-// of 0 is 0.
-template <class T>
-TILEDMM_DEVICE Vector<T> load_vector(const T* x, int64_t at, int64_t stride, int64_t left, bool is_aligned) {
-  using V = Vector<T>;
-  if (is_aligned && left >= V::kCount) return load_global(reinterpret_cast<const V*>(x + at));
-  V own;
-  TILEDMM_UNROLL for (int j = 0; j < V::kCount; ++j) {
-    own.values[j] = j < left ? load_global(x + at + j * stride) : T{};
+// of 0 is 0. IS_ALIGNED: all vectors are whole, and begin at multiples of their size.
+template <bool IS_ALIGNED, class T>
+TILEDMM_DEVICE Vector<T> load_vector(const T* x, int64_t at, int64_t stride, int64_t left) {
+  Vector<T> own{};
+  if constexpr (IS_ALIGNED) {
+    if (left > 0) own.own = load_global(reinterpret_cast<const Vector16*>(x + at));
+  } else {
+    TILEDMM_UNROLL for (int j = 0; j < Vector<T>::kCount; ++j) {
+      if (j < left) own.set(j, load_global(x + at + j * stride));
+    }
   }
   return own;
 }
@@ -126,13 +154,13 @@ TILEDMM_DEVICE void store_vector(const QuantizeProblem& p, const Float8& format,
 
 // ---- Along k
 constexpr int row_threads(int groups) { return kLanes * (groups > 4 ? groups : 4); }
+// Blocks of a unit at a time: while some wait for memory, others compute.
+constexpr int row_blocks(int groups, bool is_usual) { return (is_usual ? 2 : 1) * (groups > 4 ? 1 : 4); }
 
 // GROUPS times 32 threads for each row, whose vectors they keep: VECTORS each, neighbours' side by side.
-template <class T, bool HAS_ACT, int GROUPS, int VECTORS>
-TILEDMM_KERNEL(row_threads(GROUPS), GROUPS > 4 ? 1
-                                    : HAS_ACT  ? 4
-                                               : 6)
-quantize_rows(QuantizeProblem p, bool is_aligned) {
+template <class T, bool HAS_ACT, bool IS_ALIGNED, int GROUPS, int VECTORS>
+TILEDMM_KERNEL(row_threads(GROUPS), row_blocks(GROUPS, IS_ALIGNED && !HAS_ACT))
+quantize_rows(QuantizeProblem p) {
   using E = Elements<T, HAS_ACT, VECTORS>;
   constexpr int kOfRow = GROUPS * kLanes;
   auto& shared = block_shared<uint32_t[GROUPS]>();
@@ -143,12 +171,13 @@ quantize_rows(QuantizeProblem p, bool is_aligned) {
   Vector<T> raw[VECTORS];
   TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) {
     const int64_t col = (v * kOfRow + own) * E::kCount;
-    raw[v] = load_vector(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, end - col, is_aligned);
+    raw[v] = load_vector<IS_ALIGNED>(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, end - col);
   }
   E elements;
   elements.keep(p.activation, raw);
   const Float8 format = float8_of(p.dtype_q);
   const Float8Scale by = scale_for(format, largest_of_groups<GROUPS>(elements.largest(), shared), p.is_power_of_two);
+  elements.forget_numbers();
   TILEDMM_UNROLL for (int v = 0; v < VECTORS; ++v) {
     const int64_t col = (v * kOfRow + own) * E::kCount;
     if (col < end) store_vector(p, format, row, col, elements, v, by.factor);
@@ -159,9 +188,9 @@ quantize_rows(QuantizeProblem p, bool is_aligned) {
 constexpr int kLongGroups = 16, kLongVectors = 4;
 
 // A block for each row, which is read twice.
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 TILEDMM_KERNEL(row_threads(kLongGroups), 1)
-quantize_long_rows(QuantizeProblem p, bool is_aligned) {
+quantize_long_rows(QuantizeProblem p) {
   using E = Elements<T, HAS_ACT, kLongVectors>;
   constexpr int kOfRow = kLongGroups * kLanes;
   auto& shared = block_shared<uint32_t[kLongGroups]>();
@@ -170,7 +199,7 @@ quantize_long_rows(QuantizeProblem p, bool is_aligned) {
     Vector<T> raw[kLongVectors];
     TILEDMM_UNROLL for (int v = 0; v < kLongVectors; ++v) {
       const int64_t col = first + (v * kOfRow + thread_idx()) * E::kCount;
-      raw[v] = load_vector(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, p.k - col, is_aligned);
+      raw[v] = load_vector<IS_ALIGNED>(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, p.k - col);
     }
     E elements;
     elements.keep(p.activation, raw);
@@ -198,9 +227,9 @@ template <class T>
 constexpr int kSegmentSpan = kLanes * kSegmentVectors * Vector<T>::kCount;  // elements of a row that 32 lanes have
 
 // 32 lanes for some segments of a row. A block's rows are neighbours, so that it stores their scales side by side.
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 TILEDMM_KERNEL(kSegmentThreads, 4)
-quantize_segments(QuantizeProblem p, int64_t num_spans, bool is_aligned) {
+quantize_segments(QuantizeProblem p, int64_t num_spans) {
   using E = Elements<T, HAS_ACT, kSegmentVectors>;
   constexpr int kOfSegment = kBlockK / E::kCount;  // lanes
   const int lane = thread_idx() % kLanes;
@@ -211,7 +240,7 @@ quantize_segments(QuantizeProblem p, int64_t num_spans, bool is_aligned) {
   Vector<T> raw[kSegmentVectors];
   TILEDMM_UNROLL for (int v = 0; v < kSegmentVectors; ++v) {
     const int64_t col = first + (v * kLanes + lane) * E::kCount;
-    raw[v] = load_vector(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, end - col, is_aligned);
+    raw[v] = load_vector<IS_ALIGNED>(static_cast<const T*>(p.x), begin + col * p.stride_k, p.stride_k, end - col);
   }
   E elements;
   elements.keep(p.activation, raw);
@@ -226,9 +255,9 @@ quantize_segments(QuantizeProblem p, int64_t num_spans, bool is_aligned) {
 }
 
 // A block for each square.
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 TILEDMM_KERNEL(kTileThreads, 2)
-quantize_squares(QuantizeProblem p, int64_t num_k_blocks, bool is_aligned) {
+quantize_squares(QuantizeProblem p, int64_t num_k_blocks) {
   constexpr int kOfRow = kBlockK / Vector<T>::kCount, kRowsAtOnce = kTileThreads / kOfRow;  // threads, rows
   constexpr int kVectors = kBlockK / kRowsAtOnce;
   using E = Elements<T, HAS_ACT, kVectors>;
@@ -239,13 +268,14 @@ quantize_squares(QuantizeProblem p, int64_t num_k_blocks, bool is_aligned) {
   Vector<T> raw[kVectors];
   TILEDMM_UNROLL for (int v = 0; v < kVectors; ++v) {
     const int64_t row = first + v * kRowsAtOnce, left = row < p.m ? p.k - col : 0;
-    raw[v] = load_vector(static_cast<const T*>(p.x), row * p.stride_m + col * p.stride_k, p.stride_k, left, is_aligned);
+    raw[v] = load_vector<IS_ALIGNED>(static_cast<const T*>(p.x), row * p.stride_m + col * p.stride_k, p.stride_k, left);
   }
   E elements;
   elements.keep(p.activation, raw);
   const Float8 format = float8_of(p.dtype_q);
   const uint32_t largest = largest_of_groups<kTileGroups>(elements.largest(), shared);
   const Float8Scale by = scale_for(format, largest, p.is_power_of_two);
+  elements.forget_numbers();
   TILEDMM_UNROLL for (int v = 0; v < kVectors; ++v) {
     const int64_t row = first + v * kRowsAtOnce;
     if (row < p.m && col < p.k) store_vector(p, format, row, col, elements, v, by.factor);
@@ -267,12 +297,13 @@ struct Tile {
   TILEDMM_DEVICE static int own_row() { return thread_idx() % kOfK * kCount; }
   TILEDMM_DEVICE static int own_col() { return thread_idx() / kOfK * kVectors; }
 
-  TILEDMM_DEVICE void load(const QuantizeProblem& p, int64_t row, int64_t col, bool is_aligned) {
+  template <bool IS_ALIGNED>
+  TILEDMM_DEVICE void load(const QuantizeProblem& p, int64_t row, int64_t col) {
     row += own_row(), col += own_col();
     Vector<T> raw[kVectors];
     TILEDMM_UNROLL for (int v = 0; v < kVectors; ++v) {
       const int64_t left = col + v < p.k ? p.m - row : 0, at = row * p.stride_m + (col + v) * p.stride_k;
-      raw[v] = load_vector(static_cast<const T*>(p.x), at, p.stride_m, left, is_aligned);
+      raw[v] = load_vector<IS_ALIGNED>(static_cast<const T*>(p.x), at, p.stride_m, left);
     }
     elements.keep(p.activation, raw);
   }
@@ -301,9 +332,9 @@ TILEDMM_DEVICE uint32_t largest_of_row(const uint32_t (&largest)[COUNT], uint32_
 constexpr int kRowsAcross = 64;  // of a tile whose rows have scales of their own
 
 // Of each row the largest of `tiles_of_block` tiles, as a part: [part][row].
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 TILEDMM_KERNEL(kTileThreads, 2)
-find_largest(QuantizeProblem p, uint32_t* parts, int64_t num_row_tiles, int tiles_of_block, bool is_aligned) {
+find_largest(QuantizeProblem p, uint32_t* parts, int64_t num_row_tiles, int tiles_of_block) {
   using Own = Tile<T, HAS_ACT, kRowsAcross>;
   auto& shared = block_shared<uint32_t[kTileGroups][kRowsAcross]>();
   let_later_kernels_start();
@@ -313,7 +344,7 @@ find_largest(QuantizeProblem p, uint32_t* parts, int64_t num_row_tiles, int tile
     const int64_t col = (part * tiles_of_block + i) * kBlockK;
     if (col >= p.k) break;
     Own tile;
-    tile.load(p, row, col, is_aligned);
+    tile.template load<IS_ALIGNED>(p, row, col);
     TILEDMM_UNROLL for (int j = 0; j < Own::kCount; ++j) {
       largest[j] = larger_of(largest[j], tile.elements.largest_at(j));
     }
@@ -364,9 +395,9 @@ TILEDMM_DEVICE void find_factors(const QuantizeProblem& p, const Float8& format,
   }
 }
 
-template <class T, bool HAS_ACT, ScaleBlock BLOCK>
+template <class T, bool HAS_ACT, bool IS_ALIGNED, ScaleBlock BLOCK>
 TILEDMM_KERNEL(kTileThreads, 2)
-quantize_across(QuantizeProblem p, const uint32_t* parts, int64_t num_parts, int64_t num_row_tiles, bool is_aligned) {
+quantize_across(QuantizeProblem p, const uint32_t* parts, int64_t num_parts, int64_t num_row_tiles) {
   constexpr int kRows = BLOCK == ScaleBlock::square ? kBlockK : kRowsAcross;
   using Own = Tile<T, HAS_ACT, kRows>;
   auto& shared = block_shared<SharedTile<kRows>>();
@@ -374,10 +405,11 @@ quantize_across(QuantizeProblem p, const uint32_t* parts, int64_t num_parts, int
   const int64_t k_block = block_idx() / num_row_tiles, col = k_block * kBlockK;
   const int64_t row = (block_idx() - k_block * num_row_tiles) * kRows;
   Own tile;
-  tile.load(p, row, col, is_aligned);
+  tile.template load<IS_ALIGNED>(p, row, col);
   const Float8 format = float8_of(p.dtype_q);
   find_factors<BLOCK>(p, format, tile, row, col, parts, num_parts, shared);
   block_barrier();  // the factors are there
+  tile.elements.forget_numbers();
   TILEDMM_UNROLL for (int j = 0; j < Own::kCount; ++j) {
     const float factor = load_shared(&shared.factors[Own::own_row() + j]);
     TILEDMM_UNROLL for (int v = 0; v < Own::kVectors; v += 4) {
@@ -397,53 +429,49 @@ quantize_across(QuantizeProblem p, const uint32_t* parts, int64_t num_parts, int
 }
 
 // ---- Launch
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 Status launch_along(const QuantizeProblem& p, const Executor& executor) {
   constexpr int kCount = Vector<T>::kCount;
-  const bool is_aligned =
-      p.stride_k == 1 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride_m * int64_t(sizeof(T)) % 16 == 0;
   const int64_t num_k_blocks = ceil_div(p.k, kBlockK);
   if (p.block == ScaleBlock::square) {
-    return launch_kernel(quantize_squares<T, HAS_ACT>, ceil_div(p.m, kBlockK) * num_k_blocks, 1, kTileThreads,
-                         sizeof(uint32_t[kTileGroups]), executor, p, num_k_blocks, is_aligned);
+    return launch_kernel(quantize_squares<T, HAS_ACT, IS_ALIGNED>, ceil_div(p.m, kBlockK) * num_k_blocks, 1,
+                         kTileThreads, sizeof(uint32_t[kTileGroups]), executor, p, num_k_blocks);
   }
   if (p.block == ScaleBlock::segment) {
     const int64_t num_spans = ceil_div(p.k, kSegmentSpan<T>);
-    return launch_kernel(quantize_segments<T, HAS_ACT>, ceil_div(p.m, kSegmentThreads / kLanes) * num_spans, 1,
-                         kSegmentThreads, 0, executor, p, num_spans, is_aligned);
+    return launch_kernel(quantize_segments<T, HAS_ACT, IS_ALIGNED>, ceil_div(p.m, kSegmentThreads / kLanes) * num_spans,
+                         1, kSegmentThreads, 0, executor, p, num_spans);
   }
   const auto launch = [&](auto* kernel, int groups) {
     const int threads = row_threads(groups);
     return launch_kernel(kernel, ceil_div(p.m, threads / (groups * kLanes)), 1, threads, groups * sizeof(uint32_t),
-                         executor, p, is_aligned);
+                         executor, p);
   };
-  if (p.k <= 1 * kLanes * 4 * kCount) return launch(quantize_rows<T, HAS_ACT, 1, 4>, 1);
-  if (p.k <= 4 * kLanes * 8 * kCount) return launch(quantize_rows<T, HAS_ACT, 4, 8>, 4);
-  if (p.k <= 16 * kLanes * 8 * kCount) return launch(quantize_rows<T, HAS_ACT, 16, 8>, 16);
-  return launch(quantize_long_rows<T, HAS_ACT>, kLongGroups);
+  if (p.k <= 1 * kLanes * 4 * kCount) return launch(quantize_rows<T, HAS_ACT, IS_ALIGNED, 1, 4>, 1);
+  if (p.k <= 4 * kLanes * 8 * kCount) return launch(quantize_rows<T, HAS_ACT, IS_ALIGNED, 4, 8>, 4);
+  if (p.k <= 16 * kLanes * 8 * kCount) return launch(quantize_rows<T, HAS_ACT, IS_ALIGNED, 16, 8>, 16);
+  return launch(quantize_long_rows<T, HAS_ACT, IS_ALIGNED>, kLongGroups);
 }
 
-template <class T, bool HAS_ACT, ScaleBlock BLOCK>
-Status launch_tiles(const QuantizeProblem& p, const uint32_t* parts, int64_t num_parts, bool is_aligned,
-                    const Executor& executor) {
+template <class T, bool HAS_ACT, bool IS_ALIGNED, ScaleBlock BLOCK>
+Status launch_tiles(const QuantizeProblem& p, const uint32_t* parts, int64_t num_parts, const Executor& executor) {
   constexpr int kRows = BLOCK == ScaleBlock::square ? kBlockK : kRowsAcross;
   const int64_t num_row_tiles = ceil_div(p.m, kRows), num_tiles = num_row_tiles * ceil_div(p.k, kBlockK);
   const auto start = [&](auto... args) {
     if constexpr (BLOCK == ScaleBlock::row) return launch_early(args...);
     return launch_kernel(args...);
   };
-  return start(quantize_across<T, HAS_ACT, BLOCK>, num_tiles, 1, kTileThreads, sizeof(SharedTile<kRows>), executor, p,
-               parts, num_parts, num_row_tiles, is_aligned);
+  return start(quantize_across<T, HAS_ACT, IS_ALIGNED, BLOCK>, num_tiles, 1, kTileThreads, sizeof(SharedTile<kRows>),
+               executor, p, parts, num_parts, num_row_tiles);
 }
 
-template <class T, bool HAS_ACT>
+template <class T, bool HAS_ACT, bool IS_ALIGNED>
 Status launch_across(const QuantizeProblem& p, const Executor& executor) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride_k * int64_t(sizeof(T)) % 16 == 0;
   if (p.block == ScaleBlock::square) {
-    return launch_tiles<T, HAS_ACT, ScaleBlock::square>(p, nullptr, 0, is_aligned, executor);
+    return launch_tiles<T, HAS_ACT, IS_ALIGNED, ScaleBlock::square>(p, nullptr, 0, executor);
   }
   if (p.block == ScaleBlock::segment) {
-    return launch_tiles<T, HAS_ACT, ScaleBlock::segment>(p, nullptr, 0, is_aligned, executor);
+    return launch_tiles<T, HAS_ACT, IS_ALIGNED, ScaleBlock::segment>(p, nullptr, 0, executor);
   }
   // Some blocks for each unit, and few parts, which every tile reads.
   const int64_t num_row_tiles = ceil_div(p.m, kRowsAcross), num_k_tiles = ceil_div(p.k, kBlockK);
@@ -453,11 +481,11 @@ Status launch_across(const QuantizeProblem& p, const Executor& executor) {
   auto* const parts =
       static_cast<uint32_t*>(executor.allocate(executor.self, size_t(num_parts * p.m) * sizeof(uint32_t)));
   if (!parts) return Status::out_of_memory;
-  Status status = launch_kernel(find_largest<T, HAS_ACT>, num_row_tiles * num_parts, 1, kTileThreads,
-                                sizeof(uint32_t[kTileGroups][kRowsAcross]), executor, p, parts, num_row_tiles,
-                                tiles_of_block, is_aligned);
+  Status status =
+      launch_kernel(find_largest<T, HAS_ACT, IS_ALIGNED>, num_row_tiles * num_parts, 1, kTileThreads,
+                    sizeof(uint32_t[kTileGroups][kRowsAcross]), executor, p, parts, num_row_tiles, tiles_of_block);
   if (status == Status::ok) {
-    status = launch_tiles<T, HAS_ACT, ScaleBlock::row>(p, parts, num_parts, is_aligned, executor);
+    status = launch_tiles<T, HAS_ACT, IS_ALIGNED, ScaleBlock::row>(p, parts, num_parts, executor);
   }
   executor.release(executor.self, parts);
   return status;
@@ -466,15 +494,24 @@ Status launch_across(const QuantizeProblem& p, const Executor& executor) {
 }  // namespace
 
 Status launch_quantize(const QuantizeProblem& problem, const Executor& executor) {
-  const bool is_across = problem.stride_m == 1 && problem.stride_k != 1 && problem.m > 1 && problem.k > 1;
-  return visit_dtype(problem.dtype, [&](auto* element) {
+  const QuantizeProblem& p = problem;
+  const bool is_across = p.stride_m == 1 && p.stride_k != 1 && p.m > 1 && p.k > 1;
+  const int64_t size = size_of(p.dtype), side_by_side = is_across ? p.m : p.k;
+  const int64_t rows = is_across ? p.k : p.m, step = is_across ? p.stride_k : p.stride_m;
+  const bool is_aligned = (is_across || p.stride_k == 1) && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
+                          side_by_side * size % 16 == 0 && (rows == 1 || step * size % 16 == 0);
+  return visit_dtype(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const auto launch = [&](auto has_activation) {
-      constexpr bool kHasAct = decltype(has_activation)::value;
-      return is_across ? launch_across<T, kHasAct>(problem, executor) : launch_along<T, kHasAct>(problem, executor);
+    const auto launch = [&](auto has_activation, auto aligned) {
+      constexpr bool kHasAct = decltype(has_activation)::value, kIsAligned = decltype(aligned)::value;
+      return is_across ? launch_across<T, kHasAct, kIsAligned>(p, executor)
+                       : launch_along<T, kHasAct, kIsAligned>(p, executor);
+    };
+    const auto launch_kind = [&](auto has_activation) {
+      return is_aligned ? launch(has_activation, std::true_type{}) : launch(has_activation, std::false_type{});
     };
     if constexpr (sizeof(T) <= 4) {
-      return problem.activation == Activation::none ? launch(std::false_type{}) : launch(std::true_type{});
+      return p.activation == Activation::none ? launch_kind(std::false_type{}) : launch_kind(std::true_type{});
     }
     return Status::unsupported;
   });
