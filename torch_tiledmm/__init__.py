@@ -49,6 +49,7 @@ from .gated import TiledGatedMLP, replace_gated_mlp, restore_gated_mlp  # noqa: 
 from .mode import disable, enable, enabled, is_enabled, report  # noqa: E402
 from .modules import LinearSwap, TiledLinear, replace_linear, restore_linear  # noqa: E402
 from .ops import addmm, gated_grouped_matmul, gated_linear, grouped_matmul, linear, matmul  # noqa: E402
+from .quantize import quantize_blocks, quantize_rows  # noqa: E402
 
 __all__ = [
     "ExpertRouting",
@@ -68,6 +69,8 @@ __all__ = [
     "is_enabled",
     "linear",
     "matmul",
+    "quantize_blocks",
+    "quantize_rows",
     "replace_gated_mlp",
     "replace_linear",
     "report",

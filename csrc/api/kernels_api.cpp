@@ -250,6 +250,14 @@ Status tiledmm_reduce_gpu(const ReduceProblem* problem, const Executor* executor
   return run_reduce_on_gpu(*problem, *executor, reason, capacity);
 }
 
+Status tiledmm_quantize_cpu(const QuantizeProblem* problem, const Executor* executor, char*, size_t) {
+  return run_quantize_on_cpu(*problem, *executor);
+}
+
+Status tiledmm_quantize_gpu(const QuantizeProblem* problem, const Executor* executor, char* reason, size_t capacity) {
+  return run_quantize_on_gpu(*problem, *executor, reason, capacity);
+}
+
 bool tiledmm_gpu_serves(const GemmProblem* problem, int32_t algorithm, int32_t device_idx, bool by_production) {
   return gpu_serves(*problem, algorithm, device_idx, by_production);
 }

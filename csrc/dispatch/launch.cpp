@@ -8,6 +8,7 @@
 #include "dispatch/fold_batch.h"
 #include "dispatch/grouped.h"
 #include "dispatch/select.h"
+#include "kernels/rungs.h"
 #include "platform/device.h"
 
 namespace tiledmm {
@@ -125,6 +126,11 @@ Status run_elementwise_on_cpu(const ElementwiseProblem& problem, const Executor&
   if (problem.count > 0) compute_elementwise(problem, executor);
   return Status::ok;
 }
+
+Status run_quantize_on_cpu(const QuantizeProblem& problem, const Executor& executor) {
+  if (problem.m > 0) cpu::quantize(problem, executor);
+  return Status::ok;
+}
 #endif
 
 Status run_on_gpu(const GemmProblem& problem, int32_t algorithm, Executor executor, char* reason, size_t capacity) {
@@ -165,6 +171,12 @@ Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor execut
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity) {
   return run_on_gpu("a sum along a dimension", problem.outer * problem.inner == 0, executor, reason, capacity,
                     [&] { return gpu::launch_reduce(problem, executor); });
+}
+
+Status run_quantize_on_gpu(const QuantizeProblem& problem, Executor executor, char* reason, size_t capacity) {
+  const bool is_empty = problem.m == 0 || (problem.k == 0 && problem.block != ScaleBlock::row);
+  return run_on_gpu("a quantisation", is_empty, executor, reason, capacity,
+                    [&] { return gpu::launch_quantize(problem, executor); });
 }
 
 bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx, bool by_production) {

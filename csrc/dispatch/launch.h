@@ -4,6 +4,7 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/problem.h"
+#include "core/quantize.h"
 #include "core/reduce.h"
 
 namespace tiledmm {
@@ -20,6 +21,10 @@ Status run_elementwise_on_gpu(const ElementwiseProblem& problem, Executor execut
 
 // Sums along a dimension, on GPU executor.device_idx; failures as above.
 Status run_reduce_on_gpu(const ReduceProblem& problem, Executor executor, char* reason, size_t capacity);
+
+// Elements of 8 bits with scales, on the CPU or on GPU executor.device_idx; failures as above.
+Status run_quantize_on_cpu(const QuantizeProblem& problem, const Executor& executor);
+Status run_quantize_on_gpu(const QuantizeProblem& problem, Executor executor, char* reason, size_t capacity);
 
 // Whether run_on_gpu serves a problem, by_production: by a kernel that is none of the ladder.
 bool gpu_serves(const GemmProblem& problem, int32_t algorithm, int32_t device_idx, bool by_production);

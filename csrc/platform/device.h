@@ -6,6 +6,7 @@
 #include "core/elementwise.h"
 #include "core/executor.h"
 #include "core/plan.h"
+#include "core/quantize.h"
 #include "core/reduce.h"
 
 namespace tiledmm::gpu {
@@ -23,6 +24,8 @@ TILEDMM_IF_LINKED bool use_device(int32_t idx, Device& device);
 TILEDMM_IF_LINKED Status launch_elementwise(const ElementwiseProblem& problem, const Executor& executor);
 // Sums along a dimension, on the executor's stream.
 TILEDMM_IF_LINKED Status launch_reduce(const ReduceProblem& problem, const Executor& executor);
+// Elements of 8 bits with scales, on the executor's stream.
+TILEDMM_IF_LINKED Status launch_quantize(const QuantizeProblem& problem, const Executor& executor);
 // Why these, or a launch, failed, in the runtime's words; null where it has none. The runtime forgets it.
 TILEDMM_IF_LINKED const char* take_error();
 

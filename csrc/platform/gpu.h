@@ -42,6 +42,7 @@ int __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, voi
 #include "core/executor.h"
 #include "platform/device.h"
 #include "platform/element.h"
+#include "platform/float8.h"
 
 // TILEDMM_IN_PLACE: of a kernel's parameter that is read where it is, by a variable index, too.
 #if defined(TILEDMM_HOST_GPU)
@@ -393,6 +394,21 @@ TILEDMM_DEVICE T rounded_to(Acc<T> value) {
     return T{__builtin_bit_cast(uint16_t, _Float16(value))};
 #endif
   }
+}
+
+// Two numbers of 8 bits, as float_to_float8 has them, the first one in the lower byte. PTX ISA, "cvt" (sm_89).
+TILEDMM_DEVICE uint32_t pack_float8(const Float8& format, float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  if (format.dropped_bits == 20) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  }
+  return pair;
+#else
+  return float_to_float8(format, first) | float_to_float8(format, second) << 8;
+#endif
 }
 
 // ---- Devices

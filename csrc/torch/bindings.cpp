@@ -50,6 +50,15 @@ TORCH_LIBRARY(tiledmm, m) {
       tags);
   // The sums over some dimensions, which stay with size 1: in an order that the sizes alone fix.
   m.def("ordered_sum(Tensor a, int[] dims) -> Tensor", tags);
+  // Elements of 8 bits and their scales: of each row, or of blocks of 1 or 128 rows by 128 elements. No derivative.
+  m.def(
+      "quantize_rows(Tensor x, *, ScalarType dtype, bool power_of_two=False, str activation=\"none\") -> "
+      "(Tensor, Tensor)",
+      tags);
+  m.def(
+      "quantize_blocks(Tensor x, *, int block_rows, ScalarType dtype, bool power_of_two=False, "
+      "str activation=\"none\") -> (Tensor, Tensor)",
+      tags);
   // Raises where groups' ends, on the CPU, decrease or leave so many rows, or elements of k.
   m.def("_check_offs(Tensor offs, int size) -> ()");
   m.def("_info() -> str");

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include "torch/quantize.h"
 #include "torch/shapes.h"
 
 namespace tiledmm {
@@ -111,6 +112,24 @@ std::tuple<Tensor, Tensor> linear_weight_grads(const Tensor& grad, const Tensor&
   return {empty(grad, {grad.sym_size(1), input.sym_size(1)}), empty(grad, {grad.sym_size(1)})};
 }
 
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, ScaleBlock block, at::ScalarType dtype,
+                                    std::string_view activation) {
+  check_quantized(x, dtype, activation);
+  const SymInt m = x.sym_size(0), k = x.sym_size(1);
+  const auto shape = scale_shape(m, k, block), strides = scale_strides(shape, block);
+  const Tensor scale = x.new_empty_strided_symint(shape, strides, x.options().dtype(at::kFloat));
+  return {empty(x, {m, pitch_of(k)}, dtype).narrow_symint(1, 0, k), scale};
+}
+
+std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x, at::ScalarType dtype, bool, std::string_view activation) {
+  return quantize(x, ScaleBlock::row, dtype, activation);
+}
+
+std::tuple<Tensor, Tensor> quantize_blocks(const Tensor& x, int64_t block_rows, at::ScalarType dtype, bool,
+                                           std::string_view activation) {
+  return quantize(x, to_scale_block(block_rows), dtype, activation);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
@@ -128,6 +147,8 @@ TORCH_LIBRARY_IMPL(tiledmm, Meta, m) {
   m.impl("grouped_matmul", &grouped_matmul);
   m.impl("gated_grouped_matmul", &gated_grouped_matmul);
   m.impl("ordered_sum", &ordered_sum);
+  m.impl("quantize_rows", &quantize_rows);
+  m.impl("quantize_blocks", &quantize_blocks);
 }
 
 }  // namespace tiledmm

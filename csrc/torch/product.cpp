@@ -138,6 +138,19 @@ void run(const ReduceProblem& problem, c10::Device device) {
   outcome.raise();
 }
 
+void run(const QuantizeProblem& problem, c10::Device device) {
+  Outcome outcome;
+  outcome.status = call(
+      device, nullptr,
+      [&](const Executor& executor) {
+        return tiledmm_quantize_cpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
+      },
+      [&](const Executor& executor) {
+        return tiledmm_quantize_gpu(&problem, &executor, outcome.reason, sizeof outcome.reason);
+      });
+  outcome.raise();
+}
+
 void Outcome::raise() const {
   switch (status) {
     case Status::ok:

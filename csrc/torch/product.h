@@ -8,6 +8,7 @@
 
 #include "core/elementwise.h"
 #include "core/problem.h"
+#include "core/quantize.h"
 #include "core/reduce.h"
 #include "torch/shapes.h"
 
@@ -34,6 +35,7 @@ inline void run(GemmProblem& problem, int32_t algorithm, c10::Device device, boo
 }
 void run(const ElementwiseProblem& problem, c10::Device device);
 void run(const ReduceProblem& problem, c10::Device device);  // of a GPU
+void run(const QuantizeProblem& problem, c10::Device device);
 
 // Whether two operands are fp32 and 16 bits beside each other on a GPU, by "auto". What has 16 bits is then converted,
 // and the product is one in fp32: by terms in 16 bits where the chip has that and C many columns, never in tf32. The

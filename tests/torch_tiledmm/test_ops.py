@@ -489,6 +489,8 @@ OPERANDS = {
         "up_bias": (2, 5),
     },
     "ordered_sum": {"a": (3, 4)},
+    "quantize_rows": {"x": (3, 4)},
+    "quantize_blocks": {"x": (3, 4)},
 }
 OTHER_ARGUMENTS = {
     "linear_and_sum": {"activation": "silu"},
@@ -499,6 +501,8 @@ OTHER_ARGUMENTS = {
     "grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
     "gated_grouped_matmul": {"offs": torch.tensor([2, 6], dtype=torch.int32)},
     "ordered_sum": {"dims": [0]},
+    "quantize_rows": {"dtype": torch.float8_e4m3fn},
+    "quantize_blocks": {"dtype": torch.float8_e4m3fn, "block_rows": 1},
 }
 ROLES = [(op, name) for op, operands in OPERANDS.items() for name in operands]
 
