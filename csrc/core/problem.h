@@ -99,7 +99,7 @@ struct GemmProblem {
   int64_t sum_offset;
   // Computed in the type that sums have. alpha == 0: no product is computed; beta == 0: the bias is not read.
   double alpha = 1, beta = 1;
-  // scaling::rows: C = activation(sum * scale_a * scale_b + bias), in this order. scaling::blocks: each sum over 128
+  // scaling::rows: C = activation(sum * (scale_a * scale_b) + bias). scaling::blocks: each sum over 128
   // elements of k is multiplied by its blocks' scale_a * scale_b before it is added to the others.
   Scaling scaling;
   Scales scale_a, scale_b;

@@ -30,10 +30,9 @@ enum class Order : int32_t {
   mfma_split_sums,   // CDNA: fp32 by matrix instructions in 16 bits: short sums, added up
   fp8_sums,          // Hopper: sums of 128 products by matrix instructions in 8 bits, added up in fp32
 };
-inline constexpr const char* kOrderNames[] = {"chain",           "mma_chain",    "chunks_unfused",   "chunks",
-                                              "chunks_of_pairs", "amx_chunks",   "simt_chunks",      "mma_chunks",
-                                              "mfma_chunks",     "split_chunks", "amx_split_chunks", "mfma_split_sums",
-                                              "fp8_sums"};
+inline constexpr const char* kOrderNames[] = {
+    "chain",      "mma_chain",   "chunks_unfused", "chunks",           "chunks_of_pairs", "amx_chunks", "simt_chunks",
+    "mma_chunks", "mfma_chunks", "split_chunks",   "amx_split_chunks", "mfma_split_sums", "fp8_sums"};
 inline constexpr int kNumOrders = int(sizeof kOrderNames / sizeof *kOrderNames);
 
 // A plan in words, for explain.

@@ -333,7 +333,8 @@ __device__ __forceinline__ void store_block_tile(const float (&acc)[Cfg::kAcc], 
       }
     } else {
       __syncwarp();  // a warp reads back the 16 rows that it wrote
-      auto* to = static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
+      auto* to =
+          static_cast<uint16_t*>(args.c) + at.batch_c * args.batch_step_c + (row + warp * 16) * args.ldc + first_col;
       const int num_rows = (IS_CUT ? end_row : args.m) - row;
       if (args.stores_pairs)
         store_rows<uint32_t>(buffer, to, args.ldc, num_rows, args.n - first_col);

@@ -401,23 +401,23 @@ TILEDMM_PTX void wgmma_mma_async_f16(float (&acc)[MMA_N / 2], const uint32_t (&a
 }
 
 // The same in 8 bits, A of 64 x 32, both operands along k.
-#define TILEDMM_WGMMA_FP8(N, TYPE_A, TYPE_B, COUNT, A, B, ADDS)                                                   \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                     \
-               ", 0;\n"                                                                                           \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPE_A "." TYPE_B " {" TILEDMM_REGS_##COUNT "}, " \
-               A ", " B ", adds, 1, 1;\n}\n"                                                                      \
-               : TILEDMM_ACC_##COUNT                                                                              \
+#define TILEDMM_WGMMA_FP8(N, TYPE_A, TYPE_B, COUNT, A, B, ADDS)                                              \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " ADDS                                                \
+               ", 0;\n"                                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPE_A "." TYPE_B " {" TILEDMM_REGS_##COUNT \
+               "}, " A ", " B ", adds, 1, 1;\n}\n"                                                           \
+               : TILEDMM_ACC_##COUNT                                                                         \
                : "l"(desc_a), "l"(desc_b), "r"(adds_to_acc))
-#define TILEDMM_WGMMA_FP8_OF(N, COUNT, A, B, ADDS)                                                                \
-  if constexpr (MMA_N == N) {                                                                                     \
-    if constexpr (TYPE_A == DType::e4m3 && TYPE_B == DType::e4m3)                                                 \
-      TILEDMM_WGMMA_FP8(N, "e4m3", "e4m3", COUNT, A, B, ADDS);                                                    \
-    else if constexpr (TYPE_A == DType::e4m3)                                                                     \
-      TILEDMM_WGMMA_FP8(N, "e4m3", "e5m2", COUNT, A, B, ADDS);                                                    \
-    else if constexpr (TYPE_B == DType::e4m3)                                                                     \
-      TILEDMM_WGMMA_FP8(N, "e5m2", "e4m3", COUNT, A, B, ADDS);                                                    \
-    else                                                                                                          \
-      TILEDMM_WGMMA_FP8(N, "e5m2", "e5m2", COUNT, A, B, ADDS);                                                    \
+#define TILEDMM_WGMMA_FP8_OF(N, COUNT, A, B, ADDS)                \
+  if constexpr (MMA_N == N) {                                     \
+    if constexpr (TYPE_A == DType::e4m3 && TYPE_B == DType::e4m3) \
+      TILEDMM_WGMMA_FP8(N, "e4m3", "e4m3", COUNT, A, B, ADDS);    \
+    else if constexpr (TYPE_A == DType::e4m3)                     \
+      TILEDMM_WGMMA_FP8(N, "e4m3", "e5m2", COUNT, A, B, ADDS);    \
+    else if constexpr (TYPE_B == DType::e4m3)                     \
+      TILEDMM_WGMMA_FP8(N, "e5m2", "e4m3", COUNT, A, B, ADDS);    \
+    else                                                          \
+      TILEDMM_WGMMA_FP8(N, "e5m2", "e5m2", COUNT, A, B, ADDS);    \
   }
 template <int MMA_N, DType TYPE_A, DType TYPE_B>
 TILEDMM_PTX void wgmma_mma_async_fp8(float (&acc)[MMA_N / 2], uint64_t desc_a, uint64_t desc_b, int adds_to_acc) {

@@ -9,14 +9,14 @@
 namespace tiledmm {
 
 // A consumer's columns are multiplied in parts: the sums of a part over one k tile are added to its totals, while the
-// other consumer's, or the next part's, are being multiplied. `sets`: parts that are under way at the same time.
+// next part is multiplied.
 struct Fp8Tile {
   TileShape shape;
-  int part_n, sets;
+  int part_n;
 };
 inline constexpr Fp8Tile kFp8Tiles[] = {
-    {{128, 256}, 128, 1}, {{128, 192}, 96, 2}, {{128, 160}, 80, 2}, {{128, 128}, 64, 2}, {{128, 128}, 128, 1},
-    {{192, 128}, 128, 1}, {{128, 64}, 32, 2},  {{64, 128}, 64, 2},  {{64, 64}, 64, 2},   {{64, 32}, 32, 2},
+    {{128, 256}, 128}, {{128, 192}, 96}, {{128, 128}, 128}, {{128, 64}, 64},
+    {{64, 128}, 128},  {{64, 64}, 64},   {{64, 32}, 32},
 };
 inline constexpr int kNumFp8Tiles = int(sizeof(kFp8Tiles) / sizeof(Fp8Tile));
 
@@ -27,12 +27,17 @@ constexpr Factors factors_of(const GemmProblem& p) {
   return p.scale_b.rows_of_block == 1 ? Factors::columns : Factors::blocks;
 }
 // Whether there is a kernel of this tile for them: each part lies within one block of 128 columns; a thread has
-// registers for the factors of its columns beside one set of sums.
-constexpr bool serves_factors(const Fp8Tile& tile, Factors factors) {
-  return factors == Factors::rows || (factors == Factors::blocks ? 128 % tile.part_n == 0
-                                                                : tile.shape.block_n <= 128 && tile.part_n <= 64);
+// registers for the factors of its columns beside few sums; three consumers have no room to store fp32.
+constexpr bool serves(const Fp8Tile& tile, Factors factors, bool) {
+  switch (factors) {
+    case Factors::rows:
+      return true;
+    case Factors::blocks:
+      return 128 % tile.part_n == 0;
+    default:
+      return tile.shape.block_n <= 128;
+  }
 }
-static_assert(serves_factors(kFp8Tiles[3], Factors::columns));
 
 // A's and B's rows as bytes in pairs.
 inline GemmTask in_pairs(const GemmTask& task, const WgmmaPlan& plan, const GemmProblem& p) {
@@ -59,14 +64,13 @@ inline void for_each_fp8_plan(const WgmmaCosts& costs, const FoldedProblem& prob
     if (is_exchanged) std::swap(made.a, made.b);
     for (int i = 0; i < kNumFp8Tiles; ++i) {
       const Fp8Tile& tile = kFp8Tiles[i];
-      if (!serves_factors(tile, factors) || (is_exchanged && !stores_transposed(tile.shape))) continue;
+      if (!serves(tile, factors, task.is_wide) || (is_exchanged && !stores_transposed(tile.shape))) continue;
       made.tiles = {i, tile.shape, false, false, 0, 0, is_exchanged, 0};
       visit_orders(search, made, task, num_sms, visit);
     }
   }
   visit.complete<WgmmaPlan>([&](WgmmaPlan& plan) {
-    plan.schedule =
-        schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(search.task) : search.task, num_sms);
+    plan.schedule = schedule_tiles(plan, plan.tiles.is_exchanged ? transposed(search.task) : search.task, num_sms);
   });
 }
 
